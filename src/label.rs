@@ -18,16 +18,17 @@ pub(crate) fn check(label: &str) -> Result<(), Error> {
     })
 }
 
-/// Returns the default label: the host name without control characters, cut so that `/process id`
-/// fits into 45 characters.
+/// Returns the default label: the host name without control characters, and `/process id`. Of a
+/// host name that is too long for 45 characters, the end is kept: the names of pods differ there.
 pub(crate) fn default() -> String {
     of(&gethostname::gethostname().to_string_lossy(), std::process::id())
 }
 
 fn of(host: &str, process: u32) -> String {
     let process = format!("/{process}");
-    let host = host.chars().filter(|c| !c.is_control()).take(MAX_CHARS - process.len());
-    host.chain(process.chars()).collect()
+    let host: Vec<char> = host.chars().filter(|c| !c.is_control()).collect();
+    let kept = host.iter().skip(host.len().saturating_sub(MAX_CHARS - process.len()));
+    kept.copied().chain(process.chars()).collect()
 }
 
 #[cfg(test)]
@@ -42,6 +43,13 @@ mod tests {
         assert_eq!(of("a\tb", 7), "ab/7");
         let cut = of(&"é".repeat(MAX_CHARS), 123);
         assert_eq!(cut, format!("{}/123", "é".repeat(MAX_CHARS - 4)));
+    }
+
+    #[test]
+    fn pods_whose_names_differ_at_the_end_have_labels_that_differ() {
+        let pod = |end: &str| of(&format!("payments-scheduler-deployment-7c9d8f6b5-{end}"), 1);
+        assert_eq!(pod("x2kqp"), "yments-scheduler-deployment-7c9d8f6b5-x2kqp/1");
+        assert_ne!(pod("x2kqp"), pod("m4t7z"));
     }
 
     #[test]

@@ -223,7 +223,8 @@ pub use retry::Retry;
 pub use rules::{LockState, Reason, Refusal, Rules, Status};
 #[cfg(feature = "schedule")]
 pub use schedule::{
-    admin::{RunInfo, RunStatus, ScheduleInfo},
+    declared::{DeclaredTimes, InstanceInfo},
+    info::{RunInfo, RunStatus, ScheduleInfo},
     runner::Running,
     schedules::Schedules,
     selection::RunOptions,
@@ -272,6 +273,8 @@ mod guide {
     mod locks {}
     #[doc = include_str!("../docs/jobs.md")]
     mod jobs {}
+    #[doc = include_str!("../docs/testing.md")]
+    mod testing {}
     #[doc = include_str!("../docs/transactions.md")]
     mod transactions {}
     #[doc = include_str!("../docs/waiting.md")]

@@ -6,6 +6,7 @@ mod doctor;
 mod exit;
 mod format;
 mod keys;
+mod operator;
 mod out;
 mod process;
 mod schedule;
@@ -206,9 +207,12 @@ async fn run_action<DB: Database>(
         TableAction::Cron(cron) => schedule::cron::run(pool, cron).await,
         TableAction::Schedules(list) => schedule::show::list(&Schedules::new(pool), &list).await,
         TableAction::Runs(runs) => schedule::show::runs(&Schedules::new(pool), &runs).await,
-        TableAction::Pause(named) => schedule::show::pause(&Schedules::new(pool), &named).await,
-        TableAction::Resume(named) => schedule::show::resume(&Schedules::new(pool), &named).await,
-        TableAction::Trigger(named) => schedule::show::trigger(&Schedules::new(pool), &named).await,
+        TableAction::Instances(asked) => schedule::instances::instances(&Schedules::new(pool), &asked).await,
+        TableAction::Pause(named) => schedule::change::pause(&Schedules::new(pool), &named).await,
+        TableAction::Resume(named) => schedule::change::resume(&Schedules::new(pool), &named).await,
+        TableAction::Trigger(trigger) => schedule::change::trigger(&Schedules::new(pool), &trigger).await,
+        TableAction::Remove(removed) => schedule::change::remove(&Schedules::new(pool), &removed).await,
+        TableAction::Reset(named) => schedule::change::reset(&Schedules::new(pool), &named).await,
         #[cfg(feature = "ui")]
         TableAction::Ui(ui) => ui::serve(pool, place, ui).await,
     }

@@ -1,16 +1,18 @@
 //! Operations for operators: pause, resume, trigger, list, history.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
     action::{Action, Certainty},
     error::Error,
-    key::{Key, Token},
+    key::Key,
     retry::{DAY, Repeat, within},
     schedule::{
         core::{Core, answered, quoted},
+        declared::{Counts, declared},
+        info::{RunInfo, ScheduleInfo},
         schedules::Schedules,
         selection::RunOptions,
     },
@@ -18,7 +20,8 @@ use crate::{
     store::{
         Database,
         failure::Failure,
-        schedule::{ListedRun, ListedSchedule, RunPage, STEP},
+        instances::Past,
+        schedule::{ListedSchedule, RunPage, STEP},
     },
 };
 
@@ -26,141 +29,6 @@ const TABLE: &str = "the table t_resource_schedule";
 const HISTORY: &str = "the table t_resource_schedule_run";
 /// The rows of one statement that lists.
 const PAGE: u32 = 500;
-
-/// A schedule's row, for display. Times are from the database's clock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ScheduleInfo {
-    /// The schedule's name.
-    pub name: String,
-    /// Its times: `cron 30 2 * * *`, `every 30s`, `after 600s`.
-    pub times: String,
-    /// The time zone of a cron pattern.
-    pub zone: String,
-    /// The [version](Schedules::version) of the instances that registered the times.
-    pub version: u64,
-    /// The tick that is next, or that is run.
-    pub slot: DateTime<Utc>,
-    /// When an instance looks at the row: the slot, the next attempt, or the end of the lease.
-    pub due: DateTime<Utc>,
-    /// Whether the schedule is paused.
-    pub paused: bool,
-    /// When a run was triggered that has not ended yet.
-    pub triggered: Option<DateTime<Utc>>,
-    /// Whether a run is under way. The end of its lease is [`due`](Self::due).
-    pub running: bool,
-    /// When the lease of a run ended that has no recorded end: its instance died, or no longer
-    /// reaches the database. The next instance that polls takes the run over.
-    pub lost_since: Option<DateTime<Utc>>,
-    /// The slot of the run that is under way or that failed and is run again.
-    pub run_slot: Option<DateTime<Utc>>,
-    /// The number of the attempt at that slot; 0 if the last tick has ended.
-    pub attempt: u32,
-    /// How many earlier ticks that slot stands for.
-    pub missed: u32,
-    /// The label of the instance that ran the schedule last.
-    pub by: String,
-    /// When that run was begun.
-    pub since: Option<DateTime<Utc>>,
-    /// The highest token assigned so far.
-    pub token: Token,
-    /// When the row was read.
-    pub now: DateTime<Utc>,
-}
-
-impl ScheduleInfo {
-    fn new(listed: ListedSchedule) -> Self {
-        // The database's clock decides, as it does for the claim that takes the run over.
-        let is_over = listed.due_at <= listed.now;
-        Self {
-            name: listed.times.name.as_str().to_owned(),
-            times: listed.times.spec,
-            zone: listed.times.zone,
-            version: u64::try_from(listed.version).unwrap_or_default(),
-            slot: listed.slot,
-            due: listed.due_at,
-            paused: listed.paused,
-            triggered: listed.triggered_at,
-            running: listed.running && !is_over,
-            lost_since: Some(listed.due_at).filter(|_| listed.running && is_over),
-            run_slot: listed.run_slot.filter(|_| listed.attempt > 0),
-            attempt: listed.attempt,
-            missed: listed.missed,
-            by: listed.label,
-            since: listed.begin_time,
-            token: listed.token,
-            now: listed.now,
-        }
-    }
-}
-
-/// How a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RunStatus {
-    /// The work succeeded: `S`.
-    Succeeded,
-    /// The work failed: `F`.
-    Failed,
-    /// The process died, or the run was handed back because its work was stopped: `L`.
-    Lost,
-    /// Ticks that were passed over: `M`.
-    Missed,
-}
-
-/// A row of the history: one attempt at one tick. Times are from the database's clock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct RunInfo {
-    /// The schedule's name.
-    pub name: String,
-    /// The tick, or the time of a trigger. Of ticks that were passed over, the first.
-    pub slot: DateTime<Utc>,
-    /// The number of the attempt, from 1; 0 for ticks that were passed over.
-    pub attempt: u32,
-    /// How the run ended.
-    pub status: RunStatus,
-    /// How many earlier ticks the run stands for; of [`RunStatus::Missed`], how many were passed
-    /// over.
-    pub missed: u32,
-    /// The error of the work, or why the run was lost.
-    pub error: Option<String>,
-    /// The label of the instance.
-    pub by: String,
-    /// When the run was begun.
-    pub began: DateTime<Utc>,
-    /// When the run ended; of a lost run, when it was taken over or handed back.
-    pub ended: DateTime<Utc>,
-    /// The fencing token of the run.
-    pub token: Token,
-}
-
-impl RunInfo {
-    fn new(listed: ListedRun) -> Self {
-        Self {
-            name: listed.name,
-            slot: listed.slot,
-            attempt: listed.attempt,
-            status: match listed.status.as_str() {
-                "S" => RunStatus::Succeeded,
-                "L" => RunStatus::Lost,
-                "M" => RunStatus::Missed,
-                _ => RunStatus::Failed,
-            },
-            missed: listed.missed,
-            error: listed.error,
-            by: listed.label,
-            began: listed.begin_time,
-            ended: listed.end_time,
-            token: listed.token,
-        }
-    }
-
-    /// What the history is ordered by, and what no two runs have in common.
-    fn order(&self) -> (&str, DateTime<Utc>, u32) {
-        (&self.name, self.slot, self.attempt)
-    }
-}
 
 fn age(age: Duration) -> Result<TimeDelta, Error> {
     within("an age", age, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")
@@ -253,12 +121,12 @@ impl<DB: Database> Schedules<DB> {
     /// The method only reads.
     pub async fn list(&self) -> Result<Vec<ScheduleInfo>, Error> {
         let core = self.core();
-        let mut all: Vec<ScheduleInfo> = Vec::new();
+        let (declared, mut all) = (declared(&core).await?, Vec::<ScheduleInfo>::new());
         loop {
             let after = all.last().map(|last| last.name.clone()).unwrap_or_default();
             let page = answered!(&*core, Action::Inspect, TABLE, conn => DB::list_schedules(conn, &after, PAGE))?;
             let is_last = page.len() < PAGE as usize;
-            all.extend(page.into_iter().map(ScheduleInfo::new));
+            all.extend(self.infos(&core, page, &declared).await?);
             if is_last {
                 return Ok(all);
             }
@@ -275,7 +143,25 @@ impl<DB: Database> Schedules<DB> {
     pub async fn inspect(&self, name: &str) -> Result<Option<ScheduleInfo>, Error> {
         let (core, names) = (self.core(), [Key::new(name)?]);
         let found = answered!(&*core, Action::Inspect, TABLE, conn => DB::registered(conn, &names))?;
-        Ok(found.rows.into_iter().next().map(ScheduleInfo::new))
+        let declared = declared(&core).await?;
+        Ok(self.infos(&core, found.rows, &declared).await?.into_iter().next())
+    }
+
+    async fn infos(
+        &self,
+        core: &Core<DB>,
+        rows: Vec<ListedSchedule>,
+        declared: &Counts,
+    ) -> Result<Vec<ScheduleInfo>, Error> {
+        let names: Vec<Key> = rows.iter().map(|row| row.times.name.clone()).collect();
+        let past = answered!(core, Action::Inspect, TABLE, conn => DB::past(conn, &names))?;
+        let mut past: HashMap<Key, Past> = past.into_iter().collect();
+        let info = |row: ListedSchedule| {
+            let past = past.remove(&row.times.name).unwrap_or_default();
+            let declared = declared.get(&row.times.name).map_or(&[][..], Vec::as_slice);
+            ScheduleInfo::new(row, past, declared)
+        };
+        Ok(rows.into_iter().map(info).collect())
     }
 
     /// Returns the last runs of a schedule, at most `limit`: the latest slot first.

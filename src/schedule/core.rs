@@ -1,9 +1,9 @@
 //! What all runs of one [`Schedules`](crate::Schedules) share: settings, sessions, and how a
 //! statement is sent.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::TimeDelta;
 
 use crate::{
     action::{Action, Certainty},
@@ -11,7 +11,7 @@ use crate::{
     key::{Claim, Holder, Key},
     lease::lock::LeaseLock,
     pacing,
-    schedule::{registration::registration, spec::Schedule},
+    schedule::spec::Schedule,
     schema::schedule_tables,
     session::{
         sessions::Sessions,
@@ -22,12 +22,9 @@ use crate::{
     store::{
         Database, TooLate,
         failure::Failure,
-        schedule::{DueReply, DueRequest, ListedSchedule, Registered, Times},
+        schedule::{DueReply, DueRequest, Times},
     },
 };
-
-/// How often times are registered that meet a run which has just begun.
-const REGISTRATIONS: u32 = 5;
 
 /// Sends a statement that may be sent again, until there is a reply or the limit is reached.
 macro_rules! answered {
@@ -60,8 +57,8 @@ pub struct Core<DB: Database> {
     /// The longest pause between two looks.
     pub poll_interval: Duration,
     pub max_concurrent_runs: u32,
-    /// A row with a higher one is left alone.
-    pub version: i64,
+    /// The build of the application, for display.
+    pub build: String,
     pub renewals: Sessions<DB>,
     /// Takes the keys of schedules that share one with other programs.
     pub lock: Option<LeaseLock<DB>>,
@@ -99,7 +96,7 @@ impl<DB: Database> Core<DB> {
         match failure.into_error(action, subject.to_owned(), self.time_limit, before) {
             Error::TableMissing => Error::ScheduleTablesMissing,
             Error::ColumnMissing { columns, .. } => {
-                Error::ColumnMissing { table: "t_resource_schedule or t_resource_schedule_run", columns }
+                Error::ColumnMissing { table: "t_resource_schedule, or another one of schedules", columns }
             }
             error => error,
         }
@@ -113,69 +110,6 @@ impl<DB: Database> Core<DB> {
             None if !found.tables => Err(Error::ScheduleTablesMissing),
             None => Ok(()),
         }
-    }
-
-    /// Registers the times of schedules where the rows allow it (`registration.rs`), and returns
-    /// them. `overdue`: the instance runs already.
-    pub async fn register<'s>(
-        &self,
-        schedules: impl Iterator<Item = &'s Schedule>,
-        overdue: Option<TimeDelta>,
-    ) -> Result<Vec<Times>, Error> {
-        let mut left: Vec<&Schedule> = schedules.collect();
-        // In one order on all instances, so that they do not deadlock.
-        left.sort_by_key(|schedule| schedule.name());
-        let all = left.iter().map(|schedule| schedule.times()).collect();
-        let mut seen: HashMap<Key, ListedSchedule> = HashMap::new();
-        for _ in 0..REGISTRATIONS {
-            let names: Vec<Key> = left.iter().map(|schedule| schedule.name.clone()).collect();
-            let Registered { rows, now } =
-                answered!(self, Action::Inspect, "schedules", conn => DB::registered(conn, &names))?;
-            let rows: HashMap<Key, ListedSchedule> =
-                rows.into_iter().map(|row| (row.times.name.clone(), row)).collect();
-            // The row was left alone for a run that began after it was read.
-            left.retain(|schedule| {
-                let of = (seen.get(&schedule.name), rows.get(&schedule.name));
-                seen.is_empty()
-                    || matches!(of, (Some(seen), Some(row)) if row.times == seen.times && row.run_slot != seen.run_slot)
-            });
-            left = self.register_over(left, &rows, now, overdue).await?;
-            left.retain(|schedule| rows.contains_key(&schedule.name));
-            if left.is_empty() {
-                return Ok(all);
-            }
-            seen = rows;
-        }
-        for schedule in left {
-            tracing::warn!(
-                schedule = schedule.name(),
-                "the times of a schedule may not be registered: runs began too often"
-            );
-        }
-        Ok(all)
-    }
-
-    /// Registers the times of schedules where the rows allow it, and returns these schedules.
-    async fn register_over<'s>(
-        &self,
-        schedules: Vec<&'s Schedule>,
-        rows: &HashMap<Key, ListedSchedule>,
-        now: DateTime<Utc>,
-        overdue: Option<TimeDelta>,
-    ) -> Result<Vec<&'s Schedule>, Error> {
-        let mut registered = Vec::new();
-        for schedule in schedules {
-            let (times, row) = (schedule.times(), rows.get(&schedule.name));
-            if let Some(registration) = registration(schedule, self.version, row, overdue, now) {
-                let name = quoted(&schedule.name);
-                answered!(self, Action::Update, &name, conn => DB::register(conn, &times, &registration))?;
-                tracing::info!(schedule = %times.name, times = times.spec, zone = times.zone, ?registration, "registered");
-                registered.push(schedule);
-            } else if let Some(row) = row.filter(|row| row.times != times) {
-                tracing::warn!(schedule = %times.name, times = row.times.spec, "other times are registered: not run by this instance");
-            }
-        }
-        Ok(registered)
     }
 
     /// Claims what is due, once. The reply counts from the instant.

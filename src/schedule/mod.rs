@@ -2,16 +2,22 @@
 //!
 //! `plan.rs` decides, from the row that was claimed and the schedule that the instance knows.
 //! `store/schedule.rs` sends the statements. Between them, `runner.rs` claims, and `run.rs` runs a
-//! tick, whose end `end.rs` records.
+//! tick, whose end `end.rs` records. `instances.rs` decides which times apply if instances declare
+//! different ones, and `presence.rs` carries that out.
 
 pub mod admin;
 mod core;
 mod cron;
+pub mod declared;
+#[cfg(test)]
+mod deploys_tests;
 mod end;
+pub mod info;
+mod instances;
 mod keeper;
 mod pacing;
 mod plan;
-mod registration;
+mod presence;
 mod run;
 pub mod runner;
 pub mod schedules;

@@ -116,10 +116,12 @@ async fn run_claimed<DB: Database>(
     tracing::debug!(schedule = %claim.key, token = %claim.token, ?tick, ?start, "claimed");
     match pass_over(&core, &job.schedule, claim, &tick, start).await {
         Ok(true) => {}
-        Ok(false) => return (Ended::Lost, None),
-        Err(error) => {
-            tracing::error!(schedule = %claim.key, ?error, "the slot could not be moved");
-            // A pass that had no reply may have ended the claim.
+        passed => {
+            if let Err(error) = passed {
+                tracing::error!(schedule = %claim.key, ?error, "the slot could not be moved");
+            }
+            // A pass that had no reply may have ended the claim. If other times are in effect by
+            // then, an instance that has them runs the tick.
             let stood = stop_and_hand_back(&core, claim, keeper).await;
             return (if stood { Ended::HandedBack } else { Ended::Lost }, None);
         }
@@ -264,7 +266,8 @@ async fn release<DB: Database>(lease: Option<Lease<DB>>, ended: &Ended) {
     drop(lease.release(status).await);
 }
 
-/// Moves the slot, if ticks are passed over. Returns `false` if the claim does not stand.
+/// Moves the slot, if ticks are passed over. Returns `false` if the claim does not stand, or other
+/// times are in effect.
 async fn pass_over<DB: Database>(
     core: &Core<DB>,
     schedule: &Schedule,

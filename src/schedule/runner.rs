@@ -11,12 +11,14 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::Instrument as _;
 
 use crate::{
+    error::Error,
     key::{Claim, Holder, Key},
     pacing::Backoff,
     schedule::{
         core::{Core, put_back},
         end::Ended,
         pacing::{MAX_CLAIMS, poll_backoff, poll_pause},
+        presence::{Presence, beat_pause},
         run::{self, Job, StopTokens},
     },
     session::{
@@ -27,10 +29,8 @@ use crate::{
     sync::lock,
 };
 
-/// The times are registered again after this many of the longest pauses between polls.
-const REGISTER_EVERY: u32 = 30;
-/// The times are registered again at least this often.
-const REGISTER_AT_LEAST_EVERY: Duration = Duration::from_secs(60);
+/// How long an instance that is shut down may take to tell the others.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// An instance that runs its schedules, until it is shut down or dropped.
 ///
@@ -62,11 +62,13 @@ pub struct Running {
 }
 
 impl Running {
-    pub(super) fn start<DB: Database>(core: Arc<Core<DB>>, jobs: HashMap<Key, Job<DB>>, known: Vec<Times>) -> Self {
+    pub(super) fn start<DB: Database>(core: Arc<Core<DB>>, jobs: HashMap<Key, Job<DB>>, presence: Presence) -> Self {
         let (closed, stopped) = (CancellationToken::new(), CancellationToken::new());
         let tokens = StopTokens { closed: closed.clone(), stopped: stopped.clone() };
         let pauses = poll_backoff(core.poll_interval);
-        let runner = Runner { core, jobs, known: known.into(), busy: Arc::default(), tokens, pauses, failing: None };
+        let known = jobs.values().map(|job| job.schedule.times()).collect();
+        let (presence, busy, due_at) = (Some(presence), Arc::default(), Instant::now());
+        let runner = Runner { core, jobs, known, presence, busy, tokens, pauses, failing: None, due_at, unheard: 0 };
         Self { closed, stopped, driver: Some(tokio::spawn(runner.drive())) }
     }
 
@@ -104,6 +106,8 @@ struct Runner<DB: Database> {
     core: Arc<Core<DB>>,
     jobs: HashMap<Key, Job<DB>>,
     known: Arc<[Times]>,
+    /// It is absent once it has left.
+    presence: Option<Presence>,
     /// The schedules whose work has not ended here. They are not claimed: their lease may have
     /// ended while the work blocks a thread, or while the end of the run cannot be recorded.
     busy: Arc<Mutex<HashSet<Key>>>,
@@ -112,7 +116,14 @@ struct Runner<DB: Database> {
     pauses: Backoff,
     /// Why the last poll failed, if it did.
     failing: Option<Fault>,
+    /// When a schedule is due, as far as is known.
+    due_at: Instant,
+    /// How many beats in a row have failed.
+    unheard: u32,
 }
+
+/// An instance counts as alive for four beats. One that fails is nothing to report.
+const REPORTED: u32 = 2;
 
 /// Marks a schedule as busy, until it is dropped.
 struct Busy {
@@ -153,7 +164,7 @@ impl<DB: Database> Runner<DB> {
     async fn drive(mut self) {
         let mut runs = Runs::new();
         let mut poll_at = Instant::now();
-        let mut register_at = self.next_registration();
+        let (mut polled_at, mut beat_at) = (poll_at, poll_at + self.until_beat());
         loop {
             let free = self.core.max_concurrent_runs.saturating_sub(u32::try_from(runs.len()).unwrap_or(u32::MAX));
             tokio::select! {
@@ -162,37 +173,84 @@ impl<DB: Database> Runner<DB> {
                 Some(ended) = runs.join_next() => {
                     // A run that ended leaves room, and its schedule may be due again.
                     let due_in = if free == 0 { Some(Duration::ZERO) } else { ended.ok().and_then(|ended| ended.1) };
-                    poll_at = due_in.map_or(poll_at, |due_in| poll_at.min(Instant::now() + due_in));
+                    if let Some(due_at) = due_in.map(|due_in| Instant::now() + due_in) {
+                        (poll_at, self.due_at) = (poll_at.min(due_at), self.due_at.min(due_at));
+                    }
                 }
-                () = until(poll_at), if free > 0 => {
-                    let pause = self.poll(&mut runs, free.min(MAX_CLAIMS)).await;
-                    poll_at = Instant::now() + pause;
-                }
-                () = sleep_until(register_at) => {
-                    self.register_again().await;
-                    register_at = self.next_registration();
+                () = until(if free > 0 { poll_at.min(beat_at) } else { beat_at }) => {
+                    let (now, pause) = (Instant::now(), self.core.poll_interval);
+                    // A beat takes the place of a poll if nothing is due before the next one, and
+                    // the last poll was not long ago.
+                    let quiet = free == 0 || (self.due_at > now + pause && polled_at + 2 * pause > now);
+                    let early = pause.min(beat_pause(pause)) / 2;
+                    let beats = beat_at <= if quiet { now + early } else { now };
+                    let mut changed = false;
+                    if beats {
+                        changed = self.beat().await;
+                        beat_at = now + self.until_beat();
+                    }
+                    if beats && quiet && !changed {
+                        poll_at = Instant::now() + poll_pause(pause, pause);
+                    } else if (changed || poll_at <= now) && free > 0 {
+                        let pause = self.poll(&mut runs, free.min(MAX_CLAIMS)).await;
+                        (polled_at, poll_at) = (Instant::now(), Instant::now() + pause);
+                    }
                 }
             }
         }
-        while runs.join_next().await.is_some() {}
+        let ended = async { while runs.join_next().await.is_some() {} };
+        // A database that does not answer holds up no shutdown.
+        let (left, ()) = tokio::join!(timeout(FAREWELL, self.leave()), ended);
+        if left.is_err() {
+            tracing::warn!("the instance could not tell the others that it ends; they notice it");
+        }
     }
 
-    fn next_registration(&self) -> Instant {
-        let pause = (REGISTER_EVERY * self.core.poll_interval).min(REGISTER_AT_LEAST_EVERY);
-        Instant::now() + pause.mul_f64(0.75 + fastrand::f64() / 4.0)
+    /// Instances do not all beat at the same moment.
+    fn until_beat(&self) -> Duration {
+        beat_pause(self.core.poll_interval).mul_f64(0.9 + fastrand::f64() / 10.0)
     }
 
-    /// Registers the times of this instance again where the row is missing, or where an instance
-    /// that has died replaced them.
-    async fn register_again(&self) {
-        let schedules: Vec<_> = self.jobs.values().map(|job| job.schedule.clone()).collect();
-        let core = self.core.clone();
-        let registered = apart(async move {
-            let schedules = schedules.iter().map(|schedule| &**schedule);
-            core.register(schedules, Some(core.lease)).await.map(drop)
+    /// Tells the other instances that this one lives, and applies its times where that is due.
+    /// Returns whether rows were changed. A shutdown does not wait for it.
+    async fn beat(&mut self) -> bool {
+        let (Some(mut presence), core) = (self.presence.clone(), self.core.clone()) else { return false };
+        let beaten = apart(async move {
+            let beaten = presence.beat(&core).await;
+            (presence, beaten)
         });
-        if let Some(Err(error)) = registered.await {
-            tracing::warn!(?error, "the times of schedules could not be checked; trying again");
+        let closed = self.tokens.closed.clone();
+        let beaten = tokio::select! {
+            biased;
+            () = closed.cancelled() => None,
+            beaten = beaten => beaten,
+        };
+        let Some((presence, beaten)) = beaten else { return false };
+        self.presence = Some(presence);
+        let changed = *beaten.as_ref().unwrap_or(&false);
+        self.report_beat(beaten.map(drop));
+        changed
+    }
+
+    /// Reports that beats fail, once: when the second one in a row does.
+    fn report_beat(&mut self, beaten: Result<(), Error>) {
+        let before = self.unheard;
+        self.unheard = if beaten.is_err() { before.saturating_add(1) } else { 0 };
+        match beaten {
+            Err(error) if self.unheard == REPORTED => {
+                tracing::warn!(?error, "the instance could not tell the others that it lives; trying until it can");
+            }
+            Err(error) => tracing::debug!(?error, "a beat of the instance failed; trying again"),
+            Ok(()) if before >= REPORTED => tracing::info!("the instance can tell the others again that it lives"),
+            Ok(()) => {}
+        }
+    }
+
+    /// Tells the other instances that this one claims nothing more.
+    async fn leave(&mut self) {
+        let (Some(presence), core) = (self.presence.take(), self.core.clone()) else { return };
+        if let Some(Err(error)) = apart(async move { presence.leave(&core).await }).await {
+            tracing::warn!(?error, "the instance could not tell the others that it ends; they notice it");
         }
     }
 
@@ -257,6 +315,7 @@ impl<DB: Database> Runner<DB> {
             runs.spawn(run::run(self.core.clone(), job, (claim, row, sent), self.tokens.clone()));
         }
         let next_in = reply.next_in.map_or(self.core.poll_interval, |next| next.to_std().unwrap_or_default());
+        self.due_at = Instant::now() + next_in;
         if next_in.is_zero() && claimed == 0 {
             return self.pauses.next();
         }

@@ -20,12 +20,17 @@ use crate::{
     rules::Rules,
     schedule::{
         core::Core,
+        instances::Declared,
+        presence::Presence,
         run::{self, Job},
         runner::Running,
         spec::Schedule,
         tick::Tick,
     },
-    session::sessions::{Purpose, Sessions},
+    session::{
+        sessions::{Purpose, Sessions},
+        threads,
+    },
     store::Database,
 };
 
@@ -74,7 +79,9 @@ pub struct Schedules<DB: Database> {
     time_limit: Duration,
     poll_interval: Duration,
     max_concurrent_runs: u32,
-    version: i64,
+    build: String,
+    /// Schedules that the application had once.
+    removed: Vec<Key>,
     lock: Option<LeaseLock<DB>>,
     pub(super) jobs: Vec<Job<DB>>,
 }
@@ -89,7 +96,8 @@ impl<DB: Database> Schedules<DB> {
             time_limit: TIME_LIMIT,
             poll_interval: Duration::from_secs(2),
             max_concurrent_runs: 32,
-            version: 0,
+            build: String::new(),
+            removed: Vec::new(),
             lock: None,
             jobs: Vec::new(),
         }
@@ -188,20 +196,31 @@ impl<DB: Database> Schedules<DB> {
         Ok(self)
     }
 
-    /// Sets the version of this instance, a number that grows with each deploy: 0 by default.
-    ///
-    /// Times that were registered by a higher version are not replaced. So an instance of an older
-    /// deploy that restarts beside newer ones does not register its times again; see
-    /// [`start`](Self::start).
+    /// Sets the build of the application, such as a version or a commit: empty by default. It is
+    /// shown with the instance, and never compared.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for a number of 2^63 or more.
-    pub fn version(mut self, version: u64) -> Result<Self, Error> {
-        self.version = i64::try_from(version).map_err(|_| Error::InvalidSetting {
-            setting: "a version",
-            value: version.to_string(),
-            rule: "it has to be below 2^63",
-        })?;
+    /// [`Error::InvalidSetting`] for more than 64 characters, or control characters.
+    pub fn build(mut self, build: &str) -> Result<Self, Error> {
+        if build.chars().count() > 64 || build.chars().any(char::is_control) {
+            let value = format!("{:?}", build.chars().take(80).collect::<String>());
+            let rule = "it has to have at most 64 characters, and no control characters";
+            return Err(Error::InvalidSetting { setting: "a build", value, rule });
+        }
+        build.clone_into(&mut self.build);
+        Ok(self)
+    }
+
+    /// Declares that a schedule was removed from the application.
+    ///
+    /// Older instances that still have it stop running it once this one has been there for a few
+    /// beats, and it is shown as removed. Without this declaration, an older instance that declares
+    /// the schedule runs it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] for a text that is not a name.
+    pub fn removed(mut self, name: &str) -> Result<Self, Error> {
+        self.removed.push(Key::new(name)?);
         Ok(self)
     }
 
@@ -240,21 +259,17 @@ impl<DB: Database> Schedules<DB> {
 
     /// Registers the schedules, and begins to run their ticks on this runtime.
     ///
-    /// A schedule whose times are registered already keeps its slot, so an instance that starts
-    /// loses no tick. Other times replace the registered ones, unless those were registered by a
-    /// higher [version](Self::version): the next slot is then the first one from now on. Instances
-    /// that know only other times no longer run the schedule; a run that is under way goes on.
+    /// A schedule that has a row already keeps its slot, so an instance that starts loses no tick.
+    /// What was due stays due under other times too.
     ///
-    /// An instance that runs looks about once a minute whether its times are still registered. It
-    /// registers them again if the row is gone, or has a lower version. If the row has other times
-    /// of the same version, it registers its own once the schedule is overdue by more than a lease:
-    /// no instance that knows those times is at work then. The ticks since are caught up on.
-    ///
-    /// During a deploy, old and new instances are there at the same time. Give each deploy a higher
-    /// version (the number of the build, say). Then the newest times count, however often an old
-    /// instance restarts. Without a version, the times that were registered last count. If only the
-    /// old instances know those, the schedule pauses between the end of the last of them and the
-    /// moment at which a new one registers its own times.
+    /// The instance announces which times it declares, and beats. If instances declare different
+    /// times for one schedule, as during a deploy, **the newest times that a living instance
+    /// declares are in effect**, and only instances that declare them run the schedule. Times are
+    /// as old as the moment at which they first took effect, so an old instance that restarts takes
+    /// nothing back. When the last instance with the newest times is gone, the ones before are in
+    /// effect again: a rollback needs nothing. Other times apply at once if no other instance
+    /// contests them, and otherwise after its fourth beat. A beat comes every three poll intervals,
+    /// from 0.3 to 20 s. An instance counts as gone when it is shut down, or has missed four beats.
     ///
     /// # Errors
     /// [`Error::InvalidSchedule`] for a name that was added twice, [`Error::InvalidSetting`] for
@@ -276,10 +291,17 @@ impl<DB: Database> Schedules<DB> {
     #[doc(hidden)]
     pub async fn prepare(&self) -> Result<impl FnOnce() -> Running + Send + use<DB>, Error> {
         let core = self.checked(&self.jobs).await?;
-        let known = core.register(self.jobs.iter().map(|job| &*job.schedule), None).await?;
+        let declared = self.jobs.iter().map(|job| Declared::new(&job.schedule));
+        let removed = self.removed.iter().cloned().map(Declared::removed);
+        let mut presence = Presence::new(&core, declared.chain(removed).collect());
+        if let Err(error) = presence.join(&core).await {
+            // Others may have seen it.
+            threads::spawn(async move { drop(presence.leave(&core).await) });
+            return Err(error);
+        }
         let jobs: HashMap<Key, Job<DB>> =
             self.jobs.iter().map(|job| (job.schedule.name.clone(), job.clone())).collect();
-        Ok(move || Running::start(core, jobs, known))
+        Ok(move || Running::start(core, jobs, presence))
     }
 
     /// Checks what these jobs need, and returns what their runs share.
@@ -314,7 +336,8 @@ impl<DB: Database> Schedules<DB> {
             return Err(Error::InvalidSetting { setting, value, rule: "it has to be at most 10,000" });
         }
         let mut names = BTreeSet::new();
-        match self.jobs.iter().map(|job| &job.schedule.name).find(|name| !names.insert(*name)) {
+        let mut all = self.jobs.iter().map(|job| &job.schedule.name).chain(&self.removed);
+        match all.find(|name| !names.insert(*name)) {
             Some(name) => {
                 Err(Error::InvalidSchedule { name: name.clone(), wrong: "it was added more than once".into() })
             }
@@ -334,7 +357,7 @@ impl<DB: Database> Schedules<DB> {
             time_limit: self.time_limit,
             poll_interval: self.poll_interval,
             max_concurrent_runs: self.max_concurrent_runs,
-            version: self.version,
+            build: self.build.clone(),
             renewals: self.requests.with_purpose(Purpose::Renewals),
             lock,
         })
@@ -343,8 +366,9 @@ impl<DB: Database> Schedules<DB> {
 
 impl<DB: Database> Clone for Schedules<DB> {
     fn clone(&self) -> Self {
-        let (label, lock) = (self.label.clone(), self.lock.clone());
-        Self { requests: self.requests.clone(), label, lock, jobs: self.jobs.clone(), ..*self }
+        let (label, build, lock) = (self.label.clone(), self.build.clone(), self.lock.clone());
+        let (requests, removed, jobs) = (self.requests.clone(), self.removed.clone(), self.jobs.clone());
+        Self { requests, label, build, removed, lock, jobs, ..*self }
     }
 }
 

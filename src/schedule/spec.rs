@@ -12,6 +12,7 @@ use crate::{
         cron::Pattern,
         zones::{RELEASE, Zone},
     },
+    store::schedule::Times,
 };
 
 const LEAST: Duration = Duration::from_millis(100);
@@ -23,7 +24,7 @@ pub(super) const AFTER: &str = "after ";
 const PATTERN: usize = 200;
 
 /// The slot of a schedule whose pattern has no further time: the end of what all databases hold.
-const NEVER: DateTime<Utc> = match DateTime::from_timestamp(253_370_764_800, 0) {
+pub(super) const NEVER: DateTime<Utc> = match DateTime::from_timestamp(253_370_764_800, 0) {
     Some(year_9999) => year_9999,
     None => DateTime::UNIX_EPOCH,
 };
@@ -197,6 +198,20 @@ impl Schedule {
         let name = Key::new(name)?;
         let micros = whole("a delay", delay)?;
         Ok(Self::new(name, Timing::After(micros), format!("{AFTER}{delay:?}")))
+    }
+
+    /// Returns the schedule that has these times. `None` if they are of another version, or
+    /// removed.
+    pub(super) fn of(times: &Times) -> Option<Self> {
+        let (kind, rest) = times.spec.split_once(' ')?;
+        let name = times.name.as_str();
+        let schedule = match kind {
+            "cron" => Self::cron(name, rest).ok()?.zone(&times.zone).ok()?,
+            "every" => Self::every(name, duration(rest)?).ok()?,
+            "after" => Self::after(name, duration(rest)?).ok()?,
+            _ => return None,
+        };
+        Some(schedule)
     }
 
     fn new(name: Key, timing: Timing, text: String) -> Self {
@@ -392,6 +407,16 @@ impl Schedule {
             Timing::After(delay) => after.trunc_subsecs(3) + *delay,
         }
     }
+}
+
+/// Reads a period as a row keeps it: `30s`, `1.5s`, `100ms`.
+fn duration(text: &str) -> Option<Duration> {
+    if let Some(millis) = text.strip_suffix("ms") {
+        return Some(Duration::from_millis(millis.parse().ok()?));
+    }
+    let (whole, part) = text.strip_suffix('s').map(|text| text.split_once('.').unwrap_or((text, "0")))?;
+    let millis: u64 = format!("{part:0<3}").parse().ok()?;
+    Duration::from_secs(whole.parse().ok()?).checked_add(Duration::from_millis(millis))
 }
 
 /// Validates a period, which has whole milliseconds: no database's clock has less.

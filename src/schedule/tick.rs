@@ -209,8 +209,8 @@ impl<DB: Database> Tick<DB> {
         self.0.row.attempt
     }
 
-    /// Returns how many earlier ticks were not run, for which this one stands. More than 10,000 may
-    /// not be counted exactly.
+    /// Returns how many earlier ticks were not run, for which this one stands. Of a cron pattern,
+    /// 10,000 and more means at least as many.
     pub fn missed(&self) -> u32 {
         self.0.row.missed
     }

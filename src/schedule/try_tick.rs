@@ -13,6 +13,7 @@ use crate::{
     schedule::{
         core::{Core, quoted},
         end::Ended,
+        presence::Presence,
         run::{self, Job, StopTokens},
         schedules::Schedules,
     },
@@ -57,7 +58,7 @@ pub enum TickOutcome {
     /// Nothing was run: the tick is not due, another instance runs it, or the schedule is paused.
     NotDue {
         /// How long until the schedule is due, or until the lease of the instance that runs it
-        /// ends. `None` if it is paused, or was registered with other times.
+        /// ends. `None` if it is paused, or other times are in effect.
         retry_after: Option<Duration>,
     },
 }
@@ -66,7 +67,9 @@ impl<DB: Database> Schedules<DB> {
     /// Runs the tick of one schedule if it is due, for applications that are told by another
     /// scheduler when to look. The call ends with the run.
     ///
-    /// The schedule is registered as by [`start`](Self::start).
+    /// All processes that call this with the same times count as one instance, from one tick to
+    /// five minutes after the next; see [`start`](Self::start). Times that never were in effect
+    /// apply at once.
     ///
     /// # Errors
     /// [`Error::UnknownSchedule`] for a name that was not added; otherwise as
@@ -90,11 +93,58 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// As [`try_tick`](Self::try_tick).
     pub async fn try_tick_until(&self, name: &str, stop: impl Future<Output = ()>) -> Result<TickOutcome, Error> {
+        self.one_tick(name, false, stop).await
+    }
+
+    /// Runs one schedule once, now, beside its ticks, and returns how the run ended: as a
+    /// [trigger](Self::trigger) does, but in this call. It is meant for tests of a job, and for a
+    /// command that runs one by hand.
+    ///
+    /// If a failed tick waits for its next attempt, that is made. [`TickOutcome::NotDue`] says that
+    /// the schedule is paused, or that another instance runs it, which may have taken this trigger.
+    ///
+    /// # Errors
+    /// As [`try_tick`](Self::try_tick).
+    ///
+    /// # Cancel safety
+    /// As [`try_tick`](Self::try_tick). The run may have been asked for.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use rowlock::{Schedule, Schedules, Tick, TickOutcome};
+    ///
+    /// let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// rowlock::migrate(&pool).await?;
+    /// let nightly = Schedule::cron("nightly", "30 2 * * *")?;
+    /// let jobs = Schedules::new(pool).on(nightly, async |tick: Tick<_>| {
+    ///     assert!(tick.is_triggered());
+    ///     Ok::<_, std::io::Error>(())
+    /// });
+    /// assert_eq!(jobs.run_now("nightly").await?, TickOutcome::Succeeded);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn run_now(&self, name: &str) -> Result<TickOutcome, Error> {
+        self.one_tick(name, true, std::future::pending()).await
+    }
+
+    /// Runs the tick of a schedule if it is due, or is made so by a trigger.
+    async fn one_tick(&self, name: &str, triggers: bool, stop: impl Future<Output = ()>) -> Result<TickOutcome, Error> {
         let Some(job) = self.jobs.iter().find(|job| job.schedule.name() == name).cloned() else {
             return Err(Error::UnknownSchedule { name: Key::new(name)? });
         };
         let core = self.checked(std::slice::from_ref(&job)).await?;
-        let known = core.register(std::iter::once(&*job.schedule), None).await?;
+        Presence::of_calls(&core, &job.schedule).join(&core).await?;
+        let known = vec![job.schedule.times()];
+        if triggers {
+            self.trigger(name).await?;
+        }
         let stopped = CancellationToken::new();
         let _stop_if_dropped = stopped.clone().drop_guard();
         let mut run = tokio::spawn(tick(core, job, known, stopped.clone()).in_current_span());

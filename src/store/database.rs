@@ -1,15 +1,15 @@
 //! All operations of a database under one name.
 
 #[cfg(feature = "schedule")]
-use crate::store::schedule::ScheduleStore;
+use crate::store::instances::InstanceStore;
 use crate::store::{admin::AdminStore, queue::QueueStore, schema::SchemaStore, version::VersionStore};
 
 /// Stands in for the operations of the feature `schedule`.
 #[cfg(not(feature = "schedule"))]
-pub trait ScheduleStore {}
+pub trait InstanceStore {}
 
 #[cfg(not(feature = "schedule"))]
-impl<DB> ScheduleStore for DB {}
+impl<DB> InstanceStore for DB {}
 
 /// A database that rowlock supports: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or
 /// `sqlx::Sqlite`.
@@ -30,8 +30,8 @@ impl<DB> ScheduleStore for DB {}
     label = "a feature of rowlock is missing",
     note = "add it in Cargo.toml: `rowlock = {{ features = [\"postgres\"] }}`, or \"mysql\" (MariaDB too), or \"sqlite\" (the default)"
 )]
-pub trait Database: AdminStore + SchemaStore + VersionStore + QueueStore + ScheduleStore {}
+pub trait Database: AdminStore + SchemaStore + VersionStore + QueueStore + InstanceStore {}
 
 // What is missing is the feature, not one of these traits.
 #[diagnostic::do_not_recommend]
-impl<DB> Database for DB where DB: AdminStore + SchemaStore + VersionStore + QueueStore + ScheduleStore {}
+impl<DB> Database for DB where DB: AdminStore + SchemaStore + VersionStore + QueueStore + InstanceStore {}

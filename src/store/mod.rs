@@ -8,6 +8,8 @@ pub mod admin;
 pub mod database;
 pub mod failure;
 pub mod fault;
+#[cfg(feature = "schedule")]
+pub mod instances;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]

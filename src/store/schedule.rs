@@ -1,4 +1,4 @@
-//! The schedules' operations on a database: register, claim, move, end, and what operators do.
+//! The schedules' operations on a database: read, claim, move, end, and what operators do.
 //!
 //! A claim is granted on the whole of what was seen of the row (its token, slot, attempt and due
 //! time), because an end that arrives late leaves the token as it is. The history has one row for
@@ -39,21 +39,6 @@ pub struct Times {
 pub struct Registered {
     pub rows: Vec<ListedSchedule>,
     pub now: DateTime<Utc>,
-}
-
-/// What an instance registers beside the times of a schedule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Registration {
-    /// A row with a higher version is left alone.
-    pub version: i64,
-    /// The next slot, if the times are other ones.
-    pub slot: DateTime<Utc>,
-    /// Other times of the same version are replaced only if the schedule is overdue by more than
-    /// this.
-    pub overdue: Option<TimeDelta>,
-    /// The slot of the last run when the row was read. If another run has begun since, the row is
-    /// left alone: the slot above may be that of the run.
-    pub run_slot: Option<DateTime<Utc>>,
 }
 
 /// A request to claim what is due.
@@ -189,7 +174,6 @@ pub struct End<'a> {
 #[derive(Clone, Debug)]
 pub struct ListedSchedule {
     pub times: Times,
-    pub version: i64,
     pub slot: DateTime<Utc>,
     pub due_at: DateTime<Utc>,
     pub paused: bool,
@@ -240,14 +224,6 @@ pub trait ScheduleStore: Store {
     /// Reads the rows of the named schedules.
     fn registered(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Registered>> + Send;
 
-    /// Creates a row, or changes the times of one. With the same times only a lower version is
-    /// raised. A run that is under way goes on.
-    fn register(
-        conn: &mut Self::Connection,
-        times: &Times,
-        registration: &Registration,
-    ) -> impl Future<Output = Reply<()>> + Send;
-
     /// Claims the known schedules that are due, and records the runs whose lease ended.
     fn claim_due(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<DueReply>> + Send;
 
@@ -285,7 +261,7 @@ pub trait ScheduleStore: Store {
         slot: DateTime<Utc>,
     ) -> impl Future<Output = Reply<i64>> + Send;
 
-    /// Moves the slot. Returns `false` if the claim does not stand.
+    /// Moves the slot. Returns `false` if the claim does not stand, or other times are in effect.
     fn pass_over(
         conn: &mut Self::Connection,
         claim: &Claim,

@@ -34,6 +34,8 @@ fn user<DB: TestDatabase>(db: &TestDb<DB>) -> User {
             format!("GRANT {place} ON t_resource_lock_queue TO {name}"),
             format!("GRANT {row} ON t_resource_schedule TO {name}"),
             format!("GRANT SELECT, INSERT ON t_resource_schedule_run TO {name}"),
+            format!("GRANT {place} ON t_resource_schedule_instance TO {name}"),
+            format!("GRANT {row} ON t_resource_schedule_times TO {name}"),
         ];
         (make.to_vec(), vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
     } else {
@@ -45,6 +47,8 @@ fn user<DB: TestDatabase>(db: &TestDb<DB>) -> User {
                 format!("GRANT {place} ON {database}.t_resource_lock_queue TO {name}@'{host}'"),
                 format!("GRANT {row} ON {database}.t_resource_schedule TO {name}@'{host}'"),
                 format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_schedule_run TO {name}@'{host}'"),
+                format!("GRANT {place} ON {database}.t_resource_schedule_instance TO {name}@'{host}'"),
+                format!("GRANT {row} ON {database}.t_resource_schedule_times TO {name}@'{host}'"),
             ]
         };
         ([from("%"), from("localhost")].concat(), vec![format!("DROP USER {name}@'%', {name}@'localhost'")])

@@ -4,7 +4,7 @@
 use std::{fmt, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{Error, Retries, Schedule, Status, Tick, TickOutcome};
+use rowlock::{Error, Schedule, Status, Tick, TickOutcome};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -14,8 +14,7 @@ use crate::ticks::{LONG, Never, SHORT, back, due, idle, info, instance, runs, st
 
 harness::tests!(
     everywhere(
-        a_claim_that_is_undone_under_other_times_waits_for_its_slot,
-        a_triggered_run_keeps_its_attempts_under_other_times,
+        a_claim_that_is_undone_under_other_times_loses_no_tick,
         other_times_have_no_slot_before_the_last_run,
         work_that_ends_while_it_is_stopped_has_ended,
         an_error_of_any_characters_is_recorded,
@@ -27,10 +26,10 @@ harness::tests!(
     mysql_and_mariadb(a_look_that_fails_at_one_schedule_runs_those_before)
 );
 
-/// The old instance is stopped while it waits for the key, after a new one has registered its
-/// times.
-async fn a_claim_that_is_undone_under_other_times_waits_for_its_slot<DB: TestDatabase>(db: TestDb<DB>) {
+/// The old instance is stopped while it waits for the key, after other times took effect.
+async fn a_claim_that_is_undone_under_other_times_loses_no_tick<DB: TestDatabase>(db: TestDb<DB>) {
     let old = due(&db, "k").await.exclusive_with("key").unwrap();
+    let slot = info(&db, "k").await.slot;
     let by_hand = acquired(db.lock().try_acquire("key").await);
     let old = idle(&db, old).start().await.unwrap();
     eventually("it waits for the key", || async { info(&db, "k").await.running }).await;
@@ -38,24 +37,10 @@ async fn a_claim_that_is_undone_under_other_times_waits_for_its_slot<DB: TestDat
     assert!(matches!(new.try_tick("k").await.unwrap(), TickOutcome::NotDue { .. }), "it is run");
     old.shutdown(SHORT).await;
     let row = info(&db, "k").await;
-    assert!(!row.running && row.attempt == 0 && row.due == row.slot, "{row:?}");
-    assert!(matches!(new.try_tick("k").await.unwrap(), TickOutcome::NotDue { .. }), "before its time");
+    assert!(!row.running && row.attempt == 0 && row.due == slot && row.slot == slot, "{row:?}");
+    assert_eq!(new.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
+    assert_eq!((told(&db, "k").await.as_str(), runs(&db, "k").await[0].slot), ("S1", slot));
     by_hand.release(Status::Succeeded).await.unwrap();
-}
-
-/// It would else be numbered from one again, and its end collide with what the history has.
-async fn a_triggered_run_keeps_its_attempts_under_other_times<DB: TestDatabase>(db: TestDb<DB>) {
-    let retries = Retries::times(1).backoff(LONG, LONG).unwrap();
-    let old = Schedule::every("k", LONG).unwrap().retry(retries).unwrap();
-    let old = instance(&db, "old").on(old, async |_| Err::<(), _>("no"));
-    assert!(matches!(old.try_tick("k").await.unwrap(), TickOutcome::NotDue { .. }));
-    old.trigger("k").await.unwrap();
-    assert!(matches!(old.try_tick("k").await.unwrap(), TickOutcome::Failed { again: true, .. }));
-    let new = idle(&db, Schedule::every("k", 2 * LONG).unwrap());
-    assert_eq!(timeout(PATIENCE, new.try_tick("k")).await.unwrap().unwrap(), TickOutcome::Succeeded);
-    assert_eq!(told(&db, "k").await, "F1 S2");
-    let row = info(&db, "k").await;
-    assert!(row.triggered.is_none() && row.due == row.slot && row.attempt == 0, "{row:?}");
 }
 
 /// The server's clock was set back after a run, or a standby with a slower one was promoted.
@@ -139,11 +124,13 @@ async fn work_that_panics_before_it_begins_fails<DB: TestDatabase>(db: TestDb<DB
 /// The statement waits for another writer while the instance is shut down.
 async fn a_claim_that_is_granted_after_the_shutdown_is_put_back<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = idle(&db, due(&db, "k").await);
+    let due_at = DB::ago(-2_000);
+    db.execute(&format!("UPDATE t_resource_schedule SET due_at = {due_at}, slot = {due_at}")).await;
     let other = db.pool_of(1).await;
     let mut conn = other.acquire().await.unwrap();
-    DB::execute_on(&mut conn, "BEGIN IMMEDIATE").await.unwrap();
     let running = schedules.start().await.unwrap();
-    sleep(3 * SHORT).await;
+    DB::execute_on(&mut conn, "BEGIN IMMEDIATE").await.unwrap();
+    sleep(23 * SHORT).await;
     let shutdown = tokio::spawn(running.shutdown(PATIENCE));
     sleep(SHORT).await;
     DB::execute_on(&mut conn, "COMMIT").await.unwrap();

@@ -14,6 +14,7 @@ harness::tests!(
     everywhere(
         a_paused_schedule_runs_when_it_is_resumed,
         a_trigger_runs_beside_the_ticks,
+        a_schedule_is_run_now,
         a_trigger_during_a_run_is_run_after_it,
         a_trigger_between_attempts_loses_no_attempt,
         a_trigger_makes_one_attempt_at_once_and_not_all,
@@ -88,6 +89,28 @@ async fn a_trigger_runs_beside_the_ticks<DB: TestDatabase>(db: TestDb<DB>) {
     }
     assert!(running.shutdown(PATIENCE).await);
     assert_eq!(told(&db, "k").await, "S1 S1 S1");
+}
+
+async fn a_schedule_is_run_now<DB: TestDatabase>(db: TestDb<DB>) {
+    let (sender, mut ticks) = mpsc::unbounded_channel();
+    let jobs = instance(&db, "one").on(Schedule::every("k", LONG).unwrap(), move |tick: Tick<DB>| {
+        sender.send(tick.is_triggered()).unwrap();
+        async { Never::Ok(()) }
+    });
+    // It has no row before the first call.
+    for number in 1..=2 {
+        assert_eq!(jobs.run_now("k").await.unwrap(), TickOutcome::Succeeded);
+        assert_eq!((ticks.recv().await, runs(&db, "k").await.len()), (Some(true), number));
+    }
+    let row = info(&db, "k").await;
+    assert!(row.slot > row.now && row.triggered.is_none(), "the tick that is next keeps its time: {row:?}");
+    jobs.pause("k").await.unwrap();
+    assert_eq!(jobs.run_now("k").await.unwrap(), TickOutcome::NotDue { retry_after: None });
+    assert!(matches!(jobs.run_now("l").await, Err(Error::UnknownSchedule { .. })));
+    assert!(ticks.try_recv().is_err(), "it is paused");
+    let failing = instance(&db, "one").on(Schedule::every("m", LONG).unwrap(), async |_| Err::<(), _>("no"));
+    let failed = TickOutcome::Failed { error: "no".into(), again: false };
+    assert_eq!((failing.run_now("m").await.unwrap(), told(&db, "m").await.as_str()), (failed, "F1"));
 }
 
 async fn a_trigger_during_a_run_is_run_after_it<DB: TestDatabase>(db: TestDb<DB>) {
@@ -215,18 +238,19 @@ async fn other_times_replace_the_slot<DB: TestDatabase>(db: TestDb<DB>) {
     }
     assert_eq!(slots[1] - slots[0], chrono::TimeDelta::hours(1));
     assert_eq!(slots[1] - slots[2], chrono::TimeDelta::hours(9));
-    // A failed tick is not run again under other times.
+    // A failed tick is run again under other times.
     let failing = schedule("0 5 1 1 *", "UTC").retry(rowlock::Retries::times(9)).unwrap();
     let failing = instance(&db, "one").on(failing, async |_| Err::<(), _>("no"));
     failing.try_tick("k").await.unwrap();
     back(&db, "k", 4 * LONG).await;
     assert!(matches!(failing.try_tick("k").await.unwrap(), TickOutcome::Failed { again: true, .. }));
-    idle(&db, schedule("0 6 1 1 *", "UTC")).try_tick("k").await.unwrap();
+    assert_eq!(idle(&db, schedule("0 6 1 1 *", "UTC")).try_tick("k").await.unwrap(), TickOutcome::Succeeded);
+    assert!(told(&db, "k").await.contains("S2"), "{}", told(&db, "k").await);
     let row = info(&db, "k").await;
     assert!(row.attempt == 0 && row.due == row.slot && row.run_slot.is_none(), "{row:?}");
 }
 
-/// Of a rolling deploy, the instances with the times that were registered last run the schedule.
+/// Of a rolling deploy, the instances with the newest times run the schedule.
 async fn an_instance_leaves_alone_what_has_other_times<DB: TestDatabase>(db: TestDb<DB>) {
     let (sender, mut ran) = mpsc::unbounded_channel();
     let of = |label: &'static str, period: Duration| {
@@ -241,23 +265,23 @@ async fn an_instance_leaves_alone_what_has_other_times<DB: TestDatabase>(db: Tes
     let (old, new) = (of("old", LONG), of("new", 2 * LONG));
     let old = old.start().await.unwrap();
     let new = new.start().await.unwrap();
+    eventually("its times apply", || async { info(&db, "k").await.times == format!("every {:?}", 2 * LONG) }).await;
     for _ in 0..5 {
         // The same slot again, which its row in the history would refuse.
         db.execute("DELETE FROM t_resource_schedule_run WHERE name = 'k'").await;
-        // It is not overdue for so long that the old instance would register its own times.
         back_and_due(&db, "k", 2 * LONG, &DB::ago(1)).await;
         assert_eq!(timeout(PATIENCE, ran.recv()).await.unwrap(), Some("new"));
         eventually("it has ended", || async { !info(&db, "k").await.running }).await;
     }
+    db.execute("DELETE FROM t_resource_schedule_run WHERE name = 'k'").await;
+    back_and_due(&db, "k", 2 * LONG, &DB::ago(-2_000)).await;
     assert!(new.shutdown(PATIENCE).await);
-    back_and_due(&db, "k", 2 * LONG, &DB::ago(1)).await;
-    let others = runs(&db, "other").await.len();
-    eventually("the old instance goes on", || async { runs(&db, "other").await.len() > others + 3 }).await;
-    assert!(ran.try_recv().is_err(), "the old instance does not know these times");
+    assert!(ran.try_recv().is_err(), "nothing was due");
+    assert_eq!(timeout(PATIENCE, ran.recv()).await.unwrap(), Some("old"), "its times are in effect again");
     assert!(old.shutdown(PATIENCE).await);
 }
 
-/// The old instance's run ends after the new instance has registered other times.
+/// The old instance's run ends after other times took effect.
 async fn the_end_of_a_run_leaves_other_times_alone<DB: TestDatabase>(db: TestDb<DB>) {
     let every = |name: &str, periods| Schedule::every(name, periods * LONG).unwrap();
     let in_zone = |name: &str, zone| Schedule::cron(name, "0 4 1 1 *").unwrap().zone(zone).unwrap();
@@ -270,7 +294,8 @@ async fn the_end_of_a_run_leaves_other_times_alone<DB: TestDatabase>(db: TestDb<
         let old = old.retry(rowlock::Retries::times(9)).unwrap();
         idle(&db, old.clone()).try_tick(name).await.unwrap();
         let row = info(&db, name).await;
-        back(&db, name, (row.slot - row.now).to_std().unwrap() + SHORT).await;
+        // A slot has whole milliseconds.
+        back(&db, name, Duration::from_secs((row.slot - row.now).num_seconds().unsigned_abs() + 1)).await;
         let (began, mut begun) = mpsc::unbounded_channel();
         let (finish, finished) = tokio::sync::watch::channel(false);
         let old = instance(&db, "old").on(old, move |_| {
@@ -290,8 +315,10 @@ async fn the_end_of_a_run_leaves_other_times_alone<DB: TestDatabase>(db: TestDb<
         finish.send(true).unwrap();
         timeout(PATIENCE, running).await.unwrap().unwrap();
         let after = info(&db, name).await;
-        assert!(!after.running && after.attempt == 0, "{after:?}");
-        assert_eq!((after.slot, after.due), (during.slot, during.slot), "{name}");
+        assert_eq!((after.running, after.slot), (false, during.slot), "{after:?}");
+        // A failed attempt is made again.
+        assert!(if succeeds { after.due == after.slot } else { after.due <= after.now }, "{after:?}");
+        assert_eq!(after.attempt, u32::from(!succeeds), "{after:?}");
         assert_eq!(told(&db, name).await, expected);
     }
 }

@@ -34,7 +34,7 @@ harness::tests!(
 /// How long the instance behind the proxy sends a request again.
 const LIMIT: Duration = SHORT.saturating_mul(4);
 /// More than a run has.
-const MESSAGES: usize = 18;
+const MESSAGES: usize = 30;
 
 /// Makes two ticks of a schedule due that are both to be run.
 async fn two_due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {

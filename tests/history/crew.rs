@@ -264,16 +264,21 @@ async fn watch<DB: TestDatabase>(pool: Pool<DB>, log: Arc<Mutex<Log>>) {
     }
 }
 
-/// Reads all lines of the application's record of accepted writes.
+/// Reads texts, such as the lines of the application's record of accepted writes.
 pub trait Books: TestDatabase {
-    fn lines(pool: &Pool<Self>) -> impl Future<Output = Vec<String>>;
+    /// Reads the only column of a query.
+    fn texts(pool: &Pool<Self>, sql: &'static str) -> impl Future<Output = Result<Vec<String>, sqlx::Error>> + Send;
+
+    async fn lines(pool: &Pool<Self>) -> Vec<String> {
+        Self::texts(pool, "SELECT line FROM work_done").await.unwrap()
+    }
 }
 
 macro_rules! books {
     ($database:ty) => {
         impl Books for $database {
-            async fn lines(pool: &Pool<Self>) -> Vec<String> {
-                sqlx::query_scalar("SELECT line FROM work_done").fetch_all(pool).await.unwrap()
+            async fn texts(pool: &Pool<Self>, sql: &'static str) -> Result<Vec<String>, sqlx::Error> {
+                sqlx::query_scalar(sql).fetch_all(pool).await
             }
         }
     };

@@ -17,7 +17,7 @@ use rowlock::Schedule;
 use crate::args::{
     claims::{Acquire, Hold, Lead, Leader, Run, Stub},
     keys::{List, MinInterval, Release, Renew, Show, Watch},
-    schedules::{Cron, Named, Next, Runs, Schedules, Supervise},
+    schedules::{Cron, Instances, Named, Next, Removed, Runs, Schedules, Supervise, Trigger},
     source::{Doctor, SourceArguments},
     values::duration,
 };
@@ -167,7 +167,20 @@ pub enum TableAction {
     Resume(Named),
     /// Ask for a run of a schedule now, beside its ticks
     #[command(after_help = "Example: rowlock trigger nightly-report")]
-    Trigger(Named),
+    Trigger(Trigger),
+    /// Delete a schedule that no instance declares, with its pause, its trigger and its pending
+    /// tick; its runs stay in the history
+    #[command(after_help = "Example: rowlock remove weekly-export")]
+    Remove(Removed),
+    /// Move the next tick of a schedule to the first one from now on: what was due is passed over,
+    /// and one far ahead, which a wrong clock has left, is put back
+    #[command(after_help = "Example: rowlock reset nightly-report")]
+    Reset(Named),
+    /// List the instances that run schedules: since when, whether they are alive, what they declare
+    #[command(
+        after_help = "Examples: rowlock instances\n          rowlock instances --forget 0b9f6a52-3a4e-4c58-9d3c-2f1f6f0f7c11"
+    )]
+    Instances(Instances),
     /// Show locks, jobs and runs as a web page, and metrics for Prometheus at /metrics
     #[cfg(feature = "ui")]
     #[command(after_help = "Example: rowlock ui --listen 127.0.0.1:8080 --allow-changes")]

@@ -5,6 +5,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
 use rowlock::{CatchUp, Error, Key, Schedule};
+use uuid::Uuid;
 
 use crate::args::values::{duration, instant, key};
 
@@ -19,6 +20,9 @@ pub struct Cron {
     /// The name of this instance that operators see [default: host/process id]
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
+    /// The version or the commit of what this instance runs, for operators
+    #[arg(long, value_name = "TEXT")]
+    pub build: Option<String>,
     /// Read the file, print every error in it, and end; exit with 2 if there is one
     #[arg(long)]
     pub check: bool,
@@ -139,6 +143,33 @@ pub struct Named {
     /// Print the schedule as one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Trigger {
+    #[command(flatten)]
+    pub named: Named,
+    /// Ask although no instance that is alive declares the schedule: the next one that does runs it
+    #[arg(long)]
+    pub anyway: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Removed {
+    /// The schedule
+    #[arg(value_parser = key)]
+    pub name: Key,
+}
+
+#[derive(Debug, Args)]
+pub struct Instances {
+    /// Print one JSON array, with all that each instance declares
+    #[arg(long)]
+    pub json: bool,
+    /// End the word of this instance at once, such as one whose machine was taken away; one that is
+    /// alive announces itself again
+    #[arg(long, value_name = "ID", conflicts_with = "json")]
+    pub forget: Option<Uuid>,
 }
 
 #[derive(Debug, Args)]

@@ -45,8 +45,9 @@ macro_rules! statements {
 }
 
 /// The rights that `docs/threats.md` names.
-fn rights<DB: Server>() -> [Rights; 4] {
+fn rights<DB: Server>() -> [Rights; 6] {
     const ROW: &[&str] = &["SELECT", "INSERT", "UPDATE"];
+    const ALL: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
     [
         Rights {
             check: "rights to claim",
@@ -60,7 +61,7 @@ fn rights<DB: Server>() -> [Rights; 4] {
             check: "rights to queue",
             table: "t_resource_lock_queue",
             statements: statements!("t_resource_lock_queue", "alive_until"),
-            needed: &["SELECT", "INSERT", "UPDATE", "DELETE"],
+            needed: ALL,
             needed_by: "`--fair`",
             deleted_by: None,
         },
@@ -70,7 +71,23 @@ fn rights<DB: Server>() -> [Rights; 4] {
             statements: statements!("t_resource_schedule", "slot"),
             needed: ROW,
             needed_by: "every schedule",
+            deleted_by: Some("`rowlock remove`"),
+        },
+        Rights {
+            check: "rights to announce instances",
+            table: "t_resource_schedule_instance",
+            statements: statements!("t_resource_schedule_instance", "beats"),
+            needed: ALL,
+            needed_by: "every schedule",
             deleted_by: None,
+        },
+        Rights {
+            check: "rights to keep times",
+            table: "t_resource_schedule_times",
+            statements: statements!("t_resource_schedule_times", "known"),
+            needed: ROW,
+            needed_by: "every schedule",
+            deleted_by: Some("`rowlock remove`"),
         },
         Rights {
             check: "rights to record runs",
@@ -165,7 +182,7 @@ async fn locks<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
 async fn schedules<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
     const CHECK: &str = "tables of schedules";
     match Schedules::new(pool.clone()).list().await {
-        Ok(_) => (Finding::good(CHECK, "t_resource_schedule and t_resource_schedule_run exist"), true),
+        Ok(_) => (Finding::good(CHECK, "t_resource_schedule and its three tables beside it exist"), true),
         Err(error @ Error::ScheduleTablesMissing) => (Finding::problem(CHECK, first_part(error), MIGRATE), false),
         Err(error) => (Finding::problem(CHECK, Failure::from(error).to_string(), "see the rights below"), true),
     }

@@ -6,6 +6,7 @@ use crate::{
     args::keys::Release,
     exit::{self, Failure},
     keys::{read::is_claimed, rows::claim},
+    operator::{log_change, log_failure},
     out::{self, printable},
 };
 
@@ -18,19 +19,17 @@ pub async fn release<DB: Database>(
     release: &Release,
 ) -> Result<u8, Failure> {
     let key = release.key.as_str();
-    let (change, by, host) = ("release", operator(), rustix::system::uname());
-    let from = host.nodename().to_string_lossy();
     let (token, row) = match free(lock, key, release.status.into()).await {
         Ok(Some(freed)) => freed,
         Ok(None) => return Err(no_row(schedules, key).await),
         Err(error) => {
             let failure = Failure::from(error);
-            tracing::warn!(change, of = ?key, by = ?by, %from, %failure, "not changed on the command line");
+            log_failure("release", key, &failure);
             return Err(failure);
         }
     };
     let was = row.as_ref().map(taken_from);
-    tracing::warn!(change, of = ?key, by = ?by, %from, was = ?was.as_deref().unwrap_or("-"), "changed on the command line");
+    log_change("release", key, was.as_deref().unwrap_or("-"));
     let was = was.map(|was| format!("; it was {was}")).unwrap_or_default();
     out::say(format_args!("{} is free; its token is {token}{was}", printable(key)))?;
     Ok(exit::OK)
@@ -77,11 +76,4 @@ async fn no_row<DB: Database>(schedules: &Schedules<DB>, key: &str) -> Failure {
             ),
         ),
     }
-}
-
-/// Returns the name of the user who runs the program, as the environment tells it.
-fn operator() -> String {
-    let names = ["SUDO_USER", "USER", "LOGNAME"].into_iter().filter_map(|variable| std::env::var(variable).ok());
-    let mut names = names.filter(|name| !name.is_empty());
-    names.next().unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
 }

@@ -94,8 +94,8 @@ fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {
 }
 
 fn about(schedule: &ScheduleInfo) -> String {
-    let (times, next) = (schedule::show::times(schedule), clock(schedule.slot));
-    let state = schedule::show::described(schedule);
+    let (times, next) = (schedule::show::times(schedule), schedule::show::next(schedule));
+    let state = schedule::state::described(schedule);
     format!("schedule {}: {}, {state}, next at {next}", printable(&schedule.name), printable(&times))
 }
 

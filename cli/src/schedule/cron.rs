@@ -1,6 +1,6 @@
 //! `rowlock cron`: the jobs of a file, until the program is asked to stop.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use rowlock::{Database, Running, Schedules, Tick};
 use sqlx::Pool;
@@ -20,7 +20,7 @@ use crate::{
         signals::{listen, received},
     },
     schedule::{
-        file::{self, Job},
+        file::{self, Jobs},
         job::{self, Shared},
     },
 };
@@ -72,13 +72,14 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
     let (works, no_works) = mpsc::channel(1);
     let shared = Shared { grace: cron.grace, stop: stopped, commands: commands.downgrade() };
     let (running, ending) = (Vec::new(), JoinSet::new());
-    let mut instance = Instance { pool, label: cron.label, shared, works, running, ending };
+    let Cron { label, build, .. } = &cron;
+    let mut instance = Instance { pool, label: label.clone(), build: build.clone(), shared, works, running, ending };
     tokio::select! {
         started = until_it_passes(async || instance.start(&cron.file, jobs.clone()).await) => started?,
         () = signals.stop.received() => return Ok(exit::OK),
     }
     let mut again: Option<Instant> = None;
-    let mut reading: JoinSet<Result<Vec<Job>, Failure>> = JoinSet::new();
+    let mut reading: JoinSet<Result<Jobs, Failure>> = JoinSet::new();
     loop {
         tokio::select! {
             () = signals.stop.received() => break,
@@ -114,7 +115,7 @@ async fn until(at: Option<Instant>) {
 
 /// Reads the file, and looks for its commands, in another thread: leases are renewed, and signals
 /// handled, though a network file system does not reply.
-fn read(file: &Path) -> impl Future<Output = Result<Vec<Job>, Failure>> + use<> {
+fn read(file: &Path) -> impl Future<Output = Result<Jobs, Failure>> + use<> {
     let file = file.to_owned();
     async move {
         let jobs = spawn_blocking(move || file::read(&file)).await;
@@ -159,6 +160,7 @@ impl Stop {
 struct Instance<DB: Database> {
     pool: Pool<DB>,
     label: Option<String>,
+    build: Option<String>,
     shared: Shared,
     /// The works of all jobs have a clone, so that the channel closes when no instance of the
     /// library is left.
@@ -170,30 +172,52 @@ struct Instance<DB: Database> {
 
 impl<DB: Database> Instance<DB> {
     /// Starts jobs, and lets those of before end.
-    async fn start(&mut self, file: &Path, jobs: Vec<Job>) -> Result<(), Failure> {
-        let number = jobs.len();
-        let mut by_lease: BTreeMap<Duration, Vec<Job>> = BTreeMap::new();
-        for job in jobs {
-            by_lease.entry(job.lease).or_default().push(job);
-        }
+    ///
+    /// Those of before leave when the new ones are there: they see then which jobs have gone from
+    /// the file, and nothing stops if the new ones cannot start. Other times of a job apply at the
+    /// next beat.
+    async fn start(&mut self, file: &Path, jobs: Jobs) -> Result<(), Failure> {
+        let number = jobs.number();
+        let (mut prepared, mut failed) = (Vec::new(), None);
         // None of them claims a tick before all are known to start.
-        let mut prepared = Vec::with_capacity(by_lease.len());
-        for (lease, jobs) in by_lease {
-            prepared.push(self.schedules(lease, jobs)?.prepare().await?);
+        for (lease, jobs) in jobs.by_lease() {
+            match self.prepared(lease, jobs).await {
+                Ok(start) => prepared.push(start),
+                Err(failure) => {
+                    failed = Some(failure);
+                    break;
+                }
+            }
+        }
+        if let Some(failure) = failed {
+            // The others have announced themselves. They are closed before they claim anything.
+            for start in prepared {
+                start().shutdown(HAND_BACK).await;
+            }
+            return Err(failure);
         }
         self.let_end();
         self.running = prepared.into_iter().map(|start| start()).collect();
-        out::print_error(format_args!("{}: {}", file.display(), file::number(number)));
+        out::print_error(format_args!("{}: {number}", file.display()));
         Ok(())
     }
 
-    /// All runs of one instance of the library have one lease.
-    fn schedules(&self, lease: Duration, jobs: Vec<Job>) -> Result<Schedules<DB>, Failure> {
+    async fn prepared(&self, lease: Duration, jobs: Jobs) -> Result<impl FnOnce() -> Running + use<DB>, Failure> {
+        Ok(self.schedules(lease, jobs)?.prepare().await?)
+    }
+
+    fn schedules(&self, lease: Duration, jobs: Jobs) -> Result<Schedules<DB>, Failure> {
         let mut schedules = Schedules::new(self.pool.clone()).lease(lease)?;
         if let Some(label) = &self.label {
             schedules = schedules.label(label)?;
         }
-        for job in jobs {
+        if let Some(build) = &self.build {
+            schedules = schedules.build(build)?;
+        }
+        for name in &jobs.removed {
+            schedules = schedules.removed(name.as_str())?;
+        }
+        for job in jobs.jobs {
             let (job, shared, works) = (Arc::new(job), self.shared.clone(), self.works.clone());
             schedules = schedules.on(job.schedule.clone(), move |tick: Tick<DB>| {
                 let (job, shared, works) = (job.clone(), shared.clone(), works.clone());
@@ -219,7 +243,7 @@ impl<DB: Database> Instance<DB> {
     /// Replaces the jobs by those of the file that was read anew. If that fails, the runs and the
     /// commands stay as they are. Returns whether it has to be done again: the database failed, and
     /// may have some of the new times.
-    async fn replace(&mut self, file: &Path, jobs: Result<Vec<Job>, Failure>) -> bool {
+    async fn replace(&mut self, file: &Path, jobs: Result<Jobs, Failure>) -> bool {
         let jobs = match jobs {
             Ok(jobs) => jobs,
             Err(wrong) => {

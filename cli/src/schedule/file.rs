@@ -28,10 +28,17 @@ const LEASE: Duration = Duration::from_secs(30);
 /// How long a pause between retries becomes, as a multiple of the first.
 const LONGEST: u32 = 64;
 const KEYS: &str =
-    "cron, every, after, zone, command, catch_up, max, grace, retry, backoff, lease, timeout, exclusive_with";
+    "cron, every, after, zone, command, catch_up, max, grace, retry, backoff, lease, timeout, exclusive_with, removed";
+
+/// The jobs of a file, and the names of those that were removed.
+#[derive(Clone, Debug, Default)]
+pub struct Jobs {
+    pub jobs: Vec<Job>,
+    pub removed: Vec<Key>,
+}
 
 /// Reads the jobs of a file. A file that is wrong in one place is refused as a whole.
-pub fn read(path: &Path) -> Result<Vec<Job>, Failure> {
+pub fn read(path: &Path) -> Result<Jobs, Failure> {
     check(path).map_err(|wrong| {
         let more = wrong.len().saturating_sub(1);
         let Some(first) = wrong.into_iter().next() else { return Failure::new(USAGE, path.display()) };
@@ -43,7 +50,7 @@ pub fn read(path: &Path) -> Result<Vec<Job>, Failure> {
 }
 
 /// Reads the jobs of a file, or returns all that is wrong with it, in the order of its lines.
-pub fn check(path: &Path) -> Result<Vec<Job>, Vec<Failure>> {
+pub fn check(path: &Path) -> Result<Jobs, Vec<Failure>> {
     let failure =
         |line: &dyn Display, why: &dyn Display| Failure::new(USAGE, format_args!("{}{line}: {why}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| vec![failure(&"", &error)])?;
@@ -53,9 +60,28 @@ pub fn check(path: &Path) -> Result<Vec<Job>, Vec<Failure>> {
     })
 }
 
-/// Returns a number of jobs as a text.
-pub fn number(jobs: usize) -> String {
-    format!("{jobs} {}", if jobs == 1 { "job" } else { "jobs" })
+impl Jobs {
+    /// Returns the jobs by their lease: all runs of one instance of the library have one. An empty
+    /// file has an instance too, which operators see.
+    pub fn by_lease(self) -> BTreeMap<Duration, Self> {
+        let mut by_lease: BTreeMap<Duration, Self> = BTreeMap::new();
+        for job in self.jobs {
+            by_lease.entry(job.lease).or_default().jobs.push(job);
+        }
+        let first = by_lease.first_key_value().map_or(LEASE, |(lease, _)| *lease);
+        by_lease.entry(first).or_default().removed = self.removed;
+        by_lease
+    }
+
+    /// Returns the numbers of jobs as a text.
+    pub fn number(&self) -> String {
+        let jobs = self.jobs.len();
+        let jobs = format!("{jobs} {}", if jobs == 1 { "job" } else { "jobs" });
+        match self.removed.len() {
+            0 => jobs,
+            removed => format!("{jobs}, {removed} removed"),
+        }
+    }
 }
 
 /// What is wrong, and the offset in the text.
@@ -71,7 +97,13 @@ struct At<T> {
     value: T,
 }
 
-fn parse(text: &str) -> Result<Vec<Job>, Vec<Wrong>> {
+/// What a section says.
+enum Entry {
+    Job(Job),
+    Removed(Key),
+}
+
+fn parse(text: &str) -> Result<Jobs, Vec<Wrong>> {
     let begin = |span: Option<Range<usize>>| span.map(|span| span.start).unwrap_or_default();
     let (parsed, errors) = DeTable::parse_recoverable(text);
     let error = |error: toml::de::Error| Wrong { at: begin(error.span()), why: error.message().to_owned() };
@@ -80,7 +112,7 @@ fn parse(text: &str) -> Result<Vec<Job>, Vec<Wrong>> {
     if !wrong.is_empty() {
         return Err(wrong);
     }
-    let mut jobs = Vec::with_capacity(parsed.get_ref().len());
+    let mut entries = Vec::with_capacity(parsed.get_ref().len());
     for (name, value) in parsed.get_ref() {
         let (at, name) = (name.span().start, &**name.get_ref());
         let Some(table) = value.get_ref().as_table() else {
@@ -88,20 +120,24 @@ fn parse(text: &str) -> Result<Vec<Job>, Vec<Wrong>> {
             wrong.push(Wrong { at, why });
             continue;
         };
-        match Section::new(At { at, value: name }, table).job() {
-            Ok(job) => jobs.push((at, job)),
+        match Section::new(At { at, value: name }, table).entry() {
+            Ok(entry) => entries.push((at, entry)),
             Err(all) => wrong.extend(all),
         }
-    }
-    if jobs.is_empty() && wrong.is_empty() {
-        wrong.push(Wrong { at: 0, why: "it has no job: begin one with its name, like [nightly-report]".into() });
     }
     if !wrong.is_empty() {
         wrong.sort_by_key(|wrong| wrong.at);
         return Err(wrong);
     }
-    jobs.sort_by_key(|(at, _)| *at);
-    Ok(jobs.into_iter().map(|(_, job)| job).collect())
+    entries.sort_by_key(|(at, _)| *at);
+    let mut all = Jobs::default();
+    for (_, entry) in entries {
+        match entry {
+            Entry::Job(job) => all.jobs.push(job),
+            Entry::Removed(name) => all.removed.push(name),
+        }
+    }
+    Ok(all)
 }
 
 /// The section of one job. Each key is taken out when it is read.
@@ -159,6 +195,20 @@ impl<'a> Section<'a> {
         let is_right = schedule.is_some();
         let schedule = schedule.or_else(|| Schedule::cron(self.key, "@daily").ok())?;
         self.apply(value, |value| set(schedule, value)).filter(|_| is_right)
+    }
+
+    fn entry(mut self) -> Result<Entry, Vec<Wrong>> {
+        if !self.fields.contains_key("removed") {
+            return self.job().map(Entry::Job);
+        }
+        self.take("removed", yes);
+        for (key, value) in std::mem::take(&mut self.fields) {
+            self.wrong(value.at, format_args!("{key}: a job that is removed has no other key"));
+        }
+        match Key::new(self.name.value) {
+            Ok(name) if self.wrong.is_empty() => Ok(Entry::Removed(name)),
+            _ => Err(self.wrong),
+        }
     }
 
     fn job(mut self) -> Result<Job, Vec<Wrong>> {
@@ -248,6 +298,11 @@ const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 fn string(value: &DeValue<'_>) -> Result<String, String> {
     value.as_str().map(str::to_owned).ok_or_else(|| "it has to be a text in quotes".to_owned())
+}
+
+fn yes(value: &DeValue<'_>) -> Result<(), String> {
+    let wrong = "it has to be true; a job that is run has no such key";
+    value.as_bool().filter(|yes| *yes).map(drop).ok_or_else(|| wrong.to_owned())
 }
 
 fn time(value: &DeValue<'_>) -> Result<Duration, String> {

@@ -26,7 +26,7 @@ catch_up = "skip"
 
 #[test]
 fn every_key_is_read() {
-    let jobs = parse(ALL).unwrap();
+    let jobs = parse(ALL).unwrap().jobs;
     let names: Vec<&str> = jobs.iter().map(|job| job.schedule.name()).collect();
     assert_eq!(names, ["nightly-report", "refresh", "a name"], "in the order of the file");
     assert_eq!(jobs[0].command, ["true", "--full"]);
@@ -37,7 +37,6 @@ fn every_key_is_read() {
 #[test]
 fn what_is_wrong_has_its_line() {
     for (text, line, says) in [
-        ("", 1, "it has no job"),
         ("x = 1", 1, "\"x\" is outside of a job"),
         ("[a]\nevery = 1", 2, "a: every: it has to be a text in quotes"),
         ("[a]\nevery = \"1x\"", 2, "write it like 30s, 5m or 1h"),
@@ -62,11 +61,26 @@ fn what_is_wrong_has_its_line() {
         ("[a]\nevery = \"1s\"\ncommnd = [\"true\"]", 3, "\"commnd\" is no key of a job"),
         ("[a]\nevery = \"1s\"\nexclusive_with = \" k\"\ncommand = [\"true\"]", 3, "white space"),
         ("[a]\nevery = \"1s\"\n[a]\n", 3, "duplicate"),
+        ("[a]\nremoved = false", 2, "a: removed: it has to be true"),
+        ("[a]\nremoved = \"yes\"", 2, "a: removed: it has to be true"),
+        ("[a]\nremoved = true\nevery = \"1s\"", 3, "a: every: a job that is removed has no other key"),
+        ("[\" a\"]\nremoved = true", 1, "white space"),
         ("[a]\nevery = \"1s", 2, ""),
     ] {
         let wrong = wrong(text);
         assert!(wrong.iter().any(|(at, why)| *at == line && why.contains(says)), "{text:?}: {wrong:?}");
     }
+}
+
+#[test]
+fn jobs_may_be_removed() {
+    let file =
+        parse("[gone]\nremoved = true\n[a]\nevery = \"1s\"\ncommand = [\"true\"]\n[old]\nremoved = true\n").unwrap();
+    let removed: Vec<&str> = file.removed.iter().map(Key::as_str).collect();
+    assert_eq!((file.jobs.len(), removed), (1, vec!["gone", "old"]));
+    assert_eq!(file.number(), "1 job, 2 removed");
+    assert_eq!(parse("[gone]\nremoved = true").unwrap().number(), "0 jobs, 1 removed");
+    assert_eq!(parse("# nothing yet\n").unwrap().number(), "0 jobs");
 }
 
 /// The lines and messages of what is wrong.

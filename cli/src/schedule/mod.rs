@@ -2,13 +2,17 @@
 //!
 //! `file.rs` reads the jobs, and `preview.rs` shows their times. `cron.rs` runs them, and `job.rs`
 //! one command of them. Each command has a process of its own above it, `supervise.rs`, which stops
-//! the command with all that it has started, and nothing else.
+//! the command with all that it has started, and nothing else. `show.rs`, `state.rs` and
+//! `instances.rs` tell operators what there is, and `change.rs` does what they ask for.
 
+pub mod change;
 pub mod cron;
 mod file;
+pub mod instances;
 mod job;
 pub mod preview;
 pub mod show;
+pub mod state;
 pub mod supervise;
 pub mod tick;
 

@@ -44,12 +44,13 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
         }
     };
     let Some(count) = cron.next else {
-        let number = file::number(jobs.len());
+        let number = jobs.number();
         out::say(format_args!("{}: {number}, no error", printable(&cron.file.display().to_string())))?;
         return Ok(exit::OK);
     };
     let now = now();
-    let rows = jobs.iter().flat_map(|job| {
+    let removed = jobs.removed.iter().map(|name| [name.as_str().to_owned(), "removed".to_owned(), "-".to_owned()]);
+    let rows = jobs.jobs.iter().flat_map(|job| {
         let schedule = &job.schedule;
         let row = |next: String, local: String| [schedule.name().to_owned(), next, local];
         let mut rows: Vec<_> =
@@ -60,7 +61,7 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
         rows
     });
     let header = ["NAME", "NEXT", "IN ITS ZONE"].map(str::to_owned);
-    out::say(table(std::iter::once(header).chain(rows)))?;
+    out::say(table(std::iter::once(header).chain(rows).chain(removed)))?;
     Ok(exit::OK)
 }
 

@@ -1,4 +1,4 @@
-//! `schedules`, `runs`, `pause`, `resume` and `trigger`.
+//! `schedules` and `runs`.
 
 use anstyle::{AnsiColor, Style};
 use rowlock::{Database, RunInfo, RunOptions, RunStatus, ScheduleInfo, Schedules};
@@ -9,6 +9,7 @@ use crate::{
     exit::{self, Failure},
     format::{aligned, clock, precise},
     out::{self, printable},
+    schedule::state::{described, state, states},
 };
 
 pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &schedules::Schedules) -> Result<u8, Failure> {
@@ -21,7 +22,7 @@ pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &schedules::Sch
     let row = |info: &ScheduleInfo| {
         let who = if info.by.is_empty() { "-" } else { &info.by };
         let (times, token) = (times(info), info.token.to_string());
-        let cells = [info.name.as_str(), &times, &described(info), &clock(info.slot), who, &token];
+        let cells = [info.name.as_str(), &times, &described(info), &next(info), who, &token];
         (style(state(info)), cells.map(printable))
     };
     out::say(aligned(&with_header(HEADER, all.iter().map(row))))?;
@@ -98,54 +99,21 @@ fn table_of_all(history: &[RunInfo]) -> String {
 
 fn row(run: &RunInfo) -> (Style, [String; 8]) {
     let outcome = outcome(run.status);
-    let (attempt, missed) = (run.attempt.to_string(), run.missed.to_string());
+    let (attempt, missed) = (run.attempt.to_string(), missed(run.missed));
     let error = run.error.as_deref().unwrap_or_default();
     let (slot, began, ended) = (clock(run.slot), clock(run.began), clock(run.ended));
     let cells = [slot.as_str(), &attempt, outcome, &began, &ended, &missed, run.by.as_str(), error];
     (style(outcome), cells.map(printable))
 }
 
+/// Returns the next tick of a schedule. One that was removed has none.
+pub fn next(info: &ScheduleInfo) -> String {
+    if info.is_removed() { "-".to_owned() } else { clock(info.slot) }
+}
+
 /// Returns the times of a schedule, with their zone.
 pub fn times(info: &ScheduleInfo) -> String {
     if info.zone == "UTC" { info.times.clone() } else { format!("{} {}", info.times, info.zone) }
-}
-
-pub async fn pause<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Named) -> Result<u8, Failure> {
-    schedules.pause(named.name.as_str()).await?;
-    print_change(schedules, named, "is paused").await
-}
-
-pub async fn resume<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Named) -> Result<u8, Failure> {
-    schedules.resume(named.name.as_str()).await?;
-    print_change(schedules, named, "is resumed").await
-}
-
-pub async fn trigger<DB: Database>(schedules: &Schedules<DB>, named: &schedules::Named) -> Result<u8, Failure> {
-    schedules.trigger(named.name.as_str()).await?;
-    let paused = find(schedules, named.name.as_str()).await?.paused;
-    print_change(schedules, named, triggered(paused)).await
-}
-
-/// What a trigger has done. A paused schedule keeps it until the schedule is resumed.
-fn triggered(paused: bool) -> &'static str {
-    match paused {
-        true => "is triggered, but paused: it runs once it is resumed",
-        false => "is triggered: the next instance that polls runs it",
-    }
-}
-
-/// Says what was changed.
-async fn print_change<DB: Database>(
-    schedules: &Schedules<DB>,
-    named: &schedules::Named,
-    what: &str,
-) -> Result<u8, Failure> {
-    let name = named.name.as_str();
-    match named.json {
-        true => out::say_json(&object(&find(schedules, name).await?))?,
-        false => out::say(format_args!("{} {what}", printable(name)))?,
-    }
-    Ok(exit::OK)
 }
 
 /// Returns the row of one schedule.
@@ -160,27 +128,9 @@ fn with_header<const N: usize>(
     std::iter::once((Style::new().bold(), header.map(str::to_owned))).chain(rows).collect()
 }
 
-/// A schedule that runs may be paused too: the pause counts from the next run.
-pub fn state(info: &ScheduleInfo) -> &'static str {
-    if info.running {
-        "running"
-    } else if info.lost_since.is_some() {
-        "lost"
-    } else if info.paused {
-        "paused"
-    } else if info.triggered.is_some() {
-        "triggered"
-    } else if info.attempt > 0 {
-        "retrying"
-    } else {
-        "waiting"
-    }
-}
-
-/// Returns the state with what explains it.
-pub fn described(info: &ScheduleInfo) -> String {
-    let state = state(info);
-    info.lost_since.map_or_else(|| state.to_owned(), |lost| format!("{state}, lease over since {}", clock(lost)))
+/// So many ticks of a pattern are not counted one by one.
+pub fn missed(ticks: u32) -> String {
+    if ticks < 10_000 { ticks.to_string() } else { format!("{ticks}+") }
 }
 
 /// Returns the outcome of a run as a name, which the page uses for its style too.
@@ -196,7 +146,7 @@ pub fn outcome(status: RunStatus) -> &'static str {
 fn style(state: &str) -> Style {
     let colour = match state {
         "running" | "succeeded" => AnsiColor::Green,
-        "paused" | "retrying" | "lost" | "missed" => AnsiColor::Yellow,
+        "paused" | "retrying" | "lost" | "missed" | "no_instance" => AnsiColor::Yellow,
         "failed" => AnsiColor::Red,
         _ => return Style::new(),
     };
@@ -209,6 +159,7 @@ pub fn object(info: &ScheduleInfo) -> Value {
         "times": info.times,
         "zone": info.zone,
         "state": state(info),
+        "states": states(info),
         "slot": precise(info.slot),
         "due": precise(info.due),
         "paused": info.paused,
@@ -221,6 +172,11 @@ pub fn object(info: &ScheduleInfo) -> Value {
         "by": info.by,
         "since": info.since.map(precise),
         "token": info.token.get(),
+        "times_since": info.times_since.map(precise),
+        "removed": info.is_removed(),
+        "gone_since": info.gone_since.map(precise),
+        "instances": info.instances,
+        "instances_with_other_times": info.instances_with_other_times,
     })
 }
 

@@ -178,11 +178,13 @@ async fn refuse<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: Tic
         }
         TickOutcome::PassedOver => "its ticks were too old, and were passed over".to_owned(),
         _ if info.paused => format!("paused: `rowlock resume {name}` ends that"),
+        TickOutcome::NotDue { retry_after: None } if info.is_removed() => {
+            "instances that are alive declare it as removed: `rowlock instances --json` shows which".to_owned()
+        }
         // Only other times leave no time to wait for.
         TickOutcome::NotDue { retry_after: None } => format!(
-            "its times were set to {} by instances of version {}, which is higher than this program's; the next tick is at {}",
+            "other times are in effect, which are newer: {}; the next tick is at {}; `rowlock instances` shows what declares them, and its --forget ends the word of one",
             show::times(&info),
-            info.version,
             clock(info.slot)
         ),
         _ if info.since.is_none() => format!("registered, and not run yet: the first tick is at {}", clock(info.slot)),

@@ -8,7 +8,10 @@ use rowlock::{Database, ForcedRelease, LeaseLock, LockInfo, Schedules, Status};
 use crate::{
     exit::{Failure, REFUSED},
     keys::rows::claim,
+    schedule::change::ask_for_run,
 };
+
+const ANYWAY: &str = "the page that asks for a run has a box for asking all the same";
 
 /// What an operator asks for, of a key or a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +31,8 @@ pub struct Change {
     /// The row that the page showed. A key that has changed hands since is not released.
     pub seen: String,
     pub status: Status,
+    /// A run is asked for although no instance that is alive would run it.
+    pub anyway: bool,
 }
 
 pub type Changer = Box<dyn Fn(Change) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync>;
@@ -45,7 +50,7 @@ async fn make<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>, cha
     match change.verb {
         Verb::Pause => Ok(schedules.pause(name).await?),
         Verb::Resume => Ok(schedules.resume(name).await?),
-        Verb::Trigger => Ok(schedules.trigger(name).await?),
+        Verb::Trigger => ask_for_run(schedules, name, change.anyway, ANYWAY).await,
         Verb::Release => release(lock, change).await,
     }
 }

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use crate::{
     exit::{self, Failure},
     out::printable,
+    schedule::state::nobody_runs,
     ui::{
         app::App,
         change::{Change, Verb, seen},
@@ -84,6 +85,9 @@ struct Confirmed {
     seen: String,
     #[serde(default)]
     status: String,
+    /// Not empty if the box is ticked.
+    #[serde(default)]
+    anyway: String,
     csrf: String,
 }
 
@@ -123,6 +127,7 @@ async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response
             "It was never taken, or was forgotten.",
         );
     }
+    let job = view.snapshot.as_ref().and_then(|snapshot| snapshot.job(name)).filter(|_| verb == Verb::Trigger);
     let given = app.sessions.token(headers);
     let (button, effect) = verb.words();
     let back = if verb == Verb::Release { key_address(name) } else { job_address(name) };
@@ -135,6 +140,7 @@ async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response
             input type="hidden" name="csrf" value=(given.token);
             input type="hidden" name="name" value=(name);
             @if let Some(lock) = lock { (release_fields(lock)) }
+            @if let Some(why) = job.and_then(nobody_runs) { (anyway_fields(&why)) }
             p.actions {
                 button.danger[verb == Verb::Release] { (button) }
                 a.button href=(back) { "Cancel" }
@@ -170,16 +176,25 @@ fn release_fields(lock: &LockInfo) -> Markup {
     }
 }
 
+fn anyway_fields(why: &str) -> Markup {
+    html! {
+        fieldset {
+            legend { "No instance would run it now: " (printable(why)) }
+            label { input type="checkbox" name="anyway" value="yes"; " Ask all the same: the next instance that declares it runs it" }
+        }
+    }
+}
+
 async fn confirm(app: &App, who: &Who, headers: &HeaderMap, verb: Verb, confirmed: Confirmed) -> Response {
     let Some(changer) = &app.changer else { return read_only(app) };
     let Some(under_way) = app.changes.upgrade() else { return ending(app) };
-    let Confirmed { name, seen, status, csrf } = confirmed;
+    let Confirmed { name, seen, status, anyway, csrf } = confirmed;
     if !app.sessions.accepts(headers, &csrf) {
         let text = "Nothing was changed. The page was open for too long, or rowlock ui was restarted: go back, load the page again, and repeat it.";
         return layout::error(app, StatusCode::FORBIDDEN, "The form is not valid any more", text);
     }
     let status = if status == "F" { Status::Failed } else { Status::Succeeded };
-    let made = changer(Change { verb, name: name.clone(), seen, status });
+    let made = changer(Change { verb, name: name.clone(), seen, status, anyway: !anyway.is_empty() });
     // A browser that goes away ends this request, but neither the change nor its line in the log.
     let until_answered = under_way.clone();
     let task = tokio::spawn(logged(made, verb, name.clone(), who.clone(), under_way));

@@ -74,7 +74,7 @@ fn facts(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
             div { dt { "State" } dd { (job_badge(job)) } }
             div { dt { "Schedule" } dd { (printable(&job.times)) } }
             div { dt { "Zone" } dd { (printable(&job.zone)) } }
-            div { dt { "Next" } dd { @if job.paused { "not while it is paused" } @else { (when(job.slot, snapshot.now)) small { " " (clock(job.slot)) } } } }
+            div { dt { "Next" } dd { @if job.is_removed() { "none" } @else if job.paused { "not while it is paused" } @else { (when(job.slot, snapshot.now)) small { " " (clock(job.slot)) } } } }
             @if job.attempt > 0 { div { dt { "Attempt" } dd { (job.attempt) } } }
             @if let Some(triggered) = job.triggered { div { dt { "Triggered" } dd { (when(triggered, snapshot.now)) } } }
             @if let Some(since) = job.since {
@@ -83,6 +83,10 @@ fn facts(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
             div { dt { "Last success" } dd { @if let Some(success) = success { (when(success, snapshot.now)) } @else if snapshot.lacks(Part::Runs) { "not known" } @else { "none known" } } }
             div { dt { "Missed in a week" } dd { (snapshot.missed_in_a_week(&job.name)) } }
             div { dt { "Token" } dd.number { (job.token) } }
+            @if let Some(since) = job.times_since { div { dt { "In effect" } dd { (when(since, snapshot.now)) } } }
+            @if let Some(gone) = job.gone_since { div { dt { "Gone" } dd { (when(gone, snapshot.now)) small { " no instance has had it since" } } } }
+            div { dt { "Instances" } dd { a href="/instances" { (job.instances) } } }
+            @if job.instances_with_other_times > 0 { div { dt { "With other times" } dd { (job.instances_with_other_times) } } }
         }
     }
 }

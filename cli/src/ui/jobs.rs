@@ -6,7 +6,10 @@ use serde::Deserialize;
 
 use crate::{
     out::printable,
-    schedule::show::{outcome, state},
+    schedule::{
+        show::outcome,
+        state::{has_next, states, versions, words},
+    },
     ui::{
         live::Page,
         locks::pages,
@@ -34,12 +37,12 @@ pub fn job_address(name: &str) -> String {
     format!("/job?name={}", encoded(name))
 }
 
-/// Shows the state of a schedule. One that runs, or whose run is lost, may be paused too.
+/// Shows the states of a schedule. One that runs, or whose run is lost, may be paused too.
 pub fn job_badge(job: &ScheduleInfo) -> Markup {
     html! {
-        span class={ "badge " (state(job)) } { (state(job)) }
-        @if job.paused && (job.running || job.lost_since.is_some()) { " " span.badge.paused { "paused" } }
+        @for state in states(job) { span class={ "badge " (state) } { (words(state)) } " " }
         @if let Some(lost) = job.lost_since { small { " lease ended " (when(lost, job.now)) } }
+        @if let Some(versions) = versions(job) { small { a href="/instances" { (versions) } } }
     }
 }
 
@@ -57,7 +60,7 @@ fn row(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
             td data-label="Schedule" { (printable(&job.times)) }
             td data-label="Zone" { (printable(&job.zone)) }
             td data-label="State" { (job_badge(job)) }
-            td data-label="Next" { @if job.paused { "–" } @else { (when(job.slot, snapshot.now)) } }
+            td data-label="Next" { @if has_next(job) { (when(job.slot, snapshot.now)) } @else { "–" } }
             td data-label="Last run" {
                 @match last {
                     Some(run) => { (outcome_badge(run.status)) " " (when(run.ended, snapshot.now)) small { " took " (span(run.ended - run.began)) } }
@@ -101,6 +104,10 @@ impl Page for Jobs {
                 strong { (counted(snapshot.jobs.len(), "job")) } ", " (count(|job| job.running)) " running, "
                 @if count(|job| job.lost_since.is_some()) > 0 { (count(|job| job.lost_since.is_some())) " lost, " }
                 (count(|job| job.paused)) " paused"
+                @if count(ScheduleInfo::is_removed) > 0 { ", " (count(ScheduleInfo::is_removed)) " removed" }
+                @if count(|job| states(job).contains(&"no_instance")) > 0 {
+                    ", " (count(|job| states(job).contains(&"no_instance"))) " without an " a href="/instances" { "instance" }
+                }
             }
             @if found.is_empty() {
                 p.empty { (if snapshot.jobs.is_empty() { "No job is registered." } else { "No job matches." }) }

@@ -182,6 +182,9 @@ struct Reader<DB: Database> {
 
 /// A transaction may commit later than its time of end says.
 const LATE: TimeDelta = TimeDelta::minutes(1);
+/// How many statements read the instances, and what they declare, if there are no more than two
+/// versions.
+const INSTANCES: u32 = 6;
 /// The rows of one statement that lists schedules.
 const SCHEDULES: usize = 500;
 
@@ -228,12 +231,17 @@ impl<DB: Database> Reader<DB> {
                 Err(error) => unread.push(Unread::new(Part::Runs, error)),
             }
         }
+        let instances = match reads_runs {
+            true => or_unread(self.schedules.instances().await, Part::Instances, &mut unread),
+            false => Vec::new(),
+        };
+        *statements += if reads_runs { INSTANCES } else { 0 };
         if unread.iter().any(|unread| unread.passes) {
             // The database may have gone away after the locks were read.
             self.lock.list(&ListOptions::default().limit(1)).await?;
         }
         let waiting = waiting.into_iter().collect();
-        Ok(Snapshot { now, locks, waiting, jobs, runs: self.runs.clone(), unread })
+        Ok(Snapshot { now, locks, waiting, jobs, runs: self.runs.clone(), instances, unread })
     }
 
     /// Reads the runs that are new, or at first those of a week. Returns how many statements it
@@ -274,8 +282,8 @@ mod tests {
     use super::*;
 
     fn empty() -> Snapshot {
-        let (locks, waiting, jobs, unread) = Default::default();
-        Snapshot { now: Utc::now(), locks, waiting, jobs, runs: Arc::default(), unread }
+        let (locks, waiting, jobs, instances, unread) = Default::default();
+        Snapshot { now: Utc::now(), locks, waiting, jobs, runs: Arc::default(), instances, unread }
     }
 
     #[tokio::test]

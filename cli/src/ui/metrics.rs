@@ -24,10 +24,13 @@ use prometheus_client::{
 use rowlock::{LockState, RunStatus};
 use tokio::time::timeout;
 
-use crate::ui::{
-    app::App,
-    looks::View,
-    snapshot::{Part, Snapshot},
+use crate::{
+    schedule::state::has_next,
+    ui::{
+        app::App,
+        looks::View,
+        snapshot::{Part, Snapshot},
+    },
 };
 
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -62,6 +65,12 @@ struct OfName {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OfJob {
     job: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfTimes {
+    job: String,
+    times: &'static str,
 }
 
 /// Returns all metrics. While the database does not answer, and if the last look is old, there is
@@ -125,17 +134,25 @@ fn of_queues(registry: &mut Registry, snapshot: &Snapshot) {
 }
 
 fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
-    let [paused, running] = std::array::from_fn(|_| Family::<OfJob, Number>::default());
+    let [paused, running, removed] = std::array::from_fn(|_| Family::<OfJob, Number>::default());
+    let instances = Family::<OfTimes, Number>::default();
     let late = Family::<OfJob, Seconds>::default();
     for job in &snapshot.jobs {
         let of = OfJob { job: job.name.clone() };
         paused.get_or_create(&of).set(job.paused.into());
         running.get_or_create(&of).set(job.running.into());
-        let overdue = if job.paused || job.running { 0.0 } else { seconds(snapshot.now - job.due) };
+        removed.get_or_create(&of).set(job.is_removed().into());
+        for (times, number) in [("effective", job.instances), ("other", job.instances_with_other_times)] {
+            instances.get_or_create(&OfTimes { job: job.name.clone(), times }).set(number.into());
+        }
+        let overdue = if job.running || !has_next(job) { 0.0 } else { seconds(snapshot.now - job.due) };
         late.get_or_create(&of).set(overdue);
     }
     registry.register("job_paused", "Whether the job is paused", paused);
     registry.register("job_running", "Whether a run is under way", running);
+    registry.register("job_removed", "Whether the job was removed from the application", removed);
+    let help = "Living instances that declare the job: with the times that are in effect, or with other ones";
+    registry.register("job_instances", help, instances);
     let help = "Time since the job was due without being run";
     registry.register_with_unit("job_late", help, Unit::Seconds, late);
 }
@@ -181,8 +198,9 @@ mod tests {
     #[test]
     fn numbers_of_an_old_look_are_not_published() {
         let numbers = |fresh_for| {
-            let (locks, waiting, jobs, unread) = Default::default();
-            let snapshot = Snapshot { now: Utc::now(), locks, waiting, jobs, runs: Arc::default(), unread };
+            let (locks, waiting, jobs, instances, unread) = Default::default();
+            let runs = Arc::default();
+            let snapshot = Snapshot { now: Utc::now(), locks, waiting, jobs, runs, instances, unread };
             let began = Instant::now();
             std::thread::sleep(Duration::from_millis(10));
             text(&View { number: 1, began, fresh_for, snapshot: Some(Arc::new(snapshot)), problem: None }).unwrap()

@@ -2,15 +2,17 @@
 //!
 //! `looks.rs` reads the database, as often for one open page as for a hundred. A look is a
 //! `Snapshot`, and each page is a pure function of it: `locks.rs`, `jobs.rs`, `runs.rs`, `key.rs`,
-//! `job.rs`, and `metrics.rs` for `/metrics`. `live.rs` sends a page's changes. `guard.rs` decides
-//! which requests are answered, and `connections.rs` how long clients may take for them.
-//! `change.rs` makes the changes that an operator asks for, and `changes.rs` asks once more before.
+//! `job.rs`, `instances.rs`, and `metrics.rs` for `/metrics`. `live.rs` sends a page's changes.
+//! `guard.rs` decides which requests are answered, and `connections.rs` how long clients may take
+//! for them. `change.rs` makes the changes that an operator asks for, and `changes.rs` asks once
+//! more before.
 
 mod app;
 mod change;
 mod changes;
 mod connections;
 mod guard;
+mod instances;
 mod job;
 mod jobs;
 mod key;
@@ -88,6 +90,7 @@ fn router(app: Arc<App>, guard: Arc<Guard>) -> Router {
         .merge(live::routes::<runs::Runs>())
         .merge(live::routes::<key::OneKey>())
         .merge(live::routes::<job::OneJob>())
+        .merge(live::routes::<instances::Instances>())
         .merge(changes::routes())
         .route("/metrics", get(metrics::metrics))
         .merge(layout::files())

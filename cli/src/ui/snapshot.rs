@@ -7,7 +7,7 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{LockInfo, LockState, RunInfo, RunStatus, ScheduleInfo};
+use rowlock::{InstanceInfo, LockInfo, LockState, RunInfo, RunStatus, ScheduleInfo};
 
 use crate::keys::{
     names::{Kind, kind},
@@ -28,6 +28,7 @@ pub enum Part {
     Queues,
     Schedules,
     Runs,
+    Instances,
 }
 
 impl Part {
@@ -37,6 +38,7 @@ impl Part {
             Self::Queues => "Queues",
             Self::Schedules => "Schedules",
             Self::Runs => "Runs",
+            Self::Instances => "Instances",
         }
     }
 }
@@ -61,6 +63,8 @@ pub struct Snapshot {
     /// In the order of their names.
     pub jobs: Vec<ScheduleInfo>,
     pub runs: Arc<Runs>,
+    /// In the order of their labels.
+    pub instances: Vec<InstanceInfo>,
     /// What could not be read. The rest was.
     pub unread: Vec<Unread>,
 }

@@ -13,6 +13,7 @@ mod program_end;
 mod program_forced;
 mod program_hold;
 mod program_input;
+mod program_instances;
 mod program_lead;
 mod program_limits;
 mod program_lost;
@@ -60,6 +61,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_hold::register::<DB>(suite);
     program_terminal::register::<DB>(suite);
     program_input::register::<DB>(suite);
+    program_instances::register::<DB>(suite);
     program_lost::register::<DB>(suite);
     program_names::register::<DB>(suite);
     program_runs::register::<DB>(suite);

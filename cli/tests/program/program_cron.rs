@@ -428,7 +428,7 @@ async fn jobs_that_cannot_all_start_claim_no_tick<DB: TestDatabase>(db: TestDb<D
     for _ in 0..3 {
         cron(&db, "", &file).ended().await.with(78);
         for row in schedules(&db).await {
-            assert_eq!((&row["state"], &row["attempt"]), (&"waiting".into(), &0.into()), "{row}");
+            assert_eq!((&row["state"], &row["attempt"]), (&"no_instance".into(), &0.into()), "{row}");
         }
     }
     assert!(runs(&db, "first").await.is_empty());

@@ -44,6 +44,8 @@ async fn a_healthy_database_has_no_problem<DB: TestDatabase>(db: TestDb<DB>) {
         "rights to queue",
         "rights to schedule",
         "rights to record runs",
+        "rights to announce instances",
+        "rights to keep times",
         "clock",
         "time zones",
     ] {
@@ -115,7 +117,7 @@ async fn what_is_missing_is_named<DB: TestDatabase>(db: TestDb<DB>) {
     };
     db.execute("ALTER TABLE t_resource_schedule RENAME COLUMN paused TO pasued").await;
     let listed = db.rowlock("schedules", &[]).await.with(78);
-    assert!(listed.err.starts_with("rowlock: t_resource_schedule or t_resource_schedule_run lacks"), "{listed:?}");
+    assert!(listed.err.starts_with("rowlock: t_resource_schedule, or another one of schedules lacks"), "{listed:?}");
     assert!(listed.err.contains("paused") && listed.err.contains("run `rowlock migrate` once"), "{listed:?}");
     db.execute("DROP TABLE t_resource_schedule").await;
     problem("tables of schedules", "do not exist").await;
@@ -168,7 +170,9 @@ async fn rights_that_are_missing_are_named<DB: TestDatabase>(db: TestDb<DB>) {
         let make = vec![
             format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
             format!("GRANT SELECT, INSERT, UPDATE ON t_resource_lock TO {name}"),
-            format!("GRANT SELECT ON t_resource_lock_queue, t_resource_schedule TO {name}"),
+            format!(
+                "GRANT SELECT ON t_resource_lock_queue, t_resource_schedule, t_resource_schedule_instance TO {name}"
+            ),
         ];
         (make, vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
     } else {
@@ -178,6 +182,7 @@ async fn rights_that_are_missing_are_named<DB: TestDatabase>(db: TestDb<DB>) {
                 format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_lock TO {name}@'{host}'"),
                 format!("GRANT SELECT ON {database}.t_resource_lock_queue TO {name}@'{host}'"),
                 format!("GRANT SELECT ON {database}.t_resource_schedule TO {name}@'{host}'"),
+                format!("GRANT SELECT ON {database}.t_resource_schedule_instance TO {name}@'{host}'"),
             ]
         };
         let make = [from("%"), from("localhost")].concat();
@@ -203,6 +208,12 @@ async fn rights_that_are_missing_are_named<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(queue["advice"].as_str().unwrap().starts_with(&grant), "{queue}");
     let schedule = result(&found, "rights to schedule");
     assert!(schedule["found"].as_str().unwrap().starts_with("INSERT, UPDATE on t_resource_schedule is"), "{found}");
+    for (check, says) in [
+        ("rights to announce instances", "INSERT, UPDATE, DELETE on t_resource_schedule_instance is denied"),
+        ("rights to keep times", "SELECT, INSERT, UPDATE on t_resource_schedule_times is denied"),
+    ] {
+        assert!(result(&found, check)["found"].as_str().unwrap().starts_with(says), "{found}");
+    }
 }
 
 async fn notifications_are_tried<DB: TestDatabase>(db: TestDb<DB>) {

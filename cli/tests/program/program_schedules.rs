@@ -17,7 +17,7 @@ harness::tests!(
         a_tick_that_is_given_up_is_a_failure,
         a_tick_that_is_due_is_run,
         a_tick_that_is_not_due_is_refused,
-        times_of_a_higher_version_are_named,
+        newer_times_are_named,
         a_schedule_is_shown_with_its_runs,
         a_tick_that_runs_elsewhere_is_waited_for,
         a_tick_is_finished_elsewhere_after_a_kill,
@@ -79,12 +79,18 @@ async fn a_tick_that_is_not_due_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(both.err.contains("--wait"), "{both:?}");
 }
 
-async fn times_of_a_higher_version_are_named<DB: TestDatabase>(db: TestDb<DB>) {
+/// The crontab is as old as its times, which were in effect before those of the instance.
+async fn newer_times_are_named<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
-    db.execute("UPDATE t_resource_schedule SET version = 7, spec = 'cron 1 1 1 1 *', zone = 'Europe/Berlin'").await;
+    let stage = Stage::new();
+    let file = job(&stage, "k", "cron = \"1 1 1 1 *\"\nzone = \"Europe/Berlin\"", "true");
+    let cron = cron(&db, "", &file);
+    eventually("the newer times apply", async || schedule(&db).await["times"] == "cron 1 1 1 1 *").await;
     let refused = db.rowlock("run k", &[YEARLY[0], YEARLY[1], "--", "echo", "it runs"]).await.with(75);
-    let says = "rowlock: refused: k: its times were set to cron 1 1 1 1 * Europe/Berlin by instances of version 7";
+    let says = "rowlock: refused: k: other times are in effect, which are newer: cron 1 1 1 1 * Europe/Berlin";
     assert!(refused.out.is_empty() && refused.err.contains(says), "{refused:?}");
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0);
 }
 
 /// A schedule has no row in the table of locks, unless a key has its name too.
@@ -193,6 +199,8 @@ async fn a_schedule_is_paused_resumed_and_triggered<DB: TestDatabase>(db: TestDb
     assert_eq!(db.rowlock("pause k", &[]).await.with(0).out, "k is paused\n");
     let row = db.rowlock("trigger k --json", &[]).await.with(0).json();
     assert!(row["paused"] == true && row["triggered"].is_string() && row["state"] == "paused", "{row}");
+    let again = db.rowlock("trigger k", &[]).await.with(0);
+    assert!(again.out.contains("it was triggered already at 2"), "{again:?}");
     sleep(Duration::from_secs(3)).await;
     assert!(runs(&db, "k").await.is_empty());
     assert_eq!(db.rowlock("resume k", &[]).await.with(0).out, "k is resumed\n");

@@ -22,6 +22,7 @@ harness::tests!(
         a_key_is_released_by_force_and_that_is_logged,
         a_key_that_has_changed_hands_is_not_released,
         jobs_are_paused_resumed_and_triggered,
+        a_job_without_an_instance_is_triggered_on_request_only,
         a_password_is_asked_for_and_names_the_operator
     ),
     sqlite(pages_of_one_host_leave_each_other_s_forms_alone),
@@ -184,6 +185,26 @@ async fn jobs_are_paused_resumed_and_triggered<DB: TestDatabase>(db: TestDb<DB>)
     let body = format!("name=nothing&csrf={}", form.csrf);
     let none = ui.post("/pause", &[("Cookie", &form.cookie)], &body).await.with(404);
     assert!(none.body.contains("there is no schedule"), "{none:?}");
+}
+
+async fn a_job_without_an_instance_is_triggered_on_request_only<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "cron = \"0 0 1 1 *\"", "true");
+    let mut running = cron(&db, "", &file);
+    running.complains("1 job").await;
+    running.signal(Signal::TERM);
+    running.ended().await.with(0);
+    let ui = open(&db, "--allow-changes").await;
+    let page = ui.get("/trigger?name=k").await.with(200);
+    let form = Form::of(&page);
+    let why = "no instance that declares it is alive; it was not run so far";
+    assert!(page.body.contains(why) && page.body.contains("name=\"anyway\""), "{page:?}");
+    let (cookie, body) = ([("Cookie", form.cookie.as_str())], format!("name=k&csrf={}", form.csrf));
+    let refused = ui.post("/trigger", &cookie, &body).await.with(404);
+    assert!(refused.body.contains("k: not triggered") && refused.body.contains(why), "{refused:?}");
+    assert_eq!(schedule(&db).await["triggered"], Value::Null);
+    ui.post("/trigger", &cookie, &format!("{body}&anyway=yes")).await.with(303);
+    assert!(schedule(&db).await["triggered"].is_string());
 }
 
 async fn a_password_is_asked_for_and_names_the_operator<DB: TestDatabase>(db: TestDb<DB>) {

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::Status;
+use rustix::process::Signal;
 
 use crate::{
     program::{Program as _, Stage},
-    program_cron::{cron, job},
+    program_cron::{cron, job, jobs},
     program_schedules::due,
     ui::{ESCAPED, SCRIPT, open, open_at},
 };
@@ -16,6 +17,7 @@ harness::tests!(
     everywhere(
         keys_are_searched_sorted_and_paged,
         jobs_and_their_runs_are_shown,
+        jobs_that_are_removed_or_have_no_instance_are_shown,
         an_open_page_follows_the_database,
         the_numbers_are_those_of_the_database,
         ticks_that_were_missed_are_counted_once,
@@ -33,7 +35,7 @@ harness::tests!(
 /// The addresses of all pages.
 /// Keys that are claimed within a tick of SQLite's clock may have equal tokens.
 const CLOCK_TICK: Duration = Duration::from_millis(1);
-const PAGES: [&str; 6] = ["/", "/jobs", "/runs", "/key?key=k", "/job?name=k", "/release?key=k"];
+const PAGES: [&str; 7] = ["/", "/jobs", "/runs", "/instances", "/key?key=k", "/job?name=k", "/release?key=k"];
 
 async fn keys_are_shown_as_text<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.builder().label("<b>me</b>\u{202e}").build().unwrap();
@@ -111,6 +113,48 @@ async fn jobs_and_their_runs_are_shown<DB: TestDatabase>(db: TestDb<DB>) {
     let metrics = ui.get("/metrics").await.with(200).body;
     assert!(metrics.contains("rowlock_job_failed{job=\"k\"} 1"), "{metrics}");
     drop(running);
+}
+
+/// The slots of both jobs are in the past, as if nothing had run them.
+async fn jobs_that_are_removed_or_have_no_instance_are_shown<DB: TestDatabase>(db: TestDb<DB>) {
+    let (stage, yearly) = (Stage::new(), "cron = \"0 0 1 1 *\"");
+    let cron =
+        cron(&db, "--label <i>me</i> --build 1.4", &jobs(&stage, &[("gone", yearly, ""), ("stays", yearly, "")]));
+    let ui = open(&db, "").await;
+    let shows = async |path: &str, texts: &[&str]| {
+        let what = format!("{path}: {texts:?}");
+        eventually(&what, async || {
+            let body = ui.get(path).await.with(200).body;
+            texts.iter().all(|text| body.contains(text))
+        })
+        .await;
+    };
+    shows("/instances", &["&lt;i&gt;me&lt;/i&gt;", "1.4", "badge alive", "2 schedules (", "stays: cron 0 0 1 1 * UTC"])
+        .await;
+    shows(
+        "/metrics",
+        &["rowlock_job_removed{job=\"gone\"} 0\n", "rowlock_job_instances{job=\"gone\",times=\"effective\"} 1\n"],
+    )
+    .await;
+    jobs(&stage, &[("stays", yearly, "")]);
+    cron.signal(Signal::HUP);
+    shows("/jobs", &["badge removed", "1 removed"]).await;
+    shows("/job?name=gone", &["badge removed", "Gone"]).await;
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0);
+    let ago = DB::ago(600_000);
+    db.execute(&format!("UPDATE t_resource_schedule SET slot = {ago}, due_at = {ago}")).await;
+    shows("/jobs", &["badge no_instance", "1 without an ", "1 removed"]).await;
+    shows("/instances", &["No instance runs jobs"]).await;
+    let numbers = [
+        "rowlock_job_removed{job=\"gone\"} 1\n",
+        "rowlock_job_removed{job=\"stays\"} 0\n",
+        "rowlock_job_instances{job=\"stays\",times=\"effective\"} 0\n",
+        "rowlock_job_instances{job=\"stays\",times=\"other\"} 0\n",
+        "rowlock_job_late_seconds{job=\"gone\"} 0.0\n",
+        "rowlock_job_late_seconds{job=\"stays\"} 6",
+    ];
+    shows("/metrics", &numbers).await;
 }
 
 async fn an_open_page_follows_the_database<DB: TestDatabase>(db: TestDb<DB>) {

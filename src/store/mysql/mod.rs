@@ -17,6 +17,8 @@ mod admin;
 mod change;
 mod claim;
 mod create;
+#[cfg(feature = "schedule")]
+mod instances;
 mod queue;
 mod row;
 #[cfg(feature = "schedule")]

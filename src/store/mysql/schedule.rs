@@ -11,16 +11,16 @@ use crate::{
         mysql::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
-                CLAIM, COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL, LAST_SUCCESSES,
-                LATEST, LEFT, LIST, LOOK, LOST_RUN, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED,
-                RECORD_HANDED_BACK, RECORD_LOST, RECORD_PASSED, REGISTER, SELECTED, SINCE, TABLES, TRIGGER,
-                WAS_HANDED_BACK, forget_statement,
+                CLAIM, COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL,
+                INSTALL_INSTANCES, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, MAY_BE_HELD, OLD, PASS, PAUSE,
+                PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK, RECORD_LOST, RECORD_PASSED, SELECTED, SINCE, TABLES,
+                TRIGGER, WAS_HANDED_BACK, forget_statement,
             },
         },
         not_extended,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
-            Registered, Registration, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
+            Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
         servers::{Support, refusal, support},
         unanswered,
@@ -32,11 +32,12 @@ impl ScheduleStore for MySql {
         let row = sqlx::query(TABLES).fetch_one(conn).await?;
         let banner: String = row.try_get("banner")?;
         let refused = if let Support::Refused(name) = support(&banner) { Some(refusal(name, &banner)) } else { None };
-        Ok(Found { tables: row.try_get::<i64, _>("tables")? == 2, refused })
+        Ok(Found { tables: row.try_get::<i64, _>("tables")? == 4, refused })
     }
 
     async fn install_schedules(conn: &mut MySqlConnection) -> Reply<()> {
-        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+        sqlx::raw_sql(INSTALL).execute(&mut *conn).await?;
+        sqlx::raw_sql(INSTALL_INSTANCES).execute(conn).await.map(drop)
     }
 
     async fn registered(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Registered> {
@@ -52,21 +53,6 @@ impl ScheduleStore for MySql {
             None => NaiveDateTime::and_utc(&sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?),
         };
         Ok(Registered { rows, now })
-    }
-
-    async fn register(conn: &mut MySqlConnection, times: &Times, registration: &Registration) -> Reply<()> {
-        let Registration { version, slot, overdue, run_slot } = *registration;
-        let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, slot.naive_utc());
-        let query = sqlx::query(
-            "INSERT INTO t_resource_schedule (name, spec, zone, version, slot, due_at) VALUES (?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE name = name",
-        );
-        query.bind(name).bind(spec).bind(zone).bind(version).bind(slot).bind(slot).execute(&mut *conn).await?;
-        let query = sqlx::query(REGISTER).bind(spec).bind(zone).bind(slot).bind(spec).bind(zone).bind(spec).bind(zone);
-        let query = query.bind(spec).bind(zone).bind(slot).bind(spec).bind(zone).bind(version);
-        let query = query.bind(name).bind(run_slot.map(|slot| slot.naive_utc()));
-        let query = query.bind(version).bind(version).bind(spec).bind(zone);
-        let overdue = overdue.map(micros);
-        query.bind(overdue).bind(overdue).execute(conn).await.map(drop)
     }
 
     async fn claim_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
@@ -220,7 +206,7 @@ fn bind_claim<'q>(query: Query<'q>, claim: &'q Claim) -> Query<'q> {
 }
 
 /// Commits, or rolls back after an error.
-async fn settle<T>(conn: &mut MySqlConnection, done: Reply<T>) -> Reply<T> {
+pub(super) async fn settle<T>(conn: &mut MySqlConnection, done: Reply<T>) -> Reply<T> {
     match done {
         Ok(value) => commit(conn).await.map(|()| value),
         Err(error) => {
@@ -380,9 +366,10 @@ async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) ->
 
 async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
     let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, pass.to.naive_utc());
-    let query = sqlx::query(PASS).bind(pass.runs).bind(spec).bind(zone).bind(to).bind(spec).bind(zone).bind(to);
-    let query = query.bind(pass.runs).bind(to).bind(pass.runs).bind(pass.runs).bind(to_stored_count(pass.missed));
-    if bind_claim(query.bind(pass.runs), claim).execute(&mut *conn).await?.rows_affected() == 0 {
+    let query = sqlx::query(PASS).bind(pass.runs).bind(to).bind(to).bind(pass.runs).bind(to).bind(pass.runs);
+    let query = query.bind(pass.runs).bind(to_stored_count(pass.missed)).bind(pass.runs);
+    let query = bind_claim(query, claim).bind(spec).bind(zone);
+    if query.execute(&mut *conn).await?.rows_affected() == 0 {
         return Ok(false);
     }
     if pass.skipped > 0 {
@@ -396,9 +383,8 @@ async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -
 async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
     let (spec, zone, slot) = (&end.times.spec, &end.times.zone, end.slot.naive_utc());
     let next = end.next.map(|next| next.naive_utc());
-    let query = sqlx::query(END.as_str()).bind(next).bind(spec).bind(zone).bind(micros(end.pause));
-    let query = query.bind(next).bind(spec).bind(zone).bind(next);
-    let query = (0..3).fold(query, |query, _| query.bind(next).bind(spec).bind(zone));
+    let query = sqlx::query(END.as_str()).bind(next).bind(micros(end.pause));
+    let query = query.bind(next).bind(spec).bind(zone).bind(next).bind(next).bind(next).bind(next);
     let query = query.bind(next).bind(spec).bind(zone).bind(next);
     if bind_claim(query, claim).execute(&mut *conn).await?.rows_affected() == 0 {
         return Ok(false);
@@ -413,14 +399,13 @@ fn times(row: &MySqlRow) -> Reply<Times> {
     Ok(Times { name: named(row.try_get("name")?)?, spec: row.try_get("spec")?, zone: row.try_get("zone")? })
 }
 
-fn utc(row: &MySqlRow, name: &str) -> Reply<Option<DateTime<Utc>>> {
+pub(super) fn utc(row: &MySqlRow, name: &str) -> Reply<Option<DateTime<Utc>>> {
     Ok(row.try_get::<Option<NaiveDateTime>, _>(name)?.map(|time| time.and_utc()))
 }
 
 fn listed(row: &MySqlRow) -> Reply<ListedSchedule> {
     Ok(ListedSchedule {
         times: times(row)?,
-        version: row.try_get("version")?,
         slot: utc(row, "slot")?.unwrap_or_default(),
         due_at: utc(row, "due_at")?.unwrap_or_default(),
         paused: row.try_get::<i64, _>("paused")? == 1,

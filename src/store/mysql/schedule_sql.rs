@@ -6,15 +6,17 @@ use std::sync::LazyLock;
 use crate::store::mysql::row::{IN_TIME, NOW};
 
 pub(super) const INSTALL: &str = include_str!("../../../migrations/mysql/20260601000000_schedule.sql");
+pub(super) const INSTALL_INSTANCES: &str = include_str!("../../../migrations/mysql/20261126000000_instances.sql");
 
 pub(super) const TABLES: &str = "
 SELECT (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.tables
-        WHERE table_schema = DATABASE() AND table_name IN ('t_resource_schedule', 't_resource_schedule_run')) AS tables,
+        WHERE table_schema = DATABASE() AND table_name IN
+        ('t_resource_schedule', 't_resource_schedule_run', 't_resource_schedule_instance', 't_resource_schedule_times')) AS tables,
        CONVERT(CONCAT(VERSION(), ' ', @@version_comment) USING utf8mb4) AS banner";
 
 /// The columns of a row.
 pub(super) const COLUMNS: &str = "
-CONVERT(name USING utf8mb4) AS name, CONVERT(spec USING utf8mb4) AS spec, CONVERT(zone USING utf8mb4) AS zone, version, slot, due_at,
+CONVERT(name USING utf8mb4) AS name, CONVERT(spec USING utf8mb4) AS spec, CONVERT(zone USING utf8mb4) AS zone, slot, due_at,
 CAST(paused AS SIGNED) AS paused, triggered_at, run_slot, attempt, missed, CAST(holder IS NOT NULL AS SIGNED) AS running, token,
 CONVERT(client_ip USING utf8mb4) AS client_ip, begin_time, UTC_TIMESTAMP(6) AS now";
 
@@ -23,22 +25,6 @@ pub(super) static LIST: LazyLock<String> = LazyLock::new(|| {
 });
 
 pub(super) const LOOK: &str = "FROM t_resource_schedule WHERE paused = 0 AND (name, spec, zone) IN";
-
-/// The parameters of each condition: spec and zone. The last one: how long other times of the same
-/// version have to be overdue.
-///
-/// A triggered run that waits for its next attempt has no times, and keeps its attempts. Another
-/// trigger may have replaced that of the run, whose slot has not whole milliseconds.
-pub(super) const REGISTER: &str = "
-UPDATE t_resource_schedule
-SET due_at = CASE WHEN holder IS NOT NULL OR (spec = ? AND zone = ?) THEN due_at
-                  WHEN triggered_at IS NOT NULL THEN UTC_TIMESTAMP(6) ELSE ? END,
-    attempt = IF(holder IS NOT NULL OR MICROSECOND(run_slot) % 1000 > 0 OR (spec = ? AND zone = ?), attempt, 0),
-    missed = IF(holder IS NOT NULL OR (spec = ? AND zone = ?), missed, 0),
-    slot = IF(spec = ? AND zone = ?, slot, ?), spec = ?, zone = ?, version = ?
-WHERE name = ? AND run_slot <=> ? AND (version < ? OR (
-    version = ? AND NOT (spec = ? AND zone = ?)
-    AND (? IS NULL OR (paused = 0 AND due_at + INTERVAL ? MICROSECOND < UTC_TIMESTAMP(6)))))";
 
 pub(super) const PAUSE: &str = "
 UPDATE t_resource_schedule SET due_at = IF(paused = 1 AND ? = 0, GREATEST(due_at, UTC_TIMESTAMP(6)), due_at), paused = ? WHERE name = ?";
@@ -80,8 +66,9 @@ macro_rules! of_lost_run {
     };
 }
 
-/// The parameters are the holder until the next takeover, and the holder of the claim. The slot may
-/// be one of other times, and lie ahead.
+/// The parameters are the holder until the next takeover, and the holder of the claim. The slot of
+/// a claim that was not run is due, also if other times took effect since, which left the row at
+/// the slot after it.
 ///
 /// A row that was taken over shows the run that was lost again, since its beginning decides which
 /// ticks the next claim passes over. The history is read only where there may be such a run: the
@@ -89,7 +76,8 @@ macro_rules! of_lost_run {
 pub(super) const PUT_BACK: &str = concat!(
     "
 UPDATE t_resource_schedule s FORCE INDEX (PRIMARY)
-SET s.due_at = IF(s.attempt > 1 OR s.triggered_at IS NOT NULL, UTC_TIMESTAMP(6), s.slot),
+SET s.slot = IF(s.attempt = 1 AND MICROSECOND(s.run_slot) % 1000 = 0, s.run_slot, s.slot),
+    s.due_at = IF(s.attempt > 1 OR s.triggered_at IS NOT NULL, UTC_TIMESTAMP(6), s.slot),
     s.holder = IF(s.attempt > 1 AND EXISTS ",
     of_lost_run!("name"),
     ", ?, NULL),
@@ -165,24 +153,21 @@ pub(super) const HAS_ENDED: &str =
 
 pub(super) const PASS: &str = "
 UPDATE t_resource_schedule
-SET due_at = CASE WHEN ? THEN due_at WHEN triggered_at IS NOT NULL THEN UTC_TIMESTAMP(6)
-                  WHEN slot = run_slot AND spec = ? AND zone = ? THEN ? ELSE slot END,
-    slot = IF(slot = run_slot AND spec = ? AND zone = ?, ?, slot), run_slot = IF(?, ?, run_slot),
-    attempt = IF(?, 1, 0), missed = IF(?, ?, 0), holder = IF(?, holder, NULL)
-WHERE name = ? AND holder = ? AND token = ?";
+SET due_at = CASE WHEN ? THEN due_at WHEN triggered_at IS NOT NULL THEN UTC_TIMESTAMP(6) ELSE ? END,
+    slot = ?, run_slot = IF(?, ?, run_slot), attempt = IF(?, 1, 0), missed = IF(?, ?, 0), holder = IF(?, holder, NULL)
+WHERE name = ? AND holder = ? AND token = ? AND slot = run_slot AND spec = ? AND zone = ?";
 
-/// The parameters of each condition: the next slot, spec and zone. A triggered run comes after the
-/// attempts, and shortens none of their pauses.
+/// The parameters of the conditions: the next slot, and for a move spec and zone as well. A
+/// triggered run comes after the attempts, and shortens none of their pauses.
 pub(super) static END: LazyLock<String> = LazyLock::new(|| {
-    let again = "(? IS NULL AND spec = ? AND zone = ?)";
     let moves = "(? IS NOT NULL AND spec = ? AND zone = ? AND slot = run_slot)";
     format!(
         "
 UPDATE t_resource_schedule
-SET due_at = CASE WHEN {again} THEN UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
+SET due_at = CASE WHEN ? IS NULL THEN UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
                   WHEN triggered_at <> run_slot THEN UTC_TIMESTAMP(6) WHEN {moves} THEN ? ELSE slot END,
-    attempt = IF({again}, attempt, 0), missed = IF({again}, missed, 0),
-    triggered_at = IF(triggered_at = run_slot AND NOT {again}, NULL, triggered_at),
+    attempt = IF(? IS NULL, attempt, 0), missed = IF(? IS NULL, missed, 0),
+    triggered_at = IF(triggered_at = run_slot AND ? IS NOT NULL, NULL, triggered_at),
     slot = IF({moves}, ?, slot), holder = NULL
 WHERE name = ? AND holder = ? AND token = ?"
     )

@@ -4,6 +4,8 @@
 mod admin;
 mod change;
 mod claim;
+#[cfg(feature = "schedule")]
+mod instances;
 mod queue;
 mod row;
 #[cfg(feature = "schedule")]

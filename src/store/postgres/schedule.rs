@@ -11,13 +11,14 @@ use crate::{
         postgres::{
             row::{Query, once_ended},
             schedule_sql::{
-                CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL, LAST_SUCCESSES,
-                LATEST, LIST, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED, SELECTED, SINCE, TABLES, TRIGGER,
+                CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL,
+                INSTALL_INSTANCES, LAST_SUCCESSES, LATEST, LIST, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE,
+                TABLES, TRIGGER,
             },
         },
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
-            Registered, Registration, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
+            Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
         servers::{Support, refusal, support},
     },
@@ -36,7 +37,8 @@ impl ScheduleStore for Postgres {
     }
 
     async fn install_schedules(conn: &mut PgConnection) -> Reply<()> {
-        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+        sqlx::raw_sql(INSTALL).execute(&mut *conn).await?;
+        sqlx::raw_sql(INSTALL_INSTANCES).execute(conn).await.map(drop)
     }
 
     async fn registered(conn: &mut PgConnection, names: &[Key]) -> Reply<Registered> {
@@ -48,12 +50,6 @@ impl ScheduleStore for Postgres {
             None => sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(conn).await?,
         };
         Ok(Registered { rows, now })
-    }
-
-    async fn register(conn: &mut PgConnection, times: &Times, registration: &Registration) -> Reply<()> {
-        let Registration { version, slot, overdue, run_slot } = *registration;
-        let query = sqlx::query(REGISTER).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
-        query.bind(version).bind(slot).bind(overdue).bind(run_slot).execute(conn).await.map(drop)
     }
 
     async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
@@ -206,7 +202,6 @@ fn claimed(row: &PgRow) -> Reply<ClaimedRow> {
 fn listed(row: &PgRow) -> Reply<ListedSchedule> {
     Ok(ListedSchedule {
         times: times(row)?,
-        version: row.try_get("version")?,
         slot: row.try_get("slot")?,
         due_at: row.try_get("due_at")?,
         paused: row.try_get("paused")?,

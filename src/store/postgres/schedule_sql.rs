@@ -3,15 +3,17 @@
 use crate::store::postgres::row::{finite, in_time};
 
 pub(super) const INSTALL: &str = include_str!("../../../migrations/postgres/20260601000000_schedule.sql");
+pub(super) const INSTALL_INSTANCES: &str = include_str!("../../../migrations/postgres/20261126000000_instances.sql");
 
 pub(super) const TABLES: &str = "
-SELECT to_regclass('t_resource_schedule') IS NOT NULL AND to_regclass('t_resource_schedule_run') IS NOT NULL AS there,
+SELECT to_regclass('t_resource_schedule') IS NOT NULL AND to_regclass('t_resource_schedule_run') IS NOT NULL
+       AND to_regclass('t_resource_schedule_instance') IS NOT NULL AND to_regclass('t_resource_schedule_times') IS NOT NULL AS there,
        version() AS banner";
 
 macro_rules! select {
     ($rest:literal) => {
         concat!(
-            "SELECT name::text AS name, spec::text AS spec, zone::text AS zone, version, paused, attempt, missed,
+            "SELECT name::text AS name, spec::text AS spec, zone::text AS zone, paused, attempt, missed,
                     holder IS NOT NULL AS running, token, client_ip::text AS client_ip, clock_timestamp() AS now, ",
             finite!("slot"),
             " AS slot, ",
@@ -29,25 +31,6 @@ macro_rules! select {
 }
 
 pub(super) const REGISTERED: &str = select!("WHERE name = ANY ($1::text[])");
-
-/// $4 the version, $5 the slot, $6 how long other times of the same version have to be overdue.
-///
-/// A triggered run that waits for its next attempt has no times, and keeps its attempts. Another
-/// trigger may have replaced that of the run, whose slot has not whole milliseconds.
-pub(super) const REGISTER: &str = "
-INSERT INTO t_resource_schedule AS t (name, spec, zone, version, slot, due_at) VALUES ($1, $2, $3, $4, $5, $5)
-ON CONFLICT (name) DO UPDATE
-SET spec = excluded.spec, zone = excluded.zone, version = excluded.version,
-    slot = CASE WHEN t.spec = excluded.spec AND t.zone = excluded.zone THEN t.slot ELSE excluded.slot END,
-    due_at = CASE WHEN t.holder IS NOT NULL OR (t.spec = excluded.spec AND t.zone = excluded.zone) THEN t.due_at
-                  WHEN t.triggered_at IS NOT NULL THEN clock_timestamp() ELSE excluded.slot END,
-    attempt = CASE WHEN t.holder IS NOT NULL OR t.run_slot <> date_trunc('milliseconds', t.run_slot)
-                     OR (t.spec = excluded.spec AND t.zone = excluded.zone)
-                   THEN t.attempt ELSE 0 END,
-    missed = CASE WHEN t.holder IS NOT NULL OR (t.spec = excluded.spec AND t.zone = excluded.zone) THEN t.missed ELSE 0 END
-WHERE t.run_slot IS NOT DISTINCT FROM $7 AND (t.version < excluded.version OR (
-    t.version = excluded.version AND NOT (t.spec = excluded.spec AND t.zone = excluded.zone)
-    AND ($6::interval IS NULL OR (NOT t.paused AND t.due_at + $6::interval < clock_timestamp()))))";
 
 /// $1 to $3 the known schedules, $4 holder, $5 label, $6 lease, $7 the most rows, $8 the error of a
 /// lost run, $9 the limit, $10 whether the request was sent before.
@@ -103,7 +86,8 @@ FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON 
 LEFT JOIN claimed t ON true"
 );
 
-/// $3 the holder until the next takeover. The slot may be one of other times, and lie ahead.
+/// $3 the holder until the next takeover. The slot of a claim that was not run is due, also if
+/// other times took effect since, which left the row at the slot after it.
 ///
 /// A row that was taken over shows the run that was lost again, since its beginning decides which
 /// ticks the next claim passes over.
@@ -113,7 +97,10 @@ SET (holder, begin_time, client_ip) = (
         SELECT CASE WHEN r.name IS NOT NULL THEN $3::uuid END, coalesce(r.begin_time, s.begin_time), coalesce(r.client_ip, s.client_ip)
         FROM (SELECT 1) one LEFT JOIN t_resource_schedule_run r
         ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'),
-    attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp() ELSE slot END
+    attempt = attempt - 1,
+    slot = CASE WHEN attempt = 1 AND date_trunc('milliseconds', run_slot) = run_slot THEN run_slot ELSE slot END,
+    due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp()
+                  WHEN date_trunc('milliseconds', run_slot) = run_slot THEN run_slot ELSE slot END
 WHERE holder = $1 AND name = ANY ($2::text[])";
 
 /// $5 the limit.
@@ -154,12 +141,10 @@ pub(super) const HANDED_BACK_RUNS: &str =
 pub(super) const PASS: &str = "
 WITH moved AS (
     UPDATE t_resource_schedule
-    SET slot = CASE WHEN slot = run_slot AND spec = $5 AND zone = $6 THEN $4 ELSE slot END,
-        run_slot = CASE WHEN $7 THEN $4 ELSE run_slot END, attempt = CASE WHEN $7 THEN 1 ELSE 0 END,
+    SET slot = $4, run_slot = CASE WHEN $7 THEN $4 ELSE run_slot END, attempt = CASE WHEN $7 THEN 1 ELSE 0 END,
         missed = CASE WHEN $7 THEN $8 ELSE 0 END, holder = CASE WHEN $7 THEN holder END,
-        due_at = CASE WHEN $7 THEN due_at WHEN triggered_at IS NOT NULL THEN clock_timestamp()
-                      WHEN slot = run_slot AND spec = $5 AND zone = $6 THEN $4 ELSE slot END
-    WHERE name = $1 AND holder = $2 AND token = $3
+        due_at = CASE WHEN $7 THEN due_at WHEN triggered_at IS NOT NULL THEN clock_timestamp() ELSE $4 END
+    WHERE name = $1 AND holder = $2 AND token = $3 AND slot = run_slot AND spec = $5 AND zone = $6
     RETURNING name, token, client_ip, begin_time
 ), recorded AS (
     INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed)
@@ -170,19 +155,18 @@ SELECT EXISTS (SELECT FROM moved)";
 /// $4 and $5 the times with which the next slot was computed, $6 the slot, NULL for another
 /// attempt after $7; $8 to $12 the history's slot, attempt, status, missed and error.
 ///
-/// Another attempt is made only under the same times. A triggered run comes after the attempts, and
-/// shortens none of their pauses.
+/// A triggered run comes after the attempts, and shortens none of their pauses.
 pub(super) const END: &str = "
 WITH ended AS (
     UPDATE t_resource_schedule
     SET holder = NULL,
-        due_at = CASE WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN clock_timestamp() + $7::interval
+        due_at = CASE WHEN $6::timestamptz IS NULL THEN clock_timestamp() + $7::interval
                       WHEN triggered_at <> run_slot THEN clock_timestamp()
                       WHEN $6 IS NOT NULL AND slot = run_slot AND spec = $4 AND zone = $5 THEN $6 ELSE slot END,
         slot = CASE WHEN $6 IS NOT NULL AND slot = run_slot AND spec = $4 AND zone = $5 THEN $6 ELSE slot END,
-        attempt = CASE WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN attempt ELSE 0 END,
-        missed = CASE WHEN $6 IS NULL AND spec = $4 AND zone = $5 THEN missed ELSE 0 END,
-        triggered_at = CASE WHEN triggered_at = run_slot AND NOT ($6 IS NULL AND spec = $4 AND zone = $5) THEN NULL ELSE triggered_at END
+        attempt = CASE WHEN $6 IS NULL THEN attempt ELSE 0 END,
+        missed = CASE WHEN $6 IS NULL THEN missed ELSE 0 END,
+        triggered_at = CASE WHEN triggered_at = run_slot AND $6 IS NOT NULL THEN NULL ELSE triggered_at END
     WHERE name = $1 AND holder = $2 AND token = $3
     RETURNING name, token, client_ip, begin_time
 ), recorded AS (

@@ -8,8 +8,9 @@ use crate::{
     rules::{Row, Rules, Status, Terms},
     store::{
         Change, ClaimReply, ClaimRequest, Form, Outcome, Store as _, TooLate,
+        instances::{InstanceStore as _, TimesChange},
         queue::QueueStore as _,
-        schedule::{DueReply, DueRequest, LOST, Pass, Registration, ScheduleStore as _, Times},
+        schedule::{DueReply, DueRequest, LOST, Pass, ScheduleStore as _, Times},
         schema::SchemaStore as _,
     },
 };
@@ -205,8 +206,7 @@ fn times(name: &str) -> Times {
 async fn due(conn: &mut Conn, names: &[&str]) -> Vec<Times> {
     for (minutes, name) in (0..).zip(names) {
         let slot = DateTime::UNIX_EPOCH + TimeDelta::minutes(minutes);
-        let registration = Registration { version: 1, slot, overdue: None, run_slot: None };
-        DB::register(conn, &times(name), &registration).await.unwrap();
+        assert!(DB::change_times(conn, &times(name), &TimesChange::creation(slot)).await.unwrap());
     }
     names.iter().map(|name| times(name)).collect()
 }

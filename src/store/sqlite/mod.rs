@@ -16,6 +16,8 @@ mod free;
 #[cfg(test)]
 mod free_tests;
 mod in_memory;
+#[cfg(feature = "schedule")]
+mod instances;
 mod judged;
 #[cfg(test)]
 #[cfg(feature = "schedule")]

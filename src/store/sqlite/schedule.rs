@@ -11,14 +11,14 @@ use crate::{
         Outcome, Reply, TooLate, hex, limit_micros, not_extended,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
-            Registered, Registration, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
+            Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
         sqlite::{
             row::{Query, json, keys, micros, read_now, time},
             schedule_sql::{
                 CLAIM, END, END_WITHIN, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HELD, HISTORY, INSTALL,
-                LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, PASS, PAUSE, PUT_BACK, REGISTER, REGISTERED,
-                SELECTED, SINCE, TABLES, TAKE_OVER, TRIGGER,
+                INSTALL_INSTANCES, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, PASS, PAUSE, PUT_BACK,
+                REGISTERED, SELECTED, SINCE, TABLES, TAKE_OVER, TRIGGER,
             },
             schema::wide,
             write::{undo, written},
@@ -29,11 +29,12 @@ use crate::{
 impl ScheduleStore for Sqlite {
     async fn schedule_tables(conn: &mut SqliteConnection) -> Reply<Found> {
         let tables: i64 = sqlx::query_scalar(TABLES).fetch_one(&mut *conn).await?;
-        Ok(Found { tables: tables == 2, refused: wide(conn).await? })
+        Ok(Found { tables: tables == 4, refused: wide(conn).await? })
     }
 
     async fn install_schedules(conn: &mut SqliteConnection) -> Reply<()> {
-        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+        sqlx::raw_sql(INSTALL).execute(&mut *conn).await?;
+        sqlx::raw_sql(INSTALL_INSTANCES).execute(conn).await.map(drop)
     }
 
     async fn registered(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Registered> {
@@ -44,13 +45,6 @@ impl ScheduleStore for Sqlite {
             None => read_now(conn).await?,
         };
         Ok(Registered { rows, now })
-    }
-
-    async fn register(conn: &mut SqliteConnection, times: &Times, registration: &Registration) -> Reply<()> {
-        let Registration { version, slot, overdue, run_slot } = *registration;
-        let query = sqlx::query(REGISTER).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
-        let query = query.bind(version).bind(slot.timestamp_micros()).bind(overdue.map(micros));
-        query.bind(run_slot.map(|slot| slot.timestamp_micros())).execute(conn).await.map(drop)
     }
 
     async fn claim_due(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
@@ -173,7 +167,7 @@ impl ScheduleStore for Sqlite {
 }
 
 /// Executes a text that is a transaction, and returns whether its statement returned a row.
-async fn transaction(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<bool> {
+pub(super) async fn transaction(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<bool> {
     match written(query, conn).await {
         Ok(row) => Ok(row.is_some()),
         Err(error) => {
@@ -307,7 +301,6 @@ fn times(row: &SqliteRow) -> Reply<Times> {
 fn listed(row: &SqliteRow) -> Reply<ListedSchedule> {
     Ok(ListedSchedule {
         times: times(row)?,
-        version: row.try_get("version")?,
         slot: time(row, "slot")?.unwrap_or_default(),
         due_at: time(row, "due_at")?.unwrap_or_default(),
         paused: row.try_get("paused")?,

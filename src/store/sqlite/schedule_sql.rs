@@ -3,14 +3,16 @@
 use crate::store::sqlite::row::now;
 
 pub(super) const INSTALL: &str = include_str!("../../../migrations/sqlite/20260601000000_schedule.sql");
+pub(super) const INSTALL_INSTANCES: &str = include_str!("../../../migrations/sqlite/20261126000000_instances.sql");
 
 pub(super) const TABLES: &str = "
-SELECT count(*) FROM main.sqlite_schema WHERE type = 'table' AND lower(name) IN ('t_resource_schedule', 't_resource_schedule_run')";
+SELECT count(*) FROM main.sqlite_schema WHERE type = 'table' AND lower(name) IN
+    ('t_resource_schedule', 't_resource_schedule_run', 't_resource_schedule_instance', 't_resource_schedule_times')";
 
 macro_rules! select {
     ($rest:literal) => {
         concat!(
-            "SELECT name, spec, zone, version, slot, due_at, paused, triggered_at, run_slot, attempt, missed, holder IS NOT NULL AS running,
+            "SELECT name, spec, zone, slot, due_at, paused, triggered_at, run_slot, attempt, missed, holder IS NOT NULL AS running,
                     token, client_ip, begin_time, ",
             now!(),
             " AS now FROM t_resource_schedule ",
@@ -28,30 +30,6 @@ pub(super) const LOOK: &str = select!(
 );
 
 pub(super) const LIST: &str = select!("WHERE name > ?1 ORDER BY name LIMIT ?2");
-
-/// ?4 the version, ?5 the slot, ?6 how long other times of the same version have to be overdue.
-///
-/// A triggered run that waits for its next attempt has no times, and keeps its attempts. Another
-/// trigger may have replaced that of the run, whose slot has not whole milliseconds.
-pub(super) const REGISTER: &str = concat!(
-    "
-INSERT INTO t_resource_schedule (name, spec, zone, version, slot, due_at) VALUES (?1, ?2, ?3, ?4, ?5, ?5)
-ON CONFLICT (name) DO UPDATE
-SET spec = excluded.spec, zone = excluded.zone, version = excluded.version,
-    slot = CASE WHEN spec = excluded.spec AND zone = excluded.zone THEN slot ELSE excluded.slot END,
-    due_at = CASE WHEN holder IS NOT NULL OR (spec = excluded.spec AND zone = excluded.zone) THEN due_at
-                  WHEN triggered_at IS NOT NULL THEN ",
-    now!(),
-    " ELSE excluded.slot END,
-    attempt = CASE WHEN holder IS NOT NULL OR run_slot % 1000 > 0 OR (spec = excluded.spec AND zone = excluded.zone)
-                   THEN attempt ELSE 0 END,
-    missed = CASE WHEN holder IS NOT NULL OR (spec = excluded.spec AND zone = excluded.zone) THEN missed ELSE 0 END
-WHERE run_slot IS ?7 AND (version < excluded.version OR (
-    version = excluded.version AND NOT (spec = excluded.spec AND zone = excluded.zone)
-    AND (?6 IS NULL OR (NOT paused AND due_at + ?6 < ",
-    now!(),
-    "))))"
-);
 
 /// Adds the runs of `$rows`, a condition on schedules, to the history. `$values` are the slot, the
 /// attempt, the status, the slots missed and the error.
@@ -128,7 +106,8 @@ pub(super) const HELD: &str =
 pub(super) const LOST_RUN: &str = "
 SELECT token, client_ip, begin_time FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND status = 'L'";
 
-/// ?3 the holder until the next takeover. The slot may be one of other times, and lie ahead.
+/// ?3 the holder until the next takeover. The slot of a claim that was not run is due, also if
+/// other times took effect since, which left the row at the slot after it.
 ///
 /// A row that was taken over shows the run that was lost again, since its beginning decides which
 /// ticks the next claim passes over.
@@ -139,9 +118,10 @@ SET (holder, begin_time, client_ip) = (
         SELECT CASE WHEN r.name IS NOT NULL THEN ?3 END, coalesce(r.begin_time, s.begin_time), coalesce(r.client_ip, s.client_ip)
         FROM (SELECT 1) AS one LEFT JOIN t_resource_schedule_run r
         ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'),
-    attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN ",
+    attempt = attempt - 1, slot = CASE WHEN attempt = 1 AND run_slot % 1000 = 0 THEN run_slot ELSE slot END,
+    due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN ",
     now!(),
-    " ELSE slot END
+    " WHEN run_slot % 1000 = 0 THEN run_slot ELSE slot END
 WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))"
 );
 
@@ -171,21 +151,28 @@ pub(super) const LEFT: &str =
 
 pub(super) const HAS_ENDED: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
 
+/// The claim of a slot that may be moved. Once other times are in effect, the row has the slot
+/// after the claimed one, and a move would leave it behind.
+macro_rules! held_with_times {
+    () => {
+        concat!(held!(), " AND slot = run_slot AND spec = ?5 AND zone = ?6")
+    };
+}
+
 /// ?4 the slot, ?5 and ?6 the times with which it was computed, ?7 whether it is run, ?8 missed, ?9
 /// the first slot of ?10 that are skipped.
 pub(super) const PASS: &str = concat!(
     "BEGIN IMMEDIATE;",
-    record!("?9, 0, 'M', ?10, NULL", held!(), " AND ?10 > 0 ON CONFLICT DO NOTHING"),
+    record!("?9, 0, 'M', ?10, NULL", held_with_times!(), " AND ?10 > 0 ON CONFLICT DO NOTHING"),
     "
 UPDATE t_resource_schedule
-SET slot = CASE WHEN slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
-    run_slot = CASE WHEN ?7 THEN ?4 ELSE run_slot END, attempt = CASE WHEN ?7 THEN 1 ELSE 0 END,
+SET slot = ?4, run_slot = CASE WHEN ?7 THEN ?4 ELSE run_slot END, attempt = CASE WHEN ?7 THEN 1 ELSE 0 END,
     missed = CASE WHEN ?7 THEN ?8 ELSE 0 END, holder = CASE WHEN ?7 THEN holder END,
     due_at = CASE WHEN ?7 THEN due_at WHEN triggered_at IS NOT NULL THEN ",
     now!(),
-    " WHEN slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END
+    " ELSE ?4 END
 WHERE ",
-    held!(),
+    held_with_times!(),
     " RETURNING 1; COMMIT"
 );
 
@@ -196,22 +183,22 @@ WHERE ",
 macro_rules! end {
     () => {
         concat!(
-    record!("?8, ?9, ?10, ?11, ?12", held!()),
-    "
+            record!("?8, ?9, ?10, ?11, ?12", held!()),
+            "
 UPDATE t_resource_schedule
 SET holder = NULL,
-    due_at = CASE WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN ",
-    now!(),
-    " + ?7        WHEN triggered_at <> run_slot THEN ",
-    now!(),
-    "             WHEN ?4 IS NOT NULL AND slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
+    due_at = CASE WHEN ?4 IS NULL THEN ",
+            now!(),
+            " + ?7        WHEN triggered_at <> run_slot THEN ",
+            now!(),
+            "             WHEN ?4 IS NOT NULL AND slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
     slot = CASE WHEN ?4 IS NOT NULL AND slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
-    attempt = CASE WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN attempt ELSE 0 END,
-    missed = CASE WHEN ?4 IS NULL AND spec = ?5 AND zone = ?6 THEN missed ELSE 0 END,
-    triggered_at = CASE WHEN triggered_at = run_slot AND NOT (?4 IS NULL AND spec = ?5 AND zone = ?6) THEN NULL ELSE triggered_at END
+    attempt = CASE WHEN ?4 IS NULL THEN attempt ELSE 0 END,
+    missed = CASE WHEN ?4 IS NULL THEN missed ELSE 0 END,
+    triggered_at = CASE WHEN triggered_at = run_slot AND ?4 IS NOT NULL THEN NULL ELSE triggered_at END
 WHERE ",
-    held!(),
-    " RETURNING 1;"
+            held!(),
+            " RETURNING 1;"
         )
     };
 }

@@ -8,7 +8,8 @@ use crate::{
     key::{Claim, Holder, Key},
     store::{
         Reply,
-        schedule::{DueReply, DueRequest, End, Pass, Registration, ScheduleStore as _, Times},
+        instances::{InstanceStore as _, SeenTimes, TimesChange},
+        schedule::{DueReply, DueRequest, End, Pass, ScheduleStore as _, Times},
         sqlite::schedule::{Seen, look, take},
     },
 };
@@ -29,8 +30,7 @@ async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueRepl
 async fn due() -> SqliteConnection {
     let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
     Sqlite::install_schedules(&mut conn).await.unwrap();
-    let registration = Registration { version: 1, slot: SLOT, overdue: None, run_slot: None };
-    Sqlite::register(&mut conn, &times(), &registration).await.unwrap();
+    assert!(Sqlite::change_times(&mut conn, &times(), &TimesChange::creation(SLOT)).await.unwrap());
     conn
 }
 
@@ -89,6 +89,41 @@ async fn a_claim_that_takes_over_and_is_refused_is_undone() {
     let (mut conn, _) = claimed().await;
     let reply = claim_due(&mut conn, Holder::new(Uuid::new_v4())).await;
     assert_undone(&mut conn, reply).await;
+}
+
+/// Returns a claim during which other times took effect. They left the row at the slot after it.
+async fn claimed_under_other_times() -> (SqliteConnection, Claim) {
+    let mut conn = due().await;
+    let holder = Holder::new(Uuid::new_v4());
+    let row = claim_due(&mut conn, holder).await.unwrap().claimed.remove(0);
+    let (other, slot) = (Times { spec: "every 2m".into(), ..times() }, SLOT + TimeDelta::minutes(1));
+    let seen = SeenTimes { spec: times().spec, zone: times().zone, run_slot: Some(SLOT), attempt: 1 };
+    let change = TimesChange { seen: Some(seen), ..TimesChange::creation(slot) };
+    assert!(Sqlite::change_times(&mut conn, &other, &change).await.unwrap());
+    (conn, Claim { key: row.name, holder, token: row.token })
+}
+
+async fn has(conn: &mut SqliteConnection, condition: &str) -> bool {
+    let row = sqlx::AssertSqlSafe(format!("SELECT {condition} FROM t_resource_schedule"));
+    sqlx::query_scalar::<_, bool>(row).fetch_one(conn).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_claim_that_is_put_back_after_other_times_took_effect_is_due() {
+    let (mut conn, claim) = claimed_under_other_times().await;
+    Sqlite::put_back(&mut conn, claim.holder, Holder::new(Uuid::new_v4()), &[times()]).await.unwrap();
+    assert!(has(&mut conn, "slot = 0 AND due_at = 0 AND attempt = 0 AND holder IS NULL AND spec = 'every 2m'").await);
+}
+
+#[tokio::test]
+async fn a_move_after_other_times_took_effect_is_refused() {
+    let (mut conn, claim) = claimed_under_other_times().await;
+    let to = SLOT + TimeDelta::minutes(5);
+    for runs in [true, false] {
+        let pass = Pass { times: &times(), from: SLOT, to, runs, missed: 5, skipped: 0 };
+        assert!(!Sqlite::pass_over(&mut conn, &claim, &pass).await.unwrap());
+    }
+    assert!(has(&mut conn, "slot = 60000000 AND run_slot = 0 AND attempt = 1 AND missed = 0").await);
 }
 
 /// A claim, and one that takes over, after each change that another statement may make after the

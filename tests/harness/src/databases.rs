@@ -164,7 +164,8 @@ impl Reused for sqlx::Postgres {
     async fn delete_rows(pool: &Pool<Self>) -> Result<(), sqlx::Error> {
         let delete = "SET lock_timeout = '2s';
                       DELETE FROM t_resource_lock; DELETE FROM t_resource_lock_queue;
-                      DELETE FROM t_resource_schedule; DELETE FROM t_resource_schedule_run";
+                      DELETE FROM t_resource_schedule; DELETE FROM t_resource_schedule_run;
+                      DELETE FROM t_resource_schedule_instance; DELETE FROM t_resource_schedule_times";
         sqlx::raw_sql(delete).execute(pool).await.map(drop)
     }
 }
@@ -209,7 +210,8 @@ impl Reused for sqlx::MySql {
     async fn delete_rows(pool: &Pool<Self>) -> Result<(), sqlx::Error> {
         let delete = "SET SESSION innodb_lock_wait_timeout = 2, lock_wait_timeout = 2;
                       DELETE FROM t_resource_lock; DELETE FROM t_resource_lock_queue;
-                      DELETE FROM t_resource_schedule; DELETE FROM t_resource_schedule_run";
+                      DELETE FROM t_resource_schedule; DELETE FROM t_resource_schedule_run;
+                      DELETE FROM t_resource_schedule_instance; DELETE FROM t_resource_schedule_times";
         sqlx::raw_sql(delete).execute(pool).await.map(drop)
     }
 }

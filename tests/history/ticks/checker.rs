@@ -21,7 +21,7 @@ const TAKEOVERS: u32 = 10;
 pub enum Rule {
     /// No slot succeeds twice, or succeeds and counts as missed.
     OneSuccess,
-    /// Each slot has come to its end, or is counted as its catch-up says.
+    /// Each slot has come to its end, or is counted as its catch-up says. Other times lose none.
     NothingLost,
     /// Slots and tokens never fall.
     Grows,
@@ -42,8 +42,9 @@ pub enum Rule {
     PausesHold,
     /// A trigger is followed by a run, and a run that was triggered ends once.
     TriggersRunOnce,
-    /// Versions never fall. Only instances that know the times of the row claim it, and a failed
-    /// attempt under times that were replaced is the last one.
+    /// The times of a row are those of a version that was deployed. They apply within the time that
+    /// is promised, and do not go back to older ones while an instance with the newer ones lives.
+    /// Only instances that have the times of the row claim it.
     NewTimesApply,
     /// Runs that are to be forgotten go, and no others. The last success stays.
     OldRunsAreForgotten,
@@ -89,6 +90,10 @@ pub struct Operated {
     pub triggered: usize,
     /// Changes of the times.
     pub changes: usize,
+    /// Those to times that had been in effect before.
+    pub returned: usize,
+    /// Instances that started with older times than those in effect, and took nothing back.
+    pub older: usize,
     /// Rows of the table of runs.
     pub forgotten: usize,
 }
@@ -134,14 +139,10 @@ impl View<'_> {
         &self.history.terms.name
     }
 
-    pub fn attempts_after(&self, told: &Told) -> usize {
-        self.history.told.iter().filter(|later| later.slot == told.slot && later.attempt > told.attempt).count()
-    }
-
-    /// Whether the row is the end of its tick.
+    /// Whether the row is the end of its tick. An attempt that failed with attempts left is not,
+    /// also if the times changed.
     pub fn ends(&self, told: &Told) -> bool {
-        let is_last = || self.history.is_replaced(told).unwrap_or(self.attempts_after(told) == 0);
-        told.status == 'S' || (told.status == 'F' && (told.attempt > RETRIES || is_last()))
+        told.status == 'S' || (told.status == 'F' && told.attempt > RETRIES)
     }
 
     /// Counts how often each slot has ended, or is counted as missed.
@@ -176,7 +177,7 @@ impl View<'_> {
             verdict.breaks(Rule::OneSuccess, format!("{name}: {slot} has come to its end more than once"));
         }
         let first = ended.keys().next().copied().unwrap_or(self.history.first).min(self.history.first);
-        let lost = |slot: &i64| !ended.contains_key(slot) && !self.history.is_dropped(*slot);
+        let lost = |slot: &i64| !ended.contains_key(slot);
         for slot in (first..self.history.next).filter(lost) {
             verdict.breaks(Rule::NothingLost, format!("{name}: {slot} is lost"));
         }
@@ -228,9 +229,12 @@ impl View<'_> {
         run.ended.map(|ended| ended.0).or_else(|| self.suffered.death(run.process)).unwrap_or(Duration::MAX)
     }
 
-    /// Whether the work was waiting for the reply to a commit that had ended its tick.
+    /// Whether the work was waiting for the reply to a commit that had ended its tick, or had the
+    /// reply and was about to end. Processes do not record stalls that are as short as that.
     fn is_committed(&self, run: &Run, at: Duration) -> bool {
-        let waits = run.commits.is_some_and(|sent| sent <= at) && run.committed.is_none_or(|reply| reply > at);
+        let about_to_end = self.suffered.lease / 40;
+        let waits =
+            run.commits.is_some_and(|sent| sent <= at) && run.committed.is_none_or(|reply| reply + about_to_end > at);
         waits && self.history.told.iter().any(|told| told.token == run.token && told.status == 'S')
     }
 
@@ -312,7 +316,7 @@ impl View<'_> {
             let until = self.taken_over_by(at);
             let others = || self.history.runs.iter().filter(|other| other.process != run.process);
             let times = |run: &Run| self.history.terms.times(run.version);
-            let is_replaced = self.history.changes().any(|change| change.after.token >= run.token);
+            let is_replaced = self.history.changes().any(|change| change.after.seen.token >= run.token);
             let is_current = |other: &Run| times(other) == times(run) && !is_replaced;
             let able = |other: &Run| {
                 self.suffered.death(other.process).is_none_or(|death| death > until)

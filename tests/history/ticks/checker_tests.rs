@@ -256,6 +256,9 @@ fn a_run_may_begin_while_the_last_waits_for_the_reply_to_its_commit() {
     late("").breaks(&UNTOLD);
     late("1300 3 commits k 120\n2005 3 committed k 120").breaks(&[]);
     late("1300 3 commits k 120").breaks(&[]);
+    // The reply has just come.
+    late("1300 3 commits k 120\n1990 3 committed k 120").breaks(&[]);
+    late("1300 3 commits k 120\n1970 3 committed k 120").breaks(&UNTOLD);
     // The reply had come, and the work went on.
     late("1300 3 commits k 120\n1400 3 committed k 120").breaks(&UNTOLD);
     late("2001 3 commits k 120\n2005 3 committed k 120").breaks(&UNTOLD);

@@ -1,6 +1,10 @@
 //! The workers, and what they have recorded so far.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use harness::{PATIENCE, TestDb, database_of, eventually};
 use rowlock::ScheduleInfo;
@@ -12,10 +16,11 @@ use crate::{
     crew::{Books, Member},
     record::now,
     ticks::{
+        checker::GRACE,
         gathered::{Effect, History},
-        operator::{Log, Operator, next},
+        operator::{Log, OLD, Operator, next},
         record::{Entry, SECOND, Step},
-        terms::{COUNT, Changes, Terms},
+        terms::{COUNT, Changes, LIFE, POLL, Terms, word},
         worker::{self, pool_with},
     },
 };
@@ -29,6 +34,9 @@ pub enum Level {
     /// MariaDB.
     Serializable,
 }
+
+/// Nine polls, in which new times apply, with the first announcement and the reads of the operator.
+const MOST_POLLS: Duration = POLL.saturating_mul(15);
 
 pub struct Crew<'a, DB: Books> {
     pub db: &'a TestDb<DB>,
@@ -45,8 +53,8 @@ pub struct Crew<'a, DB: Books> {
     started: usize,
     /// The version of the last deploy.
     version: u64,
-    /// Whether a worker of an older version was started since then.
-    has_old: bool,
+    /// The version of each worker.
+    versions: BTreeMap<usize, u64>,
     /// How many workers were killed while they ran something.
     pub interrupted: usize,
     /// The seconds of the slots after the registration.
@@ -76,7 +84,7 @@ impl<'a, DB: Books> Crew<'a, DB> {
             log,
             started: 0,
             version: 0,
-            has_old: false,
+            versions: BTreeMap::new(),
             interrupted: 0,
             first: Vec::new(),
         };
@@ -95,6 +103,7 @@ impl<'a, DB: Books> Crew<'a, DB> {
     pub async fn start(&mut self, version: u64) {
         self.started += 1;
         let number = self.started;
+        self.versions.insert(number, version);
         let proxy = if self.db.server.name == "sqlite" { None } else { Some(self.db.proxy().await) };
         let mut url = proxy.as_ref().map_or(&self.db.url, |proxy| &proxy.url).clone();
         if self.db.server.name == "postgres" && self.level == Level::Default && number.is_multiple_of(2) {
@@ -144,19 +153,50 @@ impl<'a, DB: Books> Crew<'a, DB> {
         }
     }
 
-    /// Gives all workers a new version, one after the other, in the middle of triggered runs.
+    /// Gives all workers a new version, one after the other, in the middle of triggered runs. A
+    /// worker may be killed in between, and may restart with the version before.
+    ///
+    /// New times apply within nine polls of the first instance that has them. Times that come back
+    /// apply when no living instance has newer ones, so they may need all workers.
     pub async fn deploy(&mut self) {
-        (self.version, self.has_old) = (self.version + 1, false);
+        self.version += 1;
         for terms in Terms::all().filter(|terms| terms.changes != Changes::Nothing) {
             self.operator.trigger(&terms.name).await;
         }
         sleep(Duration::from_millis(self.random.u64(..300))).await;
-        for place in 0..self.members.len() {
+        let mut kills = self.random.u8(..3) == 0;
+        while let Some(place) = self.outdated() {
+            let number = self.members[place].number;
             self.members[place].order(format_args!("deploy {}", self.version)).await;
-            let until = now() + Duration::from_secs(2);
-            while self.operator.list().await.iter().any(|schedule| schedule.version < self.version) && now() < until {
-                sleep(Duration::from_millis(50)).await;
+            self.versions.insert(number, self.version);
+            self.applies(MOST_POLLS).await;
+            if std::mem::take(&mut kills) {
+                let place = self.random.usize(..self.members.len());
+                self.kill(place).await;
             }
+        }
+        // An instance that was killed with newer times counts for as long as it may live without a
+        // beat. Then the times need nine polls. A busy machine takes longer.
+        self.applies(LIFE + MOST_POLLS + GRACE).await;
+        self.tell(0, Step::Deployed { version: self.version });
+    }
+
+    fn outdated(&self) -> Option<usize> {
+        self.members.iter().position(|member| self.versions[&member.number] < self.version)
+    }
+
+    /// Waits until all rows have the times of the version, for this long at most. Some schedules
+    /// are triggered at that time: the last run before the change may be one that was triggered.
+    async fn applies(&mut self, within: Duration) {
+        let until = now() + within;
+        let times = |(terms, row): (Terms, &ScheduleInfo)| {
+            terms.times(self.version) == word(&format!("{}|{}", row.times, row.zone))
+        };
+        while !Terms::all().zip(&self.operator.list().await).all(times) && now() < until {
+            if self.random.u8(..3) == 0 {
+                self.operator.trigger(&format!("s{}", self.random.usize(..COUNT))).await;
+            }
+            sleep(Duration::from_millis(50)).await;
         }
     }
 
@@ -167,10 +207,8 @@ impl<'a, DB: Books> Crew<'a, DB> {
         while let Some(ended) = self.operating.join_next().await {
             ended.unwrap();
         }
-        if self.has_old {
-            // No instance of the last version may be left.
-            self.members[0].order(format_args!("deploy {}", self.version)).await;
-        }
+        // The operator may have forgotten nothing by chance.
+        self.operator.forget(Duration::from_secs(OLD.start)).await;
         let before = self.operator.list().await;
         let waits = |(now, before): (&ScheduleInfo, &ScheduleInfo)| now.slot <= before.slot || now.triggered.is_some();
         let until = now() + 6 * PATIENCE;
@@ -212,7 +250,6 @@ impl<'a, DB: Books> Crew<'a, DB> {
         self.tell(number, Step::Killed);
         member.ends().await;
         let version = if self.random.u8(..4) == 0 { self.version.saturating_sub(1) } else { self.version };
-        self.has_old |= version < self.version;
         self.start(version).await;
         let running = self.running(number);
         self.interrupted += usize::from(!running.is_empty());

@@ -40,7 +40,8 @@ pub enum Fault {
     ConnectionsKilled,
     /// Another client's transaction locks a schedule's row (on SQLite: the file).
     RowInUse,
-    /// A new version is deployed, with other times for half of the schedules.
+    /// A new version is deployed, with other times for half of the schedules. The third one has the
+    /// times of the first again.
     Deploy,
 }
 
@@ -48,7 +49,7 @@ impl Fault {
     pub fn all(server: &Server) -> Vec<Self> {
         use Fault::*;
         match server.name {
-            "sqlite" => vec![Kill, Kill, Kill, Stop, RowInUse, Deploy, Deploy],
+            "sqlite" => vec![Kill, Kill, Kill, Stop, RowInUse, Deploy, Deploy, Deploy],
             _ => vec![
                 Kill,
                 Kill,
@@ -62,6 +63,7 @@ impl Fault {
                 RequestLost,
                 ConnectionsKilled,
                 RowInUse,
+                Deploy,
                 Deploy,
                 Deploy,
             ],
@@ -110,21 +112,27 @@ impl<DB: Books> Crew<'_, DB> {
     async fn deafen(&mut self, place: usize, way: Way) {
         self.busy(self.members[place].number).await;
         let late = self.random.bool();
-        let proxy = self.members[place].proxy.as_ref().unwrap();
+        let (proxy, since) = (self.members[place].proxy.as_ref().unwrap(), now());
         proxy.hold(way);
         sleep(LONG).await;
-        if late { proxy.open() } else { proxy.cut() }
+        if late {
+            proxy.open()
+        } else {
+            proxy.cut()
+        }
+        self.tell(self.members[place].number, Step::CutOff { since });
     }
 
     /// One of the next messages is lost together with all connections.
     async fn lose(&mut self, place: usize, way: Way) {
         self.busy(self.members[place].number).await;
         let before = self.random.usize(..8);
-        let proxy = self.members[place].proxy.as_ref().unwrap();
+        let (proxy, since) = (self.members[place].proxy.as_ref().unwrap(), now());
         proxy.hold_after(way, before);
         proxy.held(way).await;
         sleep(Duration::from_millis(20)).await;
         proxy.cut();
+        self.tell(self.members[place].number, Step::CutOff { since });
     }
 
     async fn sit_at_a_row(&mut self) {

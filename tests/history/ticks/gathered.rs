@@ -111,11 +111,30 @@ pub struct Forgetting {
     pub limits: (Micros, Micros),
 }
 
-/// Other times were registered between these two reads.
+/// A read of the row, which was over at this time.
+#[derive(Clone, Debug)]
+pub struct Read {
+    pub at: Duration,
+    pub seen: Seen,
+}
+
+/// Other times took effect between these two reads.
 #[derive(Clone, Copy)]
 pub struct Change<'a> {
-    pub before: &'a Seen,
-    pub after: &'a Seen,
+    pub before: &'a Read,
+    pub after: &'a Read,
+}
+
+/// A process while it declares the times of one version.
+#[derive(Clone, Copy, Debug)]
+pub struct Instance {
+    pub process: usize,
+    pub version: u64,
+    pub starts: Duration,
+    /// When it had announced them.
+    pub started: Option<Duration>,
+    /// When it began to leave, or was killed.
+    pub ends: Duration,
 }
 
 /// Everything that happened to one schedule.
@@ -131,7 +150,10 @@ pub struct History {
     pub told: Vec<Told>,
     pub effects: Vec<Effect>,
     /// In the order in which the row was read.
-    pub seen: Vec<Seen>,
+    pub reads: Vec<Read>,
+    pub instances: Vec<Instance>,
+    /// The versions that all processes had, and until when their times had to be in effect.
+    pub deployed: Vec<(u64, Duration)>,
     pub pauses: Vec<Pause>,
     pub triggers: Vec<Trigger>,
     pub forgettings: Vec<Forgetting>,
@@ -146,7 +168,9 @@ impl History {
             runs: runs(&terms.name, entries),
             told: Vec::new(),
             effects: Vec::new(),
-            seen: Vec::new(),
+            reads: Vec::new(),
+            instances: instances(entries),
+            deployed: Vec::new(),
             pauses: Vec::new(),
             triggers: Vec::new(),
             forgettings: Vec::new(),
@@ -159,7 +183,8 @@ impl History {
     fn add(&mut self, Entry { at, step, .. }: &Entry) {
         let name = &self.terms.name;
         match step {
-            Step::Seen(seen) if seen.name == *name => self.seen.push(seen.clone()),
+            Step::Seen(seen) if seen.name == *name => self.reads.push(Read { at: *at, seen: seen.clone() }),
+            Step::Deployed { version } => self.deployed.push((*version, *at)),
             Step::Pauses { name: of } if of == name => {
                 self.pauses.push(Pause { sent: *at, token: None, resumes: None, resumed: Duration::MAX });
             }
@@ -179,29 +204,20 @@ impl History {
     }
 
     pub fn changes(&self) -> impl Iterator<Item = Change<'_>> {
-        let pairs = self.seen.windows(2).map(|pair| Change { before: &pair[0], after: &pair[1] });
-        pairs.filter(|change| change.before.times != change.after.times)
+        let pairs = self.reads.windows(2).map(|pair| Change { before: &pair[0], after: &pair[1] });
+        pairs.filter(|change| change.before.seen.times != change.after.seen.times)
     }
 
-    /// Whether the tick was dropped, because other times were registered.
-    pub fn is_dropped(&self, tick: i64) -> bool {
-        self.changes().any(|change| (change.before.from / SECOND..=change.after.now / SECOND).contains(&tick))
+    pub fn instances_of(&self, times: &str) -> impl Iterator<Item = &Instance> {
+        self.instances.iter().filter(move |instance| self.terms.times(instance.version) == times)
     }
 
-    /// Whether an attempt that failed is the last one, because other times than those of its
-    /// instance had been registered when it ended. `None`: it ended about when they were.
-    pub fn is_replaced(&self, told: &Told) -> Option<bool> {
-        let Some(run) = self.runs.iter().find(|run| run.token == told.token) else { return Some(false) };
-        let mut times = self.seen.first().map(|seen| &seen.times);
-        for Change { before, after } in self.changes() {
-            if told.ended > after.now {
-                times = Some(&after.times);
-            } else if told.ended > before.now - SECOND {
-                // A row may have been read some time before the clock beside it.
-                return None;
-            }
-        }
-        Some(times.is_some_and(|times| *times != self.terms.times(run.version)))
+    /// Whether the first times are known to be older than the second: they were in effect before
+    /// any instance could have announced the second.
+    pub fn is_older(&self, times: &str, others: &str) -> bool {
+        let seen = self.reads.iter().find(|read| read.seen.times == times).map(|read| read.at);
+        let announced = self.instances_of(others).map(|instance| instance.starts).min();
+        seen.zip(announced).is_some_and(|(seen, announced)| seen < announced)
     }
 }
 
@@ -212,6 +228,8 @@ pub struct Suffered {
     pub killed: Vec<(usize, Duration)>,
     /// Processes that were stalled.
     pub stood_still: Vec<(usize, Span)>,
+    /// Processes whose messages did not arrive.
+    pub cut_off: Vec<(usize, Span)>,
 }
 
 impl Suffered {
@@ -227,6 +245,7 @@ impl Suffered {
                     suffered.stood_still.push((*process, (since, *at)));
                 }
                 Step::HeldUp { since } => suffered.stood_still.push((*process, (*since, *at))),
+                Step::CutOff { since } => suffered.cut_off.push((*process, (*since, *at))),
                 _ => {}
             }
         }
@@ -238,9 +257,8 @@ impl Suffered {
         self.killed.iter().find(|(who, _)| *who == process).map(|killed| killed.1)
     }
 
-    fn stalls(&self, process: usize, (from, to): Span) -> impl Iterator<Item = Duration> {
-        let spans = self.stood_still.iter().filter(move |(who, _)| *who == process).map(|still| still.1);
-        spans.filter_map(move |(since, until)| until.min(to).checked_sub(since.max(from)))
+    fn stalls(&self, process: usize, within: Span) -> impl Iterator<Item = Duration> {
+        parts(&self.stood_still, process, within)
     }
 
     /// Whether the process was stalled within this time.
@@ -253,6 +271,40 @@ impl Suffered {
     pub fn was_slow(&self, process: usize, within: Span, so_long: Duration) -> bool {
         [process, DATABASE].into_iter().any(|who| self.stalls(who, within).sum::<Duration>() >= so_long)
     }
+
+    /// Whether the process could not reach the database for at least `so_long` in all within this
+    /// time.
+    pub fn was_cut_off(&self, process: usize, within: Span, so_long: Duration) -> bool {
+        self.was_slow(process, within, so_long) || parts(&self.cut_off, process, within).sum::<Duration>() >= so_long
+    }
+}
+
+/// Returns how long each of these spans of the process was within this time.
+fn parts(all: &[(usize, Span)], process: usize, (from, to): Span) -> impl Iterator<Item = Duration> {
+    let spans = all.iter().filter(move |(who, _)| *who == process).map(|part| part.1);
+    spans.filter_map(move |(since, until)| until.min(to).checked_sub(since.max(from)))
+}
+
+/// Collects when each process declared the times of which version.
+fn instances(entries: &[Entry]) -> Vec<Instance> {
+    let mut instances: Vec<Instance> = Vec::new();
+    for Entry { at, process, step } in entries {
+        let is = |instance: &&mut Instance| instance.process == *process && instance.ends == Duration::MAX;
+        match step {
+            Step::Starts { version } => {
+                let (process, version, starts) = (*process, *version, *at);
+                instances.push(Instance { process, version, starts, started: None, ends: Duration::MAX });
+            }
+            Step::Started { .. } => {
+                instances.iter_mut().rfind(is).into_iter().for_each(|instance| instance.started = Some(*at));
+            }
+            Step::Leaves | Step::Killed => {
+                instances.iter_mut().rfind(is).into_iter().for_each(|instance| instance.ends = *at);
+            }
+            _ => {}
+        }
+    }
+    instances
 }
 
 /// Collects the runs of one schedule.

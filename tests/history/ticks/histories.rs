@@ -10,7 +10,7 @@ use crate::{
     history::number,
     record::now,
     ticks::{
-        checker::{Seen, Verdict, check},
+        checker::{Operated, Seen, Verdict, check},
         crew::{Crew, Level},
         faults::Fault,
         gathered::{History, Suffered},
@@ -73,7 +73,8 @@ async fn troubled<DB: Books>(db: &TestDb<DB>, level: Level) {
 fn enough(seen: &Seen) -> bool {
     let Seen { crashes, losses, retried, missed, effects, operated, .. } = *seen;
     let worked = [crashes, losses, retried, missed, effects];
-    let operated = [operated.pauses, operated.triggered, operated.changes, operated.forgotten];
+    let Operated { pauses, triggered, changes, returned, older, forgotten } = operated;
+    let operated = [pauses, triggered, changes, returned, older, forgotten];
     worked.into_iter().chain(operated).all(|count| count > 0)
 }
 

@@ -8,9 +8,14 @@ use std::{
 
 use crate::ticks::{
     checker::{Rule, Verdict, View},
-    gathered::{Change, Pause, Told},
+    gathered::{Change, Instance, Pause, Told},
     record::{Micros, SECOND},
+    terms::LIFE,
 };
+
+/// The longest time from the announcement of an instance to the arrival of a change that others
+/// decided without its word: two beats, and requests that a fault delays for longer than a lease.
+const DECIDED: Duration = Duration::from_secs(5);
 
 impl View<'_> {
     /// Each claim raises the token of the row, so that two reads show whether there was one.
@@ -55,29 +60,67 @@ impl View<'_> {
     }
 
     pub fn new_times(&self, verdict: &mut Verdict) {
-        let (name, terms) = (self.name(), &self.history.terms);
-        for seen in self.history.seen.iter().filter(|seen| seen.times != terms.times(seen.version)) {
-            verdict.breaks(Rule::NewTimesApply, format!("{name}: not those of the version: {seen:?}"));
-        }
-        for pair in self.history.seen.windows(2).filter(|pair| pair[1].version < pair[0].version) {
-            verdict.breaks(Rule::NewTimesApply, format!("{name}: {:?} after {:?}", pair[1], pair[0]));
-        }
-        let changes: Vec<Change<'_>> = self.history.changes().collect();
-        verdict.seen.operated.changes += changes.len();
-        // Between two changes, the times are those of the row.
-        for (place, Change { after, .. }) in changes.iter().enumerate() {
-            let until = changes.get(place + 1).map_or(i64::MAX, |next| next.before.token);
-            let others =
-                |token: i64, version| (after.token + 1..=until).contains(&token) && terms.times(version) != after.times;
-            for run in self.history.runs.iter().filter(|run| others(run.token, run.version)) {
-                verdict.breaks(Rule::NewTimesApply, format!("{name}: {run:?} after {after:?}"));
+        let mut wrong = |text: String| verdict.breaks(Rule::NewTimesApply, format!("{}: {text}", self.name()));
+        let Self { history, .. } = self;
+        for read in &history.reads {
+            if !history.instances_of(&read.seen.times).any(|instance| instance.starts < read.at) {
+                wrong(format!("the times of no version that was deployed: {read:?}"));
             }
         }
-        let replaced = |told: &&Told| told.status == 'F' && self.history.is_replaced(told) == Some(true);
-        for told in self.history.told.iter().filter(replaced).filter(|told| self.attempts_after(told) > 0) {
-            verdict
-                .breaks(Rule::NewTimesApply, format!("{name}: {told:?} was tried again, and its times were replaced"));
+        for &(version, by) in &history.deployed {
+            let last = history.reads.iter().rfind(|read| read.at <= by);
+            if let Some(read) = last.filter(|read| read.seen.times != history.terms.times(version)) {
+                wrong(format!("all processes had version {version}: {read:?}"));
+            }
         }
+        for change in history.changes() {
+            if let Some(newer) = self.taken_back(change) {
+                wrong(format!("{newer:?} lived: {:?} after {:?}", change.after, change.before));
+            }
+        }
+        // From the first read of times to the last one, the row had them all the time.
+        for reads in history.reads.chunk_by(|one, next| one.seen.since == next.seen.since) {
+            let (first, last) = (&reads[0].seen, &reads[reads.len() - 1].seen);
+            if let Some(other) = reads.iter().find(|read| read.seen.times != first.times) {
+                wrong(format!("{other:?} is not recorded as a change: {first:?}"));
+            }
+            let others = |token: i64, version| {
+                (first.token + 1..=last.token).contains(&token) && history.terms.times(version) != first.times
+            };
+            for run in history.runs.iter().filter(|run| others(run.token, run.version)) {
+                wrong(format!("{run:?} between {first:?} and {last:?}"));
+            }
+        }
+        let operated = &mut verdict.seen.operated;
+        operated.changes += history.changes().count();
+        let had = |change: &Change<'_>| {
+            let before = history.reads.iter().take_while(|read| read.at < change.after.at);
+            before.filter(|read| read.seen.times == change.after.seen.times).count() > 0
+        };
+        operated.returned += history.changes().filter(had).count();
+        let older = |instance: &&Instance| {
+            let read = history.reads.iter().rfind(|read| read.at <= instance.starts);
+            read.is_some_and(|read| history.is_older(&history.terms.times(instance.version), &read.seen.times))
+        };
+        operated.older += history.instances.iter().filter(older).count();
+    }
+
+    /// Returns an instance with newer times that was alive when older ones took effect, as the
+    /// others had to see. Its word counted before any request that led to the change was sent, and
+    /// it could reach the database from then on.
+    fn taken_back(&self, Change { before, after }: Change<'_>) -> Option<&Instance> {
+        let (newer, older) = (&before.seen.times, &after.seen.times);
+        if !self.history.is_older(older, newer) {
+            return None;
+        }
+        let announced = before.at.checked_sub(DECIDED)?;
+        let within = (announced.saturating_sub(LIFE), after.at);
+        let lived = |instance: &&Instance| {
+            instance.started.is_some_and(|started| started <= announced)
+                && instance.ends > after.at
+                && !self.suffered.was_cut_off(instance.process, within, LIFE / 3)
+        };
+        self.history.instances_of(newer).find(lived)
     }
 
     pub fn forgettings(&self, verdict: &mut Verdict) {

@@ -23,8 +23,11 @@ tests!(
     new_times_pass,
     a_tick_that_new_times_lose_is_caught,
     a_claim_with_times_that_were_replaced_is_caught,
-    an_attempt_after_its_times_were_replaced_is_caught,
-    a_version_that_falls_is_caught,
+    an_attempt_that_new_times_end_is_caught,
+    times_that_nobody_has_are_caught,
+    times_that_do_not_apply_are_caught,
+    times_that_go_back_are_caught,
+    an_instance_with_older_times_is_counted,
     forgotten_runs_pass,
     a_run_that_is_forgotten_wrongly_is_caught,
 );
@@ -140,69 +143,138 @@ fn a_run_that_was_not_triggered_is_caught() {
         .breaks(&broken);
 }
 
-const NEW: &str = "1150 0 seen k 110 1 cron_*_*_*_*_*_*|UTC 12 11.7";
+/// Three processes have version 0, and the first one restarts with version 1. Its times take effect
+/// while the run with the token 110 fails, which is made again.
+const REPLACED: &str = "
+    0 1 starts 0
+    0 2 starts 0
+    0 3 starts 0
+    1 1 started 0
+    1 2 started 0
+    1 3 started 0
+    50 0 seen k 100 t0 every_1s|UTC
+    110 1 leaves
+    111 1 starts 1
+    112 1 started 1
+    1050 0 seen k 110 t0 every_1s|UTC
+    1150 0 seen k 110 t1 cron_*_*_*_*_*_*|UTC
+    1160 2 leaves
+    1161 2 starts 1
+    1162 2 started 1
+    1163 3 leaves
+    1164 3 starts 1
+    1165 3 started 1
+    4900 0 seen k 160 t1 cron_*_*_*_*_*_*|UTC
+    4910 0 deployed 1";
 
-/// Other times are registered while the run with the token 110 fails: at 11.6 or before, and the
-/// slot 11 is not tried again.
+/// The runs with these tokens are those of version 1.
 fn replaced() -> Case {
-    let seen = format!("50 0 seen k 100 0 every_1s|UTC 10 10.1\n1050 0 seen k 110 0 every_1s|UTC 11 11.5\n{NEW}");
-    let case = Case { changes: Changes::Pattern, ..good() }.and(&seen, "");
-    let case =
-        case.with("1200 3 run k 120 11 2", "").with("1300 3 end k 120 Succeeded", "").with("k 120 11 2 3 S 0", "");
-    let case = case.with("k 110 11 1 2 F 0", "k 110 11 1 2 F 0 11.9").with("k 130 12 1\n", "k 130 12 1 1\n");
-    let case = case.with("k 140 12 2\n", "k 140 12 2 1\n").with("k 150 13 1\n", "k 150 13 1 1\n");
-    case.with("k 160 13 2\n", "k 160 13 2 1\n")
+    let case = Case { changes: Changes::Pattern, ..good() }.and(REPLACED, "");
+    let of_1 = |case: Case, run: &str| case.with(&format!("run {run}\n"), &format!("run {run} 1\n"));
+    ["k 120 11 2", "k 130 12 1", "k 140 12 2", "k 150 13 1", "k 160 13 2"].into_iter().fold(case, of_1)
 }
 
 fn new_times_pass() {
     let (rules, operated) = replaced().operated();
-    assert_eq!((rules, operated.changes), (Vec::new(), 1));
-    // The tick before them was not run, and is dropped.
-    let dropped = replaced().with("1000 2 run k 110 11 1", "").with("1100 2 end k 110 Failed", "");
-    dropped.with("k 110 11 1 2 F 0 11.9", "").breaks(&[]);
-    // It ended about when they were registered.
-    let about = replaced().with("F 0 11.9", "F 0 11.6");
-    about.breaks(&[]);
-    about.and("1200 3 run k 120 11 2\n1300 3 end k 120 Succeeded", "k 120 11 2 3 S 0").breaks(&[Rule::NewTimesApply]);
-    let again = about.and("1140 3 run k 110 11 2\n1145 3 end k 110 Succeeded", "");
-    assert!(again.judged().0.contains(&Rule::Grows));
+    assert_eq!((rules, operated), (Vec::new(), Operated { changes: 1, ..Operated::default() }));
+    // The times came before the run, which was claimed with the times before.
+    replaced().with("1150 0 seen", "990 0 seen").with("1050 0 seen k 110", "980 0 seen k 100").breaks(&[]);
 }
 
 fn a_tick_that_new_times_lose_is_caught() {
-    let lost = replaced().with("2000 1 run k 130 12 1 1", "").with("2100 1 killed", "").with("k 130 12 1 1 L 0", "");
-    let lost =
-        lost.with("3100 3 run k 140 12 2 1", "").with("3200 3 end k 140 Succeeded", "").with("k 140 12 2 3 S 0", "");
-    lost.breaks(&[Rule::NothingLost]);
+    let lost = [Rule::NothingLost];
+    // It was due when they took effect.
+    let without = replaced().with("1000 2 run k 110 11 1\n", "").with("1100 2 end k 110 Failed", "");
+    let without = without.with("1200 3 run k 120 11 2 1\n", "").with("1300 3 end k 120 Succeeded", "");
+    without.with("k 110 11 1 2 F 0", "").with("k 120 11 2 3 S 0", "").breaks(&lost);
+    let later = replaced().with("2000 1 run k 130 12 1 1\n", "").with("2100 1 killed", "").with("k 130 12 1 1 L 0", "");
+    let later = later.with("3100 3 run k 140 12 2 1\n", "").with("3200 3 end k 140 Succeeded", "");
+    later.with("k 140 12 2 3 S 0", "").breaks(&lost);
+}
+
+fn an_attempt_that_new_times_end_is_caught() {
+    let last = |case: Case| case.with("1200 3 run k 120 11 2 1\n", "").with("1300 3 end k 120 Succeeded", "");
+    last(replaced()).with("k 120 11 2 3 S 0", "").breaks(&[Rule::NothingLost]);
+    // The same of a run that was triggered.
+    let triggered = replaced().with("110 11 1", "110 11.5 1").with("120 11 2", "120 11.5 2");
+    let triggered = triggered.and(
+        "1010 0 triggers k\n1020 0 triggered k\n1310 2 run k 125 11 1 1\n1320 2 end k 125 Succeeded",
+        "k 125 11 1 2 S 0",
+    );
+    let triggered = triggered.with("1010 0", "910 0").with("1020 0", "920 0");
+    triggered.breaks(&[]);
+    last(triggered.with("120 11.5 2 1\n", "120 11 2 1\n"))
+        .with("k 120 11.5 2 3 S 0", "")
+        .breaks(&[Rule::TriggersRunOnce]);
 }
 
 fn a_claim_with_times_that_were_replaced_is_caught() {
-    replaced().with("k 130 12 1 1\n", "k 130 12 1 0\n").breaks(&[Rule::NewTimesApply]);
-    // It had claimed before.
-    let before = replaced().with(NEW, &NEW.replace("k 110", "k 130")).with("k 130 12 1 1\n", "k 130 12 1 0\n");
+    let new = [Rule::NewTimesApply];
+    replaced().with("k 130 12 1 1\n", "k 130 12 1 0\n").breaks(&new);
+    // The same of times that are not in effect yet.
+    replaced().with("k 110 11 1\n", "k 110 11 1 1\n").breaks(&new);
+    // It had claimed before they took effect, as far as is known.
+    let before = replaced().with("1150 0 seen k 110", "1150 0 seen k 130").with("k 130 12 1 1\n", "k 130 12 1 0\n");
     before.breaks(&[]);
     // Version 3 has the times of version 0 again, and not those of version 1.
-    let later = replaced().and("4900 0 seen k 160 3 every_1s|UTC 14 14", "k 170 13 3 3 F 0 15");
-    let claims = |version| later.and(&format!("5000 3 run k 170 13 3 {version}\n5100 3 end k 170 Failed"), "");
+    let later = replaced().and(
+        "4920 3 leaves\n4921 3 starts 3\n4922 1 leaves\n4930 0 seen k 160 t3 every_1s|UTC\n6000 0 seen k 170 t3 every_1s|UTC",
+        "k 170 14 1 3 F 0",
+    );
+    let claims = |version| later.and(&format!("5000 3 run k 170 14 1 {version}\n5100 3 end k 170 Failed"), "");
     claims(3).breaks(&[]);
     claims(0).breaks(&[]);
-    let (rules, _) = claims(1).operated();
-    assert!(rules.contains(&Rule::NewTimesApply), "{rules:?}");
+    claims(1).breaks(&new);
+    // The times changed twice between the reads.
+    claims(1).with("6000 0 seen k 170 t3", "6000 0 seen k 170 t5").breaks(&[]);
 }
 
-fn an_attempt_after_its_times_were_replaced_is_caught() {
-    let again = replaced().and("1200 3 run k 120 11 2 1\n1300 3 end k 120 Succeeded", "k 120 11 2 3 S 0");
-    let (rules, _) = again.judged();
-    assert!(rules.contains(&Rule::NewTimesApply), "{rules:?}");
-    // The attempt had failed before.
-    again.with("F 0 11.9", "F 0 10.4").breaks(&[]);
+fn times_that_nobody_has_are_caught() {
+    let new = [Rule::NewTimesApply];
+    replaced().and("6000 0 seen k 160 t2 cron_*/1_*_*_*_*_*|UTC", "").breaks(&new);
+    // An instance that has them starts later.
+    replaced().with("111 1 starts 1", "1155 1 starts 1").with("112 1 started 1", "1156 1 started 1").breaks(&new);
+    // They changed, and the row says that they did not.
+    replaced().with("k 110 t1", "k 110 t0").breaks(&new);
 }
 
-fn a_version_that_falls_is_caught() {
-    let seen = |version, times: &str| replaced().and(&format!("4900 0 seen k 160 {version} {times} 14 14.5"), "");
-    seen(1, "cron_*_*_*_*_*_*|UTC").breaks(&[]);
-    seen(0, "every_1s|UTC").breaks(&[Rule::NewTimesApply]);
-    // The times are not those of the version.
-    seen(2, "cron_*_*_*_*_*_*|UTC").breaks(&[Rule::NewTimesApply]);
+fn times_that_do_not_apply_are_caught() {
+    let none = replaced().with("4900 0 seen k 160 t1 cron_*_*_*_*_*_*|UTC", "4900 0 seen k 160 t2 every_1s|UTC");
+    none.breaks(&[Rule::NewTimesApply]);
+    // Not all processes had them.
+    none.with("4910 0 deployed 1", "").breaks(&[]);
+}
+
+/// The times of version 0 are in effect again at ten seconds.
+fn taken_back() -> Case {
+    replaced().and("9900 0 seen k 160 t1 cron_*_*_*_*_*_*|UTC\n10000 0 seen k 160 t4 every_1s|UTC", "")
+}
+
+fn times_that_go_back_are_caught() {
+    let new = [Rule::NewTimesApply];
+    taken_back().breaks(&new);
+    // No instance with the newer ones was left. The process 1 was killed.
+    let left = taken_back().and("9000 2 leaves\n9100 3 leaves", "");
+    left.breaks(&[]);
+    assert_eq!(left.operated().1, Operated { changes: 2, returned: 1, ..Operated::default() });
+    left.with("9100 3 leaves", "").breaks(&new);
+    // The one that was left was stalled, or cut off.
+    let alone = |lines: &str| left.with("9100 3 leaves", lines);
+    alone("9500 3 held-up 8000").breaks(&[]);
+    alone("9500 3 cut-off 8000").breaks(&[]);
+    alone("8500 3 cut-off 8000").breaks(&new);
+    // It had started shortly before.
+    alone("9200 3 leaves\n9201 3 starts 1\n9202 3 started 1").breaks(&[]);
+    alone("4911 3 leaves\n4912 3 starts 1\n4913 3 started 1\n").breaks(&[]);
+    alone("4891 3 leaves\n4892 3 starts 1\n4893 3 started 1\n").breaks(&new);
+    // An instance could have announced the newer ones before the older ones were seen.
+    taken_back().with("50 0 seen", "950 0 seen").breaks(&[]);
+}
+
+fn an_instance_with_older_times_is_counted() {
+    let older = taken_back().with("10000 0 seen k 160 t4 every_1s|UTC", "9000 4 starts 0\n9001 4 started 0");
+    let (rules, operated) = older.operated();
+    assert_eq!((rules, operated), (Vec::new(), Operated { changes: 1, older: 1, ..Operated::default() }));
 }
 
 /// Runs are forgotten that ended at 11 or before.

@@ -24,11 +24,13 @@ use crate::{
 
 /// How old runs are when they are forgotten, in seconds. It is more than a statement and the
 /// requests that read the history after it may take.
-const OLD: std::ops::Range<u64> = 4..8;
+pub const OLD: std::ops::Range<u64> = 4..8;
 /// A read of all rows that takes longer than this is recorded: promises about time hold for a
 /// database that executes statements.
 const SLOW: Duration = Duration::from_millis(100);
 const MOST_RUNS: u32 = 100_000;
+const TIMES_SINCE: &str =
+    "SELECT CAST(concat(name, ' ', times_at) AS char(100)) FROM t_resource_schedule_times WHERE times_at IS NOT NULL";
 
 /// Sends a request until it is answered: faults end the operator's connections too.
 macro_rules! answered {
@@ -55,6 +57,7 @@ pub struct Archive {
 
 pub struct Operator<DB: Books> {
     schedules: Schedules<DB>,
+    pool: Pool<DB>,
     log: Log,
     /// Rows are read one after the other, in the order in which the log has them.
     reading: tokio::sync::Mutex<()>,
@@ -63,8 +66,8 @@ pub struct Operator<DB: Books> {
 
 impl<DB: Books> Operator<DB> {
     pub fn new(pool: Pool<DB>, log: Log) -> Self {
-        let schedules = Schedules::new(pool).share_pool();
-        Self { schedules, log, reading: tokio::sync::Mutex::default(), archive: Mutex::default() }
+        let schedules = Schedules::new(pool.clone()).share_pool();
+        Self { schedules, pool, log, reading: tokio::sync::Mutex::default(), archive: Mutex::default() }
     }
 
     fn tell(&self, step: Step) {
@@ -74,23 +77,37 @@ impl<DB: Books> Operator<DB> {
     /// Lists the schedules, in the order of [`Terms::all`].
     pub async fn list(&self) -> Vec<ScheduleInfo> {
         let _turn = self.reading.lock().await;
-        let since = now();
-        let mut all = answered!(self.schedules.list());
-        if now() - since > SLOW {
-            self.log.lock().unwrap().push(Entry { at: now(), process: DATABASE, step: Step::HeldUp { since } });
+        let mut before = self.times_since().await;
+        loop {
+            let since = now();
+            let mut all = answered!(self.schedules.list());
+            if now() - since > SLOW {
+                self.log.lock().unwrap().push(Entry { at: now(), process: DATABASE, step: Step::HeldUp { since } });
+            }
+            let after = self.times_since().await;
+            if after != before {
+                // Some times changed, before the rows were read or after.
+                before = after;
+                continue;
+            }
+            all.sort_by_key(|schedule| schedule.name[1..].parse::<usize>().unwrap());
+            for schedule in &all {
+                self.tell(Step::Seen(Seen {
+                    name: schedule.name.clone(),
+                    times: word(&format!("{}|{}", schedule.times, schedule.zone)),
+                    since: before.get(&schedule.name).cloned().unwrap_or_else(|| "never".to_owned()),
+                    token: schedule.token.get(),
+                }));
+            }
+            return all;
         }
-        all.sort_by_key(|schedule| schedule.name[1..].parse::<usize>().unwrap());
-        for schedule in &all {
-            self.tell(Step::Seen(Seen {
-                name: schedule.name.clone(),
-                version: schedule.version,
-                times: word(&format!("{}|{}", schedule.times, schedule.zone)),
-                from: next(schedule),
-                token: schedule.token.get(),
-                now: schedule.now.timestamp_micros(),
-            }));
-        }
-        all
+    }
+
+    /// Reads when the times of each schedule took effect, as one word.
+    async fn times_since(&self) -> BTreeMap<String, String> {
+        let read = answered!(DB::texts(&self.pool, TIMES_SINCE));
+        let split = |line: &String| line.trim().split_once(' ').map(|(name, since)| (name.to_owned(), word(since)));
+        read.iter().filter_map(split).collect()
     }
 
     async fn token(&self, name: &str) -> i64 {
@@ -148,7 +165,7 @@ impl<DB: Books> Operator<DB> {
         }
     }
 
-    async fn forget(&self, age: Duration) {
+    pub async fn forget(&self, age: Duration) {
         let (before, had) = (self.now().await, self.runs().await);
         answered!(self.schedules.forget_history(age));
         let (left, after) = (self.runs().await, self.now().await);
@@ -199,10 +216,11 @@ fn is_lost_again(later: &Told, one: &Told) -> bool {
 }
 
 /// Returns the first slot that has not come to its end. A tick that waits for its next attempt
-/// stands for those that it missed.
+/// stands for those that it missed. Under other times, the row has a later slot by then.
 pub fn next(schedule: &ScheduleInfo) -> Micros {
-    let waits = schedule.run_slot == Some(schedule.slot);
-    schedule.slot.timestamp_micros() - if waits { i64::from(schedule.missed) * SECOND } else { 0 }
+    let run_slot = schedule.run_slot.map(|slot| slot.timestamp_micros()).filter(|slot| slot % SECOND == 0);
+    let first = run_slot.map(|slot| slot - i64::from(schedule.missed) * SECOND);
+    first.unwrap_or(schedule.slot.timestamp_micros())
 }
 
 fn told_of(name: &str, told: &RunInfo) -> Told {

@@ -40,11 +40,29 @@ pub enum Step {
         token: i64,
         how: How,
     },
+    /// The process begins to announce the times of this version.
+    Starts {
+        version: u64,
+    },
+    /// It has announced them.
+    Started {
+        version: u64,
+    },
+    /// It begins to hand back what it runs: it no longer declares the times.
+    Leaves,
+    /// All processes have had this version for as long as its times may take to apply.
+    Deployed {
+        version: u64,
+    },
     Killed,
     Stopped,
     Continued,
     /// The process was stalled since then.
     HeldUp {
+        since: Duration,
+    },
+    /// Requests or replies of the process did not arrive since then.
+    CutOff {
         since: Duration,
     },
     /// An operator read the schedule's row.
@@ -87,14 +105,11 @@ pub enum How {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub name: String,
-    pub version: u64,
     /// The times, as one word.
     pub times: String,
-    /// The first tick that has not come to its end.
-    pub from: Micros,
+    /// When they took effect, as the database says it. It is compared only.
+    pub since: String,
     pub token: i64,
-    /// When it was read, by the database's clock.
-    pub now: Micros,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,13 +142,16 @@ impl fmt::Display for Entry {
             Step::Commits { name, token } => write!(f, "commits {name} {token}"),
             Step::Committed { name, token } => write!(f, "committed {name} {token}"),
             Step::End { name, token, how } => write!(f, "end {name} {token} {how:?}"),
+            Step::Starts { version } => write!(f, "starts {version}"),
+            Step::Started { version } => write!(f, "started {version}"),
+            Step::Leaves => f.write_str("leaves"),
+            Step::Deployed { version } => write!(f, "deployed {version}"),
             Step::Killed => f.write_str("killed"),
             Step::Stopped => f.write_str("stopped"),
             Step::Continued => f.write_str("continued"),
             Step::HeldUp { since } => write!(f, "held-up {}", since.as_micros()),
-            Step::Seen(Seen { name, version, times, from, token, now }) => {
-                write!(f, "seen {name} {token} {version} {times} {} {}", seconds(*from), seconds(*now))
-            }
+            Step::CutOff { since } => write!(f, "cut-off {}", since.as_micros()),
+            Step::Seen(Seen { name, times, since, token }) => write!(f, "seen {name} {token} {since} {times}"),
             Step::Pauses { name } => write!(f, "pauses {name}"),
             Step::Paused { name, token } => write!(f, "paused {name} {token}"),
             Step::Resumes { name, token } => write!(f, "resumes {name} {token}"),
@@ -166,13 +184,18 @@ impl Entry {
                 let how = all.into_iter().find(|how| format!("{how:?}") == words[5]);
                 Step::End { name: name(), token: number(4), how: how.unwrap_or_else(|| panic!("no end: {line}")) }
             }
+            "starts" => Step::Starts { version: version(3) },
+            "started" => Step::Started { version: version(3) },
+            "leaves" => Step::Leaves,
+            "deployed" => Step::Deployed { version: version(3) },
             "killed" => Step::Killed,
             "stopped" => Step::Stopped,
             "continued" => Step::Continued,
             "held-up" => Step::HeldUp { since: time(3) },
+            "cut-off" => Step::CutOff { since: time(3) },
             "seen" => {
-                let (version, times, from, now) = (version(5), words[6].to_owned(), slot(words[7]), slot(words[8]));
-                Step::Seen(Seen { name: name(), token: number(4), version, times, from, now })
+                let (since, times) = (words[5].to_owned(), words[6].to_owned());
+                Step::Seen(Seen { name: name(), token: number(4), times, since })
             }
             "pauses" => Step::Pauses { name: name() },
             "paused" => Step::Paused { name: name(), token: number(4) },

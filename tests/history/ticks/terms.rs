@@ -6,6 +6,11 @@ use std::time::Duration;
 use rowlock::{CatchUp, Retries, Schedule};
 
 pub const LEASE: Duration = Duration::from_millis(1500);
+/// New times apply within nine of these.
+pub const POLL: Duration = Duration::from_millis(100);
+/// For how long an instance counts as alive without a beat: for twelve polls, and at least for
+/// this.
+pub const LIFE: Duration = Duration::from_secs(3);
 /// How many schedules there are: one of each combination.
 pub const COUNT: usize = 12;
 /// How often a failed tick is run again.

@@ -15,7 +15,7 @@ use crate::{
     record::now,
     ticks::{
         record::{Entry, How, Step},
-        terms::{LEASE, Terms},
+        terms::{LEASE, POLL, Terms},
     },
     worker::watch,
 };
@@ -87,10 +87,12 @@ async fn work<DB: TestDatabase>() {
     while let Ok(Some(order)) = orders.next_line().await {
         match order.strip_prefix("deploy ") {
             Some(version) => {
+                tell(number, Step::Leaves);
                 running.shutdown(DEPLOY).await;
                 running = deploy(&pool, number, version.parse().unwrap()).await;
             }
             None => {
+                tell(number, Step::Leaves);
                 running.shutdown(PATIENCE).await;
                 return;
             }
@@ -101,7 +103,7 @@ async fn work<DB: TestDatabase>() {
 
 async fn deploy<DB: TestDatabase>(pool: &Pool<DB>, number: usize, version: u64) -> Running {
     let schedules = Schedules::new(pool.clone()).lease(LEASE).unwrap().label(&number.to_string()).unwrap();
-    let mut schedules = schedules.time_limit(LIMIT).unwrap().version(version).unwrap();
+    let mut schedules = schedules.time_limit(LIMIT).unwrap().poll_interval(POLL).unwrap();
     for terms in Terms::all() {
         let (pool, terms) = (pool.clone(), Arc::new(terms));
         schedules = schedules.on(terms.schedule(version), move |tick| {
@@ -109,10 +111,14 @@ async fn deploy<DB: TestDatabase>(pool: &Pool<DB>, number: usize, version: u64) 
             work.run()
         });
     }
+    tell(number, Step::Starts { version });
     // The server may be busy, or its connections may be cut at this moment.
     loop {
         match schedules.start().await {
-            Ok(running) => return running,
+            Ok(running) => {
+                tell(number, Step::Started { version });
+                return running;
+            }
             Err(_) => sleep(Duration::from_millis(50)).await,
         }
     }

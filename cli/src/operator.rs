@@ -1,0 +1,29 @@
+//! Changes that operators make on the command line: they are logged with who asked, and where.
+
+use std::fmt::Display;
+
+use crate::exit::Failure;
+
+/// Logs a change that was made, with what was there before.
+pub fn log_change(change: &str, of: &str, was: impl Display) {
+    let (by, from) = (user(), machine());
+    let was = was.to_string();
+    tracing::warn!(change, ?of, ?by, %from, ?was, "changed on the command line");
+}
+
+/// Logs a change that was not made.
+pub fn log_failure(change: &str, of: &str, failure: &Failure) {
+    let (by, from) = (user(), machine());
+    tracing::warn!(change, ?of, ?by, %from, %failure, "not changed on the command line");
+}
+
+/// Returns the name of the user who runs the program, as the environment tells it.
+fn user() -> String {
+    let names = ["SUDO_USER", "USER", "LOGNAME"].into_iter().filter_map(|variable| std::env::var(variable).ok());
+    let mut names = names.filter(|name| !name.is_empty());
+    names.next().unwrap_or_else(|| format!("uid {}", rustix::process::getuid().as_raw()))
+}
+
+fn machine() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

@@ -1,0 +1,107 @@
+//! `pause`, `resume`, `trigger`, `remove` and `reset`.
+
+use rowlock::{Database, Error, Schedules};
+
+use crate::{
+    args::schedules::{Named, Removed, Trigger},
+    exit::{self, Failure, REFUSED},
+    format::clock,
+    operator::{log_change, log_failure},
+    out::{self, printable},
+    schedule::{
+        show::{find, object, times},
+        state::{described, nobody_runs},
+    },
+};
+
+pub async fn pause<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
+    schedules.pause(named.name.as_str()).await?;
+    print_change(schedules, named, "is paused").await
+}
+
+pub async fn resume<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
+    schedules.resume(named.name.as_str()).await?;
+    print_change(schedules, named, "is resumed").await
+}
+
+pub async fn trigger<DB: Database>(schedules: &Schedules<DB>, trigger: &Trigger) -> Result<u8, Failure> {
+    let name = trigger.named.name.as_str();
+    // One that waits is not asked for again. A trigger during a triggered run is another one.
+    let before = schedules.inspect(name).await?.filter(|info| !info.running).and_then(|info| info.triggered);
+    ask_for_run(schedules, name, trigger.anyway, "--anyway asks for the run all the same").await?;
+    let info = find(schedules, name).await?;
+    let what = match (nobody_runs(&info), info.paused) {
+        (Some(why), _) => format!("is triggered, though {why}: the next instance that declares it runs it"),
+        (None, true) => "is triggered, but paused: it runs once it is resumed".to_owned(),
+        (None, false) => "is triggered: the next instance that polls runs it".to_owned(),
+    };
+    let what = match before {
+        Some(at) => format!("{what} (it was triggered already at {}: both are one run)", clock(at)),
+        None => what,
+    };
+    print_change(schedules, &trigger.named, &what).await
+}
+
+/// Asks for a run, if an instance that is alive would run it.
+pub async fn ask_for_run<DB: Database>(
+    schedules: &Schedules<DB>,
+    name: &str,
+    anyway: bool,
+    advice: &str,
+) -> Result<(), Failure> {
+    let why = if anyway { None } else { nobody_runs(&find(schedules, name).await?) };
+    match why {
+        Some(why) => Err(Failure::new(REFUSED, format_args!("{name}: not triggered: {why}; {advice}"))),
+        None => Ok(schedules.trigger(name).await?),
+    }
+}
+
+pub async fn remove<DB: Database>(schedules: &Schedules<DB>, removed: &Removed) -> Result<u8, Failure> {
+    let name = removed.name.as_str();
+    let was = schedules.inspect(name).await?;
+    logged("remove", name, schedules.remove(name).await, |()| match &was {
+        Some(was) => format!("{}, {}", times(was), described(was)),
+        None => "-".to_owned(),
+    })?;
+    out::say(format_args!("{} is removed; its runs stay in the history", printable(name)))?;
+    Ok(exit::OK)
+}
+
+pub async fn reset<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
+    let name = named.name.as_str();
+    let was = schedules.inspect(name).await?;
+    let slot = logged("reset", name, schedules.reset(name).await, |slot| {
+        let was = was.as_ref().map_or_else(|| "-".to_owned(), |was| clock(was.slot));
+        format!("{was}, and is {} now", clock(*slot))
+    })?;
+    print_change(schedules, named, &format!("is reset: the next tick is at {}", clock(slot))).await
+}
+
+/// Logs a change with who asked for it. The library refuses one that the state of the schedule does
+/// not permit.
+fn logged<T>(change: &str, name: &str, done: Result<T, Error>, was: impl FnOnce(&T) -> String) -> Result<T, Failure> {
+    let refused = |error| match error {
+        Error::InvalidSchedule { .. } => Failure::new(REFUSED, error),
+        error => error.into(),
+    };
+    match done.map_err(refused) {
+        Ok(done) => {
+            log_change(change, name, was(&done));
+            Ok(done)
+        }
+        Err(failure) => {
+            log_failure(change, name, &failure);
+            Err(failure)
+        }
+    }
+}
+
+/// Says what was changed.
+async fn print_change<DB: Database>(schedules: &Schedules<DB>, named: &Named, what: &str) -> Result<u8, Failure> {
+    let name = named.name.as_str();
+    match named.json {
+        true => out::say_json(&object(&find(schedules, name).await?))?,
+        false => out::say(format_args!("{} {}", printable(name), printable(what)))?,
+    }
+    Ok(exit::OK)
+}

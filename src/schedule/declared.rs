@@ -1,0 +1,220 @@
+//! What operators see of instances, and do about schedules that no instance has.
+
+use std::collections::{BTreeSet, HashMap};
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use crate::{
+    action::Action,
+    error::Error,
+    key::Key,
+    schedule::{
+        core::{Core, answered, quoted},
+        instances::{Decision, Declared},
+        presence::{INSTANCES, declared_by},
+        schedules::Schedules,
+        spec::Schedule,
+    },
+    store::{
+        Database,
+        instances::{Beat, ListedInstance},
+        schedule::Times,
+    },
+};
+
+/// An instance that runs schedules, for display. Times are from the database's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InstanceInfo {
+    /// A random id, which no two starts have in common.
+    pub id: Uuid,
+    /// The [label](Schedules::label) of the instance.
+    pub label: String,
+    /// The [build](Schedules::build) of the application.
+    pub build: String,
+    /// It stands for all processes that call [`try_tick`](Schedules::try_tick) with the same times.
+    pub calls: bool,
+    /// When the instance was started.
+    pub since: DateTime<Utc>,
+    /// When it was last heard of.
+    pub beat: DateTime<Utc>,
+    /// Whether it counts as alive.
+    pub alive: bool,
+    /// What it declares, in the order of the names.
+    pub declares: Vec<DeclaredTimes>,
+    /// When the instance was read.
+    pub now: DateTime<Utc>,
+}
+
+/// The times that an instance declares of a schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeclaredTimes {
+    /// The schedule's name.
+    pub name: String,
+    /// Its times, as [`ScheduleInfo::times`](crate::ScheduleInfo::times); `none` of a schedule that
+    /// was [removed](Schedules::removed).
+    pub times: String,
+    /// The time zone of a cron pattern.
+    pub zone: String,
+}
+
+impl InstanceInfo {
+    fn new(listed: ListedInstance, declares: &[Times]) -> Self {
+        let declared = |Times { name, spec, zone }: &Times| DeclaredTimes {
+            name: name.as_str().to_owned(),
+            times: spec.clone(),
+            zone: zone.clone(),
+        };
+        let mut declares: Vec<DeclaredTimes> = declares.iter().map(declared).collect();
+        declares.sort_by(|one, other| one.name.cmp(&other.name));
+        let alive = listed.is_alive();
+        Self {
+            id: listed.id,
+            label: listed.label,
+            build: listed.build,
+            calls: listed.calls,
+            since: listed.since,
+            beat: listed.beat_at,
+            alive,
+            declares,
+            now: listed.now,
+        }
+    }
+}
+
+/// How many living instances declare which times of a schedule.
+pub type Counts = HashMap<Key, Vec<(Times, u32)>>;
+
+/// Reads what the instances declare that are alive.
+pub async fn declared<DB: Database>(core: &Core<DB>) -> Result<Counts, Error> {
+    let Beat { sets, .. } = answered!(core, Action::Inspect, INSTANCES, conn => DB::beat(conn, None))?;
+    let living: Vec<_> = sets.into_iter().filter(|set| set.alive > 0).collect();
+    let declares = declared_by(core, living.iter().map(|set| set.declares_id).collect()).await?;
+    let mut counts = Counts::new();
+    for set in living {
+        for times in declares.get(&set.declares_id).into_iter().flatten() {
+            let counts = counts.entry(times.name.clone()).or_default();
+            counts.push((times.clone(), u32::try_from(set.alive).unwrap_or(u32::MAX)));
+        }
+    }
+    Ok(counts)
+}
+
+fn refused(name: &Key, wrong: String) -> Error {
+    Error::InvalidSchedule { name: name.clone(), wrong }
+}
+
+/// Operations on instances, and on schedules that no instance has.
+impl<DB: Database> Schedules<DB> {
+    /// Lists the instances that run schedules of the database, in the order of their labels.
+    ///
+    /// An instance that has died is listed until another one forgets it, after twice the time for
+    /// which an instance counts as alive.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// The method only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// for instance in rowlock::Schedules::new(pool).instances().await? {
+    ///     println!("{} {} declares {} schedules", instance.label, instance.build, instance.declares.len());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn instances(&self) -> Result<Vec<InstanceInfo>, Error> {
+        let core = self.core();
+        let listed = answered!(&*core, Action::Inspect, INSTANCES, conn => DB::instances(conn))?;
+        let sets: BTreeSet<i64> = listed.iter().map(|instance| instance.declares_id).collect();
+        let declares = declared_by(&core, sets.into_iter().collect()).await?;
+        let info = |instance: ListedInstance| {
+            let declares = declares.get(&instance.declares_id).map_or(&[][..], Vec::as_slice);
+            InstanceInfo::new(instance, declares)
+        };
+        Ok(listed.into_iter().map(info).collect())
+    }
+
+    /// Ends the word of an instance at once, such as one whose machine was taken away. An instance
+    /// that is alive announces itself again. Returns `false` if there is none.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the instance may be forgotten.
+    pub async fn forget_instance(&self, id: Uuid) -> Result<bool, Error> {
+        let core = self.core();
+        answered!(&*core, Action::Update, INSTANCES, conn => DB::end_instance(conn, id))
+    }
+
+    /// Deletes the row of a schedule that no living instance declares, with its trigger, its pause
+    /// and its pending tick. Its history stays.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSchedule`] if an instance that is alive declares the schedule, or a run is
+    /// under way; [`Error::UnknownSchedule`]; otherwise as [`pause`](Self::pause).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the schedule may be removed.
+    pub async fn remove(&self, name: &str) -> Result<(), Error> {
+        let (core, name) = (self.core(), Key::new(name)?);
+        let declared = declared(&core).await?.remove(&name).unwrap_or_default();
+        if declared.iter().any(|(times, _)| !times.are_removed()) {
+            let wrong = "instances that are alive declare it: deploy the application without it, or stop them";
+            return Err(refused(&name, wrong.to_owned()));
+        }
+        if answered!(&*core, Action::Forget, &quoted(&name), conn => DB::remove_schedule(conn, &name))? {
+            return Ok(());
+        }
+        match self.inspect(name.as_str()).await? {
+            Some(_) => Err(refused(&name, "a run is under way: it can be removed after that".to_owned())),
+            None => Err(Error::UnknownSchedule { name }),
+        }
+    }
+
+    /// Moves the slot of a schedule to the first one from now on: what was due is passed over, and
+    /// a slot far ahead, which a wrong clock has left, is put back.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSchedule`] if the times of the row are of another version of rowlock, or the
+    /// schedule was removed; [`Error::UnknownSchedule`]; otherwise as [`pause`](Self::pause).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the slot may be moved.
+    pub async fn reset(&self, name: &str) -> Result<DateTime<Utc>, Error> {
+        let (core, name) = (self.core(), Key::new(name)?);
+        let names = std::slice::from_ref(&name);
+        loop {
+            let found = answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::registered(conn, names))?;
+            let Some(row) = found.rows.first() else { return Err(Error::UnknownSchedule { name }) };
+            let Some(schedule) = Schedule::of(&row.times) else {
+                return Err(refused(&name, format!("its times {:?} have no next tick", row.times.spec)));
+            };
+            if row.running {
+                return Err(refused(&name, "a run is under way: it can be reset after that".to_owned()));
+            }
+            let past = answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::past(conn, names))?;
+            let past = past.into_iter().next().map(|(_, past)| past).unwrap_or_default();
+            let declared = Declared::new(&schedule);
+            let Some(change) = declared.change_of((row, &past), Decision::PutBack, found.now) else { continue };
+            answered!(&*core, Action::Forget, &quoted(&name), conn => DB::forget_runs_ahead(conn, &name))?;
+            // A run that has just begun or ended has changed the row.
+            if answered!(&*core, Action::Update, &quoted(&name), conn => DB::change_times(conn, &row.times, &change))? {
+                return Ok(change.slot);
+            }
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! An instance, in the order of steps of `presence.rs`. What it has read it writes half a second
+//! later.
+
+use std::{collections::HashSet, rc::Rc};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use fastrand::Rng;
+
+use super::tables::{LEASE, LIVES, Run, Tables};
+use crate::{
+    key::Key,
+    schedule::instances::{Decision, Declared, JUDGES, Judge, Word, decide, from_text, gone_names, hash, to_text},
+    store::{
+        instances::{Beat, DeclaredSet, TimesChange},
+        schedule::Times,
+    },
+};
+
+const POLL: TimeDelta = TimeDelta::seconds(2);
+const BEAT_MILLIS: std::ops::RangeInclusive<i64> = 5_400..=6_000;
+const READ_EVERY: TimeDelta = TimeDelta::seconds(60);
+
+/// What all instances of a release declare.
+pub struct Release {
+    pub declared: Vec<Declared>,
+    /// The same as the others read it.
+    pub read: Vec<Times>,
+    pub id: i64,
+}
+
+impl Release {
+    pub fn new(declared: Vec<Declared>) -> Self {
+        let text = to_text(&declared.iter().map(|declared| declared.times.clone()).collect::<Vec<_>>());
+        Self { declared, read: from_text(&text), id: hash(&[&text]).cast_signed() }
+    }
+
+    pub fn of(&self, name: &Key) -> Option<&Times> {
+        self.read.iter().find(|times| times.name == *name)
+    }
+}
+
+/// A change that was decided.
+struct Decided {
+    times: Times,
+    /// `None`: the schedule is back.
+    change: Option<TimesChange>,
+    at: DateTime<Utc>,
+}
+
+/// A change that was made.
+pub struct Changed {
+    pub times: Times,
+    pub fresh: bool,
+    /// When it was decided.
+    pub at: DateTime<Utc>,
+}
+
+pub struct Machine {
+    pub id: u32,
+    pub release: Rc<Release>,
+    pub is_cut: bool,
+    pub connected_since: DateTime<Utc>,
+    runs: Vec<Run>,
+    beats: Option<u32>,
+    /// The releases whose declarations were read.
+    learned: HashSet<i64>,
+    seen: Vec<DeclaredSet>,
+    contested: bool,
+    read_at: Option<DateTime<Utc>>,
+    decided: Vec<Decided>,
+    poll_at: DateTime<Utc>,
+    beat_at: DateTime<Utc>,
+}
+
+/// What machines share, as far as it is reachable.
+pub struct Shared {
+    pub db: Tables,
+    pub releases: Vec<Rc<Release>>,
+    pub rng: Rng,
+    pub is_down: bool,
+    pub now: DateTime<Utc>,
+    /// The changes since they were looked at.
+    pub changes: Vec<Changed>,
+}
+
+impl Machine {
+    pub fn new(id: u32, release: Rc<Release>, now: DateTime<Utc>) -> Self {
+        let (runs, seen, decided) = (Vec::new(), Vec::new(), Vec::new());
+        let (beats, read_at, learned) = (None, None, HashSet::from([release.id]));
+        let (is_cut, connected_since, contested, poll_at, beat_at) = (false, now, true, now, now);
+        Self {
+            id,
+            release,
+            is_cut,
+            connected_since,
+            runs,
+            beats,
+            learned,
+            seen,
+            contested,
+            read_at,
+            decided,
+            poll_at,
+            beat_at,
+        }
+    }
+
+    pub fn step(&mut self, shared: &mut Shared) {
+        let now = shared.now;
+        if self.is_cut || shared.is_down {
+            return;
+        }
+        if !self.runs.is_empty() {
+            self.end_runs(shared);
+        }
+        for decided in std::mem::take(&mut self.decided) {
+            decided.write(shared);
+        }
+        if now < self.poll_at {
+            return;
+        }
+        self.poll_at = now + POLL;
+        if self.beats.is_none() {
+            self.join(shared);
+        } else if self.beat_at <= now + POLL / 2 {
+            self.beat(shared);
+        } else {
+            return self.claim(shared);
+        }
+        self.beat_at = now + TimeDelta::milliseconds(shared.rng.i64(BEAT_MILLIS));
+    }
+
+    fn claim(&mut self, Shared { db, rng, now, .. }: &mut Shared) {
+        let release = self.release.clone();
+        for Declared { times, .. } in &release.declared {
+            if db.rows.get(&times.name).is_some_and(|row| row.listed.due_at <= *now) {
+                let takes = TimeDelta::milliseconds([500, 1_000, 2_000, 4_000][rng.usize(..4)]);
+                self.runs.extend(db.claim(times, takes, rng.u8(..10) == 0, *now));
+            }
+        }
+    }
+
+    /// Ends the runs whose work is done, and renews the others.
+    fn end_runs(&mut self, Shared { db, now, .. }: &mut Shared) {
+        self.runs.retain_mut(|run| {
+            if *now >= run.end_at {
+                db.end(run, *now);
+            } else if *now >= run.renew_at {
+                db.renew(run, *now);
+                run.renew_at = *now + LEASE / 3;
+            }
+            *now < run.end_at
+        });
+    }
+
+    fn join(&mut self, shared: &mut Shared) {
+        let seen = shared.db.beat(None, shared.now);
+        shared.db.announce(self.id, self.release.id, shared.now);
+        self.beats = Some(1);
+        self.look_at(shared, seen);
+    }
+
+    fn beat(&mut self, shared: &mut Shared) {
+        let beat = shared.db.beat(Some(self.id), shared.now);
+        let Some(beats) = beat.beats else { return self.join(shared) };
+        self.contested |= beats == 1;
+        self.beats = Some(beats);
+        self.look_at(shared, beat);
+    }
+
+    /// Stops in order: its runs end first.
+    pub fn stop(mut self, shared: &mut Shared) {
+        if self.is_cut || shared.is_down || self.beats.is_none() {
+            return;
+        }
+        for run in std::mem::take(&mut self.runs) {
+            shared.db.end(&run, shared.now);
+        }
+        shared.db.end_instance(self.id);
+        let sets = shared.db.beat(None, shared.now).sets;
+        if !sets.iter().any(|set| set.declares_id == self.release.id && set.alive > 0) {
+            let gone = self.gone(shared, self.release.id, &sets);
+            shared.db.mark_gone(&gone, true, shared.now);
+        }
+    }
+
+    fn judges(&self) -> bool {
+        self.beats.is_some_and(|beats| beats >= JUDGES)
+    }
+
+    /// Returns what a release declares, if that was read.
+    fn known<'a>(&self, shared: &'a Shared, id: i64) -> Option<&'a Release> {
+        shared.releases.iter().map(AsRef::as_ref).find(|release| release.id == id && self.learned.contains(&id))
+    }
+
+    fn gone(&self, shared: &Shared, departing: i64, sets: &[DeclaredSet]) -> Vec<Key> {
+        let living = sets.iter().filter(|set| set.alive > 0).filter_map(|set| self.known(shared, set.declares_id));
+        let living: Vec<&[Times]> = living.map(|release| release.read.as_slice()).collect();
+        self.known(shared, departing).map_or_else(Vec::new, |departing| gone_names(&departing.read, &living))
+    }
+
+    fn look_at(&mut self, shared: &mut Shared, Beat { sets, now, .. }: Beat) {
+        self.learned = sets.iter().map(|set| set.declares_id).chain([self.release.id]).collect();
+        if self.judges() && sets.iter().any(|set| set.forgotten > 0) {
+            for set in sets.iter().filter(|set| set.forgotten == set.present) {
+                let gone = self.gone(shared, set.declares_id, &sets);
+                shared.db.mark_gone(&gone, true, now);
+            }
+            shared.db.forget_instances(now);
+        }
+        let is_old = self.read_at.is_none_or(|read_at| now - read_at >= READ_EVERY);
+        if self.contested || is_old || sets != self.seen {
+            self.decide(shared, &sets, now);
+            (self.seen, self.read_at) = (sets, Some(now));
+        }
+    }
+
+    /// Decides on each row, as `Presence::apply` does.
+    fn decide(&mut self, shared: &Shared, sets: &[DeclaredSet], now: DateTime<Utc>) {
+        let judge = Judge { judges: self.judges(), calls: false, lives: LIVES };
+        let release = self.release.clone();
+        self.contested = !judge.judges;
+        for declared in &release.declared {
+            let word = self.word(shared, sets, &declared.times.name, now);
+            let row = shared.db.rows.get(&declared.times.name).map(|row| (&row.listed, &row.past));
+            let decision = decide(row, declared, judge, &word, now);
+            let has_other_times = row.is_some_and(|(row, _)| row.times != declared.times);
+            self.contested |= has_other_times || word.contests(&declared.times) || decision != Decision::Leave;
+            let change = declared.change(decision, row, judge, &word, now);
+            if change.is_some() || decision == Decision::Return {
+                self.decided.push(Decided { times: declared.times.clone(), change, at: now });
+            }
+        }
+    }
+
+    fn word(&self, shared: &Shared, sets: &[DeclaredSet], name: &Key, now: DateTime<Utc>) -> Word {
+        let mut word = Word::default();
+        let others = sets.iter().map(|set| (set.declares_id, set.alive > 0, set.counting > 0, set.since));
+        for (id, alive, counts, since) in others.chain([(self.release.id, true, false, now)]) {
+            if let Some(times) = self.known(shared, id).and_then(|release| release.of(name)) {
+                word.add(times, alive, counts, since);
+            }
+        }
+        word
+    }
+}
+
+impl Decided {
+    fn write(self, shared: &mut Shared) {
+        let Self { times, change, at } = self;
+        let Some(change) = change else {
+            return shared.db.mark_gone(std::slice::from_ref(&times.name), false, shared.now);
+        };
+        if shared.db.change_times(&times, &change, shared.now) && change.new_times {
+            shared.changes.push(Changed { times, fresh: change.afresh, at });
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What is displayed of schedules and of their runs.
+
+use chrono::{DateTime, Utc};
+
+use crate::{
+    key::Token,
+    schedule::instances::REMOVED,
+    store::{
+        instances::Past,
+        schedule::{ListedRun, ListedSchedule, Times},
+    },
+};
+
+/// A schedule's row, for display. Times are from the database's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ScheduleInfo {
+    /// The schedule's name.
+    pub name: String,
+    /// Its times: `cron 30 2 * * *`, `every 30s`, `after 600s`.
+    pub times: String,
+    /// The time zone of a cron pattern.
+    pub zone: String,
+    /// The tick that is next, or that is run.
+    pub slot: DateTime<Utc>,
+    /// When an instance looks at the row: the slot, the next attempt, or the end of the lease.
+    pub due: DateTime<Utc>,
+    /// Whether the schedule is paused.
+    pub paused: bool,
+    /// When a run was triggered that has not ended yet.
+    pub triggered: Option<DateTime<Utc>>,
+    /// Whether a run is under way. The end of its lease is [`due`](Self::due).
+    pub running: bool,
+    /// When the lease of a run ended that has no recorded end: its instance died, or no longer
+    /// reaches the database. The next instance that polls takes the run over.
+    pub lost_since: Option<DateTime<Utc>>,
+    /// The slot of the run that is under way or that failed and is run again.
+    pub run_slot: Option<DateTime<Utc>>,
+    /// The number of the attempt at that slot; 0 if the last tick has ended.
+    pub attempt: u32,
+    /// How many earlier ticks that slot stands for.
+    pub missed: u32,
+    /// The label of the instance that ran the schedule last.
+    pub by: String,
+    /// When that run was begun.
+    pub since: Option<DateTime<Utc>>,
+    /// The highest token assigned so far.
+    pub token: Token,
+    /// When the times took effect, if that is known.
+    pub times_since: Option<DateTime<Utc>>,
+    /// Since when no instance has the schedule, although instances live that had others of the same
+    /// application: it was removed from the application, or renamed.
+    pub gone_since: Option<DateTime<Utc>>,
+    /// How many instances that are alive declare these times, and run the schedule.
+    pub instances: u32,
+    /// How many instances that are alive declare other times, and do not run it.
+    pub instances_with_other_times: u32,
+    /// When the row was read.
+    pub now: DateTime<Utc>,
+}
+
+impl ScheduleInfo {
+    /// Returns whether the schedule was removed from the application: by a
+    /// [declaration](crate::Schedules::removed), or because no instance has it any more.
+    pub fn is_removed(&self) -> bool {
+        self.gone_since.is_some() || self.times == REMOVED
+    }
+
+    pub(super) fn new(listed: ListedSchedule, past: Past, declared: &[(Times, u32)]) -> Self {
+        let count = |same: bool| {
+            let of = declared.iter().filter(|(times, _)| (*times == listed.times) == same);
+            of.fold(0, |sum: u32, (_, count)| sum.saturating_add(*count))
+        };
+        let (instances, instances_with_other_times) = (count(true), count(false));
+        // The database's clock decides, as it does for the claim that takes the run over.
+        let is_over = listed.due_at <= listed.now;
+        Self {
+            name: listed.times.name.as_str().to_owned(),
+            times: listed.times.spec,
+            zone: listed.times.zone,
+            slot: listed.slot,
+            due: listed.due_at,
+            paused: listed.paused,
+            triggered: listed.triggered_at,
+            running: listed.running && !is_over,
+            lost_since: Some(listed.due_at).filter(|_| listed.running && is_over),
+            run_slot: listed.run_slot.filter(|_| listed.attempt > 0),
+            attempt: listed.attempt,
+            missed: listed.missed,
+            by: listed.label,
+            since: listed.begin_time,
+            token: listed.token,
+            times_since: past.times_at,
+            gone_since: past.gone_at,
+            instances,
+            instances_with_other_times,
+            now: listed.now,
+        }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RunStatus {
+    /// The work succeeded: `S`.
+    Succeeded,
+    /// The work failed: `F`.
+    Failed,
+    /// The process died, or the run was handed back because its work was stopped: `L`.
+    Lost,
+    /// Ticks that were passed over: `M`.
+    Missed,
+}
+
+/// A row of the history: one attempt at one tick. Times are from the database's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RunInfo {
+    /// The schedule's name.
+    pub name: String,
+    /// The tick, or the time of a trigger. Of ticks that were passed over, the first.
+    pub slot: DateTime<Utc>,
+    /// The number of the attempt, from 1; 0 for ticks that were passed over.
+    pub attempt: u32,
+    /// How the run ended.
+    pub status: RunStatus,
+    /// How many earlier ticks the run stands for; of [`RunStatus::Missed`], how many were passed
+    /// over. Of a cron pattern, 10,000 and more means at least as many.
+    pub missed: u32,
+    /// The error of the work, or why the run was lost.
+    pub error: Option<String>,
+    /// The label of the instance.
+    pub by: String,
+    /// When the run was begun.
+    pub began: DateTime<Utc>,
+    /// When the run ended; of a lost run, when it was taken over or handed back.
+    pub ended: DateTime<Utc>,
+    /// The fencing token of the run.
+    pub token: Token,
+}
+
+impl RunInfo {
+    pub(super) fn new(listed: ListedRun) -> Self {
+        Self {
+            name: listed.name,
+            slot: listed.slot,
+            attempt: listed.attempt,
+            status: match listed.status.as_str() {
+                "S" => RunStatus::Succeeded,
+                "L" => RunStatus::Lost,
+                "M" => RunStatus::Missed,
+                _ => RunStatus::Failed,
+            },
+            missed: listed.missed,
+            error: listed.error,
+            by: listed.label,
+            began: listed.begin_time,
+            ended: listed.end_time,
+            token: listed.token,
+        }
+    }
+
+    /// What the history is ordered by, and what no two runs have in common.
+    pub(super) fn order(&self) -> (&str, DateTime<Utc>, u32) {
+        (&self.name, self.slot, self.attempt)
+    }
+}

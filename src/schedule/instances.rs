@@ -1,0 +1,359 @@
+//! Which times of a schedule are in effect if instances declare different ones: pure functions of
+//! the row, of what the instances declare, and of the time.
+//!
+//! The newest times that a living instance declares are in effect, and only instances that declare
+//! them run the schedule. Times are ordered by when they first took effect: the row remembers them.
+//! An instance that restarts brings no new times, so it takes nothing back. What was due stays due.
+//!
+//! | row | instances declare | this one | then |
+//! |---|---|---|---|
+//! | none | | | it is created |
+//! | gone for more than a week | | declares it | it begins afresh |
+//! | gone for less | | has its times | it is back, with its slot |
+//! | its times | | | nothing, or its slot is put back if the clock was ahead |
+//! | other times | no other times than its own | | its times apply |
+//! | other times | other times | has beaten too rarely | it waits |
+//! | other times | other times, and its own are the newest that count | judges | its times apply |
+//! | other times | newer times | | nothing |
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+use crate::{
+    key::Key,
+    schedule::spec::{AFTER, NEVER, Schedule, Timing},
+    store::{
+        instances::{Past, SeenTimes, TimesChange},
+        schedule::{ListedSchedule, Times, is_trigger},
+    },
+};
+
+/// From which beat on an instance takes times from others: after an outage all have beaten by then.
+/// Its own word counts from its second beat on (see the statements), so that a process that crashes
+/// over and over changes nothing.
+pub const JUDGES: u32 = 4;
+/// How many times a row remembers.
+const KNOWN: usize = 16;
+/// A schedule that was gone for longer begins afresh. A service that was down for a while and was
+/// taken for one that lives on without the schedule catches up on its ticks.
+const FRESH: TimeDelta = TimeDelta::days(7);
+/// A slot that only a clock that was ahead by more than this can have led to is put back.
+const AHEAD: TimeDelta = TimeDelta::hours(1);
+/// The times of a schedule that is declared as removed.
+pub const REMOVED: &str = "none";
+
+/// A hash that is the same in every version of the library (FNV-1a).
+pub fn hash(parts: &[&str]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+impl Times {
+    /// Returns what rows remember the times by.
+    fn mark(&self) -> u64 {
+        hash(&[&self.spec, &self.zone])
+    }
+
+    pub fn are_removed(&self) -> bool {
+        self.spec == REMOVED
+    }
+}
+
+/// Writes what an instance declares: a line for each schedule, with its name, times and zone.
+pub fn to_text(declared: &[Times]) -> String {
+    let escaped = |text: &str| text.replace('\\', "\\\\").replace('\t', "\\t").replace('\n', "\\n");
+    let line = |times: &Times| [times.name.as_str(), &times.spec, &times.zone].map(escaped).join("\t");
+    declared.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Reads what an instance declares. Lines that another version wrote in another form are left out.
+pub fn from_text(text: &str) -> Vec<Times> {
+    text.lines().filter_map(times_of).collect()
+}
+
+fn times_of(line: &str) -> Option<Times> {
+    let mut fields = line.split('\t').map(unescaped);
+    let (name, spec, zone) = (Key::new(&fields.next()?).ok()?, fields.next()?, fields.next()?);
+    Some(Times { name, spec, zone })
+}
+
+fn unescaped(field: &str) -> String {
+    let mut text = String::with_capacity(field.len());
+    let mut chars = field.chars();
+    while let Some(char) = chars.next() {
+        text.push(match (char, if char == '\\' { chars.next() } else { None }) {
+            (_, Some('t')) => '\t',
+            (_, Some('n')) => '\n',
+            (_, Some(other)) => other,
+            (char, None) => char,
+        });
+    }
+    text
+}
+
+/// What instances declare of one schedule.
+#[derive(Clone, Debug, Default)]
+pub struct Word {
+    /// The times of instances that are alive, and whose word counts.
+    counts: HashSet<u64>,
+    /// The times of instances that are alive.
+    alive: HashSet<u64>,
+    /// The times of instances that are not forgotten yet.
+    present: HashSet<u64>,
+    /// Since when an instance declares them.
+    since: HashMap<u64, DateTime<Utc>>,
+}
+
+impl Word {
+    /// Adds the times that a set of instances declares.
+    pub fn add(&mut self, times: &Times, alive: bool, counts: bool, since: DateTime<Utc>) {
+        let mark = times.mark();
+        self.present.insert(mark);
+        if alive {
+            self.alive.insert(mark);
+        }
+        self.since.entry(mark).and_modify(|first| *first = since.min(*first)).or_insert(since);
+        if counts {
+            self.counts.insert(mark);
+        }
+    }
+
+    /// Returns whether other times than these are declared.
+    pub fn contests(&self, times: &Times) -> bool {
+        let mark = times.mark();
+        self.present.iter().any(|other| *other != mark)
+    }
+}
+
+/// The instance that decides.
+#[derive(Clone, Copy, Debug)]
+pub struct Judge {
+    /// It has beaten often enough to take times from others.
+    pub judges: bool,
+    /// It stands for all processes of one crontab, each of which lives for one tick.
+    pub calls: bool,
+    /// How long an instance counts as alive without a beat.
+    pub lives: TimeDelta,
+}
+
+/// What an instance does about a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The row is right, or others have newer times.
+    Leave,
+    /// It may be changed later.
+    Wait,
+    Create,
+    /// The times of the instance apply from now on.
+    Apply,
+    /// As above, without what was due before.
+    Fresh,
+    /// The schedule is no longer gone.
+    Return,
+    /// The clock was ahead: the slot is put back.
+    PutBack,
+}
+
+/// Decides what an instance that declares `mine` does about a row.
+pub fn decide(
+    row: Option<(&ListedSchedule, &Past)>,
+    mine: &Declared,
+    judge: Judge,
+    word: &Word,
+    now: DateTime<Utc>,
+) -> Decision {
+    let Some((row, past)) = row else {
+        return if mine.schedule.is_some() { Decision::Create } else { Decision::Leave };
+    };
+    if past.gone_at.is_some_and(|gone_at| now - gone_at > FRESH) {
+        return Decision::Fresh;
+    }
+    if row.times == mine.times {
+        return if past.gone_at.is_some() {
+            Decision::Return
+        } else if mine.is_ahead(row, now) {
+            Decision::PutBack
+        } else {
+            Decision::Leave
+        };
+    }
+    let (known, mark) = (known(row, past), mine.times.mark());
+    // A row remembers what is declared, so there is no room for more.
+    let is_full = known.len() >= KNOWN && known.iter().all(|mark| word.present.contains(mark));
+    if !word.contests(&mine.times) || (judge.calls && !known.contains(&mark) && !is_full) {
+        return Decision::Apply;
+    }
+    if !judge.judges && !judge.calls {
+        return Decision::Wait;
+    }
+    // Those that never took effect are newer than all others.
+    let rank = |mark: &u64| known.iter().position(|other| other == mark).map_or(0, |place| place + 1);
+    // An instance that begins again with the times in effect keeps them.
+    let in_effect = row.times.mark();
+    let kept = word.alive.get(&in_effect);
+    let mut counting = word.counts.iter().chain(kept).chain(judge.calls.then_some(&mark));
+    let is_newest = counting.clone().any(|other| *other == mark)
+        && counting.all(|other| *other == mark || rank(other) >= rank(&mark));
+    if is_newest && !(rank(&mark) == 0 && is_full) { Decision::Apply } else { Decision::Leave }
+}
+
+/// Returns the hashes of the times that a row has had, the newest first.
+fn known(row: &ListedSchedule, past: &Past) -> Vec<u64> {
+    let known: Vec<u64> = past.known.split(' ').filter_map(|mark| u64::from_str_radix(mark, 16).ok()).collect();
+    if known.is_empty() { vec![row.times.mark()] } else { known }
+}
+
+/// Returns what the row knows once these times apply. What an instance declares is not forgotten.
+fn known_with(row: Option<(&ListedSchedule, &Past)>, times: &Times, word: &Word) -> String {
+    let (mut known, mark) = (row.map(|(row, past)| known(row, past)).unwrap_or_default(), times.mark());
+    if !known.contains(&mark) {
+        known.insert(0, mark);
+    }
+    while known.len() > KNOWN
+        && let Some(place) = known.iter().rposition(|other| *other != mark && !word.present.contains(other))
+    {
+        known.remove(place);
+    }
+    known.truncate(KNOWN);
+    known.iter().map(|mark| format!("{mark:016x}")).collect::<Vec<_>>().join(" ")
+}
+
+/// What an instance declares: a schedule that it runs, or one that is removed.
+#[derive(Clone, Debug)]
+pub struct Declared {
+    pub times: Times,
+    /// `None` for a schedule that is removed.
+    schedule: Option<Schedule>,
+}
+
+impl Declared {
+    pub fn new(schedule: &Schedule) -> Self {
+        Self { times: schedule.times(), schedule: Some(schedule.clone()) }
+    }
+
+    pub fn removed(name: Key) -> Self {
+        Self { times: Times { name, spec: REMOVED.to_owned(), zone: "UTC".to_owned() }, schedule: None }
+    }
+
+    /// Returns whether no clock that was right, within [`AHEAD`], could have led to the slot of the
+    /// row.
+    fn is_ahead(&self, row: &ListedSchedule, now: DateTime<Utc>) -> bool {
+        let next = self.schedule.as_ref().map(|schedule| schedule.next(now + AHEAD));
+        !row.running && next.is_some_and(|next| row.slot > next)
+    }
+
+    /// Returns how long after `now` the next tick comes.
+    pub fn until_next(&self, now: DateTime<Utc>) -> TimeDelta {
+        self.schedule.as_ref().map_or(TimeDelta::zero(), |schedule| schedule.next(now) - now)
+    }
+
+    fn first(&self, now: DateTime<Utc>) -> DateTime<Utc> {
+        self.schedule.as_ref().map_or(NEVER, |schedule| schedule.first(now))
+    }
+
+    /// Returns the change that a decision leads to.
+    pub fn change(
+        &self,
+        decision: Decision,
+        row: Option<(&ListedSchedule, &Past)>,
+        judge: Judge,
+        word: &Word,
+        now: DateTime<Utc>,
+    ) -> Option<TimesChange> {
+        let slot = match (decision, row) {
+            (Decision::Create, _) | (_, None) => self.first(now),
+            (Decision::Fresh, _) => self.first(now),
+            (Decision::Apply, Some((row, _))) => self.slot_after(row, judge, word, now),
+            (Decision::PutBack, _) => self.schedule.as_ref().map_or(NEVER, |schedule| schedule.next(now)),
+            _ => return None,
+        };
+        let seen = row.map(|(row, _)| SeenTimes {
+            spec: row.times.spec.clone(),
+            zone: row.times.zone.clone(),
+            run_slot: row.run_slot,
+            attempt: row.attempt,
+        });
+        let is_ahead = row.and_then(|(row, _)| row.run_slot).is_some_and(|run_slot| run_slot > now);
+        let run_ahead = is_ahead && matches!(decision, Decision::PutBack | Decision::Fresh);
+        // The next attempt at a tick that has not come yet would be as far ahead.
+        let is_tried = row.is_some_and(|(row, _)| row.attempt > 0);
+        // What was left of it when it was removed is over.
+        let was_removed = row.is_some_and(|(row, _)| row.times.are_removed());
+        Some(TimesChange {
+            seen,
+            slot,
+            afresh: decision == Decision::Fresh || (run_ahead && is_tried) || was_removed,
+            run_ahead,
+            known: known_with(row, &self.times, word),
+            new_times: row.is_none_or(|(row, _)| row.times != self.times),
+        })
+    }
+
+    /// Returns the change that a decision leads to, whatever instances declare.
+    pub fn change_of(
+        &self,
+        row: (&ListedSchedule, &Past),
+        decision: Decision,
+        now: DateTime<Utc>,
+    ) -> Option<TimesChange> {
+        let nobody = Judge { judges: false, calls: false, lives: TimeDelta::zero() };
+        self.change(decision, Some(row), nobody, &Word::default(), now)
+    }
+
+    /// Returns the slot of a row that gets these times. What was due stays due; behind a run that
+    /// was begun, that is the tick after it.
+    fn slot_after(&self, row: &ListedSchedule, judge: Judge, word: &Word, now: DateTime<Utc>) -> DateTime<Utc> {
+        let Some(schedule) = &self.schedule else { return NEVER };
+        let last = row.run_slot.filter(|run| !is_trigger(*run));
+        let begun = (row.running || row.attempt > 0) && last == Some(row.slot);
+        let old = Schedule::of(&row.times).filter(|old| !matches!(old.timing, Timing::After(_)));
+        let due = if begun { old.as_ref().map(|old| old.next(row.slot)) } else { Some(row.slot) };
+        if let Some(due) = due.filter(|due| *due <= now) {
+            return due;
+        }
+        if let Timing::After(_) = schedule.timing {
+            let under_way = !begun && row.times.spec.starts_with(AFTER);
+            return match last {
+                // A delay that is under way goes on, for the new delay at most.
+                _ if under_way => row.slot.clamp(schedule.first(now), schedule.next(now)),
+                Some(last) => schedule.next(last).max(schedule.first(now)),
+                None => schedule.first(now),
+            };
+        }
+        let floor = now - judge.lives * 2;
+        let since = word.since.get(&self.times.mark()).filter(|_| !judge.calls);
+        let floor = since.map_or(floor, |since| floor.max((*since).min(now)));
+        // The ticks from before a trigger may have run.
+        let floor = row.run_slot.map_or(floor, |run| run.max(floor));
+        // The old ticks before the slot have ended, also if a triggered run came after them or they
+        // were passed over, of which the row knows nothing.
+        let tick_after = |tick: &DateTime<Utc>| old.as_ref().map(|old| old.next(*tick));
+        let ended = std::iter::successors(Some(floor), tick_after).take_while(|tick| *tick < row.slot && *tick <= now);
+        schedule.next(ended.last().unwrap_or(floor))
+    }
+}
+
+/// Returns the schedules that instances leave without one although their service lives on: another
+/// set that lives has at least half of their schedules. A service that is down leaves nothing: its
+/// ticks are caught up on, also if it shares a schedule with others.
+pub fn gone_names(departing: &[Times], living: &[&[Times]]) -> Vec<Key> {
+    fn names(declared: &[Times]) -> BTreeSet<&Key> {
+        declared.iter().map(|times| &times.name).collect()
+    }
+    let departing = names(departing);
+    let living: Vec<BTreeSet<&Key>> = living.iter().map(|declared| names(declared)).collect();
+    let is_successor = |declared: &BTreeSet<&Key>| 2 * declared.intersection(&departing).count() >= departing.len();
+    if !living.iter().any(is_successor) {
+        return Vec::new();
+    }
+    let left = departing.into_iter().filter(|name| living.iter().all(|declared| !declared.contains(name)));
+    left.cloned().collect()
+}
+
+#[cfg(test)]
+#[path = "instances_slot_tests.rs"]
+mod slot_tests;
+#[cfg(test)]
+#[path = "instances_tests.rs"]
+mod tests;

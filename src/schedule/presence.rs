@@ -1,0 +1,363 @@
+//! An instance among others: it announces what it declares, beats, and applies its times where
+//! `instances.rs` allows it.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use uuid::Uuid;
+
+use crate::{
+    action::Action,
+    error::Error,
+    key::Key,
+    schedule::{
+        core::{Core, answered, quoted},
+        instances::{Decision, Declared, JUDGES, Judge, Word, decide, from_text, gone_names, hash, to_text},
+        spec::Schedule,
+    },
+    session::time::Instant,
+    store::{
+        Database,
+        instances::{Announcement, Beat, DeclaredSet, Past, TimesChange},
+        schedule::{ListedSchedule, Registered, Times},
+    },
+};
+
+/// The pause between two beats, as a multiple of the longest pause between polls, and its bounds.
+const BEATS: u32 = 3;
+const LEAST_BEAT: Duration = Duration::from_millis(300);
+const MOST_BEAT: Duration = Duration::from_secs(20);
+/// For how many pauses between beats an instance counts as alive, and for how long at least.
+const LIVES: u32 = 4;
+const LEAST_LIFE: Duration = Duration::from_secs(3);
+/// For how long after its next tick the word of a crontab counts, and for how long at most.
+const CALLS_AGAIN: TimeDelta = TimeDelta::minutes(5);
+const MOST_LIFE: TimeDelta = TimeDelta::days(3653);
+/// How long one pass over the schedules may take, as a part of the pause between two beats.
+const PASS: u32 = 2;
+/// An instance takes nothing from others before this part of the longest life among them is over,
+/// so that all can have beaten after an outage.
+const SETTLED: (i32, i32) = (3, 4);
+/// The rows are read at least this often: after this many of the longest pauses between polls, and
+/// after a minute.
+const READ_EVERY: (u32, Duration) = (30, Duration::from_secs(60));
+
+pub const INSTANCES: &str = "the table t_resource_schedule_instance";
+
+/// Returns the pause between two beats.
+pub fn beat_pause(poll_interval: Duration) -> Duration {
+    (BEATS * poll_interval).clamp(LEAST_BEAT, MOST_BEAT)
+}
+
+fn life(poll_interval: Duration) -> TimeDelta {
+    let life = (LIVES * beat_pause(poll_interval)).max(LEAST_LIFE);
+    TimeDelta::from_std(life).unwrap_or(TimeDelta::minutes(1))
+}
+
+/// An instance as the others see it, and what it knows of them.
+#[derive(Clone)]
+pub struct Presence {
+    announcement: Announcement,
+    declared: Vec<Declared>,
+    /// How long an instance with a loop counts as alive.
+    lives: TimeDelta,
+    beats: u32,
+    /// What the sets of instances declare, by their ids.
+    sets: HashMap<i64, Vec<Times>>,
+    /// The sets as they were seen last.
+    seen: Vec<DeclaredSet>,
+    /// A row has other times, or may be changed later.
+    contested: bool,
+    read_at: Option<Instant>,
+    /// Schedules that this instance does not run, since others have newer times. It was said once.
+    left_alone: HashSet<Key>,
+    /// When the instance started, and since when it has beaten without a break.
+    since: DateTime<Utc>,
+    unbroken: Instant,
+    /// The longest life of another instance with a loop.
+    longest_life: TimeDelta,
+}
+
+impl Presence {
+    pub fn new<DB: Database>(core: &Core<DB>, declared: Vec<Declared>) -> Self {
+        let all: Vec<Times> = declared.iter().map(|declared| declared.times.clone()).collect();
+        let declares = to_text(&all);
+        let announcement = Announcement {
+            id: Uuid::new_v4(),
+            label: core.label.clone(),
+            build: core.build.clone(),
+            calls: false,
+            lives: life(core.poll_interval),
+            declares_id: hash(&[&declares]).cast_signed(),
+            declares,
+        };
+        let (sets, seen) = (HashMap::from([(announcement.declares_id, all)]), Vec::new());
+        let (lives, contested, read_at, left_alone) = (announcement.lives, true, None, HashSet::new());
+        let (since, unbroken, longest_life) = (DateTime::UNIX_EPOCH, Instant::now(), lives);
+        Self {
+            announcement,
+            declared,
+            lives,
+            beats: 1,
+            sets,
+            seen,
+            contested,
+            read_at,
+            left_alone,
+            since,
+            unbroken,
+            longest_life,
+        }
+    }
+
+    /// Returns all processes of one crontab, each of which runs one tick. They count as one
+    /// instance until the tick after the next.
+    pub fn of_calls<DB: Database>(core: &Core<DB>, schedule: &Schedule) -> Self {
+        let mut presence = Self::new(core, vec![Declared::new(schedule)]);
+        let announcement = &mut presence.announcement;
+        let part = |salt| hash(&[salt, &announcement.declares]);
+        announcement.id = Uuid::from_u64_pair(part("calls"), part("of a crontab"));
+        announcement.calls = true;
+        presence
+    }
+
+    pub fn id(&self) -> Uuid {
+        self.announcement.id
+    }
+
+    fn judge(&self) -> Judge {
+        let settled = self.longest_life * SETTLED.0 / SETTLED.1;
+        let is_settled =
+            self.beats >= JUDGES && TimeDelta::from_std(self.unbroken.elapsed()).is_ok_and(|since| since >= settled);
+        Judge { judges: is_settled, calls: self.announcement.calls, lives: self.lives }
+    }
+
+    /// Announces the instance, and creates the rows that are missing.
+    pub async fn join<DB: Database>(&mut self, core: &Core<DB>) -> Result<(), Error> {
+        let seen = answered!(core, Action::Inspect, INSTANCES, conn => DB::beat(conn, None))?;
+        if let (true, [declared]) = (self.announcement.calls, &self.declared[..]) {
+            let lives = self.announcement.lives.max(declared.until_next(seen.now) + CALLS_AGAIN);
+            self.announcement.lives = lives.min(MOST_LIFE);
+        }
+        let announcement = &self.announcement;
+        answered!(core, Action::Update, INSTANCES, conn => DB::announce(conn, announcement))?;
+        (self.beats, self.since, self.unbroken) = (1, seen.now, Instant::now());
+        self.look_at(core, seen, None).await.map(drop)
+    }
+
+    /// Records that the instance lives, and applies its times where that is due. Returns whether
+    /// rows were changed.
+    pub async fn beat<DB: Database>(&mut self, core: &Core<DB>) -> Result<bool, Error> {
+        let (id, until) = (self.id(), Instant::now() + beat_pause(core.poll_interval) / PASS);
+        let beat = answered!(core, Action::Update, INSTANCES, conn => DB::beat(conn, Some(id)))?;
+        let Some(beats) = beat.beats else { return self.join(core).await.map(|()| true) };
+        if beats == 1 {
+            // After a break, the times may be other ones.
+            (self.contested, self.unbroken) = (true, Instant::now());
+        }
+        self.beats = beats;
+        self.look_at(core, beat, Some(until)).await
+    }
+
+    /// Ends the word of the instance.
+    pub async fn leave<DB: Database>(mut self, core: &Core<DB>) -> Result<(), Error> {
+        let id = self.id();
+        answered!(core, Action::Update, INSTANCES, conn => DB::end_instance(conn, id))?;
+        let seen = answered!(core, Action::Inspect, INSTANCES, conn => DB::beat(conn, None))?;
+        if seen.sets.iter().any(|set| set.declares_id == self.announcement.declares_id && set.alive > 0) {
+            return Ok(());
+        }
+        // Instances may have come since the last beat, such as the one that replaces this one.
+        self.learn(core, &seen.sets).await?;
+        let own: Vec<Times> = self.declared.iter().map(|declared| declared.times.clone()).collect();
+        mark_gone(core, &self.gone(&own, self.since, &seen.sets)).await
+    }
+
+    /// Returns the schedules that a set leaves without an instance to sets that came later.
+    fn gone(&self, departing: &[Times], since: DateTime<Utc>, sets: &[DeclaredSet]) -> Vec<Key> {
+        let living = sets.iter().filter(|set| set.alive > 0);
+        if !living.clone().any(|set| set.since >= since) {
+            return Vec::new();
+        }
+        let living = living.filter_map(|set| self.sets.get(&set.declares_id));
+        gone_names(departing, &living.map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    /// Applies the times of this instance where that is due, until a time if there is one.
+    async fn look_at<DB: Database>(
+        &mut self,
+        core: &Core<DB>,
+        Beat { sets, longest_life, .. }: Beat,
+        until: Option<Instant>,
+    ) -> Result<bool, Error> {
+        self.longest_life = longest_life.max(self.lives);
+        if !self.announcement.calls {
+            self.learn(core, &sets).await?;
+        }
+        if self.judge().judges && sets.iter().any(|set| set.forgotten > 0) {
+            self.forget(core, &sets).await?;
+        }
+        let read_every = (READ_EVERY.0 * core.poll_interval).min(READ_EVERY.1);
+        let is_old = self.read_at.is_none_or(|read_at| read_at.elapsed() >= read_every);
+        if !self.contested && !is_old && sets == self.seen {
+            return Ok(false);
+        }
+        let changed = self.apply(core, &sets, until).await?;
+        self.seen = sets;
+        self.read_at = Some(Instant::now());
+        Ok(changed)
+    }
+
+    /// Reads what sets of instances declare that are not known yet.
+    async fn learn<DB: Database>(&mut self, core: &Core<DB>, sets: &[DeclaredSet]) -> Result<(), Error> {
+        let own = self.announcement.declares_id;
+        self.sets.retain(|id, _| *id == own || sets.iter().any(|set| set.declares_id == *id));
+        let ids = sets.iter().map(|set| set.declares_id);
+        let unknown = ids.filter(|id| !self.sets.contains_key(id)).collect();
+        self.sets.extend(declared_by(core, unknown).await?);
+        Ok(())
+    }
+
+    /// Deletes instances that have died, and marks the schedules that are gone with them.
+    async fn forget<DB: Database>(&self, core: &Core<DB>, sets: &[DeclaredSet]) -> Result<(), Error> {
+        for DeclaredSet { declares_id, since, .. } in sets.iter().filter(|set| set.forgotten == set.present) {
+            if let Some(departing) = self.sets.get(declares_id) {
+                mark_gone(core, &self.gone(departing, *since, sets)).await?;
+            }
+        }
+        answered!(core, Action::Update, INSTANCES, conn => DB::forget_instances(conn))
+    }
+
+    /// Returns what all instances declare of each schedule.
+    fn words(&self, sets: &[DeclaredSet], now: DateTime<Utc>) -> HashMap<Key, Word> {
+        let mut words: HashMap<Key, Word> = HashMap::new();
+        let own = (self.announcement.declares_id, true, false, now);
+        let others = sets.iter().map(|set| (set.declares_id, set.alive > 0, set.counting > 0, set.since));
+        for (declares_id, alive, counts, since) in others.chain([own]) {
+            for times in self.sets.get(&declares_id).into_iter().flatten() {
+                words.entry(times.name.clone()).or_default().add(times, alive, counts, since);
+            }
+        }
+        words
+    }
+
+    /// Applies the times of this instance where they are the newest.
+    async fn apply<DB: Database>(
+        &mut self,
+        core: &Core<DB>,
+        sets: &[DeclaredSet],
+        until: Option<Instant>,
+    ) -> Result<bool, Error> {
+        let names: Vec<Key> = self.declared.iter().map(|declared| declared.times.name.clone()).collect();
+        let (rows, past, now) = read(core, &names).await?;
+        let has_own =
+            |declared: &Declared| rows.get(&declared.times.name).is_some_and(|row| row.times == declared.times);
+        if self.announcement.calls && !self.declared.iter().all(has_own) {
+            self.learn(core, sets).await?;
+        }
+        let (words, none) = (self.words(sets, now), (Word::default(), Past::default()));
+        let judge = self.judge();
+        self.contested = !judge.judges;
+        let mut changes = Vec::new();
+        for declared in &self.declared {
+            let name = &declared.times.name;
+            let word = words.get(name).unwrap_or(&none.0);
+            let row = rows.get(name).map(|row| (row, past.get(name).unwrap_or(&none.1)));
+            let decision = decide(row, declared, judge, word, now);
+            let has_other_times = row.is_some_and(|(row, _)| row.times != declared.times);
+            self.contested |= has_other_times || word.contests(&declared.times) || decision != Decision::Leave;
+            match (decision, row) {
+                (Decision::Leave, Some((row, _))) if has_other_times => {
+                    // A call tells its caller.
+                    if !judge.calls && self.left_alone.insert(name.clone()) {
+                        tracing::warn!(schedule = %name, times = row.times.spec, zone = row.times.zone,
+                            "an instance with newer times runs the schedule: not run by this instance");
+                    }
+                }
+                (Decision::Wait, _) => {}
+                _ => drop(self.left_alone.remove(name)),
+            }
+            if let Some(change) = declared.change(decision, row, judge, word, now) {
+                changes.push((&declared.times, decision, Some(change)));
+            } else if decision == Decision::Return {
+                changes.push((&declared.times, decision, None));
+            }
+        }
+        // A row that another transaction has locked keeps no others waiting for good.
+        let begin = if changes.is_empty() { 0 } else { fastrand::usize(..changes.len()) };
+        changes.rotate_left(begin);
+        let (mut changed, mut failed) = (false, Ok(()));
+        for (times, decision, change) in changes {
+            if until.is_some_and(|until| Instant::now() >= until) {
+                self.contested = true;
+                break;
+            }
+            match carry_out(core, times, decision, change).await {
+                Ok(done) => changed |= done,
+                Err(error) => failed = Err(error),
+            }
+        }
+        failed.map(|()| changed)
+    }
+}
+
+/// Changes a row. Returns `false` if it has changed since it was read.
+async fn carry_out<DB: Database>(
+    core: &Core<DB>,
+    times: &Times,
+    decision: Decision,
+    change: Option<TimesChange>,
+) -> Result<bool, Error> {
+    let name = quoted(&times.name);
+    let Some(change) = change else {
+        let names = std::slice::from_ref(&times.name);
+        answered!(core, Action::Update, &name, conn => DB::mark_gone(conn, names, false))?;
+        return Ok(true);
+    };
+    if decision == Decision::PutBack {
+        tracing::warn!(schedule = %times.name, slot = %change.slot, "the database's clock was ahead: the slot is put back");
+    }
+    if change.run_ahead {
+        let forgotten: Result<(), Error> =
+            answered!(core, Action::Update, &name, conn => DB::forget_runs_ahead(conn, &times.name));
+        if let Err(error) = forgotten {
+            tracing::warn!(schedule = %times.name, ?error, "runs at times that have not come yet stay in the history");
+        }
+    }
+    let changed = answered!(core, Action::Update, &name, conn => DB::change_times(conn, times, &change))?;
+    if changed {
+        tracing::info!(schedule = %times.name, times = times.spec, zone = times.zone, slot = %change.slot, "the times apply from now on");
+    }
+    Ok(changed)
+}
+
+/// The rows of schedules, the times that they have had, and the database's time.
+type Rows = (HashMap<Key, ListedSchedule>, HashMap<Key, Past>, DateTime<Utc>);
+
+async fn read<DB: Database>(core: &Core<DB>, names: &[Key]) -> Result<Rows, Error> {
+    let Registered { rows, now } = answered!(core, Action::Inspect, "schedules", conn => DB::registered(conn, names))?;
+    let past = answered!(core, Action::Inspect, "schedules", conn => DB::past(conn, names))?;
+    Ok((rows.into_iter().map(|row| (row.times.name.clone(), row)).collect(), past.into_iter().collect(), now))
+}
+
+/// Reads what sets of instances declare.
+pub async fn declared_by<DB: Database>(core: &Core<DB>, sets: Vec<i64>) -> Result<HashMap<i64, Vec<Times>>, Error> {
+    if sets.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let texts = answered!(core, Action::Inspect, INSTANCES, conn => DB::declares(conn, &sets))?;
+    Ok(texts.into_iter().map(|(id, text)| (id, from_text(&text))).collect())
+}
+
+async fn mark_gone<DB: Database>(core: &Core<DB>, names: &[Key]) -> Result<(), Error> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    for name in names {
+        tracing::info!(schedule = %name, "no instance has the schedule any more, although its service lives");
+    }
+    answered!(core, Action::Update, INSTANCES, conn => DB::mark_gone(conn, names, true))
+}

@@ -1,0 +1,181 @@
+//! The operations on the instances of schedules: what they declare, and the times that schedules
+//! have had.
+
+use std::future::Future;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use uuid::Uuid;
+
+use crate::{
+    key::Key,
+    store::{
+        Reply,
+        schedule::{ScheduleStore, Times},
+    },
+};
+
+/// What an instance says of itself.
+#[derive(Clone, Debug)]
+pub struct Announcement {
+    pub id: Uuid,
+    pub label: String,
+    pub build: String,
+    /// It stands for all processes of one crontab, each of which lives for one tick.
+    pub calls: bool,
+    /// For how long after a beat it counts as alive.
+    pub lives: TimeDelta,
+    pub declares_id: i64,
+    pub declares: String,
+}
+
+/// The instances that declare the same, as numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeclaredSet {
+    pub declares_id: i64,
+    pub present: i64,
+    pub alive: i64,
+    /// Those that are alive, and whose word counts.
+    pub counting: i64,
+    /// Those that have not beaten for twice as long as they live.
+    pub forgotten: i64,
+    /// When the first of them started.
+    pub since: DateTime<Utc>,
+    /// The longest life of those with a loop, in microseconds.
+    pub lives: i64,
+}
+
+impl Beat {
+    pub fn new(beats: Option<u32>, sets: Vec<DeclaredSet>, now: DateTime<Utc>) -> Self {
+        let longest_life = TimeDelta::microseconds(sets.iter().map(|set| set.lives).max().unwrap_or_default());
+        Self { beats, sets, longest_life, now }
+    }
+}
+
+/// The reply to a beat.
+#[derive(Clone, Debug)]
+pub struct Beat {
+    /// How often the instance has beaten without a break. `None` if it is unknown.
+    pub beats: Option<u32>,
+    pub sets: Vec<DeclaredSet>,
+    /// The longest life of an instance with a loop.
+    pub longest_life: TimeDelta,
+    pub now: DateTime<Utc>,
+}
+
+/// The times that a schedule has had.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Past {
+    /// Hashes of times, the newest first.
+    pub known: String,
+    /// When the present times took effect.
+    pub times_at: Option<DateTime<Utc>>,
+    /// Since when no instance has the schedule, although its service lives.
+    pub gone_at: Option<DateTime<Utc>>,
+}
+
+/// What a row had when a change of it was decided. If it has something else by then, the row is
+/// left alone.
+#[derive(Clone, Debug)]
+pub struct SeenTimes {
+    pub spec: String,
+    pub zone: String,
+    pub run_slot: Option<DateTime<Utc>>,
+    pub attempt: u32,
+}
+
+/// A change of the times of a row, or of its slot.
+#[derive(Clone, Debug)]
+pub struct TimesChange {
+    /// `None`: the row does not exist, and is created.
+    pub seen: Option<SeenTimes>,
+    pub slot: DateTime<Utc>,
+    /// The attempts and the trigger of the row are forgotten, unless a run is under way.
+    pub afresh: bool,
+    /// The last run was at a time that has not come yet. It is forgotten.
+    pub run_ahead: bool,
+    /// The hashes of the times that the schedule has had since.
+    pub known: String,
+    /// The times are other ones than before.
+    pub new_times: bool,
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+impl TimesChange {
+    pub fn creation(slot: DateTime<Utc>) -> Self {
+        Self { seen: None, slot, afresh: false, run_ahead: false, known: String::new(), new_times: true }
+    }
+}
+
+impl ListedInstance {
+    /// Returns whether the instance counts as alive. A beat far ahead is one of a clock that was
+    /// wrong.
+    pub fn is_alive(&self) -> bool {
+        self.beat_at + self.lives > self.now && self.beat_at <= self.now + self.lives
+    }
+}
+
+/// An instance, for display.
+#[derive(Clone, Debug)]
+pub struct ListedInstance {
+    pub id: Uuid,
+    pub label: String,
+    pub build: String,
+    pub calls: bool,
+    pub since: DateTime<Utc>,
+    pub beat_at: DateTime<Utc>,
+    pub lives: TimeDelta,
+    pub beats: u32,
+    pub declares_id: i64,
+    pub now: DateTime<Utc>,
+}
+
+/// Converts a time for the tables.
+pub fn micros_of(time: TimeDelta) -> i64 {
+    time.num_microseconds().unwrap_or(i64::MAX)
+}
+
+/// The operations on instances of a store.
+pub trait InstanceStore: ScheduleStore {
+    /// Adds the instance, or records that it is still there.
+    fn announce(conn: &mut Self::Connection, instance: &Announcement) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Records that the instance is still there. Returns what all instances declare. Without an
+    /// instance, it only reads.
+    fn beat(conn: &mut Self::Connection, instance: Option<Uuid>) -> impl Future<Output = Reply<Beat>> + Send;
+
+    /// Reads what the instances with these ids declare.
+    fn declares(
+        conn: &mut Self::Connection,
+        declares_ids: &[i64],
+    ) -> impl Future<Output = Reply<Vec<(i64, String)>>> + Send;
+
+    /// Reads the times that the named schedules have had.
+    fn past(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Vec<(Key, Past)>>> + Send;
+
+    /// Creates a row, or changes its times or its slot. A run that is under way goes on. Returns
+    /// `false` if the row has changed since it was seen.
+    fn change_times(
+        conn: &mut Self::Connection,
+        times: &Times,
+        change: &TimesChange,
+    ) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Marks schedules as gone, and ends the mark of schedules that are not.
+    fn mark_gone(conn: &mut Self::Connection, names: &[Key], gone: bool) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Deletes from the history what was run at times that have not come yet: the clock was ahead.
+    fn forget_runs_ahead(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Deletes an instance. Returns `false` if there is none.
+    fn end_instance(conn: &mut Self::Connection, instance: Uuid) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Deletes the instances that have not beaten for twice as long as they live.
+    fn forget_instances(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Reads all instances, by their labels.
+    fn instances(conn: &mut Self::Connection) -> impl Future<Output = Reply<Vec<ListedInstance>>> + Send;
+
+    /// Deletes a schedule on which nothing runs. Its history stays. Returns `false` if there is
+    /// none, or something runs.
+    fn remove_schedule(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<bool>> + Send;
+}

@@ -1,0 +1,235 @@
+//! The instances of schedules. MySQL assigns from left to right: what depends on a column comes
+//! before the change of that column.
+
+use chrono::{NaiveDateTime, TimeDelta};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
+use uuid::Uuid;
+
+use crate::{
+    key::Key,
+    store::{
+        Reply,
+        instances::{
+            Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
+        },
+        mysql::{
+            row::marks,
+            schedule::{settle, utc},
+        },
+        schedule::{Times, from_stored_count, named, to_stored_count},
+    },
+};
+
+const ANNOUNCE: &str = "
+INSERT INTO t_resource_schedule_instance (id, label, build, calls, since, beat_at, lives, declares_id, declares)
+VALUES (?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), ?, ?, ?)
+ON DUPLICATE KEY UPDATE beat_at = VALUES(beat_at), lives = VALUES(lives), label = VALUES(label), build = VALUES(build)";
+
+/// An outage or a step of the clock is a break: the count begins anew.
+const BEAT: &str = "
+UPDATE t_resource_schedule_instance
+SET beats = LAST_INSERT_ID(IF(beat_at + INTERVAL lives MICROSECOND < UTC_TIMESTAMP(6) OR beat_at > UTC_TIMESTAMP(6), 1, beats + 1)),
+    beat_at = UTC_TIMESTAMP(6) WHERE id = ?";
+
+/// A beat that is further ahead than a life is one of a clock that was wrong.
+const SETS: &str = "
+SELECT s.*, UTC_TIMESTAMP(6) AS now FROM (SELECT 1) one LEFT JOIN (
+    SELECT declares_id, COUNT(*) AS present, MIN(since) AS since, CAST(MAX(IF(calls = 1, 0, lives)) AS SIGNED) AS lives,
+           CAST(SUM(lived) AS SIGNED) AS alive, CAST(SUM(lived AND (calls = 1 OR beats >= 2)) AS SIGNED) AS counting,
+           CAST(SUM(beat_at + INTERVAL 2 * lives MICROSECOND < UTC_TIMESTAMP(6)
+                    OR beat_at > UTC_TIMESTAMP(6) + INTERVAL 2 * lives MICROSECOND) AS SIGNED) AS forgotten
+    FROM (SELECT i.*, beat_at + INTERVAL lives MICROSECOND > UTC_TIMESTAMP(6)
+                      AND beat_at <= UTC_TIMESTAMP(6) + INTERVAL lives MICROSECOND AS lived
+          FROM t_resource_schedule_instance i) i
+    GROUP BY declares_id
+) s ON TRUE";
+
+const DECLARES: &str =
+    "SELECT declares_id, CONVERT(MIN(declares) USING utf8mb4) FROM t_resource_schedule_instance WHERE declares_id IN";
+
+const PAST: &str = "SELECT CONVERT(name USING utf8mb4) AS name, CONVERT(known USING utf8mb4) AS known, times_at, gone_at FROM t_resource_schedule_times WHERE name IN";
+
+const CREATE: &str = "INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?, ?, ?, ?, ?)";
+
+/// The parameters of the conditions: whether it is afresh.
+const CHANGE: &str = "
+UPDATE t_resource_schedule
+SET due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT ?) THEN due_at
+                  WHEN triggered_at IS NOT NULL AND NOT ? THEN UTC_TIMESTAMP(6) ELSE ? END,
+    missed = IF(? AND holder IS NULL, 0, missed), attempt = IF(? AND holder IS NULL, 0, attempt),
+    triggered_at = IF(? AND holder IS NULL, NULL, triggered_at), run_slot = IF(? AND holder IS NULL, NULL, run_slot),
+    slot = ?, spec = ?, zone = ?
+WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ?";
+
+/// The parameters are the name, what is known, and whether the times are new ones.
+const REMEMBER: &str = "
+INSERT INTO t_resource_schedule_times (name, known, times_at) VALUES (?, ?, UTC_TIMESTAMP(6))
+ON DUPLICATE KEY UPDATE known = VALUES(known), times_at = IF(?, VALUES(times_at), times_at), gone_at = NULL";
+
+const GONE: &str = "
+INSERT INTO t_resource_schedule_times (name, gone_at)
+SELECT s.name, UTC_TIMESTAMP(6) FROM t_resource_schedule s WHERE s.name IN";
+
+const BACK: &str = "UPDATE t_resource_schedule_times SET gone_at = NULL WHERE name IN";
+
+const FORGET_AHEAD: &str = "DELETE FROM t_resource_schedule_run WHERE name = ? AND slot > UTC_TIMESTAMP(6)";
+
+const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = ?";
+
+const FORGET: &str = "
+DELETE FROM t_resource_schedule_instance
+WHERE beat_at + INTERVAL 2 * lives MICROSECOND < UTC_TIMESTAMP(6) OR beat_at > UTC_TIMESTAMP(6) + INTERVAL 2 * lives MICROSECOND";
+
+const LIST: &str = "
+SELECT id, CONVERT(label USING utf8mb4) AS label, CONVERT(build USING utf8mb4) AS build, CAST(calls AS SIGNED) AS calls, since,
+       beat_at, lives, beats, declares_id, UTC_TIMESTAMP(6) AS now
+FROM t_resource_schedule_instance ORDER BY t_resource_schedule_instance.label, id";
+
+const REMOVE: &str = "DELETE FROM t_resource_schedule WHERE name = ? AND (holder IS NULL OR due_at < UTC_TIMESTAMP(6))";
+const REMOVE_PAST: &str = "DELETE FROM t_resource_schedule_times WHERE name = ?";
+
+impl InstanceStore for MySql {
+    async fn announce(conn: &mut MySqlConnection, instance: &Announcement) -> Reply<()> {
+        let query = sqlx::query(ANNOUNCE).bind(instance.id).bind(&instance.label).bind(&instance.build);
+        let query = query.bind(instance.calls).bind(micros_of(instance.lives));
+        query.bind(instance.declares_id).bind(&instance.declares).execute(conn).await.map(drop)
+    }
+
+    async fn beat(conn: &mut MySqlConnection, instance: Option<Uuid>) -> Reply<Beat> {
+        let mut beats = None;
+        if let Some(instance) = instance {
+            let beat = sqlx::query(BEAT).bind(instance).execute(&mut *conn).await?;
+            beats = (beat.rows_affected() > 0).then(|| u32::try_from(beat.last_insert_id()).unwrap_or_default());
+        }
+        let rows = sqlx::query(SETS).fetch_all(conn).await?;
+        let now = rows.first().map(|row| utc(row, "now")).transpose()?.flatten().unwrap_or_default();
+        let mut sets = Vec::with_capacity(rows.len());
+        for row in &rows {
+            if row.try_get::<Option<i64>, _>("declares_id")?.is_some() {
+                sets.push(set(row)?);
+            }
+        }
+        Ok(Beat::new(beats, sets, now))
+    }
+
+    async fn declares(conn: &mut MySqlConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
+        let sql = format!("{DECLARES} ({}) GROUP BY declares_id", marks("?", declares_ids.len().max(1)));
+        let query = declares_ids.iter().fold(sqlx::query_as(AssertSqlSafe(sql)), |query, id| query.bind(id));
+        query.fetch_all(conn).await
+    }
+
+    async fn past(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Vec<(Key, Past)>> {
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let query = sqlx::query(AssertSqlSafe(format!("{PAST} ({})", marks("?", names.len()))));
+        let rows = names.iter().fold(query, |query, name| query.bind(name.as_str())).fetch_all(conn).await?;
+        rows.iter().map(past).collect()
+    }
+
+    async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+        let changed = change_times(conn, times, change).await;
+        settle(conn, changed).await
+    }
+
+    async fn mark_gone(conn: &mut MySqlConnection, names: &[Key], gone: bool) -> Reply<()> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let marks = marks("?", names.len());
+        let sql = match gone {
+            true => format!(
+                "{GONE} ({marks}) ON DUPLICATE KEY UPDATE gone_at = COALESCE(t_resource_schedule_times.gone_at, VALUES(gone_at))"
+            ),
+            false => format!("{BACK} ({marks})"),
+        };
+        let query = names.iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, name| query.bind(name.as_str()));
+        query.execute(conn).await.map(drop)
+    }
+
+    async fn forget_runs_ahead(conn: &mut MySqlConnection, name: &Key) -> Reply<()> {
+        sqlx::query(FORGET_AHEAD).bind(name.as_str()).execute(conn).await.map(drop)
+    }
+
+    async fn end_instance(conn: &mut MySqlConnection, instance: Uuid) -> Reply<bool> {
+        Ok(sqlx::query(LEAVE).bind(instance).execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn forget_instances(conn: &mut MySqlConnection) -> Reply<()> {
+        sqlx::query(FORGET).execute(conn).await.map(drop)
+    }
+
+    async fn instances(conn: &mut MySqlConnection) -> Reply<Vec<ListedInstance>> {
+        let rows = sqlx::query(LIST).fetch_all(conn).await?;
+        rows.iter().map(instance).collect()
+    }
+
+    async fn remove_schedule(conn: &mut MySqlConnection, name: &Key) -> Reply<bool> {
+        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+        let removed = remove(conn, name).await;
+        settle(conn, removed).await
+    }
+}
+
+async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+    let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, change.slot.naive_utc());
+    let query = match &change.seen {
+        None => sqlx::query(CREATE).bind(name).bind(spec).bind(zone).bind(slot).bind(slot),
+        Some(seen) => {
+            let SeenTimes { spec: old_spec, zone: old_zone, run_slot, attempt } = seen;
+            let query = sqlx::query(CHANGE).bind(change.afresh).bind(change.afresh).bind(slot);
+            let query = query.bind(change.afresh).bind(change.afresh).bind(change.afresh).bind(change.run_ahead);
+            let query = query.bind(slot).bind(spec).bind(zone).bind(name).bind(old_spec).bind(old_zone);
+            query.bind(run_slot.map(|slot| slot.naive_utc())).bind(to_stored_count(*attempt))
+        }
+    };
+    match query.execute(&mut *conn).await {
+        Ok(changed) if changed.rows_affected() > 0 => {}
+        Ok(_) => return Ok(false),
+        Err(sqlx::Error::Database(error)) if error.is_unique_violation() => return Ok(false),
+        Err(error) => return Err(error),
+    }
+    sqlx::query(REMEMBER).bind(name).bind(&change.known).bind(change.new_times).execute(conn).await?;
+    Ok(true)
+}
+
+async fn remove(conn: &mut MySqlConnection, name: &Key) -> Reply<bool> {
+    if sqlx::query(REMOVE).bind(name.as_str()).execute(&mut *conn).await?.rows_affected() == 0 {
+        return Ok(false);
+    }
+    sqlx::query(REMOVE_PAST).bind(name.as_str()).execute(conn).await?;
+    Ok(true)
+}
+
+fn set(row: &MySqlRow) -> Reply<DeclaredSet> {
+    Ok(DeclaredSet {
+        declares_id: row.try_get("declares_id")?,
+        present: row.try_get("present")?,
+        alive: row.try_get("alive")?,
+        counting: row.try_get("counting")?,
+        forgotten: row.try_get("forgotten")?,
+        since: row.try_get::<NaiveDateTime, _>("since")?.and_utc(),
+        lives: row.try_get("lives")?,
+    })
+}
+
+fn past(row: &MySqlRow) -> Reply<(Key, Past)> {
+    let past = Past { known: row.try_get("known")?, times_at: utc(row, "times_at")?, gone_at: utc(row, "gone_at")? };
+    Ok((named(row.try_get("name")?)?, past))
+}
+
+fn instance(row: &MySqlRow) -> Reply<ListedInstance> {
+    Ok(ListedInstance {
+        id: row.try_get("id")?,
+        label: row.try_get("label")?,
+        build: row.try_get("build")?,
+        calls: row.try_get::<i64, _>("calls")? == 1,
+        since: utc(row, "since")?.unwrap_or_default(),
+        beat_at: utc(row, "beat_at")?.unwrap_or_default(),
+        lives: TimeDelta::microseconds(row.try_get("lives")?),
+        beats: from_stored_count(row.try_get("beats")?),
+        declares_id: row.try_get("declares_id")?,
+        now: utc(row, "now")?.unwrap_or_default(),
+    })
+}

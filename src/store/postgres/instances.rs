@@ -1,0 +1,234 @@
+//! The instances of schedules.
+
+use chrono::TimeDelta;
+use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
+use uuid::Uuid;
+
+use crate::{
+    key::Key,
+    store::{
+        Reply,
+        instances::{
+            Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
+        },
+        schedule::{Times, from_stored_count, named, to_stored_count},
+    },
+};
+
+const ANNOUNCE: &str = "
+INSERT INTO t_resource_schedule_instance (id, label, build, calls, since, beat_at, lives, declares_id, declares)
+VALUES ($1, $2, $3, $4, clock_timestamp(), clock_timestamp(), $5, $6, $7)
+ON CONFLICT (id) DO UPDATE
+SET beat_at = clock_timestamp(), lives = excluded.lives, label = excluded.label, build = excluded.build";
+
+/// What all instances declare, with `$beats` as the beats of this one. A beat that is further ahead
+/// than a life is one of a clock that was wrong.
+macro_rules! sets {
+    ($beats:literal) => {
+        concat!(
+            "
+SELECT ",
+            $beats,
+            " AS beats, s.*, clock_timestamp() AS now
+FROM (SELECT 1) one LEFT JOIN (
+    SELECT declares_id, count(*) AS present, min(since) AS since, coalesce(max(lives) FILTER (WHERE NOT calls), 0) AS lives,
+           count(*) FILTER (WHERE lived) AS alive, count(*) FILTER (WHERE lived AND (calls OR beats >= 2)) AS counting,
+           count(*) FILTER (WHERE beat_at + 2 * life < now() OR beat_at > now() + 2 * life) AS forgotten
+    FROM (SELECT *, lives * interval '1 microsecond' AS life,
+                 beat_at + lives * interval '1 microsecond' > now() AND beat_at <= now() + lives * interval '1 microsecond' AS lived
+          FROM t_resource_schedule_instance) i
+    GROUP BY declares_id
+) s ON true"
+        )
+    };
+}
+
+const SETS: &str = sets!("NULL::int");
+
+/// An outage or a step of the clock is a break: the count begins anew. The sets are those from
+/// before the beat.
+const BEAT: &str = concat!(
+    "
+WITH me AS (
+    UPDATE t_resource_schedule_instance
+    SET beat_at = clock_timestamp(),
+        beats = CASE WHEN beat_at + lives * interval '1 microsecond' < clock_timestamp() OR beat_at > clock_timestamp()
+                     THEN 1 ELSE beats + 1 END
+    WHERE id = $1 RETURNING beats
+)",
+    sets!("(SELECT beats FROM me)")
+);
+
+const DECLARES: &str = "
+SELECT declares_id, min(declares) FROM t_resource_schedule_instance WHERE declares_id = ANY ($1::bigint[]) GROUP BY declares_id";
+
+const PAST: &str = "SELECT name::text AS name, known::text AS known, times_at, gone_at FROM t_resource_schedule_times WHERE name = ANY ($1::text[])";
+
+/// $1 to $3 the times, $4 the slot, $5 what is known, $6 whether the times are new ones.
+const CREATE: &str = "
+WITH changed AS (
+    INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES ($1, $2, $3, $4, $4)
+    ON CONFLICT (name) DO NOTHING RETURNING name
+), remembered AS (
+    INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT name, $5, clock_timestamp() FROM changed
+    ON CONFLICT (name) DO UPDATE
+    SET known = excluded.known, times_at = CASE WHEN $6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL
+)
+SELECT EXISTS (SELECT FROM changed)";
+
+/// As above; $7 to $10 what was seen, $11 whether it is afresh, $12 whether the last run is
+/// forgotten.
+///
+/// Another trigger may have replaced that of a run that waits for its next attempt.
+const CHANGE: &str = "
+WITH changed AS (
+    UPDATE t_resource_schedule
+    SET spec = $2, zone = $3, slot = $4, run_slot = CASE WHEN $12 AND holder IS NULL THEN NULL ELSE run_slot END,
+        attempt = CASE WHEN $11 AND holder IS NULL THEN 0 ELSE attempt END,
+        missed = CASE WHEN $11 AND holder IS NULL THEN 0 ELSE missed END,
+        triggered_at = CASE WHEN $11 AND holder IS NULL THEN NULL ELSE triggered_at END,
+        due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT $11) THEN due_at
+                      WHEN triggered_at IS NOT NULL AND NOT $11 THEN clock_timestamp() ELSE $4 END
+    WHERE name = $1 AND spec = $7 AND zone = $8 AND run_slot IS NOT DISTINCT FROM $9 AND attempt = $10
+    RETURNING name
+), remembered AS (
+    INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT name, $5, clock_timestamp() FROM changed
+    ON CONFLICT (name) DO UPDATE
+    SET known = excluded.known, times_at = CASE WHEN $6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL
+)
+SELECT EXISTS (SELECT FROM changed)";
+
+const GONE: &str = "
+INSERT INTO t_resource_schedule_times AS p (name, gone_at)
+SELECT name, clock_timestamp() FROM t_resource_schedule WHERE name = ANY ($1::text[])
+ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)";
+
+const BACK: &str = "UPDATE t_resource_schedule_times SET gone_at = NULL WHERE name = ANY ($1::text[])";
+
+const FORGET_AHEAD: &str = "DELETE FROM t_resource_schedule_run WHERE name = $1 AND slot > clock_timestamp()";
+
+const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = $1";
+
+const FORGET: &str = "
+DELETE FROM t_resource_schedule_instance
+WHERE beat_at + 2 * lives * interval '1 microsecond' < clock_timestamp()
+   OR beat_at > clock_timestamp() + 2 * lives * interval '1 microsecond'";
+
+const LIST: &str = "
+SELECT id, label::text AS label, build::text AS build, calls, since, beat_at, lives, beats, declares_id, clock_timestamp() AS now
+FROM t_resource_schedule_instance ORDER BY label, id";
+
+const REMOVE: &str = "
+WITH removed AS (
+    DELETE FROM t_resource_schedule WHERE name = $1 AND (holder IS NULL OR due_at < clock_timestamp()) RETURNING name
+), forgotten AS (
+    DELETE FROM t_resource_schedule_times WHERE name IN (SELECT name FROM removed)
+)
+SELECT EXISTS (SELECT FROM removed)";
+
+impl InstanceStore for Postgres {
+    async fn announce(conn: &mut PgConnection, instance: &Announcement) -> Reply<()> {
+        let query = sqlx::query(ANNOUNCE).bind(instance.id).bind(&instance.label).bind(&instance.build);
+        let query = query.bind(instance.calls).bind(micros_of(instance.lives));
+        query.bind(instance.declares_id).bind(&instance.declares).execute(conn).await.map(drop)
+    }
+
+    async fn beat(conn: &mut PgConnection, instance: Option<Uuid>) -> Reply<Beat> {
+        let rows = match instance {
+            Some(instance) => sqlx::query(BEAT).bind(instance).fetch_all(conn).await?,
+            None => sqlx::query(SETS).fetch_all(conn).await?,
+        };
+        let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let (beats, now): (Option<i32>, _) = (first.try_get("beats")?, first.try_get("now")?);
+        let mut sets = Vec::with_capacity(rows.len());
+        for row in &rows {
+            if row.try_get::<Option<i64>, _>("declares_id")?.is_some() {
+                sets.push(set(row)?);
+            }
+        }
+        Ok(Beat::new(beats.map(from_stored_count), sets, now))
+    }
+
+    async fn declares(conn: &mut PgConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
+        sqlx::query_as(DECLARES).bind(declares_ids).fetch_all(conn).await
+    }
+
+    async fn past(conn: &mut PgConnection, names: &[Key]) -> Reply<Vec<(Key, Past)>> {
+        let names: Vec<&str> = names.iter().map(Key::as_str).collect();
+        let rows = sqlx::query(PAST).bind(names).fetch_all(conn).await?;
+        rows.iter().map(past).collect()
+    }
+
+    async fn change_times(conn: &mut PgConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+        let sql = if change.seen.is_some() { CHANGE } else { CREATE };
+        let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
+        let query = query.bind(change.slot).bind(&change.known).bind(change.new_times);
+        let query = match &change.seen {
+            None => query,
+            Some(SeenTimes { spec, zone, run_slot, attempt }) => {
+                let query = query.bind(spec).bind(zone).bind(run_slot).bind(to_stored_count(*attempt));
+                query.bind(change.afresh).bind(change.run_ahead)
+            }
+        };
+        query.fetch_one(conn).await?.try_get(0)
+    }
+
+    async fn mark_gone(conn: &mut PgConnection, names: &[Key], gone: bool) -> Reply<()> {
+        let names: Vec<&str> = names.iter().map(Key::as_str).collect();
+        sqlx::query(if gone { GONE } else { BACK }).bind(names).execute(conn).await.map(drop)
+    }
+
+    async fn forget_runs_ahead(conn: &mut PgConnection, name: &Key) -> Reply<()> {
+        sqlx::query(FORGET_AHEAD).bind(name.as_str()).execute(conn).await.map(drop)
+    }
+
+    async fn end_instance(conn: &mut PgConnection, instance: Uuid) -> Reply<bool> {
+        Ok(sqlx::query(LEAVE).bind(instance).execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn forget_instances(conn: &mut PgConnection) -> Reply<()> {
+        sqlx::query(FORGET).execute(conn).await.map(drop)
+    }
+
+    async fn instances(conn: &mut PgConnection) -> Reply<Vec<ListedInstance>> {
+        let rows = sqlx::query(LIST).fetch_all(conn).await?;
+        rows.iter().map(instance).collect()
+    }
+
+    async fn remove_schedule(conn: &mut PgConnection, name: &Key) -> Reply<bool> {
+        sqlx::query(REMOVE).bind(name.as_str()).fetch_one(conn).await?.try_get(0)
+    }
+}
+
+fn set(row: &PgRow) -> Reply<DeclaredSet> {
+    Ok(DeclaredSet {
+        declares_id: row.try_get("declares_id")?,
+        present: row.try_get("present")?,
+        alive: row.try_get("alive")?,
+        counting: row.try_get("counting")?,
+        forgotten: row.try_get("forgotten")?,
+        since: row.try_get("since")?,
+        lives: row.try_get("lives")?,
+    })
+}
+
+fn past(row: &PgRow) -> Reply<(Key, Past)> {
+    let past =
+        Past { known: row.try_get("known")?, times_at: row.try_get("times_at")?, gone_at: row.try_get("gone_at")? };
+    Ok((named(row.try_get("name")?)?, past))
+}
+
+fn instance(row: &PgRow) -> Reply<ListedInstance> {
+    Ok(ListedInstance {
+        id: row.try_get("id")?,
+        label: row.try_get("label")?,
+        build: row.try_get("build")?,
+        calls: row.try_get("calls")?,
+        since: row.try_get("since")?,
+        beat_at: row.try_get("beat_at")?,
+        lives: TimeDelta::microseconds(row.try_get("lives")?),
+        beats: from_stored_count(row.try_get("beats")?),
+        declares_id: row.try_get("declares_id")?,
+        now: row.try_get("now")?,
+    })
+}

@@ -1,0 +1,257 @@
+//! The instances of schedules.
+
+use chrono::TimeDelta;
+use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
+use uuid::Uuid;
+
+use crate::{
+    key::Key,
+    store::{
+        Reply,
+        instances::{
+            Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
+        },
+        schedule::{Times, from_stored_count, named, to_stored_count},
+        sqlite::{
+            row::{json, keys, now, time},
+            schedule::transaction,
+        },
+    },
+};
+
+const ANNOUNCE: &str = concat!(
+    "
+INSERT INTO t_resource_schedule_instance (id, label, build, calls, since, beat_at, lives, declares_id, declares)
+VALUES (?1, ?2, ?3, ?4, ",
+    now!(),
+    ", ",
+    now!(),
+    ", ?5, ?6, ?7) ON CONFLICT (id) DO UPDATE
+    SET beat_at = excluded.beat_at, lives = excluded.lives, label = excluded.label, build = excluded.build"
+);
+
+/// An outage or a step of the clock is a break: the count begins anew.
+const BEAT: &str = concat!(
+    "
+UPDATE t_resource_schedule_instance
+SET beat_at = ",
+    now!(),
+    ", beats = CASE WHEN beat_at + lives < ",
+    now!(),
+    " OR beat_at > ",
+    now!(),
+    " THEN 1 ELSE beats + 1 END WHERE id = ?1 RETURNING beats"
+);
+
+/// A beat that is further ahead than a life is one of a clock that was wrong.
+const SETS: &str = concat!(
+    "
+SELECT s.*, ",
+    now!(),
+    " AS now FROM (SELECT 1) LEFT JOIN (
+    SELECT declares_id, count(*) AS present, min(since) AS since, coalesce(max(iif(calls, 0, lives)), 0) AS lives,
+           sum(lived) AS alive, sum(lived AND (calls OR beats >= 2)) AS counting,
+           sum(beat_at + 2 * lives < now OR beat_at > now + 2 * lives) AS forgotten
+    FROM (SELECT *, beat_at + lives > now AND beat_at <= now + lives AS lived
+          FROM t_resource_schedule_instance, (SELECT ",
+    now!(),
+    " AS now))
+    GROUP BY declares_id
+) s"
+);
+
+const DECLARES: &str = "
+SELECT declares_id, min(declares) FROM t_resource_schedule_instance
+WHERE declares_id IN (SELECT value FROM json_each(?1)) GROUP BY declares_id";
+
+const PAST: &str = "
+SELECT name, known, times_at, gone_at FROM t_resource_schedule_times
+WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))";
+
+/// Remembers the times of the row that the statement before has changed. ?5 what is known, ?6
+/// whether the times are new ones.
+macro_rules! remember {
+    () => {
+        concat!(
+            "
+INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT ?1, ?5, ",
+            now!(),
+            " WHERE changes() > 0
+ON CONFLICT (name) DO UPDATE
+SET known = excluded.known, times_at = CASE WHEN ?6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL;
+COMMIT"
+        )
+    };
+}
+
+/// ?1 to ?3 the times, ?4 the slot.
+const CREATE: &str = concat!(
+    "
+BEGIN IMMEDIATE;
+INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?1, ?2, ?3, ?4, ?4)
+ON CONFLICT (name) DO NOTHING RETURNING 1;",
+    remember!()
+);
+
+/// As above; ?7 to ?10 what was seen, ?11 whether it is afresh, ?12 whether the last run is
+/// forgotten.
+const CHANGE: &str = concat!(
+    "
+BEGIN IMMEDIATE;
+UPDATE t_resource_schedule
+SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?12 AND holder IS NULL THEN NULL ELSE run_slot END,
+    attempt = CASE WHEN ?11 AND holder IS NULL THEN 0 ELSE attempt END,
+    missed = CASE WHEN ?11 AND holder IS NULL THEN 0 ELSE missed END,
+    triggered_at = CASE WHEN ?11 AND holder IS NULL THEN NULL ELSE triggered_at END,
+    due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT ?11) THEN due_at
+                  WHEN triggered_at IS NOT NULL AND NOT ?11 THEN ",
+    now!(),
+    " ELSE ?4 END
+WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10 RETURNING 1;",
+    remember!()
+);
+
+const GONE: &str = concat!(
+    "
+INSERT INTO t_resource_schedule_times AS p (name, gone_at)
+SELECT name, ",
+    now!(),
+    " FROM t_resource_schedule WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))
+ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)"
+);
+
+const BACK: &str = "
+UPDATE t_resource_schedule_times SET gone_at = NULL WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))";
+
+const FORGET_AHEAD: &str = concat!("DELETE FROM t_resource_schedule_run WHERE name = ?1 AND slot > ", now!());
+
+const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = ?1";
+
+const FORGET: &str = concat!(
+    "DELETE FROM t_resource_schedule_instance WHERE beat_at + 2 * lives < ",
+    now!(),
+    " OR beat_at > 2 * lives + ",
+    now!()
+);
+
+const LIST: &str = concat!(
+    "SELECT id, label, build, calls, since, beat_at, lives, beats, declares_id, ",
+    now!(),
+    " AS now FROM t_resource_schedule_instance ORDER BY label, id"
+);
+
+const REMOVE: &str = concat!(
+    "
+BEGIN IMMEDIATE;
+DELETE FROM t_resource_schedule WHERE name = ?1 AND (holder IS NULL OR due_at < ",
+    now!(),
+    ") RETURNING 1;
+DELETE FROM t_resource_schedule_times WHERE name = ?1 AND changes() > 0;
+COMMIT"
+);
+
+impl InstanceStore for Sqlite {
+    async fn announce(conn: &mut SqliteConnection, instance: &Announcement) -> Reply<()> {
+        let query = sqlx::query(ANNOUNCE).bind(instance.id).bind(&instance.label).bind(&instance.build);
+        let query = query.bind(instance.calls).bind(micros_of(instance.lives));
+        query.bind(instance.declares_id).bind(&instance.declares).execute(conn).await.map(drop)
+    }
+
+    async fn beat(conn: &mut SqliteConnection, instance: Option<Uuid>) -> Reply<Beat> {
+        let mut beats = None;
+        if let Some(instance) = instance {
+            let rows: Vec<i32> = sqlx::query_scalar(BEAT).bind(instance).fetch_all(&mut *conn).await?;
+            beats = rows.first().copied().map(from_stored_count);
+        }
+        let rows = sqlx::query(SETS).fetch_all(conn).await?;
+        let now = rows.first().map(|row| time(row, "now")).transpose()?.flatten().unwrap_or_default();
+        let mut sets = Vec::with_capacity(rows.len());
+        for row in &rows {
+            if row.try_get::<Option<i64>, _>("declares_id")?.is_some() {
+                sets.push(set(row)?);
+            }
+        }
+        Ok(Beat::new(beats, sets, now))
+    }
+
+    async fn declares(conn: &mut SqliteConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
+        let ids = json(declares_ids.iter().map(i64::to_string));
+        sqlx::query_as(DECLARES).bind(ids).fetch_all(conn).await
+    }
+
+    async fn past(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Vec<(Key, Past)>> {
+        let rows = sqlx::query(PAST).bind(keys(names)).fetch_all(conn).await?;
+        rows.iter().map(past).collect()
+    }
+
+    async fn change_times(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+        let sql = if change.seen.is_some() { CHANGE } else { CREATE };
+        let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
+        let query = query.bind(change.slot.timestamp_micros()).bind(&change.known).bind(change.new_times);
+        let query = match &change.seen {
+            None => query,
+            Some(SeenTimes { spec, zone, run_slot, attempt }) => {
+                let query = query.bind(spec).bind(zone).bind(run_slot.map(|slot| slot.timestamp_micros()));
+                query.bind(to_stored_count(*attempt)).bind(change.afresh).bind(change.run_ahead)
+            }
+        };
+        transaction(query, conn).await
+    }
+
+    async fn mark_gone(conn: &mut SqliteConnection, names: &[Key], gone: bool) -> Reply<()> {
+        sqlx::query(if gone { GONE } else { BACK }).bind(keys(names)).execute(conn).await.map(drop)
+    }
+
+    async fn forget_runs_ahead(conn: &mut SqliteConnection, name: &Key) -> Reply<()> {
+        sqlx::query(FORGET_AHEAD).bind(name.as_str()).execute(conn).await.map(drop)
+    }
+
+    async fn end_instance(conn: &mut SqliteConnection, instance: Uuid) -> Reply<bool> {
+        Ok(sqlx::query(LEAVE).bind(instance).execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn forget_instances(conn: &mut SqliteConnection) -> Reply<()> {
+        sqlx::query(FORGET).execute(conn).await.map(drop)
+    }
+
+    async fn instances(conn: &mut SqliteConnection) -> Reply<Vec<ListedInstance>> {
+        let rows = sqlx::query(LIST).fetch_all(conn).await?;
+        rows.iter().map(instance).collect()
+    }
+
+    async fn remove_schedule(conn: &mut SqliteConnection, name: &Key) -> Reply<bool> {
+        transaction(sqlx::query(REMOVE).bind(name.as_str()), conn).await
+    }
+}
+
+fn set(row: &SqliteRow) -> Reply<DeclaredSet> {
+    Ok(DeclaredSet {
+        declares_id: row.try_get("declares_id")?,
+        present: row.try_get("present")?,
+        alive: row.try_get("alive")?,
+        counting: row.try_get("counting")?,
+        forgotten: row.try_get("forgotten")?,
+        since: time(row, "since")?.unwrap_or_default(),
+        lives: row.try_get("lives")?,
+    })
+}
+
+fn past(row: &SqliteRow) -> Reply<(Key, Past)> {
+    let past = Past { known: row.try_get("known")?, times_at: time(row, "times_at")?, gone_at: time(row, "gone_at")? };
+    Ok((named(row.try_get("name")?)?, past))
+}
+
+fn instance(row: &SqliteRow) -> Reply<ListedInstance> {
+    Ok(ListedInstance {
+        id: row.try_get("id")?,
+        label: row.try_get("label")?,
+        build: row.try_get("build")?,
+        calls: row.try_get("calls")?,
+        since: time(row, "since")?.unwrap_or_default(),
+        beat_at: time(row, "beat_at")?.unwrap_or_default(),
+        lives: TimeDelta::microseconds(row.try_get("lives")?),
+        beats: from_stored_count(row.try_get("beats")?),
+        declares_id: row.try_get("declares_id")?,
+        now: time(row, "now")?.unwrap_or_default(),
+    })
+}
