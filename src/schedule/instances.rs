@@ -297,8 +297,8 @@ impl Declared {
         decision: Decision,
         now: DateTime<Utc>,
     ) -> Option<TimesChange> {
-        let nobody = Judge { judges: false, calls: false, lives: TimeDelta::zero() };
-        self.change(decision, Some(row), nobody, &Word::default(), now)
+        let judge = Judge { judges: false, calls: false, lives: TimeDelta::zero() };
+        self.change(decision, Some(row), judge, &Word::default(), now)
     }
 
     /// Returns the slot of a row that gets these times. What was due stays due; behind a run that

@@ -284,7 +284,7 @@ fn a_row_remembers_the_order_of_its_times() {
     let none = word(&[], &[]);
     assert_eq!(known_after(&all, &[1, 0], 2, &none), [2, 1, 0]);
     assert_eq!(known_after(&all, &[2, 1, 0], 0, &none), [2, 1, 0], "times that return keep their place");
-    // The oldest times that nobody declares are forgotten.
+    // The oldest times that no instance declares are forgotten.
     let full: Vec<usize> = (0..16).rev().collect();
     let kept = known_after(&all, &full, 16, &none);
     assert_eq!(kept, (1..=16).rev().collect::<Vec<_>>());

@@ -102,7 +102,8 @@ impl InstanceStore for MySql {
             beats = (beat.rows_affected() > 0).then(|| u32::try_from(beat.last_insert_id()).unwrap_or_default());
         }
         let rows = sqlx::query(SETS).fetch_all(conn).await?;
-        let now = rows.first().map(|row| utc(row, "now")).transpose()?.flatten().unwrap_or_default();
+        let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let now = utc(first, "now")?.ok_or(sqlx::Error::RowNotFound)?;
         let mut sets = Vec::with_capacity(rows.len());
         for row in &rows {
             if row.try_get::<Option<i64>, _>("declares_id")?.is_some() {

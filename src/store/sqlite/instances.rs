@@ -164,7 +164,8 @@ impl InstanceStore for Sqlite {
             beats = rows.first().copied().map(from_stored_count);
         }
         let rows = sqlx::query(SETS).fetch_all(conn).await?;
-        let now = rows.first().map(|row| time(row, "now")).transpose()?.flatten().unwrap_or_default();
+        let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let now = time(first, "now")?.ok_or(sqlx::Error::RowNotFound)?;
         let mut sets = Vec::with_capacity(rows.len());
         for row in &rows {
             if row.try_get::<Option<i64>, _>("declares_id")?.is_some() {
