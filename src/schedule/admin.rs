@@ -266,7 +266,8 @@ impl<DB: Database> Schedules<DB> {
     }
 
     /// Deletes the runs that ended longer than `older_than` ago, and returns their number. The last
-    /// success of each schedule stays, however old it is.
+    /// success of each schedule stays, however old it is, and so do the attempts at a tick that is
+    /// to be tried again.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for more than ten years; otherwise as [`list`](Self::list).

@@ -1,7 +1,7 @@
 //! What all runs of one [`Schedules`](crate::Schedules) share: settings, sessions, and how a
 //! statement is sent.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use chrono::TimeDelta;
 
@@ -22,7 +22,7 @@ use crate::{
     store::{
         Database, TooLate,
         failure::Failure,
-        schedule::{DueReply, DueRequest, Times},
+        schedule::{DueReply, DueRequest, Known, Times},
     },
 };
 
@@ -52,25 +52,30 @@ pub(super) use answered;
 pub struct Core<DB: Database> {
     pub requests: Sessions<DB>,
     pub label: String,
-    pub lease: TimeDelta,
+    /// That of schedules which have none of their own.
+    pub default_lease: TimeDelta,
     pub time_limit: Duration,
     /// The longest pause between two looks.
     pub poll_interval: Duration,
     pub max_concurrent_runs: u32,
+    /// The most runs of each group.
+    pub max_runs: HashMap<Key, u32>,
     /// The build of the application, for display.
     pub build: String,
     pub renewals: Sessions<DB>,
     /// Takes the keys of schedules that share one with other programs.
     pub lock: Option<LeaseLock<DB>>,
+    /// The application has set the terms of that lock.
+    pub has_terms: bool,
 }
 
 impl<DB: Database> Core<DB> {
     /// Claims what is due, up to the time limit. The server does not claim later.
-    async fn claim_once(&self, known: &[Times], holder: Holder, most: u32) -> Result<DueReply, Failure> {
+    async fn claim_once(&self, known: &[Known], holder: Holder, most: u32) -> Result<DueReply, Failure> {
         let limit = self.limit();
         let mut conn = self.requests.take(limit).await?;
-        let (label, lease, not_after) = (self.label.as_str(), self.lease, conn.not_after(limit));
-        let ask = DueRequest { known, holder, label, lease, most, not_after, resent: false };
+        let (label, not_after) = (self.label.as_str(), conn.not_after(limit));
+        let ask = DueRequest { known, holder, label, most, not_after, resent: false };
         let reply = timeout_at(limit, DB::claim_due(conn.get(), &ask)).await;
         let (mut conn, reply) = conn.proceed(reply)?;
         if let Some(TooLate { now }) = reply.too_late {
@@ -86,9 +91,28 @@ impl<DB: Database> Core<DB> {
 
     /// Returns what is left of a lease when it counts as lost: that of a run, or of the key that the
     /// run holds as well, whichever is shorter.
-    pub fn reserve(&self) -> Duration {
-        let key = self.lock.as_ref().map(|lock| lock.key_terms.terms.lease - lock.key_terms.bounds.lock_delay);
-        pacing::reserve(key.map_or(self.lease, |key| key.min(self.lease)).to_std().unwrap_or_default())
+    pub fn reserve(&self, schedule: &Schedule) -> Duration {
+        let lease = self.lease(schedule);
+        let key = self.lock_of(schedule).map(|lock| lock.key_terms.terms.lease - lock.key_terms.bounds.lock_delay);
+        pacing::reserve(key.map_or(lease, |key| key.min(lease)).to_std().unwrap_or_default())
+    }
+
+    /// Returns the lock that takes the key of a schedule: for the lease of the run, unless the
+    /// application has set its terms.
+    pub fn lock_of(&self, schedule: &Schedule) -> Option<LeaseLock<DB>> {
+        let lock = self.lock.clone().filter(|_| schedule.exclusive.is_some())?;
+        let lease = self.lease(schedule).to_std().unwrap_or_default();
+        if self.has_terms { Some(lock) } else { lock.lease(lease).ok() }
+    }
+
+    /// Returns the lease of the runs of a schedule.
+    pub fn lease(&self, schedule: &Schedule) -> TimeDelta {
+        schedule.lease.unwrap_or(self.default_lease)
+    }
+
+    /// Returns what a claim of a schedule needs.
+    pub fn known(&self, schedule: &Schedule) -> Known {
+        Known { times: schedule.times(), lease: self.lease(schedule) }
     }
 
     /// Returns the error to report. `before` is what was known of the outcome before this request.
@@ -115,19 +139,20 @@ impl<DB: Database> Core<DB> {
     /// Claims what is due, once. The reply counts from the instant.
     pub async fn claim(
         self: &Arc<Self>,
-        known: &[Times],
+        known: &[Known],
         holder: Holder,
         most: u32,
     ) -> (Instant, Result<DueReply, Failure>) {
         let sent = Instant::now();
         let reply = self.claim_once(known, holder, most).await;
         if reply.as_ref().is_err_and(Failure::is_unanswered) {
-            let (core, known) = (self.clone(), known.to_vec());
+            let core = self.clone();
+            let names: Vec<Key> = known.iter().map(|known| known.times.name.clone()).collect();
             // Until its limit, the server may carry the claim out.
             threads::spawn(async move {
-                put_back(&core, holder, &known).await;
+                put_back(&core, holder, &names).await;
                 sleep(core.time_limit).await;
-                put_back(&core, holder, &known).await;
+                put_back(&core, holder, &names).await;
             });
         }
         (sent, reply)
@@ -136,9 +161,9 @@ impl<DB: Database> Core<DB> {
 
 /// Undoes a claim of these schedules under which no work was begun. A takeover is left to the next
 /// claim. If no statement succeeds, what was claimed is taken over when its lease ends.
-pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, known: &[Times]) {
+pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, names: &[Key]) {
     let vacant = Holder::unique();
-    let done = answered!(core, Action::Abandon, "schedules", conn => DB::put_back(conn, holder, vacant, known));
+    let done = answered!(core, Action::Abandon, "schedules", conn => DB::put_back(conn, holder, vacant, names));
     if let Err(error) = done {
         tracing::warn!(?error, "a claim of schedules was not undone; it ends with its lease");
     }

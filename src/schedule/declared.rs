@@ -11,7 +11,7 @@ use crate::{
     key::Key,
     schedule::{
         core::{Core, answered, quoted},
-        instances::{Decision, Declared},
+        instances::{Decision, Declared, Word},
         presence::{INSTANCES, declared_by},
         schedules::Schedules,
         spec::Schedule,
@@ -208,8 +208,9 @@ impl<DB: Database> Schedules<DB> {
             }
             let past = answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::past(conn, names))?;
             let past = past.into_iter().next().map(|(_, past)| past).unwrap_or_default();
+            let (slot, none) = (schedule.next(found.now), Word::default());
             let declared = Declared::new(&schedule);
-            let Some(change) = declared.change_of((row, &past), Decision::PutBack, found.now) else { continue };
+            let change = declared.change_to(slot, Decision::PutBack, Some((row, &past)), &none, found.now);
             answered!(&*core, Action::Forget, &quoted(&name), conn => DB::forget_runs_ahead(conn, &name))?;
             // A run that has just begun or ended has changed the row.
             if answered!(&*core, Action::Update, &quoted(&name), conn => DB::change_times(conn, &row.times, &change))? {

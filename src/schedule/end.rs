@@ -161,7 +161,7 @@ async fn end_run<DB: Database>(conn: &mut DB::Connection, claim: &Claim, end: &E
 /// row in the history.
 async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>, stopped: &CancellationToken) -> Result<bool, Failure> {
     let (core, schedule) = (&tick.core, &tick.claim.key);
-    let some_time = || core.limit() + core.lease.to_std().unwrap_or_default();
+    let some_time = || core.limit() + core.lease(&tick.schedule).to_std().unwrap_or_default();
     let (mut limit, mut pauses, mut is_late) = (some_time(), Backoff::up_to(LONGEST_PAUSE), false);
     let plain = end.error.map(|error| error.escape_default().take(ERROR).collect::<String>());
     let mut end = end.clone();

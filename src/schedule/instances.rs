@@ -24,7 +24,7 @@ use crate::{
     key::Key,
     schedule::spec::{AFTER, NEVER, Schedule, Timing},
     store::{
-        instances::{Past, SeenTimes, TimesChange},
+        instances::{Inheritance, Past, SeenTimes, TimesChange},
         schedule::{ListedSchedule, Times, is_trigger},
     },
 };
@@ -225,15 +225,52 @@ pub struct Declared {
     pub times: Times,
     /// `None` for a schedule that is removed.
     schedule: Option<Schedule>,
+    /// The schedule that takes the place of one that is removed.
+    heir: Option<Box<Declared>>,
 }
 
 impl Declared {
     pub fn new(schedule: &Schedule) -> Self {
-        Self { times: schedule.times(), schedule: Some(schedule.clone()) }
+        Self { times: schedule.times(), schedule: Some(schedule.clone()), heir: None }
     }
 
     pub fn removed(name: Key) -> Self {
-        Self { times: Times { name, spec: REMOVED.to_owned(), zone: "UTC".to_owned() }, schedule: None }
+        Self { times: Times { name, spec: REMOVED.to_owned(), zone: "UTC".to_owned() }, schedule: None, heir: None }
+    }
+
+    /// Returns all that an instance with this schedule declares.
+    pub fn all_of(schedule: &Schedule) -> Vec<Self> {
+        let new = Self::new(schedule);
+        let old =
+            schedule.renamed_from.clone().map(|old| Self { heir: Some(Box::new(new.clone())), ..Self::removed(old) });
+        std::iter::once(new).chain(old).collect()
+    }
+
+    /// Returns the schedule that takes the place of this one, which is removed.
+    pub fn heir(&self) -> Option<&Times> {
+        self.heir.as_ref().map(|heir| &heir.times)
+    }
+
+    /// Returns what the heir of a row gets that is removed now. `its` is the heir's own row.
+    pub fn inheritance(
+        &self,
+        decision: Decision,
+        (row, its): (&ListedSchedule, Option<&ListedSchedule>),
+        judge: Judge,
+        word: &Word,
+        now: DateTime<Utc>,
+    ) -> Option<Inheritance> {
+        let heir = self.heir.as_ref()?;
+        // A tick between two attempts, or whose run was lost, is due: the heir begins it anew.
+        let row = ListedSchedule { attempt: 0, running: false, ..row.clone() };
+        let slot = match decision {
+            Decision::Fresh => heir.first(now),
+            _ => heir.slot_after(&row, judge, word, now),
+        };
+        // After a rollback, the heir has run ticks already.
+        let ran = its.and_then(|its| its.run_slot).filter(|ran| *ran >= slot);
+        let slot = ran.zip(heir.schedule.as_ref()).map_or(slot, |(ran, heir)| heir.next(ran));
+        Some(Inheritance { times: heir.times.clone(), slot })
     }
 
     /// Returns whether no clock that was right, within [`AHEAD`], could have led to the slot of the
@@ -268,6 +305,18 @@ impl Declared {
             (Decision::PutBack, _) => self.schedule.as_ref().map_or(NEVER, |schedule| schedule.next(now)),
             _ => return None,
         };
+        Some(self.change_to(slot, decision, row, word, now))
+    }
+
+    /// Returns the change that moves a row to a slot, or creates it there.
+    pub fn change_to(
+        &self,
+        slot: DateTime<Utc>,
+        decision: Decision,
+        row: Option<(&ListedSchedule, &Past)>,
+        word: &Word,
+        now: DateTime<Utc>,
+    ) -> TimesChange {
         let seen = row.map(|(row, _)| SeenTimes {
             spec: row.times.spec.clone(),
             zone: row.times.zone.clone(),
@@ -280,25 +329,15 @@ impl Declared {
         let is_tried = row.is_some_and(|(row, _)| row.attempt > 0);
         // What was left of it when it was removed is over.
         let was_removed = row.is_some_and(|(row, _)| row.times.are_removed());
-        Some(TimesChange {
+        TimesChange {
             seen,
             slot,
             afresh: decision == Decision::Fresh || (run_ahead && is_tried) || was_removed,
             run_ahead,
             known: known_with(row, &self.times, word),
+            inheritance: None,
             new_times: row.is_none_or(|(row, _)| row.times != self.times),
-        })
-    }
-
-    /// Returns the change that a decision leads to, whatever instances declare.
-    pub fn change_of(
-        &self,
-        row: (&ListedSchedule, &Past),
-        decision: Decision,
-        now: DateTime<Utc>,
-    ) -> Option<TimesChange> {
-        let judge = Judge { judges: false, calls: false, lives: TimeDelta::zero() };
-        self.change(decision, Some(row), judge, &Word::default(), now)
+        }
     }
 
     /// Returns the slot of a row that gets these times. What was due stays due; behind a run that

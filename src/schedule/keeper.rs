@@ -36,6 +36,7 @@ pub struct Keeper {
 /// What the thread that watches the clock sees of it.
 struct Kept {
     claim: Claim,
+    lease: TimeDelta,
     /// When the lease counts as lost unless it is renewed.
     deadline: Mutex<Instant>,
     lost: CancellationToken,
@@ -71,10 +72,11 @@ impl Deadline for Kept {
 
 impl Keeper {
     /// Begins to renew a claim that was granted to a request sent at `sent`.
-    pub fn start<DB: Database>(core: &Arc<Core<DB>>, claim: &Claim, sent: Instant) -> Self {
+    pub fn start<DB: Database>(core: &Arc<Core<DB>>, claim: &Claim, lease: TimeDelta, sent: Instant) -> Self {
         let kept = Arc::new(Kept {
             claim: claim.clone(),
-            deadline: Mutex::new(sent + trusted(core, core.lease)),
+            lease,
+            deadline: Mutex::new(sent + trusted(lease, lease)),
             lost: CancellationToken::new(),
             subscriber: Subscriber::current(),
         });
@@ -126,28 +128,27 @@ impl<DB: Database> Request<DB> for Extension<'_> {
 }
 
 /// Returns how long after it was sent a claim or a renewal counts that left this much of the lease.
-fn trusted<DB: Database>(core: &Core<DB>, left: TimeDelta) -> Duration {
-    let whole = core.lease.to_std().unwrap_or_default();
-    pacing::trusted(left.to_std().unwrap_or_default(), whole)
+fn trusted(lease: TimeDelta, left: TimeDelta) -> Duration {
+    pacing::trusted(left.to_std().unwrap_or_default(), lease.to_std().unwrap_or_default())
 }
 
 async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant, stopped: CancellationToken) {
-    let whole = core.lease.to_std().unwrap_or_default();
+    let whole = kept.lease.to_std().unwrap_or_default();
     let mut renew_at = sent + pacing::renewed_within(whole);
     loop {
         let waited = stopped.run_until_cancelled(sleep_until(renew_at)).await;
         if waited.is_none() || kept.lost.is_cancelled() {
             return;
         }
-        let reply = extend(&core, &kept.claim, Instant::now() + pacing::attempt(whole)).await;
+        let reply = extend(&core, &kept, Instant::now() + pacing::attempt(whole)).await;
         let soon = Instant::now() + pacing::renewal_retry(whole);
         match reply {
             Ok(Answer { sent, reply: Outcome::Done }) => {
-                kept.hold_until(sent + trusted(&core, core.lease));
+                kept.hold_until(sent + trusted(kept.lease, kept.lease));
                 renew_at = sent + pacing::renewed_within(whole);
             }
             Ok(Answer { sent, reply: Outcome::Skipped { left } }) => {
-                kept.hold_until(sent + trusted(&core, left));
+                kept.hold_until(sent + trusted(kept.lease, left));
                 renew_at = soon;
             }
             Ok(Answer { reply: Outcome::TooLate(_), .. }) => renew_at = soon,
@@ -163,7 +164,7 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
     }
 }
 
-async fn extend<DB: Database>(core: &Core<DB>, claim: &Claim, limit: Instant) -> Result<Answer<Outcome>, Failure> {
-    let silence = pacing::hedge_delay(core.lease.to_std().unwrap_or_default());
-    exchange(None, &core.renewals, silence, limit, &Extension { claim, lease: core.lease }).await.reply
+async fn extend<DB: Database>(core: &Core<DB>, kept: &Kept, limit: Instant) -> Result<Answer<Outcome>, Failure> {
+    let silence = pacing::hedge_delay(kept.lease.to_std().unwrap_or_default());
+    exchange(None, &core.renewals, silence, limit, &Extension { claim: &kept.claim, lease: kept.lease }).await.reply
 }

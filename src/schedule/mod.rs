@@ -12,6 +12,7 @@ pub mod declared;
 #[cfg(test)]
 mod deploys_tests;
 mod end;
+mod for_test;
 pub mod info;
 mod instances;
 mod keeper;

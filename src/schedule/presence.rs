@@ -74,6 +74,8 @@ pub struct Presence {
     read_at: Option<Instant>,
     /// Schedules that this instance does not run, since others have newer times. It was said once.
     left_alone: HashSet<Key>,
+    /// Schedules that are not run yet, since the one whose place they take is still in effect.
+    awaited: HashSet<Key>,
     /// When the instance started, and since when it has beaten without a break.
     since: DateTime<Utc>,
     unbroken: Instant,
@@ -95,7 +97,8 @@ impl Presence {
             declares,
         };
         let (sets, seen) = (HashMap::from([(announcement.declares_id, all)]), Vec::new());
-        let (lives, contested, read_at, left_alone) = (announcement.lives, true, None, HashSet::new());
+        let (lives, contested, read_at) = (announcement.lives, true, None);
+        let (left_alone, awaited) = (HashSet::new(), HashSet::new());
         let (since, unbroken, longest_life) = (DateTime::UNIX_EPOCH, Instant::now(), lives);
         Self {
             announcement,
@@ -107,6 +110,7 @@ impl Presence {
             contested,
             read_at,
             left_alone,
+            awaited,
             since,
             unbroken,
             longest_life,
@@ -116,7 +120,7 @@ impl Presence {
     /// Returns all processes of one crontab, each of which runs one tick. They count as one
     /// instance until the tick after the next.
     pub fn of_calls<DB: Database>(core: &Core<DB>, schedule: &Schedule) -> Self {
-        let mut presence = Self::new(core, vec![Declared::new(schedule)]);
+        let mut presence = Self::new(core, Declared::all_of(schedule));
         let announcement = &mut presence.announcement;
         let part = |salt| hash(&[salt, &announcement.declares]);
         announcement.id = Uuid::from_u64_pair(part("calls"), part("of a crontab"));
@@ -126,6 +130,18 @@ impl Presence {
 
     pub fn id(&self) -> Uuid {
         self.announcement.id
+    }
+
+    /// Returns whether the schedule is not run yet, since it takes the place of one that is still in
+    /// effect.
+    pub fn awaits(&self, name: &Key) -> bool {
+        self.awaited.contains(name)
+    }
+
+    /// Returns how many instances that are alive declare the same, with this one.
+    pub fn instances(&self) -> u32 {
+        let same = self.seen.iter().find(|set| set.declares_id == self.announcement.declares_id);
+        same.and_then(|set| u32::try_from(set.alive).ok()).unwrap_or_default().max(1)
     }
 
     fn judge(&self) -> Judge {
@@ -138,7 +154,7 @@ impl Presence {
     /// Announces the instance, and creates the rows that are missing.
     pub async fn join<DB: Database>(&mut self, core: &Core<DB>) -> Result<(), Error> {
         let seen = answered!(core, Action::Inspect, INSTANCES, conn => DB::beat(conn, None))?;
-        if let (true, [declared]) = (self.announcement.calls, &self.declared[..]) {
+        if let (true, [declared, ..]) = (self.announcement.calls, &self.declared[..]) {
             let lives = self.announcement.lives.max(declared.until_next(seen.now) + CALLS_AGAIN);
             self.announcement.lives = lives.min(MOST_LIFE);
         }
@@ -261,9 +277,15 @@ impl Presence {
         let (words, none) = (self.words(sets, now), (Word::default(), Past::default()));
         let judge = self.judge();
         self.contested = !judge.judges;
+        let is_held = |old: &Declared| rows.get(&old.times.name).is_some_and(|row| row.times != old.times);
+        let held = self.declared.iter().filter(|old| is_held(old)).filter_map(Declared::heir);
+        self.awaited = held.map(|heir| heir.name.clone()).collect();
         let mut changes = Vec::new();
         for declared in &self.declared {
             let name = &declared.times.name;
+            if self.awaited.contains(name) {
+                continue;
+            }
             let word = words.get(name).unwrap_or(&none.0);
             let row = rows.get(name).map(|row| (row, past.get(name).unwrap_or(&none.1)));
             let decision = decide(row, declared, judge, word, now);
@@ -280,7 +302,11 @@ impl Presence {
                 (Decision::Wait, _) => {}
                 _ => drop(self.left_alone.remove(name)),
             }
-            if let Some(change) = declared.change(decision, row, judge, word, now) {
+            if let Some(mut change) = declared.change(decision, row, judge, word, now) {
+                if let (Some(heir), Some((row, _))) = (declared.heir(), row) {
+                    let word = words.get(&heir.name).unwrap_or(&none.0);
+                    change.inheritance = declared.inheritance(decision, (row, rows.get(&heir.name)), judge, word, now);
+                }
                 changes.push((&declared.times, decision, Some(change)));
             } else if decision == Decision::Return {
                 changes.push((&declared.times, decision, None));
@@ -295,8 +321,15 @@ impl Presence {
                 self.contested = true;
                 break;
             }
+            let heir =
+                change.as_ref().and_then(|change| change.inheritance.as_ref()).map(|heir| heir.times.name.clone());
             match carry_out(core, times, decision, change).await {
-                Ok(done) => changed |= done,
+                Ok(done) => {
+                    changed |= done;
+                    if let (true, Some(heir)) = (done, heir) {
+                        self.awaited.remove(&heir);
+                    }
+                }
                 Err(error) => failed = Err(error),
             }
         }

@@ -72,7 +72,7 @@ pub async fn run<DB: Database>(
     let (claim, row, sent) = &claimed;
     let lost_since = row.lost.as_ref().map(|lost| lost.begin_time);
     let &ClaimedRow { slot, own, attempt, missed, .. } = row;
-    let keeper = Keeper::start(&core, claim, *sent);
+    let keeper = Keeper::start(&core, claim, core.lease(&job.schedule), *sent);
     let spent = spent(&core, &job.schedule, claim, row).await;
     let tick = Row { slot, triggered: is_trigger(slot), own, attempt, missed, spent, lost_since };
     let start = plan::start(&job.schedule, &tick, row.now);
@@ -142,7 +142,7 @@ async fn run_claimed<DB: Database>(
         Exclusive::Lost => return (Ended::Lost, None),
         Exclusive::Closed => {
             keeper.stop().await;
-            put_back(&core, claim.holder, &[job.schedule.times()]).await;
+            put_back(&core, claim.holder, std::slice::from_ref(&claim.key)).await;
             return (Ended::HandedBack, None);
         }
     };
@@ -218,7 +218,9 @@ async fn acquire_exclusive<DB: Database>(
     keeper: &Keeper,
     closed: &CancellationToken,
 ) -> Exclusive<DB> {
-    let (Some(key), Some(lock)) = (&schedule.exclusive, &core.lock) else { return Exclusive::Acquired(None) };
+    let (Some(key), Some(lock)) = (&schedule.exclusive, core.lock_of(schedule)) else {
+        return Exclusive::Acquired(None);
+    };
     let mut held = None;
     let acquiring = async {
         match lock.acquire(key.as_str(), Duration::MAX).await {
@@ -322,7 +324,7 @@ async fn work_until_stopped<DB: Database>(
         // lease is waited for its reply: the next run cannot begin before.
         let inner = tick.inner();
         inner.cancel();
-        drop(timeout(inner.core.reserve(), inner.not_committing()).await);
+        drop(timeout(inner.core.reserve(&inner.schedule), inner.not_committing()).await);
         stop
     };
     // A task of its own, so that a panic of the work is a failure of the run.

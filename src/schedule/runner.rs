@@ -17,7 +17,7 @@ use crate::{
     schedule::{
         core::{Core, put_back},
         end::Ended,
-        pacing::{MAX_CLAIMS, poll_backoff, poll_pause},
+        pacing::{most_claims, poll_backoff, poll_pause, precedence_of_others},
         presence::{Presence, beat_pause},
         run::{self, Job, StopTokens},
     },
@@ -25,7 +25,7 @@ use crate::{
         time::Instant,
         timers::{sleep_until, timeout},
     },
-    store::{Database, failure::Failure, fault::Fault, schedule::Times},
+    store::{Database, failure::Failure, fault::Fault, schedule::Known},
     sync::lock,
 };
 
@@ -66,7 +66,7 @@ impl Running {
         let (closed, stopped) = (CancellationToken::new(), CancellationToken::new());
         let tokens = StopTokens { closed: closed.clone(), stopped: stopped.clone() };
         let pauses = poll_backoff(core.poll_interval);
-        let known = jobs.values().map(|job| job.schedule.times()).collect();
+        let known = jobs.values().map(|job| core.known(&job.schedule)).collect();
         let (presence, busy, due_at) = (Some(presence), Arc::default(), Instant::now());
         let runner = Runner { core, jobs, known, presence, busy, tokens, pauses, failing: None, due_at, unheard: 0 };
         Self { closed, stopped, driver: Some(tokio::spawn(runner.drive())) }
@@ -105,7 +105,7 @@ impl Drop for Running {
 struct Runner<DB: Database> {
     core: Arc<Core<DB>>,
     jobs: HashMap<Key, Job<DB>>,
-    known: Arc<[Times]>,
+    known: Arc<[Known]>,
     /// It is absent once it has left.
     presence: Option<Presence>,
     /// The schedules whose work has not ended here. They are not claimed: their lease may have
@@ -171,8 +171,10 @@ impl<DB: Database> Runner<DB> {
                 biased;
                 () = self.tokens.closed.cancelled() => break,
                 Some(ended) = runs.join_next() => {
-                    // A run that ended leaves room, and its schedule may be due again.
-                    let due_in = if free == 0 { Some(Duration::ZERO) } else { ended.ok().and_then(|ended| ended.1) };
+                    // A run that ended leaves room, perhaps in its group, and its schedule may be due
+                    // again.
+                    let room = free == 0 || !self.core.max_runs.is_empty();
+                    let due_in = if room { Some(Duration::ZERO) } else { ended.ok().and_then(|ended| ended.1) };
                     if let Some(due_at) = due_in.map(|due_in| Instant::now() + due_in) {
                         (poll_at, self.due_at) = (poll_at.min(due_at), self.due_at.min(due_at));
                     }
@@ -192,7 +194,7 @@ impl<DB: Database> Runner<DB> {
                     if beats && quiet && !changed {
                         poll_at = Instant::now() + poll_pause(pause, pause);
                     } else if (changed || poll_at <= now) && free > 0 {
-                        let pause = self.poll(&mut runs, free.min(MAX_CLAIMS)).await;
+                        let pause = self.poll(&mut runs, free).await;
                         (polled_at, poll_at) = (Instant::now(), Instant::now() + pause);
                     }
                 }
@@ -265,10 +267,24 @@ impl<DB: Database> Runner<DB> {
         }
     }
 
-    /// Returns the schedules that may be claimed.
-    fn idle(&self) -> Vec<Times> {
+    /// Returns what may be claimed: sets of schedules, and how many of each. A group that has a
+    /// limit is a set.
+    fn claimable(&self, most: u32) -> Vec<(Vec<Known>, u32)> {
         let busy = lock(&self.busy);
-        self.known.iter().filter(|times| !busy.contains(&times.name)).cloned().collect()
+        let group_of = |name: &Key| self.jobs.get(name).and_then(|job| job.schedule.group.as_ref());
+        let mut sets: HashMap<Option<&Key>, Vec<Known>> = HashMap::new();
+        for known in self.known.iter().filter(|known| !busy.contains(&known.times.name)) {
+            if !self.presence.as_ref().is_some_and(|presence| presence.awaits(&known.times.name)) {
+                sets.entry(group_of(&known.times.name)).or_default().push(known.clone());
+            }
+        }
+        let room = |group: Option<&Key>| {
+            let Some(limit) = group.and_then(|group| self.core.max_runs.get(group)) else { return most };
+            let runs = busy.iter().filter(|name| group_of(name) == group).count();
+            most.min(limit.saturating_sub(u32::try_from(runs).unwrap_or(u32::MAX)))
+        };
+        let sets = sets.into_iter().map(|(group, known)| (known, room(group)));
+        sets.filter(|(_, room)| *room > 0).collect()
     }
 
     /// Returns a schedule and its work, and marks it as busy until the run and the work have ended.
@@ -285,44 +301,58 @@ impl<DB: Database> Runner<DB> {
     }
 
     /// Claims what is due and runs it. Returns the time until the next poll.
-    async fn poll(&mut self, runs: &mut Runs, most: u32) -> Duration {
-        let (core, holder, known) = (self.core.clone(), Holder::unique(), self.idle());
-        if known.is_empty() {
-            return self.core.poll_interval;
+    async fn poll(&mut self, runs: &mut Runs, free: u32) -> Duration {
+        let instances = self.presence.as_ref().map_or(1, Presence::instances);
+        let (mut most, mut next_in) = (free.min(most_claims(instances)), self.core.poll_interval);
+        let (sets, mut claimed) = (self.claimable(most), 0);
+        for (known, room) in sets {
+            match self.claim(runs, known, room.min(most)).await {
+                Ok((of_set, next)) => (claimed, most, next_in) = (claimed + of_set, most - of_set, next_in.min(next)),
+                Err(pause) => return pause,
+            }
+            if most == 0 {
+                next_in = Duration::ZERO;
+                break;
+            }
         }
-        let Some((sent, reply)) = apart(async move { core.claim(&known, holder, most).await }).await else {
-            put_back(&self.core, holder, &self.known).await;
+        self.due_at = Instant::now() + next_in;
+        if next_in.is_zero() && claimed == 0 {
             return self.pauses.next();
+        }
+        self.pauses = poll_backoff(self.core.poll_interval);
+        let pause = if next_in.is_zero() { next_in } else { poll_pause(next_in, self.core.poll_interval) };
+        pause + precedence_of_others(u32::try_from(runs.len()).unwrap_or(u32::MAX), instances)
+    }
+
+    /// Claims at most so many of these schedules, and runs them. Returns their number, and how long
+    /// from now until another of them is due; or the pause before the next poll.
+    async fn claim(&mut self, runs: &mut Runs, known: Vec<Known>, most: u32) -> Result<(u32, Duration), Duration> {
+        let (core, holder) = (self.core.clone(), Holder::unique());
+        let names: Vec<Key> = known.iter().map(|known| known.times.name.clone()).collect();
+        let Some((sent, reply)) = apart(async move { core.claim(&known, holder, most).await }).await else {
+            put_back(&self.core, holder, &names).await;
+            return Err(self.pauses.next());
         };
         let reply = match reply {
             Ok(reply) => reply,
             Err(failure) => {
                 self.report(&failure);
-                return self.pauses.next();
+                return Err(self.pauses.next());
             }
         };
         if self.failing.take().is_some() {
             tracing::info!("schedules can be claimed again");
         }
-        let claimed = reply.claimed.len();
+        let claimed = u32::try_from(reply.claimed.len()).unwrap_or(u32::MAX);
         if claimed > 0 && self.tokens.closed.is_cancelled() {
-            put_back(&self.core, holder, &self.known).await;
-            return self.core.poll_interval;
+            put_back(&self.core, holder, &names).await;
+            return Err(self.core.poll_interval);
         }
         for row in reply.claimed {
             let Some(job) = self.job(&row.name) else { continue };
             let claim = Claim { key: row.name.clone(), holder, token: row.token };
             runs.spawn(run::run(self.core.clone(), job, (claim, row, sent), self.tokens.clone()));
         }
-        let next_in = reply.next_in.map_or(self.core.poll_interval, |next| next.to_std().unwrap_or_default());
-        self.due_at = Instant::now() + next_in;
-        if next_in.is_zero() && claimed == 0 {
-            return self.pauses.next();
-        }
-        self.pauses = poll_backoff(self.core.poll_interval);
-        if next_in.is_zero() {
-            return Duration::ZERO;
-        }
-        poll_pause(next_in, self.core.poll_interval)
+        Ok((claimed, reply.next_in.map_or(self.core.poll_interval, |next| next.to_std().unwrap_or_default())))
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     key::Key,
     label,
     lease::lock::LeaseLock,
-    retry::{DAY, TIME_LIMIT, time_limit, within},
+    retry::{TIME_LIMIT, time_limit, within},
     rules::Rules,
     schedule::{
         core::Core,
@@ -24,7 +24,7 @@ use crate::{
         presence::Presence,
         run::{self, Job},
         runner::Running,
-        spec::Schedule,
+        spec::{Schedule, lease_of_runs},
         tick::Tick,
     },
     session::{
@@ -79,6 +79,8 @@ pub struct Schedules<DB: Database> {
     time_limit: Duration,
     poll_interval: Duration,
     max_concurrent_runs: u32,
+    /// The most runs of each group.
+    max_runs: HashMap<Key, u32>,
     build: String,
     /// Schedules that the application had once.
     removed: Vec<Key>,
@@ -96,6 +98,7 @@ impl<DB: Database> Schedules<DB> {
             time_limit: TIME_LIMIT,
             poll_interval: Duration::from_secs(2),
             max_concurrent_runs: 32,
+            max_runs: HashMap::new(),
             build: String::new(),
             removed: Vec::new(),
             lock: None,
@@ -141,13 +144,13 @@ impl<DB: Database> Schedules<DB> {
         self
     }
 
-    /// Sets after how long without a renewal another instance runs a tick again: 30 s by default.
+    /// Sets after how long without a renewal another instance runs a tick again: 30 s by default. A
+    /// schedule may have [another one](Schedule::lease).
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for a duration outside of 100 ms to 30 days.
     pub fn lease(mut self, lease: Duration) -> Result<Self, Error> {
-        let rule = "it has to be from 100 ms to 30 days";
-        self.lease = within("a lease", lease, Duration::from_millis(100), 30 * DAY, rule)?;
+        self.lease = lease_of_runs(lease)?;
         Ok(self)
     }
 
@@ -188,11 +191,33 @@ impl<DB: Database> Schedules<DB> {
     /// # Errors
     /// [`Error::InvalidSetting`] for a number outside of 1 to 10,000.
     pub fn max_concurrent_runs(mut self, runs: u32) -> Result<Self, Error> {
-        if !(1..=10_000).contains(&runs) {
-            let (setting, value) = ("a number of concurrent runs", runs.to_string());
-            return Err(Error::InvalidSetting { setting, value, rule: "it has to be from 1 to 10,000" });
-        }
-        self.max_concurrent_runs = runs;
+        self.max_concurrent_runs = number_of_runs(runs)?;
+        Ok(self)
+    }
+
+    /// Sets how many ticks of the schedules of a [group](Schedule::group) this instance runs at the
+    /// same time. They also count as [concurrent runs](Self::max_concurrent_runs) of the instance.
+    /// Each group that has such a limit takes a statement of its own in each poll.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] for a text that is not a name, [`Error::InvalidSetting`] for a number
+    /// outside of 1 to 10,000.
+    ///
+    /// # Examples
+    /// ```
+    /// # fn example<DB: rowlock::Database>(jobs: rowlock::Schedules<DB>) -> Result<(), rowlock::Error> {
+    /// use rowlock::{Schedule, Tick};
+    ///
+    /// let mut jobs = jobs.max_runs("imports", 2)?;
+    /// for shop in ["berlin", "paris", "rome"] {
+    ///     let import = Schedule::cron(&format!("import-{shop}"), "0 3 * * *")?.group("imports")?;
+    ///     jobs = jobs.on(import, async |_: Tick<DB>| Ok::<_, std::io::Error>(()));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn max_runs(mut self, group: &str, runs: u32) -> Result<Self, Error> {
+        self.max_runs.insert(Key::new(group)?, number_of_runs(runs)?);
         Ok(self)
     }
 
@@ -280,18 +305,8 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, some of the schedules may be registered. The call can be repeated.
     pub async fn start(&self) -> Result<Running, Error> {
-        Ok(self.prepare().await?())
-    }
-
-    /// Checks and registers the schedules, as [`start`](Self::start) does. The closure then begins
-    /// to run their ticks, which cannot fail. So several instances begin together, or none.
-    ///
-    /// # Errors
-    /// As [`start`](Self::start).
-    #[doc(hidden)]
-    pub async fn prepare(&self) -> Result<impl FnOnce() -> Running + Send + use<DB>, Error> {
         let core = self.checked(&self.jobs).await?;
-        let declared = self.jobs.iter().map(|job| Declared::new(&job.schedule));
+        let declared = self.jobs.iter().flat_map(|job| Declared::all_of(&job.schedule));
         let removed = self.removed.iter().cloned().map(Declared::removed);
         let mut presence = Presence::new(&core, declared.chain(removed).collect());
         if let Err(error) = presence.join(&core).await {
@@ -299,9 +314,8 @@ impl<DB: Database> Schedules<DB> {
             threads::spawn(async move { drop(presence.leave(&core).await) });
             return Err(error);
         }
-        let jobs: HashMap<Key, Job<DB>> =
-            self.jobs.iter().map(|job| (job.schedule.name.clone(), job.clone())).collect();
-        Ok(move || Running::start(core, jobs, presence))
+        let jobs = self.jobs.iter().map(|job| (job.schedule.name.clone(), job.clone())).collect();
+        Ok(Running::start(core, jobs, presence))
     }
 
     /// Checks what these jobs need, and returns what their runs share.
@@ -327,7 +341,7 @@ impl<DB: Database> Schedules<DB> {
         let builder =
             LeaseLock::builder(self.requests.application().clone()).label(&self.label).time_limit(self.time_limit);
         let builder = if self.requests.is_shared() { builder.share_pool() } else { builder };
-        builder.build()?.lease(self.lease.to_std().unwrap_or_default())
+        builder.build()
     }
 
     fn check_names(&self) -> Result<(), Error> {
@@ -336,10 +350,16 @@ impl<DB: Database> Schedules<DB> {
             return Err(Error::InvalidSetting { setting, value, rule: "it has to be at most 10,000" });
         }
         let mut names = BTreeSet::new();
-        let mut all = self.jobs.iter().map(|job| &job.schedule.name).chain(&self.removed);
-        match all.find(|name| !names.insert(*name)) {
-            Some(name) => {
-                Err(Error::InvalidSchedule { name: name.clone(), wrong: "it was added more than once".into() })
+        let added = self.jobs.iter().flat_map(|job| [Some(&job.schedule.name), job.schedule.renamed_from.as_ref()]);
+        if let Some(name) = added.flatten().chain(&self.removed).find(|name| !names.insert(*name)) {
+            return Err(Error::InvalidSchedule { name: name.clone(), wrong: "it was added more than once".into() });
+        }
+        let no_limit =
+            |job: &&Job<DB>| job.schedule.group.as_ref().is_some_and(|group| !self.max_runs.contains_key(group));
+        match self.jobs.iter().find(no_limit) {
+            Some(job) => {
+                let wrong = "its group has no limit: set one with Schedules::max_runs".into();
+                Err(Error::InvalidSchedule { name: job.schedule.name.clone(), wrong })
             }
             None => Ok(()),
         }
@@ -353,22 +373,33 @@ impl<DB: Database> Schedules<DB> {
         Arc::new(Core {
             requests: self.requests.clone(),
             label: self.label.clone(),
-            lease: self.lease,
+            default_lease: self.lease,
             time_limit: self.time_limit,
             poll_interval: self.poll_interval,
             max_concurrent_runs: self.max_concurrent_runs,
+            max_runs: self.max_runs.clone(),
             build: self.build.clone(),
             renewals: self.requests.with_purpose(Purpose::Renewals),
             lock,
+            has_terms: self.lock.is_some(),
         })
     }
+}
+
+/// Validates a limit of runs.
+fn number_of_runs(runs: u32) -> Result<u32, Error> {
+    if (1..=10_000).contains(&runs) {
+        return Ok(runs);
+    }
+    let (setting, value) = ("a number of concurrent runs", runs.to_string());
+    Err(Error::InvalidSetting { setting, value, rule: "it has to be from 1 to 10,000" })
 }
 
 impl<DB: Database> Clone for Schedules<DB> {
     fn clone(&self) -> Self {
         let (label, build, lock) = (self.label.clone(), self.build.clone(), self.lock.clone());
         let (requests, removed, jobs) = (self.requests.clone(), self.removed.clone(), self.jobs.clone());
-        Self { requests, label, build, removed, lock, jobs, ..*self }
+        Self { requests, label, build, removed, lock, jobs, max_runs: self.max_runs.clone(), ..*self }
     }
 }
 

@@ -7,7 +7,7 @@ use chrono::{DateTime, FixedOffset, Offset as _, SubsecRound, TimeDelta, Utc};
 use crate::{
     error::Error,
     key::Key,
-    retry::within,
+    retry::{DAY, within},
     schedule::{
         cron::Pattern,
         zones::{RELEASE, Zone},
@@ -144,6 +144,9 @@ pub struct Schedule {
     pub(super) grace: TimeDelta,
     pub(super) retries: Retries,
     pub(super) timeout: Option<Duration>,
+    pub(super) lease: Option<TimeDelta>,
+    pub(super) group: Option<Key>,
+    pub(super) renamed_from: Option<Key>,
     pub(super) exclusive: Option<Key>,
 }
 
@@ -217,7 +220,19 @@ impl Schedule {
     fn new(name: Key, timing: Timing, text: String) -> Self {
         let grace = TimeDelta::minutes(5);
         let (catch_up, retries) = (CatchUp::default(), Retries::times(0));
-        Self { name, timing, text, catch_up, grace, retries, timeout: None, exclusive: None }
+        Self {
+            name,
+            timing,
+            text,
+            catch_up,
+            grace,
+            retries,
+            timeout: None,
+            lease: None,
+            group: None,
+            renamed_from: None,
+            exclusive: None,
+        }
     }
 
     /// Sets the time zone in which a cron pattern is read, by its name in the tz database.
@@ -295,6 +310,50 @@ impl Schedule {
         Ok(self)
     }
 
+    /// Sets the lease of the runs of this schedule, in place of that of all
+    /// [`Schedules`](crate::Schedules::lease).
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a duration outside of 100 ms to 30 days.
+    pub fn lease(mut self, lease: Duration) -> Result<Self, Error> {
+        self.lease = Some(lease_of_runs(lease)?);
+        Ok(self)
+    }
+
+    /// Puts the schedule into a group, of which an instance runs at most so many ticks at the same
+    /// time as [`Schedules::max_runs`](crate::Schedules::max_runs) sets.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] for a text that is not a name.
+    pub fn group(mut self, name: &str) -> Result<Self, Error> {
+        self.group = Some(Key::new(name)?);
+        Ok(self)
+    }
+
+    /// Declares that the schedule had another name before.
+    ///
+    /// It takes the place of the schedule of that name, with its next tick, its pause and its
+    /// trigger: what is due there is run here, once. That one is [removed](crate::Schedules::removed)
+    /// then. While older instances that have it are alive, this happens as other times take effect,
+    /// after a few beats and between two runs, and until then no instance that has this declaration
+    /// runs the schedule under its new name. The history keeps the runs under the name that they
+    /// had.
+    ///
+    /// After a rollback, a tick of the last minute that was run under the new name may run under the
+    /// old one, whose instances know nothing of the new one.
+    ///
+    /// # Errors
+    /// [`Error::InvalidKey`] for a text that is not a name; [`Error::InvalidSchedule`] for the name
+    /// of the schedule itself.
+    pub fn renamed_from(mut self, name: &str) -> Result<Self, Error> {
+        let old = Key::new(name)?;
+        if old == self.name {
+            return Err(Error::InvalidSchedule { name: old, wrong: "it has this name already".to_owned() });
+        }
+        self.renamed_from = Some(old);
+        Ok(self)
+    }
+
     /// Makes each run hold a key of the table `t_resource_lock` as well, so that the schedule and
     /// other programs that take the key exclude each other.
     ///
@@ -304,7 +363,7 @@ impl Schedule {
     /// end of both leases. A run that waits counts as one of the
     /// [concurrent runs](crate::Schedules::max_concurrent_runs).
     ///
-    /// The key is taken for the schedules' [lease](crate::Schedules::lease) and under their label,
+    /// The key is taken for the [lease](Self::lease) of the run and under the label of the instance,
     /// unless [`Schedules::lock`](crate::Schedules::lock) sets other terms.
     ///
     /// # Errors
@@ -417,6 +476,11 @@ fn duration(text: &str) -> Option<Duration> {
     let (whole, part) = text.strip_suffix('s').map(|text| text.split_once('.').unwrap_or((text, "0")))?;
     let millis: u64 = format!("{part:0<3}").parse().ok()?;
     Duration::from_secs(whole.parse().ok()?).checked_add(Duration::from_millis(millis))
+}
+
+/// Validates the lease of runs.
+pub(super) fn lease_of_runs(lease: Duration) -> Result<TimeDelta, Error> {
+    within("a lease", lease, Duration::from_millis(100), 30 * DAY, "it has to be from 100 ms to 30 days")
 }
 
 /// Validates a period, which has whole milliseconds: no database's clock has less.

@@ -183,7 +183,7 @@ impl<DB: Database> ResourceLock<DB> for EndedTick<'_, DB> {
 
 /// Returns the outcome of the transaction that was to end the tick, or `None` while it is open.
 async fn outcome<DB: Database>(conn: &mut DB::Connection, tick: &Inner<DB>) -> Reply<Option<CommitOutcome>> {
-    match DB::extend_run(conn, &tick.claim, tick.core.lease, None).await? {
+    match DB::extend_run(conn, &tick.claim, tick.core.lease(&tick.schedule), None).await? {
         Outcome::Done => Ok(Some(CommitOutcome::RolledBack)),
         Outcome::Skipped { .. } | Outcome::TooLate(_) => Ok(None),
         Outcome::Lost => {

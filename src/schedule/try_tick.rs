@@ -17,7 +17,7 @@ use crate::{
         run::{self, Job, StopTokens},
         schedules::Schedules,
     },
-    store::{Database, fault::Fault, schedule::Times},
+    store::{Database, fault::Fault, schedule::Known},
 };
 
 /// How [`Schedules::try_tick`] ended.
@@ -58,7 +58,8 @@ pub enum TickOutcome {
     /// Nothing was run: the tick is not due, another instance runs it, or the schedule is paused.
     NotDue {
         /// How long until the schedule is due, or until the lease of the instance that runs it
-        /// ends. `None` if it is paused, or other times are in effect.
+        /// ends. `None` if it is paused, or other times are in effect, or a schedule whose name it had
+        /// still runs.
         retry_after: Option<Duration>,
     },
 }
@@ -140,8 +141,12 @@ impl<DB: Database> Schedules<DB> {
             return Err(Error::UnknownSchedule { name: Key::new(name)? });
         };
         let core = self.checked(std::slice::from_ref(&job)).await?;
-        Presence::of_calls(&core, &job.schedule).join(&core).await?;
-        let known = vec![job.schedule.times()];
+        let mut presence = Presence::of_calls(&core, &job.schedule);
+        presence.join(&core).await?;
+        if presence.awaits(&job.schedule.name) {
+            return Ok(TickOutcome::NotDue { retry_after: None });
+        }
+        let known = core.known(&job.schedule);
         if triggers {
             self.trigger(name).await?;
         }
@@ -168,13 +173,13 @@ impl<DB: Database> Schedules<DB> {
 async fn tick<DB: Database>(
     core: Arc<Core<DB>>,
     job: Job<DB>,
-    known: Vec<Times>,
+    known: Known,
     stopped: CancellationToken,
 ) -> Result<TickOutcome, Error> {
     let mut repeat = Repeat::until(core.limit());
     let (holder, sent, reply) = loop {
         let holder = Holder::unique();
-        let (sent, reply) = core.claim(&known, holder, 1).await;
+        let (sent, reply) = core.claim(std::slice::from_ref(&known), holder, 1).await;
         // Other instances claim at the same moment. A claim without a reply is undone, and
         // reported.
         if stopped.is_cancelled() || !reply.as_ref().is_err_and(|failure| failure.fault() == Fault::Contention) {

@@ -83,6 +83,13 @@ pub struct SeenTimes {
     pub attempt: u32,
 }
 
+/// What another schedule gets of a row that is removed: a slot, and the row's pause and trigger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inheritance {
+    pub times: Times,
+    pub slot: DateTime<Utc>,
+}
+
 /// A change of the times of a row, or of its slot.
 #[derive(Clone, Debug)]
 pub struct TimesChange {
@@ -97,12 +104,22 @@ pub struct TimesChange {
     pub known: String,
     /// The times are other ones than before.
     pub new_times: bool,
+    /// The schedule that takes the place of this one, by the same change.
+    pub inheritance: Option<Inheritance>,
 }
 
 #[cfg(all(test, feature = "sqlite"))]
 impl TimesChange {
     pub fn creation(slot: DateTime<Utc>) -> Self {
-        Self { seen: None, slot, afresh: false, run_ahead: false, known: String::new(), new_times: true }
+        Self {
+            seen: None,
+            slot,
+            afresh: false,
+            run_ahead: false,
+            known: String::new(),
+            new_times: true,
+            inheritance: None,
+        }
     }
 }
 

@@ -34,6 +34,13 @@ pub struct Times {
     pub zone: String,
 }
 
+/// A schedule that an instance runs, and the lease of its runs.
+#[derive(Clone, Debug)]
+pub struct Known {
+    pub times: Times,
+    pub lease: TimeDelta,
+}
+
 /// The rows of the named schedules, and the database's time.
 #[derive(Clone, Debug)]
 pub struct Registered {
@@ -45,10 +52,9 @@ pub struct Registered {
 #[derive(Clone, Debug)]
 pub struct DueRequest<'a> {
     /// The schedules that this instance knows.
-    pub known: &'a [Times],
+    pub known: &'a [Known],
     pub holder: Holder,
     pub label: &'a str,
-    pub lease: TimeDelta,
     /// The most schedules that the holder has in the end.
     pub most: u32,
     /// After this time on the server's clock nothing is claimed.
@@ -96,6 +102,14 @@ impl DueReply {
     /// Returns whether a schedule is due, and none was claimed.
     pub fn claims_nothing(&self) -> bool {
         self.claimed.is_empty() && self.next_in.is_some_and(|left| left <= TimeDelta::zero())
+    }
+}
+
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+impl DueRequest<'_> {
+    /// Returns the lease of a schedule that was found by its times.
+    pub fn lease_of(&self, name: &Key) -> TimeDelta {
+        self.known.iter().find(|known| known.times.name == *name).map_or(TimeDelta::zero(), |known| known.lease)
     }
 }
 
@@ -233,7 +247,7 @@ pub trait ScheduleStore: Store {
         conn: &mut Self::Connection,
         holder: Holder,
         vacant: Holder,
-        known: &[Times],
+        names: &[Key],
     ) -> impl Future<Output = Reply<()>> + Send;
 
     /// Makes the claim's lease end after `lease` from now. Never waits for a row that another
@@ -323,7 +337,7 @@ pub trait ScheduleStore: Store {
     fn runs(conn: &mut Self::Connection, page: &RunPage) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
 
     /// Deletes at most [`STEP`] runs that ended before `older_than`, and returns their number. The
-    /// last success of each schedule stays.
+    /// last success of each schedule stays, and so do the attempts at a tick that goes on.
     fn forget_history(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
 

@@ -8,7 +8,7 @@ use crate::{
     net::{App, Failure, Instance, Net, Outcome, Purpose, Sent},
     pacing::{self, Backoff},
     schedule::{
-        pacing::{MAX_CLAIMS, poll_backoff, poll_pause},
+        pacing::{most_claims, poll_backoff, poll_pause, precedence_of_others},
         plan::Start,
     },
     slots::{Slots, Tick},
@@ -105,6 +105,12 @@ impl Ticks {
         self.work.max_concurrent_runs - self.processes[instance].runs.len()
     }
 
+    /// Returns how many instances have the same schedules.
+    fn alike(&self, instance: Instance) -> u32 {
+        let group = self.processes[instance].group;
+        u32::try_from(self.processes.iter().filter(|process| process.group == group).count()).unwrap_or(u32::MAX)
+    }
+
     pub fn poll_at(&mut self, net: &mut Net<Self>, instance: Instance, at: Time) {
         let process = &mut self.processes[instance];
         (process.poll_at, process.look) = (at, process.look + 1);
@@ -112,7 +118,7 @@ impl Ticks {
     }
 
     fn poll(&mut self, net: &mut Net<Self>, instance: Instance) {
-        let free = self.free(instance).min(MAX_CLAIMS as usize);
+        let free = self.free(instance).min(most_claims(self.alike(instance)) as usize);
         let process = &mut self.processes[instance];
         if free == 0 || process.looking {
             return;
@@ -144,6 +150,7 @@ impl Ticks {
         for tick in claimed {
             self.begin(net, instance, sent, tick);
         }
+        let alike = self.alike(instance);
         let process = &mut self.processes[instance];
         process.looking = false;
         let next_in = next.map_or(poll_interval, |next| duration(next.saturating_sub(now)));
@@ -151,7 +158,8 @@ impl Ticks {
             process.pauses.next()
         } else {
             process.pauses = poll_backoff(poll_interval);
-            if next_in.is_zero() { Duration::ZERO } else { poll_pause(next_in, poll_interval) }
+            let pause = if next_in.is_zero() { Duration::ZERO } else { poll_pause(next_in, poll_interval) };
+            pause + precedence_of_others(u32::try_from(process.runs.len()).unwrap_or(u32::MAX), alike)
         };
         self.poll_at(net, instance, now + micros(pause));
     }

@@ -23,6 +23,9 @@ pub struct Cron {
     /// The version or the commit of what this instance runs, for operators
     #[arg(long, value_name = "TEXT")]
     pub build: Option<String>,
+    /// How many commands this machine runs at the same time
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub max_runs: u32,
     /// Read the file, print every error in it, and end; exit with 2 if there is one
     #[arg(long)]
     pub check: bool,

@@ -71,9 +71,9 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
     let (commands, no_commands) = mpsc::channel(1);
     let (works, no_works) = mpsc::channel(1);
     let shared = Shared { grace: cron.grace, stop: stopped, commands: commands.downgrade() };
-    let (running, ending) = (Vec::new(), JoinSet::new());
-    let Cron { label, build, .. } = &cron;
-    let mut instance = Instance { pool, label: label.clone(), build: build.clone(), shared, works, running, ending };
+    let (running, ending) = (None, JoinSet::new());
+    let (label, build, max_runs) = (cron.label.clone(), cron.build.clone(), cron.max_runs);
+    let mut instance = Instance { pool, label, build, max_runs, shared, works, running, ending };
     tokio::select! {
         started = until_it_passes(async || instance.start(&cron.file, jobs.clone()).await) => started?,
         () = signals.stop.received() => return Ok(exit::OK),
@@ -161,11 +161,12 @@ struct Instance<DB: Database> {
     pool: Pool<DB>,
     label: Option<String>,
     build: Option<String>,
+    max_runs: u32,
     shared: Shared,
     /// The works of all jobs have a clone, so that the channel closes when no instance of the
     /// library is left.
     works: mpsc::Sender<()>,
-    running: Vec<Running>,
+    running: Option<Running>,
     /// The jobs of earlier files, whose runs end.
     ending: JoinSet<()>,
 }
@@ -178,36 +179,15 @@ impl<DB: Database> Instance<DB> {
     /// next beat.
     async fn start(&mut self, file: &Path, jobs: Jobs) -> Result<(), Failure> {
         let number = jobs.number();
-        let (mut prepared, mut failed) = (Vec::new(), None);
-        // None of them claims a tick before all are known to start.
-        for (lease, jobs) in jobs.by_lease() {
-            match self.prepared(lease, jobs).await {
-                Ok(start) => prepared.push(start),
-                Err(failure) => {
-                    failed = Some(failure);
-                    break;
-                }
-            }
-        }
-        if let Some(failure) = failed {
-            // The others have announced themselves. They are closed before they claim anything.
-            for start in prepared {
-                start().shutdown(HAND_BACK).await;
-            }
-            return Err(failure);
-        }
+        let started = self.schedules(jobs)?.start().await?;
         self.let_end();
-        self.running = prepared.into_iter().map(|start| start()).collect();
+        self.running = Some(started);
         out::print_error(format_args!("{}: {number}", file.display()));
         Ok(())
     }
 
-    async fn prepared(&self, lease: Duration, jobs: Jobs) -> Result<impl FnOnce() -> Running + use<DB>, Failure> {
-        Ok(self.schedules(lease, jobs)?.prepare().await?)
-    }
-
-    fn schedules(&self, lease: Duration, jobs: Jobs) -> Result<Schedules<DB>, Failure> {
-        let mut schedules = Schedules::new(self.pool.clone()).lease(lease)?;
+    fn schedules(&self, jobs: Jobs) -> Result<Schedules<DB>, Failure> {
+        let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(self.max_runs)?;
         if let Some(label) = &self.label {
             schedules = schedules.label(label)?;
         }
@@ -233,7 +213,7 @@ impl<DB: Database> Instance<DB> {
 
     /// Claims nothing more for the jobs that run, and lets their runs end.
     fn let_end(&mut self) {
-        for running in self.running.drain(..) {
+        if let Some(running) = self.running.take() {
             self.ending.spawn(async move {
                 running.shutdown(Duration::MAX).await;
             });

@@ -1,6 +1,13 @@
 //! The file of `rowlock cron`: its jobs, and what is wrong with it, by line.
 
-use std::{collections::BTreeMap, ffi::OsString, fmt::Display, ops::Range, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
+    fmt::Display,
+    ops::Range,
+    path::Path,
+    time::Duration,
+};
 
 use rowlock::{CatchUp, Error, Key, Retries, Schedule};
 use toml::de::{DeTable, DeValue};
@@ -8,7 +15,7 @@ use toml::de::{DeTable, DeValue};
 use crate::{
     args::{
         schedules::{CatchUpWith, DEFAULT_MAX},
-        values::{self, duration, within},
+        values::{self, duration},
     },
     exit::{Failure, USAGE},
     process::find::find,
@@ -19,16 +26,14 @@ use crate::{
 pub struct Job {
     pub schedule: Schedule,
     pub command: Vec<OsString>,
-    pub lease: Duration,
     /// The longest a run may take.
     pub timeout: Option<Duration>,
+    renamed_from: Option<Key>,
 }
 
-const LEASE: Duration = Duration::from_secs(30);
 /// How long a pause between retries becomes, as a multiple of the first.
 const LONGEST: u32 = 64;
-const KEYS: &str =
-    "cron, every, after, zone, command, catch_up, max, grace, retry, backoff, lease, timeout, exclusive_with, removed";
+const KEYS: &str = "cron, every, after, zone, command, catch_up, max, grace, retry, backoff, lease, timeout, exclusive_with, renamed_from, removed";
 
 /// The jobs of a file, and the names of those that were removed.
 #[derive(Clone, Debug, Default)]
@@ -61,18 +66,6 @@ pub fn check(path: &Path) -> Result<Jobs, Vec<Failure>> {
 }
 
 impl Jobs {
-    /// Returns the jobs by their lease: all runs of one instance of the library have one. An empty
-    /// file has an instance too, which operators see.
-    pub fn by_lease(self) -> BTreeMap<Duration, Self> {
-        let mut by_lease: BTreeMap<Duration, Self> = BTreeMap::new();
-        for job in self.jobs {
-            by_lease.entry(job.lease).or_default().jobs.push(job);
-        }
-        let first = by_lease.first_key_value().map_or(LEASE, |(lease, _)| *lease);
-        by_lease.entry(first).or_default().removed = self.removed;
-        by_lease
-    }
-
     /// Returns the numbers of jobs as a text.
     pub fn number(&self) -> String {
         let jobs = self.jobs.len();
@@ -99,7 +92,7 @@ struct At<T> {
 
 /// What a section says.
 enum Entry {
-    Job(Job),
+    Job(Box<Job>),
     Removed(Key),
 }
 
@@ -125,6 +118,17 @@ fn parse(text: &str) -> Result<Jobs, Vec<Wrong>> {
             Err(all) => wrong.extend(all),
         }
     }
+    let old_name = |(at, entry): &(usize, Entry)| match entry {
+        Entry::Job(job) => job.renamed_from.clone().map(|old| (*at, job.schedule.name().to_owned(), old)),
+        Entry::Removed(_) => None,
+    };
+    let mut names: BTreeSet<String> = parsed.get_ref().keys().map(|name| name.get_ref().to_string()).collect();
+    for (at, name, old) in entries.iter().filter_map(old_name) {
+        if !names.insert(old.as_str().to_owned()) {
+            let why = format!("{name}: renamed_from: {:?} has a section of its own, or another new name", old.as_str());
+            wrong.push(Wrong { at, why });
+        }
+    }
     if !wrong.is_empty() {
         wrong.sort_by_key(|wrong| wrong.at);
         return Err(wrong);
@@ -133,7 +137,7 @@ fn parse(text: &str) -> Result<Jobs, Vec<Wrong>> {
     let mut all = Jobs::default();
     for (_, entry) in entries {
         match entry {
-            Entry::Job(job) => all.jobs.push(job),
+            Entry::Job(job) => all.jobs.push(*job),
             Entry::Removed(name) => all.removed.push(name),
         }
     }
@@ -199,7 +203,7 @@ impl<'a> Section<'a> {
 
     fn entry(mut self) -> Result<Entry, Vec<Wrong>> {
         if !self.fields.contains_key("removed") {
-            return self.job().map(Entry::Job);
+            return self.job().map(Box::new).map(Entry::Job);
         }
         self.take("removed", yes);
         for (key, value) in std::mem::take(&mut self.fields) {
@@ -217,14 +221,20 @@ impl<'a> Section<'a> {
         let schedule = self.retries(schedule);
         let key = self.take("exclusive_with", string);
         let schedule = self.set(schedule, key, |schedule, key| schedule.exclusive_with(&key));
+        let lease = self.take("lease", time);
+        let schedule = self.set(schedule, lease, Schedule::lease);
+        let old = self.take("renamed_from", string);
+        let renamed_from = old.as_ref().and_then(|old| Key::new(&old.value).ok());
+        let schedule = self.set(schedule, old, |schedule, old| schedule.renamed_from(&old));
         let command = self.command();
-        let lease = self.take("lease", lease).map_or(LEASE, |lease| lease.value);
         let timeout = self.take("timeout", timeout).map(|timeout| timeout.value);
         for (key, value) in std::mem::take(&mut self.fields) {
             self.wrong(value.at, format_args!("{key:?} is no key of a job: it has {KEYS}"));
         }
         match (schedule, command) {
-            (Some(schedule), Some(command)) if self.wrong.is_empty() => Ok(Job { schedule, command, lease, timeout }),
+            (Some(schedule), Some(command)) if self.wrong.is_empty() => {
+                Ok(Job { schedule, command, timeout, renamed_from })
+            }
             _ => Err(self.wrong),
         }
     }
@@ -311,11 +321,6 @@ fn time(value: &DeValue<'_>) -> Result<Duration, String> {
 
 fn period(value: &DeValue<'_>) -> Result<Duration, String> {
     values::period(&string(value)?)
-}
-
-fn lease(value: &DeValue<'_>) -> Result<Duration, String> {
-    let most = 30 * Duration::from_secs(24 * 60 * 60);
-    within(time(value)?, Duration::from_millis(100)..=most, "it has to be from 100ms to 30days")
 }
 
 fn timeout(value: &DeValue<'_>) -> Result<Duration, String> {

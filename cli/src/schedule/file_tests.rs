@@ -22,6 +22,7 @@ command = ["true"]
 after = "10m"
 command = ["true"]
 catch_up = "skip"
+renamed_from = "an older name"
 "#;
 
 #[test]
@@ -30,8 +31,9 @@ fn every_key_is_read() {
     let names: Vec<&str> = jobs.iter().map(|job| job.schedule.name()).collect();
     assert_eq!(names, ["nightly-report", "refresh", "a name"], "in the order of the file");
     assert_eq!(jobs[0].command, ["true", "--full"]);
-    assert_eq!((jobs[0].lease, jobs[0].timeout), (Duration::from_secs(60), Some(Duration::from_secs(7200))));
-    assert_eq!((jobs[1].lease, jobs[1].timeout), (LEASE, None));
+    assert_eq!(jobs[0].timeout, Some(Duration::from_secs(7200)));
+    assert_eq!(jobs[1].timeout, None);
+    assert_eq!(jobs[2].renamed_from, Some(Key::new("an older name").unwrap()));
 }
 
 #[test]
@@ -55,7 +57,7 @@ fn what_is_wrong_has_its_line() {
         ("[a]\nevery = \"1s\"\ncatch_up = \"all\"\nmax = 0", 4, "from 1 to 1,000"),
         ("[a]\nevery = \"1s\"\nretry = \"3\"", 3, "a whole number"),
         ("[a]\nevery = \"1s\"\nbackoff = \"3s\"", 3, "backoff goes with retry"),
-        ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\nlease = \"1ms\"", 4, "from 100ms to 30days"),
+        ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\nlease = \"1ms\"", 4, "from 100 ms to 30 days"),
         ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\ntimeout = \"0s\"", 4, "from 1ms to 366days"),
         ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\nevrey = 1", 4, "\"evrey\" is no key of a job"),
         ("[a]\nevery = \"1s\"\ncommnd = [\"true\"]", 3, "\"commnd\" is no key of a job"),
@@ -65,6 +67,12 @@ fn what_is_wrong_has_its_line() {
         ("[a]\nremoved = \"yes\"", 2, "a: removed: it has to be true"),
         ("[a]\nremoved = true\nevery = \"1s\"", 3, "a: every: a job that is removed has no other key"),
         ("[\" a\"]\nremoved = true", 1, "white space"),
+        ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\nrenamed_from = \"a\"", 4, "it has this name already"),
+        (
+            "[b]\nremoved = true\n[a]\nevery = \"1s\"\ncommand = [\"true\"]\nrenamed_from = \"b\"",
+            3,
+            "a section of its own",
+        ),
         ("[a]\nevery = \"1s", 2, ""),
     ] {
         let wrong = wrong(text);

@@ -1,6 +1,8 @@
 //! The instances of schedules. MySQL assigns from left to right: what depends on a column comes
 //! before the change of that column.
 
+use std::sync::LazyLock;
+
 use chrono::{NaiveDateTime, TimeDelta};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
@@ -10,7 +12,8 @@ use crate::{
     store::{
         Reply,
         instances::{
-            Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
+            Announcement, Beat, DeclaredSet, Inheritance, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange,
+            micros_of,
         },
         mysql::{
             row::marks,
@@ -51,15 +54,41 @@ const PAST: &str = "SELECT CONVERT(name USING utf8mb4) AS name, CONVERT(known US
 
 const CREATE: &str = "INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?, ?, ?, ?, ?)";
 
-/// The parameters of the conditions: whether it is afresh.
+/// The parameters of the conditions: whether it is afresh, and whether another schedule takes the
+/// place of this one, once no run is under way. One whose lease has ended is lost.
 const CHANGE: &str = "
 UPDATE t_resource_schedule
 SET due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT ?) THEN due_at
                   WHEN triggered_at IS NOT NULL AND NOT ? THEN UTC_TIMESTAMP(6) ELSE ? END,
     missed = IF(? AND holder IS NULL, 0, missed), attempt = IF(? AND holder IS NULL, 0, attempt),
     triggered_at = IF(? AND holder IS NULL, NULL, triggered_at), run_slot = IF(? AND holder IS NULL, NULL, run_slot),
-    slot = ?, spec = ?, zone = ?
-WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ?";
+    slot = ?, spec = ?, zone = ?, holder = IF(?, NULL, holder)
+WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ?
+  AND (NOT ? OR holder IS NULL OR due_at <= UTC_TIMESTAMP(6))";
+
+/// The times and the slot of the schedule that takes the place of one that was removed, the slot
+/// again, and the name of that one. A slot that was run is not run again.
+static INHERIT: LazyLock<String> = LazyLock::new(|| {
+    let may = "(t_resource_schedule.holder IS NULL AND t_resource_schedule.spec = VALUES(spec)
+                AND t_resource_schedule.zone = VALUES(zone) AND COALESCE(t_resource_schedule.run_slot < VALUES(slot), TRUE))";
+    let set = |column: &str, value: &str| format!("{column} = IF({may}, {value}, t_resource_schedule.{column})");
+    let (newer, highest) = (
+        "COALESCE(GREATEST(t_resource_schedule.run_slot, VALUES(run_slot)), t_resource_schedule.run_slot, VALUES(run_slot))",
+        "GREATEST(t_resource_schedule.token, VALUES(token))",
+    );
+    let columns =
+        ["due_at", "paused", "triggered_at"].map(|column| set(column, &format!("VALUES({column})"))).join(", ");
+    // The condition reads the slot of the last run, which is set last.
+    let (slot, token, run_slot) = (set("slot", "VALUES(slot)"), set("token", highest), set("run_slot", newer));
+    let (attempt, missed) = (set("attempt", "0"), set("missed", "0"));
+    format!(
+        "
+INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at, paused, run_slot, triggered_at, token)
+SELECT ?, ?, ?, ?, IF(o.triggered_at IS NULL, ?, UTC_TIMESTAMP(6)), o.paused, o.run_slot, o.triggered_at, o.token
+FROM t_resource_schedule o WHERE o.name = ?
+ON DUPLICATE KEY UPDATE {slot}, {columns}, {attempt}, {missed}, {token}, {run_slot}"
+    )
+});
 
 /// The parameters are the name, what is known, and whether the times are new ones.
 const REMEMBER: &str = "
@@ -179,10 +208,11 @@ async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesC
         None => sqlx::query(CREATE).bind(name).bind(spec).bind(zone).bind(slot).bind(slot),
         Some(seen) => {
             let SeenTimes { spec: old_spec, zone: old_zone, run_slot, attempt } = seen;
+            let passes_on = change.inheritance.is_some();
             let query = sqlx::query(CHANGE).bind(change.afresh).bind(change.afresh).bind(slot);
             let query = query.bind(change.afresh).bind(change.afresh).bind(change.afresh).bind(change.run_ahead);
-            let query = query.bind(slot).bind(spec).bind(zone).bind(name).bind(old_spec).bind(old_zone);
-            query.bind(run_slot.map(|slot| slot.naive_utc())).bind(to_stored_count(*attempt))
+            let query = query.bind(slot).bind(spec).bind(zone).bind(passes_on).bind(name).bind(old_spec).bind(old_zone);
+            query.bind(run_slot.map(|slot| slot.naive_utc())).bind(to_stored_count(*attempt)).bind(passes_on)
         }
     };
     match query.execute(&mut *conn).await {
@@ -191,7 +221,11 @@ async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesC
         Err(sqlx::Error::Database(error)) if error.is_unique_violation() => return Ok(false),
         Err(error) => return Err(error),
     }
-    sqlx::query(REMEMBER).bind(name).bind(&change.known).bind(change.new_times).execute(conn).await?;
+    sqlx::query(REMEMBER).bind(name).bind(&change.known).bind(change.new_times).execute(&mut *conn).await?;
+    if let Some(Inheritance { times, slot }) = &change.inheritance {
+        let query = sqlx::query(INHERIT.as_str()).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
+        query.bind(slot.naive_utc()).bind(slot.naive_utc()).bind(name).execute(conn).await?;
+    }
     Ok(true)
 }
 

@@ -19,8 +19,8 @@ use crate::{
         },
         not_extended,
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
-            Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
+            ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule, LostRun,
+            Pass, Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
         servers::{Support, refusal, support},
         unanswered,
@@ -77,10 +77,9 @@ impl ScheduleStore for MySql {
         Ok(reply)
     }
 
-    async fn put_back(conn: &mut MySqlConnection, holder: Holder, vacant: Holder, known: &[Times]) -> Reply<()> {
-        let query = sqlx::query_as(AssertSqlSafe(format!("{MAY_BE_HELD} ({})", marks("?", known.len().max(1)))));
-        let names = known.iter().map(|times| times.name.as_str());
-        let query = names.fold(query.bind(*holder.as_uuid()), |query, name| query.bind(name));
+    async fn put_back(conn: &mut MySqlConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<()> {
+        let query = sqlx::query_as(AssertSqlSafe(format!("{MAY_BE_HELD} ({})", marks("?", names.len().max(1)))));
+        let query = names.iter().fold(query.bind(*holder.as_uuid()), |query, name| query.bind(name.as_str()));
         let held: Vec<(Vec<u8>,)> = query.fetch_all(&mut *conn).await?;
         // An UPDATE locks the rows of all names that it is given, and waits for those of other
         // runs.
@@ -265,7 +264,7 @@ async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<Cla
     let names = marks("?", ask.known.len());
     let sql = format!("SELECT {COLUMNS} FROM t_resource_schedule WHERE holder = ? AND name IN ({names})");
     let query = sqlx::query(AssertSqlSafe(sql)).bind(*ask.holder.as_uuid());
-    let query = ask.known.iter().fold(query, |query, times| query.bind(times.name.as_str()));
+    let query = ask.known.iter().fold(query, |query, known| query.bind(known.times.name.as_str()));
     let mut claimed = Vec::new();
     for row in query.fetch_all(&mut *conn).await? {
         let seen = Seen::read(&row)?;
@@ -301,7 +300,7 @@ async fn look(conn: &mut MySqlConnection, ask: &DueRequest<'_>, more: usize) -> 
     let known = marks("(?, ?, ?)", ask.known.len());
     let limit = u64::from(ask.most) + 1 + more as u64;
     let query = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
-    let bind = |query: Query<'static>, times: &Times| {
+    let bind = |query: Query<'static>, Known { times, .. }: &Known| {
         query.bind(times.name.as_str().to_owned()).bind(times.spec.clone()).bind(times.zone.clone())
     };
     ask.known.iter().fold(query, bind).bind(limit).fetch_all(conn).await
@@ -338,7 +337,7 @@ async fn take_row(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen,
     let holder: Uuid = *ask.holder.as_uuid();
     let query = query.bind(holder).bind(token).bind(ask.label).bind(seen.to_run()).bind(seen.attempt + 1);
     // The run begins at the time by which it was decided.
-    let query = query.bind(seen.now).bind(micros(ask.lease)).bind(limit_micros(ask.not_after));
+    let query = query.bind(seen.now).bind(micros(ask.lease_of(&seen.times.name))).bind(limit_micros(ask.not_after));
     Ok(query.execute(conn).await?.rows_affected() > 0)
 }
 

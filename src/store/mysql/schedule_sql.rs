@@ -235,7 +235,9 @@ pub(super) const SELECTED: &str = select_runs!(
 /// them would lock what it reads.
 pub(super) const OLD: &str = "
 SELECT r.name, r.slot, r.attempt FROM t_resource_schedule_run r
-WHERE r.end_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND AND NOT (
-    r.status = 'S' AND EXISTS (SELECT 1 FROM t_resource_schedule s WHERE s.name = r.name)
-    AND NOT EXISTS (SELECT 1 FROM t_resource_schedule_run x WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))
+WHERE r.end_time < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND
+  AND NOT EXISTS (SELECT 1 FROM t_resource_schedule s WHERE s.name = r.name AND (
+      (s.attempt > 0 AND s.run_slot = r.slot)
+      OR (r.status = 'S' AND NOT EXISTS (SELECT 1 FROM t_resource_schedule_run x
+                                         WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))))
 ORDER BY r.end_time LIMIT ?";

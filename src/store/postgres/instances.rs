@@ -80,17 +80,31 @@ SELECT EXISTS (SELECT FROM changed)";
 /// forgotten.
 ///
 /// Another trigger may have replaced that of a run that waits for its next attempt.
+///
+/// $13 to $16 the times and the slot of the schedule that takes the place of this one, once no run
+/// is under way. One whose lease has ended is lost. A slot that was run is not run again.
 const CHANGE: &str = "
 WITH changed AS (
     UPDATE t_resource_schedule
-    SET spec = $2, zone = $3, slot = $4, run_slot = CASE WHEN $12 AND holder IS NULL THEN NULL ELSE run_slot END,
+    SET spec = $2, zone = $3, slot = $4, holder = CASE WHEN $13::text IS NULL THEN holder END,
+        run_slot = CASE WHEN $12 AND holder IS NULL THEN NULL ELSE run_slot END,
         attempt = CASE WHEN $11 AND holder IS NULL THEN 0 ELSE attempt END,
         missed = CASE WHEN $11 AND holder IS NULL THEN 0 ELSE missed END,
         triggered_at = CASE WHEN $11 AND holder IS NULL THEN NULL ELSE triggered_at END,
         due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT $11) THEN due_at
                       WHEN triggered_at IS NOT NULL AND NOT $11 THEN clock_timestamp() ELSE $4 END
     WHERE name = $1 AND spec = $7 AND zone = $8 AND run_slot IS NOT DISTINCT FROM $9 AND attempt = $10
-    RETURNING name
+      AND ($13 IS NULL OR holder IS NULL OR due_at <= clock_timestamp())
+    RETURNING name, paused, run_slot, triggered_at, token
+), inherited AS (
+    INSERT INTO t_resource_schedule AS t (name, spec, zone, slot, due_at, paused, run_slot, triggered_at, token)
+    SELECT $13::text, $14::text, $15::text, $16::timestamptz, CASE WHEN triggered_at IS NULL THEN $16 ELSE clock_timestamp() END,
+           paused, run_slot, triggered_at, token FROM changed WHERE $13 IS NOT NULL
+    ON CONFLICT (name) DO UPDATE
+    SET slot = excluded.slot, due_at = excluded.due_at, paused = excluded.paused, triggered_at = excluded.triggered_at,
+        run_slot = greatest(t.run_slot, excluded.run_slot), attempt = 0, missed = 0, token = greatest(t.token, excluded.token)
+    WHERE t.holder IS NULL AND t.spec = excluded.spec AND t.zone = excluded.zone
+      AND (t.run_slot IS NULL OR t.run_slot < excluded.slot)
 ), remembered AS (
     INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT name, $5, clock_timestamp() FROM changed
     ON CONFLICT (name) DO UPDATE
@@ -167,7 +181,11 @@ impl InstanceStore for Postgres {
             None => query,
             Some(SeenTimes { spec, zone, run_slot, attempt }) => {
                 let query = query.bind(spec).bind(zone).bind(run_slot).bind(to_stored_count(*attempt));
-                query.bind(change.afresh).bind(change.run_ahead)
+                let query = query.bind(change.afresh).bind(change.run_ahead);
+                let heir = change.inheritance.as_ref();
+                let query =
+                    query.bind(heir.map(|heir| heir.times.name.as_str())).bind(heir.map(|heir| &heir.times.spec));
+                query.bind(heir.map(|heir| &heir.times.zone)).bind(heir.map(|heir| heir.slot))
             }
         };
         query.fetch_one(conn).await?.try_get(0)

@@ -53,9 +53,10 @@ impl ScheduleStore for Postgres {
     }
 
     async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
-        let part = |part: fn(&Times) -> &str| ask.known.iter().map(part).collect::<Vec<_>>();
+        let part = |part: fn(&Times) -> &str| ask.known.iter().map(|known| part(&known.times)).collect::<Vec<_>>();
+        let leases: Vec<TimeDelta> = ask.known.iter().map(|known| known.lease).collect();
         let query = sqlx::query(CLAIM).bind(part(|times| times.name.as_str())).bind(part(|times| &times.spec));
-        let query = query.bind(part(|times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(ask.lease);
+        let query = query.bind(part(|times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(leases);
         let rows =
             query.bind(i64::from(ask.most)).bind(LOST).bind(ask.not_after).bind(ask.resent).fetch_all(&mut *conn).await;
         let rows = once_ended(conn, rows).await?;
@@ -72,8 +73,8 @@ impl ScheduleStore for Postgres {
         Ok(reply)
     }
 
-    async fn put_back(conn: &mut PgConnection, holder: Holder, vacant: Holder, known: &[Times]) -> Reply<()> {
-        let names: Vec<&str> = known.iter().map(|times| times.name.as_str()).collect();
+    async fn put_back(conn: &mut PgConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<()> {
+        let names: Vec<&str> = names.iter().map(Key::as_str).collect();
         let query = sqlx::query(PUT_BACK).bind(holder.as_uuid()).bind(names).bind(vacant.as_uuid());
         query.execute(conn).await.map(drop)
     }

@@ -32,8 +32,8 @@ macro_rules! select {
 
 pub(super) const REGISTERED: &str = select!("WHERE name = ANY ($1::text[])");
 
-/// $1 to $3 the known schedules, $4 holder, $5 label, $6 lease, $7 the most rows, $8 the error of a
-/// lost run, $9 the limit, $10 whether the request was sent before.
+/// $1 to $3 the known schedules, $4 holder, $5 label, $6 their leases, $7 the most rows, $8 the error
+/// of a lost run, $9 the limit, $10 whether the request was sent before.
 ///
 /// What the holder has already shows the run that it took over as the history has it.
 ///
@@ -42,7 +42,7 @@ pub(super) const REGISTERED: &str = select!("WHERE name = ANY ($1::text[])");
 pub(super) const CLAIM: &str = concat!(
     "
 WITH known AS (
-    SELECT * FROM unnest($1::text[], $2::text[], $3::text[]) AS k (name, spec, zone)
+    SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $6::interval[]) AS k (name, spec, zone, lease)
 ), held AS (
     SELECT s.name, s.token, s.run_slot, s.run_slot = s.slot AS own, s.attempt, s.missed, s.begin_time AS now,
            r.name IS NOT NULL AS taken_over, r.token AS prior_token, s.attempt - 1 AS prior_attempt, r.client_ip AS prior_label,
@@ -52,10 +52,10 @@ WITH known AS (
     WHERE $10 AND s.holder = $4
 ), taken AS (
     UPDATE t_resource_schedule t
-    SET holder = $4, client_ip = $5, begin_time = j.now, due_at = j.now + $6::interval, attempt = t.attempt + 1,
+    SET holder = $4, client_ip = $5, begin_time = j.now, due_at = j.now + j.lease, attempt = t.attempt + 1,
         run_slot = CASE WHEN t.attempt > 0 THEN t.run_slot ELSE coalesce(t.triggered_at, t.slot) END,
         token = greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint)
-    FROM (SELECT s.name, s.holder, s.token, s.attempt, s.client_ip, s.begin_time, n.now
+    FROM (SELECT s.name, s.holder, s.token, s.attempt, s.client_ip, s.begin_time, n.now, k.lease
           FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
           CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, s.token) n
           WHERE NOT s.paused AND s.due_at <= now() AND s.holder IS DISTINCT FROM $4
@@ -239,7 +239,9 @@ pub(super) const SELECTED: &str = select_runs!(
 pub(super) const FORGET: &str = "
 DELETE FROM t_resource_schedule_run WHERE (name, slot, attempt) IN (
     SELECT r.name, r.slot, r.attempt FROM t_resource_schedule_run r
-    WHERE r.end_time < clock_timestamp() - $1::interval AND NOT (
-        r.status = 'S' AND EXISTS (SELECT FROM t_resource_schedule s WHERE s.name = r.name)
-        AND NOT EXISTS (SELECT FROM t_resource_schedule_run x WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))
+    WHERE r.end_time < clock_timestamp() - $1::interval
+      AND NOT EXISTS (SELECT FROM t_resource_schedule s WHERE s.name = r.name AND (
+          (s.attempt > 0 AND s.run_slot = r.slot)
+          OR (r.status = 'S' AND NOT EXISTS (SELECT FROM t_resource_schedule_run x
+                                             WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))))
     LIMIT $2 FOR UPDATE OF r SKIP LOCKED)";

@@ -78,8 +78,7 @@ INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT ?1, ?5
             now!(),
             " WHERE changes() > 0
 ON CONFLICT (name) DO UPDATE
-SET known = excluded.known, times_at = CASE WHEN ?6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL;
-COMMIT"
+SET known = excluded.known, times_at = CASE WHEN ?6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL;"
         )
     };
 }
@@ -90,16 +89,21 @@ const CREATE: &str = concat!(
 BEGIN IMMEDIATE;
 INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?1, ?2, ?3, ?4, ?4)
 ON CONFLICT (name) DO NOTHING RETURNING 1;",
-    remember!()
+    remember!(),
+    "COMMIT"
 );
 
 /// As above; ?7 to ?10 what was seen, ?11 whether it is afresh, ?12 whether the last run is
 /// forgotten.
+///
+/// ?13 to ?16 the times and the slot of the schedule that takes the place of this one, once no run
+/// is under way. One whose lease has ended is lost. A slot that was run is not run again.
 const CHANGE: &str = concat!(
     "
 BEGIN IMMEDIATE;
 UPDATE t_resource_schedule
-SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?12 AND holder IS NULL THEN NULL ELSE run_slot END,
+SET spec = ?2, zone = ?3, slot = ?4, holder = CASE WHEN ?13 IS NULL THEN holder END,
+    run_slot = CASE WHEN ?12 AND holder IS NULL THEN NULL ELSE run_slot END,
     attempt = CASE WHEN ?11 AND holder IS NULL THEN 0 ELSE attempt END,
     missed = CASE WHEN ?11 AND holder IS NULL THEN 0 ELSE missed END,
     triggered_at = CASE WHEN ?11 AND holder IS NULL THEN NULL ELSE triggered_at END,
@@ -107,8 +111,23 @@ SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?12 AND holder IS NULL
                   WHEN triggered_at IS NOT NULL AND NOT ?11 THEN ",
     now!(),
     " ELSE ?4 END
-WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10 RETURNING 1;",
-    remember!()
+WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10
+  AND (?13 IS NULL OR holder IS NULL OR due_at <= ",
+    now!(),
+    ") RETURNING 1;",
+    remember!(),
+    "
+INSERT INTO t_resource_schedule AS t (name, spec, zone, slot, due_at, paused, run_slot, triggered_at, token)
+SELECT ?13, ?14, ?15, ?16, CASE WHEN triggered_at IS NULL THEN ?16 ELSE ",
+    now!(),
+    " END, paused, run_slot, triggered_at, token FROM t_resource_schedule WHERE name = ?1 AND ?13 IS NOT NULL AND changes() > 0
+ON CONFLICT (name) DO UPDATE
+SET slot = excluded.slot, due_at = excluded.due_at, paused = excluded.paused, triggered_at = excluded.triggered_at,
+    run_slot = max(coalesce(t.run_slot, excluded.run_slot), coalesce(excluded.run_slot, t.run_slot)), attempt = 0, missed = 0,
+    token = max(t.token, excluded.token)
+WHERE t.holder IS NULL AND t.spec = excluded.spec AND t.zone = excluded.zone
+  AND (t.run_slot IS NULL OR t.run_slot < excluded.slot);
+COMMIT"
 );
 
 const GONE: &str = concat!(
@@ -193,7 +212,12 @@ impl InstanceStore for Sqlite {
             None => query,
             Some(SeenTimes { spec, zone, run_slot, attempt }) => {
                 let query = query.bind(spec).bind(zone).bind(run_slot.map(|slot| slot.timestamp_micros()));
-                query.bind(to_stored_count(*attempt)).bind(change.afresh).bind(change.run_ahead)
+                let query = query.bind(to_stored_count(*attempt)).bind(change.afresh).bind(change.run_ahead);
+                let heir = change.inheritance.as_ref();
+                let query =
+                    query.bind(heir.map(|heir| heir.times.name.as_str())).bind(heir.map(|heir| &heir.times.spec));
+                let query = query.bind(heir.map(|heir| &heir.times.zone));
+                query.bind(heir.map(|heir| heir.slot.timestamp_micros()))
             }
         };
         transaction(query, conn).await

@@ -10,7 +10,7 @@ use crate::{
         Change, ClaimReply, ClaimRequest, Form, Outcome, Store as _, TooLate,
         instances::{InstanceStore as _, TimesChange},
         queue::QueueStore as _,
-        schedule::{DueReply, DueRequest, LOST, Pass, ScheduleStore as _, Times},
+        schedule::{DueReply, DueRequest, Known, LOST, Pass, ScheduleStore as _, Times},
         schema::SchemaStore as _,
     },
 };
@@ -217,7 +217,8 @@ async fn claim_due(
     holder: Holder,
     (most, not_after, resent): (u32, Option<DateTime<Utc>>, bool),
 ) -> DueReply {
-    let ask = DueRequest { known, holder, label: "test", lease: LEASE, most, not_after, resent };
+    let known: Vec<Known> = known.iter().map(|times| Known { times: times.clone(), lease: LEASE }).collect();
+    let ask = DueRequest { known: &known, holder, label: "test", most, not_after, resent };
     DB::claim_due(conn, &ask).await.unwrap()
 }
 

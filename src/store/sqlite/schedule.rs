@@ -10,8 +10,8 @@ use crate::{
     store::{
         Outcome, Reply, TooLate, hex, limit_micros, not_extended,
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
-            Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
+            ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule, LostRun,
+            Pass, Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
         sqlite::{
             row::{Query, json, keys, micros, read_now, time},
@@ -68,9 +68,8 @@ impl ScheduleStore for Sqlite {
         Ok(reply)
     }
 
-    async fn put_back(conn: &mut SqliteConnection, holder: Holder, vacant: Holder, known: &[Times]) -> Reply<()> {
-        let names = keys(known.iter().map(|times| &times.name));
-        let query = sqlx::query(PUT_BACK).bind(*holder.as_uuid()).bind(names).bind(*vacant.as_uuid());
+    async fn put_back(conn: &mut SqliteConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<()> {
+        let query = sqlx::query(PUT_BACK).bind(*holder.as_uuid()).bind(keys(names)).bind(*vacant.as_uuid());
         query.execute(conn).await.map(drop)
     }
 
@@ -224,7 +223,7 @@ impl Seen {
 
 /// Reads the schedules that the holder has already.
 async fn held(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<ClaimedRow>> {
-    let names = keys(ask.known.iter().map(|times| &times.name));
+    let names = keys(ask.known.iter().map(|known| &known.times.name));
     let mut claimed = Vec::new();
     for row in sqlx::query(HELD).bind(*ask.holder.as_uuid()).bind(names).fetch_all(&mut *conn).await? {
         let seen = Seen::read(&row)?;
@@ -254,10 +253,9 @@ async fn held(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<Cl
 /// Reads the known schedules that are due first, `more` than are wanted, and the first one that is
 /// not.
 pub(super) async fn look(conn: &mut SqliteConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<SqliteRow>> {
-    let known =
-        json(ask.known.iter().map(|times| {
-            format!("[\"{}\",\"{}\",\"{}\"]", hex(times.name.as_str()), hex(&times.spec), hex(&times.zone))
-        }));
+    let known = json(ask.known.iter().map(|Known { times, .. }| {
+        format!("[\"{}\",\"{}\",\"{}\"]", hex(times.name.as_str()), hex(&times.spec), hex(&times.zone))
+    }));
     sqlx::query(LOOK).bind(known).bind(i64::from(ask.most) + 1 + more as i64).fetch_all(conn).await
 }
 
@@ -270,7 +268,7 @@ pub(super) async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen
     let query = query.bind(seen.token).bind(seen.slot).bind(seen.attempt).bind(seen.due_at);
     let query = query.bind(*ask.holder.as_uuid()).bind(token).bind(ask.label).bind(seen.to_run());
     // The run begins at the time by which it was decided.
-    let query = query.bind(micros(ask.lease)).bind(seen.now).bind(limit_micros(ask.not_after));
+    let query = query.bind(micros(ask.lease_of(&seen.times.name))).bind(seen.now).bind(limit_micros(ask.not_after));
     let begin_time = seen.begin_time.unwrap_or(seen.now);
     let taken = if seen.running {
         transaction(query.bind(&seen.label).bind(begin_time).bind(LOST), conn).await?

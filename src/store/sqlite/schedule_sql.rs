@@ -269,8 +269,10 @@ pub(super) const FORGET: &str = concat!(
 DELETE FROM t_resource_schedule_run WHERE rowid IN (
     SELECT r.rowid FROM t_resource_schedule_run r WHERE r.end_time < ",
     now!(),
-    " - ?1 AND NOT (
-        r.status = 'S' AND EXISTS (SELECT 1 FROM t_resource_schedule s WHERE s.name = r.name)
-        AND NOT EXISTS (SELECT 1 FROM t_resource_schedule_run x WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))
+    " - ?1
+      AND NOT EXISTS (SELECT 1 FROM t_resource_schedule s WHERE s.name = r.name AND (
+          (s.attempt > 0 AND s.run_slot = r.slot)
+          OR (r.status = 'S' AND NOT EXISTS (SELECT 1 FROM t_resource_schedule_run x
+                                             WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))))
     LIMIT ?2)"
 );

@@ -9,7 +9,7 @@ use crate::{
     store::{
         Reply,
         instances::{InstanceStore as _, SeenTimes, TimesChange},
-        schedule::{DueReply, DueRequest, End, Pass, ScheduleStore as _, Times},
+        schedule::{DueReply, DueRequest, End, Known, Pass, ScheduleStore as _, Times},
         sqlite::schedule::{Seen, look, take},
     },
 };
@@ -20,9 +20,12 @@ fn times() -> Times {
     Times { name: Key::new("report").unwrap(), spec: "every 1m".into(), zone: "UTC".into() }
 }
 
+fn known() -> Known {
+    Known { times: times(), lease: TimeDelta::seconds(60) }
+}
+
 async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueReply> {
-    let lease = TimeDelta::seconds(60);
-    let ask = DueRequest { known: &[times()], holder, label: "test", lease, most: 1, not_after: None, resent: false };
+    let ask = DueRequest { known: &[known()], holder, label: "test", most: 1, not_after: None, resent: false };
     Sqlite::claim_due(conn, &ask).await
 }
 
@@ -111,7 +114,7 @@ async fn has(conn: &mut SqliteConnection, condition: &str) -> bool {
 #[tokio::test]
 async fn a_claim_that_is_put_back_after_other_times_took_effect_is_due() {
     let (mut conn, claim) = claimed_under_other_times().await;
-    Sqlite::put_back(&mut conn, claim.holder, Holder::new(Uuid::new_v4()), &[times()]).await.unwrap();
+    Sqlite::put_back(&mut conn, claim.holder, Holder::new(Uuid::new_v4()), &[times().name]).await.unwrap();
     assert!(has(&mut conn, "slot = 0 AND due_at = 0 AND attempt = 0 AND holder IS NULL AND spec = 'every 2m'").await);
 }
 
@@ -145,11 +148,9 @@ async fn a_row_that_has_changed_since_the_look_is_not_claimed() {
     for (change, is_claimed) in changes {
         for takes_over in [false, true] {
             let mut conn = due().await;
-            let (known, mut runs) = ([times()], 0);
-            let lease = TimeDelta::seconds(60);
+            let (known, mut runs) = ([known()], 0);
             let holder = Holder::new(Uuid::new_v4());
-            let mut ask =
-                DueRequest { known: &known, holder, label: "a", lease, most: 1, not_after: None, resent: false };
+            let mut ask = DueRequest { known: &known, holder, label: "a", most: 1, not_after: None, resent: false };
             if takes_over {
                 Sqlite::claim_due(&mut conn, &ask).await.unwrap();
                 sqlx::raw_sql("UPDATE t_resource_schedule SET due_at = 0").execute(&mut conn).await.unwrap();

@@ -109,6 +109,8 @@ pub struct Forgetting {
     /// Runs that ended before the first of these were to be forgotten, and none that ended after
     /// the second.
     pub limits: (Micros, Micros),
+    /// The slot at which attempts were made before and after, if there was one. Its runs stay.
+    pub under_way: (Option<Micros>, Option<Micros>),
 }
 
 /// A read of the row, which was over at this time.

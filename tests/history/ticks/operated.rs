@@ -133,9 +133,10 @@ impl View<'_> {
             let later = |told: &Told| forgetting.left.iter().any(|other| other.status == 'S' && other.slot > told.slot);
             for told in &forgetting.had {
                 let (is_left, is_last) = (left.contains(&id(told)), Some(id(told)) == last);
+                let went_on = [forgetting.under_way.0, forgetting.under_way.1].map(|slot| slot == Some(told.slot));
                 let wrong = match is_left {
-                    true => !is_last && told.ended < forgetting.limits.0,
-                    false => told.ended > forgetting.limits.1 || (is_last && !later(told)),
+                    true => !is_last && told.ended < forgetting.limits.0 && went_on == [false; 2],
+                    false => told.ended > forgetting.limits.1 || (is_last && !later(told)) || went_on == [true; 2],
                 };
                 if wrong {
                     let text = format!("{name}: {told:?} is left: {is_left}, {:?}", forgetting.limits);

@@ -280,8 +280,17 @@ fn an_instance_with_older_times_is_counted() {
 /// Runs are forgotten that ended at 11 or before.
 fn forgotten(had: &str, left: &str) -> Case {
     let rows = |text| lines(text).map(Told::parse).collect();
-    let forgetting = Forgetting { had: rows(had), left: rows(left), limits: (11 * SECOND, 11 * SECOND + 10) };
+    let limits = (11 * SECOND, 11 * SECOND + 10);
+    let forgetting = Forgetting { had: rows(had), left: rows(left), limits, under_way: (None, None) };
     Case { forgettings: vec![forgetting], ..good() }
+}
+
+/// The same while attempts are made at these seconds before and after.
+fn forgotten_during(had: &str, left: &str, slots: (Option<i64>, Option<i64>)) -> Case {
+    let mut case = forgotten(had, left);
+    let slot = |second: Option<i64>| second.map(|second| second * SECOND);
+    case.forgettings[0].under_way = (slot(slots.0), slot(slots.1));
+    case
 }
 
 const HAD: &str = "k 100 10 1 1 S 0 10.5\nk 110 11 1 2 F 0 10.7\nk 120 11 2 3 S 0 10.8";
@@ -298,6 +307,12 @@ fn forgotten_runs_pass() {
     // One about the limit may go, or stay.
     forgotten(&HAD.replace("10.7", "11.000005"), LAST).breaks(&[]);
     forgotten(&HAD.replace("10.7", "11.000005"), &format!("{LAST}\nk 110 11 1 2 F 0 11.000005")).breaks(&[]);
+    // The attempts at a tick that goes on stay. If it ended meanwhile, they may go.
+    let failed = "k 120 12 1 3 F 0 10.9";
+    let (had, left) = (format!("{LAST}\n{failed}"), LAST);
+    forgotten_during(&had, &had, (Some(12), Some(12))).breaks(&[]);
+    forgotten_during(&had, &had, (Some(12), None)).breaks(&[]);
+    forgotten_during(&had, left, (Some(12), None)).breaks(&[]);
 }
 
 fn a_run_that_is_forgotten_wrongly_is_caught() {
@@ -306,6 +321,11 @@ fn a_run_that_is_forgotten_wrongly_is_caught() {
     forgotten(HAD, "").breaks(&broken);
     // One that is not old enough.
     forgotten(&format!("{HAD}\n{NEXT}"), LAST).breaks(&broken);
+    // An attempt at a tick that goes on.
+    let had = format!("{LAST}\nk 120 12 1 3 F 0 10.9");
+    forgotten_during(&had, LAST, (Some(12), Some(12))).breaks(&broken);
+    // One of another tick stays.
+    forgotten_during(&had, &had, (Some(13), Some(13))).breaks(&broken);
     // One that is old enough stays.
     forgotten(HAD, HAD).breaks(&broken);
     forgotten(HAD, &format!("k 110 11 1 2 F 0 10.7\n{LAST}")).breaks(&broken);

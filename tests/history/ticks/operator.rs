@@ -166,21 +166,23 @@ impl<DB: Books> Operator<DB> {
     }
 
     pub async fn forget(&self, age: Duration) {
-        let (before, had) = (self.now().await, self.runs().await);
+        let (before, had) = (self.list().await, self.runs().await);
         answered!(self.schedules.forget_history(age));
-        let (left, after) = (self.runs().await, self.now().await);
+        let (left, after) = (self.runs().await, self.list().await);
         let age = i64::try_from(age.as_secs()).unwrap() * SECOND;
+        let limit = |rows: &[ScheduleInfo]| rows[0].now.timestamp_micros() - age;
         let mut archive = self.archive.lock().unwrap();
         for Terms { name, .. } in Terms::all() {
             let of = |runs: &BTreeMap<String, Vec<Told>>| runs.get(&name).cloned().unwrap_or_default();
-            let forgetting = Forgetting { had: of(&had), left: of(&left), limits: (before - age, after - age) };
+            let slot = |rows: &[ScheduleInfo]| {
+                let row = rows.iter().find(|row| row.name == name)?;
+                row.run_slot.map(|slot| slot.timestamp_micros())
+            };
+            let (limits, under_way) = ((limit(&before), limit(&after)), (slot(&before), slot(&after)));
+            let forgetting = Forgetting { had: of(&had), left: of(&left), limits, under_way };
             archive.told.entry(name.clone()).or_default().extend(forgetting.had.iter().cloned());
             archive.forgettings.entry(name).or_default().push(forgetting);
         }
-    }
-
-    async fn now(&self) -> Micros {
-        self.list().await[0].now.timestamp_micros()
     }
 
     /// Reads the runs of all schedules.

@@ -1,0 +1,101 @@
+//! A tick for the tests of an application.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, SubsecRound as _, TimeDelta, Utc};
+use sqlx::Pool;
+
+use crate::{
+    action::{Action, Certainty},
+    error::Error,
+    key::{Claim, Holder},
+    schedule::{
+        core::{answered, quoted},
+        instances::{Decision, Declared, Word},
+        plan::Row,
+        schedules::Schedules,
+        spec::Schedule,
+        tick::Tick,
+    },
+    store::{Database, schedule::Known},
+};
+
+/// The tick of a test is not renewed.
+const LEASE: TimeDelta = TimeDelta::hours(1);
+/// The runs that are searched for one of the same tick.
+const RUNS: u32 = 10_000;
+
+impl<DB: Database> Tick<DB> {
+    /// Claims a tick of a schedule as its first attempt, for a test that calls the work by itself.
+    ///
+    /// It is a tick as instances claim it, in the tables, for an hour and without renewals:
+    /// [`transaction`](Self::transaction) and [`finish_in`](Self::finish_in) end it. The row of the
+    /// schedule is created, or moved to this slot, so it is not for a database that is in use.
+    /// [`Schedules::run_now`] runs the work of a schedule, with its retries and its history.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSchedule`] for a time that has not come yet, or of which there was a run, and
+    /// for a schedule that is paused or run; [`Error::ScheduleTablesMissing`], [`Error::Database`],
+    /// [`Error::TimedOut`], [`Error::NoConnection`].
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the tick may be claimed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use rowlock::{Schedule, Tick};
+    ///
+    /// async fn day_of_report(tick: Tick<sqlx::Sqlite>) -> Result<String, rowlock::Error> {
+    ///     Ok(tick.slot().date_naive().to_string())
+    /// }
+    ///
+    /// let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// rowlock::migrate(&pool).await?;
+    /// let report = Schedule::cron("report", "30 2 * * *")?;
+    /// let tick = Tick::for_test(&pool, &report, "2024-02-29T02:30:00Z".parse()?).await?;
+    /// assert_eq!(day_of_report(tick).await?, "2024-02-29");
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn for_test(pool: &Pool<DB>, schedule: &Schedule, slot: DateTime<Utc>) -> Result<Self, Error> {
+        let (core, slot) = (Schedules::new(pool.clone()).core(), slot.trunc_subsecs(3));
+        core.check().await?;
+        let (name, subject) = (&schedule.name, quoted(&schedule.name));
+        let refused = |wrong: &str| Error::InvalidSchedule { name: name.clone(), wrong: wrong.to_owned() };
+        let runs = answered!(&*core, Action::Inspect, &subject, conn => DB::history(conn, name, RUNS))?;
+        if runs.iter().any(|run| run.slot == slot) {
+            return Err(refused("there was a run of this tick: take another time, or another database"));
+        }
+        let names = std::slice::from_ref(name);
+        let found = answered!(&*core, Action::Inspect, &subject, conn => DB::registered(conn, names))?;
+        if found.rows.iter().any(|row| row.paused || row.running) {
+            return Err(refused("it is paused, or a run is under way"));
+        }
+        if slot > found.now {
+            return Err(refused("the tick of a test has to be of a time that has passed"));
+        }
+        let past = answered!(&*core, Action::Inspect, &subject, conn => DB::past(conn, names))?;
+        let past = past.into_iter().next().map(|(_, past)| past).unwrap_or_default();
+        let row = found.rows.first().map(|row| (row, &past));
+        let change = Declared::new(schedule).change_to(slot, Decision::Fresh, row, &Word::default(), found.now);
+        let times = schedule.times();
+        answered!(&*core, Action::Update, &subject, conn => DB::change_times(conn, &times, &change))?;
+        let (known, holder) = (Known { times, lease: LEASE }, Holder::unique());
+        let (sent, reply) = core.claim(std::slice::from_ref(&known), holder, 1).await;
+        let reply =
+            reply.map_err(|failure| core.failed(failure, Action::Acquire, &subject, Certainty::NothingChanged))?;
+        let Some(row) = reply.claimed.into_iter().next() else {
+            return Err(refused("another instance changed it"));
+        };
+        let claim = Claim { key: name.clone(), holder, token: row.token };
+        let tick =
+            Row { slot, triggered: false, own: true, attempt: row.attempt, missed: 0, spent: 0, lost_since: None };
+        Ok(Self::new(core, Arc::new(schedule.clone()), (claim, row, sent), tick, None))
+    }
+}

@@ -1,0 +1,172 @@
+//! Schedules with another name than before.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use harness::{PATIENCE, TestDatabase, TestDb, eventually};
+use rowlock::{CatchUp, Error, Retries, Running, Schedule, Schedules, Tick, TickOutcome};
+use tokio::{sync::watch, time::sleep};
+
+use crate::ticks::{LONG, SHORT, back, idle, info, instance, runs, told};
+
+harness::tests!(everywhere(
+    each_tick_of_a_renamed_schedule_runs_once,
+    a_renamed_schedule_gets_what_was_due_the_pause_and_the_trigger,
+    a_run_under_the_old_name_ends_before_the_new_one_begins,
+    a_run_that_died_under_the_old_name_is_lost,
+    a_failed_tick_is_begun_anew_under_the_new_name,
+    a_rename_outlives_a_rollback,
+    a_call_gives_a_schedule_its_new_name,
+    a_name_that_is_declared_twice_is_refused
+));
+
+/// Several times the pause between two beats of an instance.
+const A_WHILE: Duration = Duration::from_millis(1_500);
+
+fn every(name: &str, period: Duration) -> Schedule {
+    Schedule::every(name, period).unwrap().catch_up(CatchUp::All(1_000)).unwrap()
+}
+
+fn renamed(period: Duration) -> Schedule {
+    every("new", period).renamed_from("old").unwrap()
+}
+
+/// An instance that beats as often as one can.
+fn with<DB: TestDatabase>(db: &TestDb<DB>, schedule: Schedule) -> Schedules<DB> {
+    idle(db, schedule).poll_interval(SHORT / 10).unwrap().lease(10 * SHORT).unwrap()
+}
+
+async fn ends(running: Running) {
+    assert!(running.shutdown(PATIENCE).await);
+}
+
+async fn is_renamed<DB: TestDatabase>(db: &TestDb<DB>) -> bool {
+    let schedules = instance(db, "reader");
+    schedules.inspect("new").await.unwrap().is_some() && info(db, "old").await.is_removed()
+}
+
+async fn each_tick_of_a_renamed_schedule_runs_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let period = 2 * SHORT;
+    let old = with(&db, every("old", period)).start().await.unwrap();
+    eventually("the old one runs", || async { !runs(&db, "old").await.is_empty() }).await;
+    let new = with(&db, renamed(period)).start().await.unwrap();
+    assert!(!is_renamed(&db).await, "the word of an instance that has just begun does not count");
+    eventually("the new one runs", || async { runs(&db, "new").await.len() > 5 }).await;
+    ends(old).await;
+    ends(new).await;
+    let mut slots: Vec<_> =
+        runs(&db, "old").await.into_iter().chain(runs(&db, "new").await).map(|run| run.slot).collect();
+    slots.sort();
+    let distances: BTreeSet<_> = slots.windows(2).map(|pair| (pair[1] - pair[0]).to_std().unwrap()).collect();
+    assert_eq!(distances, BTreeSet::from([period]), "no tick is lost, and none is run twice");
+}
+
+/// No instance that has the old name lives.
+async fn a_renamed_schedule_gets_what_was_due_the_pause_and_the_trigger<DB: TestDatabase>(db: TestDb<DB>) {
+    let old = with(&db, every("old", LONG));
+    ends(old.start().await.unwrap()).await;
+    back(&db, "old", LONG).await;
+    old.pause("old").await.unwrap();
+    old.trigger("old").await.unwrap();
+    let before = info(&db, "old").await;
+    let new = with(&db, renamed(2 * LONG)).start().await.unwrap();
+    assert!(is_renamed(&db).await);
+    let after = info(&db, "new").await;
+    assert!(after.paused && !after.running, "{after:?}");
+    assert_eq!((after.slot, after.triggered), (before.slot, before.triggered));
+    instance(&db, "operator").resume("new").await.unwrap();
+    eventually("the trigger and the tick run", || async { runs(&db, "new").await.len() == 2 }).await;
+    assert!(runs(&db, "new").await.iter().any(|run| run.slot == before.slot));
+    assert!(runs(&db, "old").await.is_empty());
+    ends(new).await;
+}
+
+async fn a_run_under_the_old_name_ends_before_the_new_one_begins<DB: TestDatabase>(db: TestDb<DB>) {
+    let (finish, finished) = watch::channel(false);
+    let held = Schedule::after("old", SHORT).unwrap();
+    let old = instance(&db, "old").poll_interval(SHORT / 10).unwrap().on(held, move |_: Tick<DB>| {
+        let mut finished = finished.clone();
+        async move { finished.wait_for(|finished| *finished).await.map(drop) }
+    });
+    let old = old.start().await.unwrap();
+    eventually("the old one runs", || async { info(&db, "old").await.running }).await;
+    let after = Schedule::after("new", SHORT).unwrap().renamed_from("old").unwrap();
+    let new = with(&db, after).start().await.unwrap();
+    sleep(3 * A_WHILE).await;
+    assert!(!is_renamed(&db).await, "a run is under way");
+    finish.send_replace(true);
+    eventually("the new one runs", || async { runs(&db, "new").await.len() > 1 }).await;
+    let ran = runs(&db, "old").await;
+    let first = &runs(&db, "new").await[0];
+    assert!(ran.iter().all(|run| run.ended <= first.began), "{ran:?} {first:?}");
+    ends(old).await;
+    ends(new).await;
+}
+
+/// Its process is stopped, and may come back after the rename.
+async fn a_run_that_died_under_the_old_name_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    ends(with(&db, every("old", LONG)).start().await.unwrap()).await;
+    back(&db, "old", LONG).await;
+    let tick = Tick::for_test(&db.pool, &every("old", LONG), info(&db, "old").await.slot).await.unwrap();
+    let ended = format!("UPDATE t_resource_schedule SET due_at = {} WHERE name = 'old'", DB::ago(1_000));
+    assert_eq!(db.execute(&ended).await, 1);
+    let new = with(&db, renamed(LONG)).start().await.unwrap();
+    eventually("the new one runs its tick", || async { !runs(&db, "new").await.is_empty() }).await;
+    assert_eq!(runs(&db, "new").await[0].slot, tick.slot());
+    let late = tick.transaction(&db.pool, async |_| Ok::<_, sqlx::Error>(())).await;
+    assert!(late.is_err(), "the run was lost");
+    assert!(runs(&db, "old").await.is_empty());
+    ends(new).await;
+}
+
+async fn a_failed_tick_is_begun_anew_under_the_new_name<DB: TestDatabase>(db: TestDb<DB>) {
+    let pause = Retries::times(9).backoff(LONG, LONG).unwrap();
+    let fails = instance(&db, "old").on(every("old", LONG).retry(pause).unwrap(), async |_| Err::<(), _>("not yet"));
+    fails.try_tick("old").await.unwrap();
+    back(&db, "old", LONG).await;
+    assert!(matches!(fails.try_tick("old").await.unwrap(), TickOutcome::Failed { again: true, .. }));
+    for instance in fails.instances().await.unwrap() {
+        fails.forget_instance(instance.id).await.unwrap();
+    }
+    let slot = info(&db, "old").await.slot;
+    let new = with(&db, renamed(LONG)).start().await.unwrap();
+    eventually("the new one runs", || async { told(&db, "new").await == "S1" }).await;
+    assert_eq!(runs(&db, "new").await[0].slot, slot);
+    ends(new).await;
+}
+
+async fn a_rename_outlives_a_rollback<DB: TestDatabase>(db: TestDb<DB>) {
+    let period = 2 * SHORT;
+    let old = with(&db, every("old", period)).start().await.unwrap();
+    for _ in 0..2 {
+        let new = with(&db, renamed(period)).start().await.unwrap();
+        let before = runs(&db, "new").await.len();
+        eventually("the new one runs", || async { runs(&db, "new").await.len() > before + 2 }).await;
+        let stopped = runs(&db, "old").await.len();
+        sleep(A_WHILE).await;
+        assert_eq!(runs(&db, "old").await.len(), stopped);
+        ends(new).await;
+        eventually("the old one runs again", || async { runs(&db, "old").await.len() > stopped + 2 }).await;
+    }
+    ends(old).await;
+}
+
+async fn a_call_gives_a_schedule_its_new_name<DB: TestDatabase>(db: TestDb<DB>) {
+    with(&db, every("old", LONG)).try_tick("old").await.unwrap();
+    back(&db, "old", LONG).await;
+    let new = with(&db, renamed(LONG));
+    assert_eq!(new.try_tick("new").await.unwrap(), TickOutcome::Succeeded);
+    assert!(is_renamed(&db).await);
+    let retry_after = match with(&db, every("old", LONG)).try_tick("old").await.unwrap() {
+        TickOutcome::NotDue { retry_after } => retry_after,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(retry_after, None, "the new name is in effect");
+}
+
+async fn a_name_that_is_declared_twice_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    assert!(matches!(every("k", LONG).renamed_from("k"), Err(Error::InvalidSchedule { .. })));
+    let both = with(&db, every("old", LONG)).on(renamed(LONG), async |_| Ok::<_, &str>(()));
+    assert!(matches!(both.start().await, Err(Error::InvalidSchedule { .. })));
+    let twice = with(&db, renamed(LONG)).removed("old").unwrap();
+    assert!(matches!(twice.start().await, Err(Error::InvalidSchedule { .. })));
+}
