@@ -368,12 +368,12 @@ async fn open_with<DB: Store>(
 ) -> Reply<Option<Session<DB>>> {
     let like = application.options().clone().min_connections(0).max_connections(1).acquire_timeout(OPENING);
     let like = like.idle_timeout(None).max_lifetime(None).test_before_acquire(false);
-    let pool = like.connect_lazy_with(options.clone().disable_statement_logging());
+    let pool = like.connect_lazy_with(options.disable_statement_logging());
     let mut acquiring = std::pin::pin!(pool.acquire());
     let opened = match timeout(SLOW, &mut acquiring).await {
         Ok(opened) => opened,
         Err(_) => {
-            let mut probing = std::pin::pin!(probe(line, &options));
+            let mut probing = std::pin::pin!(probe(line, application.connect_options()));
             tokio::select! {
                 opened = &mut acquiring => opened,
                 () = &mut probing => acquiring.await,
@@ -386,9 +386,9 @@ async fn open_with<DB: Store>(
 }
 
 /// Learns why no session opens, for those that wait for one. The pool would tell that its time was
-/// over.
-async fn probe<DB: Store>(line: &Weak<Line<DB>>, options: &Options<DB>) {
-    match timeout(OPENING, DB::Connection::connect_with(options)).await {
+/// over. The mark of own sessions, which a pooler may reject, is not why.
+async fn probe<DB: Store>(line: &Weak<Line<DB>>, options: Arc<Options<DB>>) {
+    match timeout(OPENING, DB::Connection::connect_with(&options)).await {
         Ok(Ok(conn)) => drop(timeout(CLOSING, conn.close()).await),
         Ok(Err(error)) => {
             if let Some(line) = line.upgrade() {

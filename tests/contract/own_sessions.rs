@@ -26,10 +26,10 @@ harness::tests!(
         silent_sessions_lose_no_lease_of_any_duration,
         silent_idle_sessions_hold_up_one_call,
         a_claim_that_arrives_after_its_caller_has_given_up_takes_nothing,
-        a_renewal_that_arrives_after_the_abandonment_takes_nothing,
         a_waiter_lines_up_though_its_sessions_took_long_to_open
     ),
     servers[DIRECT](
+        a_renewal_that_arrives_after_the_abandonment_takes_nothing,
         settings_of_hooks_reach_no_lock,
         locks_of_one_pool_need_two_connections,
         a_wrong_password_costs_few_logins_and_is_named

@@ -14,7 +14,7 @@ use crate::{
 };
 
 harness::tests!(
-    servers(an_own_transaction_of_milliseconds_does_not_fail, transactions_that_conflict_are_repeated),
+    servers[DIRECT](an_own_transaction_of_milliseconds_does_not_fail, transactions_that_conflict_are_repeated),
     postgres[DIRECT](a_pooler_that_rejects_the_mark_of_own_sessions_is_used_without_it)
 );
 
