@@ -4,7 +4,10 @@ use chrono::{DateTime, Utc};
 
 use crate::{
     key::Token,
-    schedule::instances::REMOVED,
+    schedule::{
+        instances::{REMOVED, is_ahead},
+        spec::Schedule,
+    },
     store::{
         instances::Past,
         schedule::{ListedRun, ListedSchedule, Times},
@@ -51,6 +54,9 @@ pub struct ScheduleInfo {
     /// Since when no instance has the schedule, although instances live that had others of the same
     /// application: it was removed from the application, or renamed.
     pub gone_since: Option<DateTime<Utc>>,
+    /// Whether the slot is so late that only a clock of the database that was ahead can have led to
+    /// it. The next instance with these times puts it back, within a minute.
+    pub clock_was_ahead: bool,
     /// How many instances that are alive declare these times, and run the schedule.
     pub instances: u32,
     /// How many instances that are alive declare other times, and do not run it.
@@ -74,6 +80,8 @@ impl ScheduleInfo {
         let (instances, instances_with_other_times) = (count(true), count(false));
         // The database's clock decides, as it does for the claim that takes the run over.
         let is_over = listed.due_at <= listed.now;
+        let clock_was_ahead =
+            Schedule::of(&listed.times).is_some_and(|schedule| is_ahead(&schedule, &listed, listed.now));
         Self {
             name: listed.times.name.as_str().to_owned(),
             times: listed.times.spec,
@@ -92,6 +100,7 @@ impl ScheduleInfo {
             token: listed.token,
             times_since: past.times_at,
             gone_since: past.gone_at,
+            clock_was_ahead,
             instances,
             instances_with_other_times,
             now: listed.now,

@@ -172,7 +172,7 @@ pub fn decide(
     if row.times == mine.times {
         return if past.gone_at.is_some() {
             Decision::Return
-        } else if mine.is_ahead(row, now) {
+        } else if mine.schedule.as_ref().is_some_and(|schedule| is_ahead(schedule, row, now)) {
             Decision::PutBack
         } else {
             Decision::Leave
@@ -217,6 +217,12 @@ fn known_with(row: Option<(&ListedSchedule, &Past)>, times: &Times, word: &Word)
     }
     known.truncate(KNOWN);
     known.iter().map(|mark| format!("{mark:016x}")).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns whether no clock that was right, within [`AHEAD`], could have led to the slot of a row
+/// with the times of this schedule.
+pub fn is_ahead(schedule: &Schedule, row: &ListedSchedule, now: DateTime<Utc>) -> bool {
+    !row.running && row.slot > schedule.next(now + AHEAD)
 }
 
 /// What an instance declares: a schedule that it runs, or one that is removed.
@@ -271,13 +277,6 @@ impl Declared {
         let ran = its.and_then(|its| its.run_slot).filter(|ran| *ran >= slot);
         let slot = ran.zip(heir.schedule.as_ref()).map_or(slot, |(ran, heir)| heir.next(ran));
         Some(Inheritance { times: heir.times.clone(), slot })
-    }
-
-    /// Returns whether no clock that was right, within [`AHEAD`], could have led to the slot of the
-    /// row.
-    fn is_ahead(&self, row: &ListedSchedule, now: DateTime<Utc>) -> bool {
-        let next = self.schedule.as_ref().map(|schedule| schedule.next(now + AHEAD));
-        !row.running && next.is_some_and(|next| row.slot > next)
     }
 
     /// Returns how long after `now` the next tick comes.

@@ -13,6 +13,7 @@ use crate::{
     action::Action,
     error::Error,
     key::Key,
+    metrics,
     schedule::{
         core::{Core, answered, quoted},
         instances::{Decision, Declared, JUDGES, Judge, Word, decide, from_text, gone_names, hash, to_text},
@@ -361,6 +362,9 @@ async fn carry_out<DB: Database>(
         }
     }
     let changed = answered!(core, Action::Update, &name, conn => DB::change_times(conn, times, &change))?;
+    if changed && decision == Decision::PutBack {
+        metrics::slot_put_back(times.name.as_str());
+    }
     if changed {
         tracing::info!(schedule = %times.name, times = times.spec, zone = times.zone, slot = %change.slot, "the times apply from now on");
     }

@@ -146,7 +146,7 @@ pub fn outcome(status: RunStatus) -> &'static str {
 fn style(state: &str) -> Style {
     let colour = match state {
         "running" | "succeeded" => AnsiColor::Green,
-        "paused" | "retrying" | "lost" | "missed" | "no_instance" => AnsiColor::Yellow,
+        "paused" | "retrying" | "lost" | "missed" | "no_instance" | "clock_was_ahead" => AnsiColor::Yellow,
         "failed" => AnsiColor::Red,
         _ => return Style::new(),
     };
@@ -175,6 +175,7 @@ pub fn object(info: &ScheduleInfo) -> Value {
         "times_since": info.times_since.map(precise),
         "removed": info.is_removed(),
         "gone_since": info.gone_since.map(precise),
+        "clock_was_ahead": info.clock_was_ahead,
         "instances": info.instances,
         "instances_with_other_times": info.instances_with_other_times,
     })

@@ -27,6 +27,7 @@ pub fn states(info: &ScheduleInfo) -> Vec<&'static str> {
     add(is_lost && !info.running, "lost");
     add(may_begin && info.triggered.is_some(), "triggered");
     add(may_begin && info.triggered.is_none() && info.attempt > 0, "retrying");
+    add(info.clock_was_ahead, "clock_was_ahead");
     add(info.instances == 0 && !info.is_removed(), "no_instance");
     if states.is_empty() {
         states.push("waiting");

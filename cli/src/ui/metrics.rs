@@ -134,7 +134,7 @@ fn of_queues(registry: &mut Registry, snapshot: &Snapshot) {
 }
 
 fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
-    let [paused, running, removed] = std::array::from_fn(|_| Family::<OfJob, Number>::default());
+    let [paused, running, removed, ahead] = std::array::from_fn(|_| Family::<OfJob, Number>::default());
     let instances = Family::<OfTimes, Number>::default();
     let late = Family::<OfJob, Seconds>::default();
     for job in &snapshot.jobs {
@@ -142,6 +142,7 @@ fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
         paused.get_or_create(&of).set(job.paused.into());
         running.get_or_create(&of).set(job.running.into());
         removed.get_or_create(&of).set(job.is_removed().into());
+        ahead.get_or_create(&of).set(job.clock_was_ahead.into());
         for (times, number) in [("effective", job.instances), ("other", job.instances_with_other_times)] {
             instances.get_or_create(&OfTimes { job: job.name.clone(), times }).set(number.into());
         }
@@ -151,6 +152,7 @@ fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
     registry.register("job_paused", "Whether the job is paused", paused);
     registry.register("job_running", "Whether a run is under way", running);
     registry.register("job_removed", "Whether the job was removed from the application", removed);
+    registry.register("job_clock_ahead", "Whether a clock that was ahead has left the job's slot far ahead", ahead);
     let help = "Living instances that declare the job: with the times that are in effect, or with other ones";
     registry.register("job_instances", help, instances);
     let help = "Time since the job was due without being run";

@@ -155,6 +155,10 @@ async fn jobs_that_are_removed_or_have_no_instance_are_shown<DB: TestDatabase>(d
         "rowlock_job_late_seconds{job=\"stays\"} 6",
     ];
     shows("/metrics", &numbers).await;
+    let ahead = DB::ago(-3 * 366 * 24 * 3_600_000);
+    db.execute(&format!("UPDATE t_resource_schedule SET slot = {ahead}, due_at = {ahead}")).await;
+    shows("/jobs", &["badge clock_was_ahead"]).await;
+    shows("/metrics", &["rowlock_job_clock_ahead{job=\"stays\"} 1\n"]).await;
 }
 
 async fn an_open_page_follows_the_database<DB: TestDatabase>(db: TestDb<DB>) {
