@@ -10,14 +10,14 @@ use crate::{
     error::Error,
     key::{Claim, Holder},
     schedule::{
-        core::{answered, quoted},
+        core::{answered, put_back, quoted},
         instances::{Decision, Declared, Word},
         plan::Row,
         schedules::Schedules,
         spec::Schedule,
         tick::Tick,
     },
-    store::{Database, schedule::Known},
+    store::Database,
 };
 
 /// The tick of a test is not renewed.
@@ -30,12 +30,13 @@ impl<DB: Database> Tick<DB> {
     ///
     /// It is a tick as instances claim it, in the tables, for an hour and without renewals:
     /// [`transaction`](Self::transaction) and [`finish_in`](Self::finish_in) end it. The row of the
-    /// schedule is created, or moved to this slot, so it is not for a database that is in use.
+    /// schedule is created, or moved to this slot, so it is not for a database that is in use. A
+    /// tick that is not ended holds the schedule for the hour.
     /// [`Schedules::run_now`] runs the work of a schedule, with its retries and its history.
     ///
     /// # Errors
     /// [`Error::InvalidSchedule`] for a time that has not come yet, or of which there was a run, and
-    /// for a schedule that is paused or run; [`Error::ScheduleTablesMissing`], [`Error::Database`],
+    /// for a schedule that is paused or run, or is exclusive with a key; [`Error::ScheduleTablesMissing`], [`Error::Database`],
     /// [`Error::TimedOut`], [`Error::NoConnection`].
     ///
     /// # Cancel safety
@@ -64,10 +65,14 @@ impl<DB: Database> Tick<DB> {
     /// # fn main() {}
     /// ```
     pub async fn for_test(pool: &Pool<DB>, schedule: &Schedule, slot: DateTime<Utc>) -> Result<Self, Error> {
-        let (core, slot) = (Schedules::new(pool.clone()).core(), slot.trunc_subsecs(3));
+        let (core, slot, mut schedule) = (Schedules::new(pool.clone()).core(), slot.trunc_subsecs(3), schedule.clone());
+        schedule.lease = Some(LEASE);
         core.check().await?;
         let (name, subject) = (&schedule.name, quoted(&schedule.name));
         let refused = |wrong: &str| Error::InvalidSchedule { name: name.clone(), wrong: wrong.to_owned() };
+        if schedule.exclusive.is_some() {
+            return Err(refused("it needs a key as well: `run_now` takes it"));
+        }
         let runs = answered!(&*core, Action::Inspect, &subject, conn => DB::history(conn, name, RUNS))?;
         if runs.iter().any(|run| run.slot == slot) {
             return Err(refused("there was a run of this tick: take another time, or another database"));
@@ -83,19 +88,20 @@ impl<DB: Database> Tick<DB> {
         let past = answered!(&*core, Action::Inspect, &subject, conn => DB::past(conn, names))?;
         let past = past.into_iter().next().map(|(_, past)| past).unwrap_or_default();
         let row = found.rows.first().map(|row| (row, &past));
-        let change = Declared::new(schedule).change_to(slot, Decision::Fresh, row, &Word::default(), found.now);
+        let change = Declared::new(&schedule).change_to(slot, Decision::Fresh, row, &Word::default(), found.now);
         let times = schedule.times();
-        answered!(&*core, Action::Update, &subject, conn => DB::change_times(conn, &times, &change))?;
-        let (known, holder) = (Known { times, lease: LEASE }, Holder::unique());
+        let changed = answered!(&*core, Action::Update, &subject, conn => DB::change_times(conn, &times, &change))?;
+        let (known, holder) = (core.known(&schedule), Holder::unique());
         let (sent, reply) = core.claim(std::slice::from_ref(&known), holder, 1).await;
         let reply =
             reply.map_err(|failure| core.failed(failure, Action::Acquire, &subject, Certainty::NothingChanged))?;
-        let Some(row) = reply.claimed.into_iter().next() else {
-            return Err(refused("another instance changed it"));
+        let Some(row) = reply.claimed.into_iter().next().filter(|row| changed && row.slot == slot) else {
+            put_back(&core, holder, names).await;
+            return Err(refused("another instance runs it, or changed its row"));
         };
         let claim = Claim { key: name.clone(), holder, token: row.token };
         let tick =
             Row { slot, triggered: false, own: true, attempt: row.attempt, missed: 0, spent: 0, lost_since: None };
-        Ok(Self::new(core, Arc::new(schedule.clone()), (claim, row, sent), tick, None))
+        Ok(Self::new(core, Arc::new(schedule), (claim, row, sent), tick, None))
     }
 }

@@ -8,7 +8,7 @@
 //! | row | instances declare | this one | then |
 //! |---|---|---|---|
 //! | none | | | it is created |
-//! | gone for more than a week | | declares it | it begins afresh |
+//! | gone for more than a week | | declares it | it begins afresh, unless it is removed already |
 //! | gone for less | | has its times | it is back, with its slot |
 //! | its times | | | nothing, or its slot is put back if the clock was ahead |
 //! | other times | no other times than its own | | its times apply |
@@ -24,7 +24,7 @@ use crate::{
     key::Key,
     schedule::spec::{AFTER, NEVER, Schedule, Timing},
     store::{
-        instances::{Inheritance, Past, SeenTimes, TimesChange},
+        instances::{Past, SeenTimes, TimesChange},
         schedule::{ListedSchedule, Times, is_trigger},
     },
 };
@@ -166,7 +166,8 @@ pub fn decide(
     let Some((row, past)) = row else {
         return if mine.schedule.is_some() { Decision::Create } else { Decision::Leave };
     };
-    if past.gone_at.is_some_and(|gone_at| now - gone_at > FRESH) {
+    let is_removed = row.times == mine.times && mine.schedule.is_none();
+    if past.gone_at.is_some_and(|gone_at| now - gone_at > FRESH) && !is_removed {
         return Decision::Fresh;
     }
     if row.times == mine.times {
@@ -225,6 +226,11 @@ pub fn is_ahead(schedule: &Schedule, row: &ListedSchedule, now: DateTime<Utc>) -
     !row.running && row.slot > schedule.next(now + AHEAD)
 }
 
+/// Returns whether a run is under way whose lease has not ended.
+pub fn is_live(row: &ListedSchedule, now: DateTime<Utc>) -> bool {
+    row.running && row.due_at > now
+}
+
 /// What an instance declares: a schedule that it runs, or one that is removed.
 #[derive(Clone, Debug)]
 pub struct Declared {
@@ -247,9 +253,9 @@ impl Declared {
     /// Returns all that an instance with this schedule declares.
     pub fn all_of(schedule: &Schedule) -> Vec<Self> {
         let new = Self::new(schedule);
-        let old =
-            schedule.renamed_from.clone().map(|old| Self { heir: Some(Box::new(new.clone())), ..Self::removed(old) });
-        std::iter::once(new).chain(old).collect()
+        let heir = || Some(Box::new(new.clone()));
+        let olds = schedule.renamed_from.iter().map(|old| Self { heir: heir(), ..Self::removed(old.clone()) });
+        olds.chain([new.clone()]).collect()
     }
 
     /// Returns the schedule that takes the place of this one, which is removed.
@@ -257,26 +263,32 @@ impl Declared {
         self.heir.as_ref().map(|heir| &heir.times)
     }
 
-    /// Returns what the heir of a row gets that is removed now. `its` is the heir's own row.
+    /// Returns what becomes of the heir of a row that is removed now. `None` if it ran later than
+    /// the row: it goes on with what it has.
     pub fn inheritance(
         &self,
         decision: Decision,
-        (row, its): (&ListedSchedule, Option<&ListedSchedule>),
-        judge: Judge,
-        word: &Word,
+        row: &ListedSchedule,
+        its: Option<(&ListedSchedule, &Past)>,
+        (judge, word): (Judge, &Word),
         now: DateTime<Utc>,
-    ) -> Option<Inheritance> {
+    ) -> Option<TimesChange> {
         let heir = self.heir.as_ref()?;
-        // A tick between two attempts, or whose run was lost, is due: the heir begins it anew.
-        let row = ListedSchedule { attempt: 0, running: false, ..row.clone() };
+        if its.is_some_and(|(its, _)| its.begin_time > row.begin_time) {
+            return None;
+        }
+        // The heir begins a tick anew that waits for its next attempt, or whose run was lost.
+        let is_open = row.running || row.attempt > 0;
+        let open = row.run_slot.filter(|run| is_open && !is_trigger(*run) && *run < row.slot);
+        let row = ListedSchedule { attempt: 0, running: false, slot: open.unwrap_or(row.slot), ..row.clone() };
         let slot = match decision {
             Decision::Fresh => heir.first(now),
             _ => heir.slot_after(&row, judge, word, now),
         };
         // After a rollback, the heir has run ticks already.
-        let ran = its.and_then(|its| its.run_slot).filter(|ran| *ran >= slot);
+        let ran = its.and_then(|(its, _)| its.run_slot).filter(|ran| *ran >= slot);
         let slot = ran.zip(heir.schedule.as_ref()).map_or(slot, |(ran, heir)| heir.next(ran));
-        Some(Inheritance { times: heir.times.clone(), slot })
+        Some(heir.change_to(slot, Decision::Fresh, its, word, now))
     }
 
     /// Returns how long after `now` the next tick comes.
@@ -319,6 +331,7 @@ impl Declared {
         let seen = row.map(|(row, _)| SeenTimes {
             spec: row.times.spec.clone(),
             zone: row.times.zone.clone(),
+            slot: row.slot,
             run_slot: row.run_slot,
             attempt: row.attempt,
         });
@@ -334,7 +347,6 @@ impl Declared {
             afresh: decision == Decision::Fresh || (run_ahead && is_tried) || was_removed,
             run_ahead,
             known: known_with(row, &self.times, word),
-            inheritance: None,
             new_times: row.is_none_or(|(row, _)| row.times != self.times),
         }
     }

@@ -16,7 +16,7 @@ use crate::{
     metrics,
     schedule::{
         core::{Core, answered, quoted},
-        instances::{Decision, Declared, JUDGES, Judge, Word, decide, from_text, gone_names, hash, to_text},
+        instances::{Decision, Declared, JUDGES, Judge, Word, decide, from_text, gone_names, hash, is_live, to_text},
         spec::Schedule,
     },
     session::time::Instant,
@@ -75,8 +75,9 @@ pub struct Presence {
     read_at: Option<Instant>,
     /// Schedules that this instance does not run, since others have newer times. It was said once.
     left_alone: HashSet<Key>,
-    /// Schedules that are not run yet, since the one whose place they take is still in effect.
-    awaited: HashSet<Key>,
+    /// Schedules that are still in effect, with those that take their place, and are not run before.
+    awaited: HashMap<Key, Key>,
+    beaten_at: Instant,
     /// When the instance started, and since when it has beaten without a break.
     since: DateTime<Utc>,
     unbroken: Instant,
@@ -99,7 +100,7 @@ impl Presence {
         };
         let (sets, seen) = (HashMap::from([(announcement.declares_id, all)]), Vec::new());
         let (lives, contested, read_at) = (announcement.lives, true, None);
-        let (left_alone, awaited) = (HashSet::new(), HashSet::new());
+        let (left_alone, awaited, beaten_at) = (HashSet::new(), HashMap::new(), Instant::now());
         let (since, unbroken, longest_life) = (DateTime::UNIX_EPOCH, Instant::now(), lives);
         Self {
             announcement,
@@ -112,6 +113,7 @@ impl Presence {
             read_at,
             left_alone,
             awaited,
+            beaten_at,
             since,
             unbroken,
             longest_life,
@@ -133,10 +135,12 @@ impl Presence {
         self.announcement.id
     }
 
-    /// Returns whether the schedule is not run yet, since it takes the place of one that is still in
-    /// effect.
+    /// Returns whether the schedule is not run, since it takes the place of one that is still in
+    /// effect, or may be again: without beats, instances with the old name have taken it back.
     pub fn awaits(&self, name: &Key) -> bool {
-        self.awaited.contains(name)
+        let is_heir = || self.declared.iter().filter_map(Declared::heir).any(|heir| heir.name == *name);
+        let is_silent = || TimeDelta::from_std(self.beaten_at.elapsed()).is_ok_and(|silent| silent > self.lives);
+        self.awaited.values().any(|heir| heir == name) || (is_silent() && is_heir())
     }
 
     /// Returns how many instances that are alive declare the same, with this one.
@@ -155,27 +159,29 @@ impl Presence {
     /// Announces the instance, and creates the rows that are missing.
     pub async fn join<DB: Database>(&mut self, core: &Core<DB>) -> Result<(), Error> {
         let seen = answered!(core, Action::Inspect, INSTANCES, conn => DB::beat(conn, None))?;
-        if let (true, [declared, ..]) = (self.announcement.calls, &self.declared[..]) {
+        if let (true, [.., declared]) = (self.announcement.calls, &self.declared[..]) {
             let lives = self.announcement.lives.max(declared.until_next(seen.now) + CALLS_AGAIN);
             self.announcement.lives = lives.min(MOST_LIFE);
         }
         let announcement = &self.announcement;
         answered!(core, Action::Update, INSTANCES, conn => DB::announce(conn, announcement))?;
         (self.beats, self.since, self.unbroken) = (1, seen.now, Instant::now());
+        self.beaten_at = self.unbroken;
         self.look_at(core, seen, None).await.map(drop)
     }
 
     /// Records that the instance lives, and applies its times where that is due. Returns whether
     /// rows were changed.
     pub async fn beat<DB: Database>(&mut self, core: &Core<DB>) -> Result<bool, Error> {
-        let (id, until) = (self.id(), Instant::now() + beat_pause(core.poll_interval) / PASS);
+        let (id, sent) = (self.id(), Instant::now());
+        let until = sent + beat_pause(core.poll_interval) / PASS;
         let beat = answered!(core, Action::Update, INSTANCES, conn => DB::beat(conn, Some(id)))?;
         let Some(beats) = beat.beats else { return self.join(core).await.map(|()| true) };
         if beats == 1 {
             // After a break, the times may be other ones.
             (self.contested, self.unbroken) = (true, Instant::now());
         }
-        self.beats = beats;
+        (self.beats, self.beaten_at) = (beats, sent);
         self.look_at(core, beat, Some(until)).await
     }
 
@@ -279,12 +285,13 @@ impl Presence {
         let judge = self.judge();
         self.contested = !judge.judges;
         let is_held = |old: &Declared| rows.get(&old.times.name).is_some_and(|row| row.times != old.times);
-        let held = self.declared.iter().filter(|old| is_held(old)).filter_map(Declared::heir);
-        self.awaited = held.map(|heir| heir.name.clone()).collect();
+        let held = self.declared.iter().filter(|old| is_held(old));
+        let with_heir = |old: &Declared| old.heir().map(|heir| (old.times.name.clone(), heir.name.clone()));
+        self.awaited = held.filter_map(with_heir).collect();
         let mut changes = Vec::new();
         for declared in &self.declared {
             let name = &declared.times.name;
-            if self.awaited.contains(name) {
+            if self.awaited.values().any(|heir| heir == name) {
                 continue;
             }
             let word = words.get(name).unwrap_or(&none.0);
@@ -303,32 +310,45 @@ impl Presence {
                 (Decision::Wait, _) => {}
                 _ => drop(self.left_alone.remove(name)),
             }
-            if let Some(mut change) = declared.change(decision, row, judge, word, now) {
-                if let (Some(heir), Some((row, _))) = (declared.heir(), row) {
-                    let word = words.get(&heir.name).unwrap_or(&none.0);
-                    change.inheritance = declared.inheritance(decision, (row, rows.get(&heir.name)), judge, word, now);
+            let mut renaming = None;
+            if let (Some(heir), Some((row, _)), Decision::Apply | Decision::Fresh) = (declared.heir(), row, decision) {
+                let its = rows.get(&heir.name).map(|row| (row, past.get(&heir.name).unwrap_or(&none.1)));
+                let live = [Some(row), its.map(|(its, _)| its)].into_iter().flatten().find(|row| is_live(row, now));
+                if let Some(live) = live {
+                    if self.left_alone.insert(heir.name.clone()) {
+                        tracing::info!(schedule = %heir.name, name = %live.times.name, by = live.label,
+                            "it is run under another name: its place is taken after the run");
+                    }
+                    continue;
                 }
-                changes.push((&declared.times, decision, Some(change)));
+                let of_heir = (judge, words.get(&heir.name).unwrap_or(&none.0));
+                let change = declared.inheritance(decision, row, its, of_heir, now);
+                renaming = change.map(|change| (heir, change));
+            }
+            if let Some(change) = declared.change(decision, row, judge, word, now) {
+                changes.push((&declared.times, decision, Some(change), renaming));
             } else if decision == Decision::Return {
-                changes.push((&declared.times, decision, None));
+                changes.push((&declared.times, decision, None, None));
             }
         }
         // A row that another transaction has locked keeps no others waiting for good.
         let begin = if changes.is_empty() { 0 } else { fastrand::usize(..changes.len()) };
         changes.rotate_left(begin);
         let (mut changed, mut failed) = (false, Ok(()));
-        for (times, decision, change) in changes {
+        for (times, decision, change, renaming) in changes {
             if until.is_some_and(|until| Instant::now() >= until) {
                 self.contested = true;
                 break;
             }
-            let heir =
-                change.as_ref().and_then(|change| change.inheritance.as_ref()).map(|heir| heir.times.name.clone());
-            match carry_out(core, times, decision, change).await {
+            let done = match (&change, &renaming) {
+                (Some(old), Some((heir, new))) => rename(core, (times, old), (heir, new)).await,
+                _ => carry_out(core, times, decision, change).await,
+            };
+            match done {
                 Ok(done) => {
                     changed |= done;
-                    if let (true, Some(heir)) = (done, heir) {
-                        self.awaited.remove(&heir);
+                    if done {
+                        self.awaited.remove(&times.name);
                     }
                 }
                 Err(error) => failed = Err(error),
@@ -336,6 +356,20 @@ impl Presence {
         }
         failed.map(|()| changed)
     }
+}
+
+/// Gives a schedule the place of another one. Returns `false` if a row has changed since it was read.
+async fn rename<DB: Database>(
+    core: &Core<DB>,
+    old: (&Times, &TimesChange),
+    new: (&Times, &TimesChange),
+) -> Result<bool, Error> {
+    let names = format!("{} and {}", quoted(&old.0.name), quoted(&new.0.name));
+    let renamed = answered!(core, Action::Update, &names, conn => DB::rename(conn, old, new))?;
+    if renamed {
+        tracing::info!(schedule = %new.0.name, before = %old.0.name, slot = %new.1.slot, "it has another name from now on");
+    }
+    Ok(renamed)
 }
 
 /// Changes a row. Returns `false` if it has changed since it was read.

@@ -16,7 +16,6 @@ use crate::{
     pacing::Backoff,
     schedule::{
         core::{Core, put_back},
-        end::Ended,
         pacing::{most_claims, poll_backoff, poll_pause, precedence_of_others},
         presence::{Presence, beat_pause},
         run::{self, Job, StopTokens},
@@ -29,6 +28,8 @@ use crate::{
     sync::lock,
 };
 
+/// A time that does not come.
+const FAR: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// How long an instance that is shut down may take to tell the others.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -157,8 +158,9 @@ async fn apart<T: Send + 'static>(request: impl Future<Output = T> + Send + 'sta
     }
 }
 
-/// The runs of an instance.
-type Runs = JoinSet<(Ended, Option<Duration>)>;
+/// The runs of an instance. A run tells whether it was one of a group that has a limit, and how long
+/// from its end until the schedule is due again.
+type Runs = JoinSet<(bool, Option<Duration>)>;
 
 impl<DB: Database> Runner<DB> {
     async fn drive(mut self) {
@@ -173,8 +175,8 @@ impl<DB: Database> Runner<DB> {
                 Some(ended) = runs.join_next() => {
                     // A run that ended leaves room, perhaps in its group, and its schedule may be due
                     // again.
-                    let room = free == 0 || !self.core.max_runs.is_empty();
-                    let due_in = if room { Some(Duration::ZERO) } else { ended.ok().and_then(|ended| ended.1) };
+                    let (in_group, due_in) = ended.unwrap_or((false, None));
+                    let due_in = if free == 0 || in_group { Some(Duration::ZERO) } else { due_in };
                     if let Some(due_at) = due_in.map(|due_in| Instant::now() + due_in) {
                         (poll_at, self.due_at) = (poll_at.min(due_at), self.due_at.min(due_at));
                     }
@@ -303,20 +305,23 @@ impl<DB: Database> Runner<DB> {
     /// Claims what is due and runs it. Returns the time until the next poll.
     async fn poll(&mut self, runs: &mut Runs, free: u32) -> Duration {
         let instances = self.presence.as_ref().map_or(1, Presence::instances);
-        let (mut most, mut next_in) = (free.min(most_claims(instances)), self.core.poll_interval);
-        let (sets, mut claimed) = (self.claimable(most), 0);
+        let (mut most, mut next_in, mut failed) = (free.min(most_claims(instances)), Duration::MAX, None);
+        let (sets, all) = (self.claimable(most), most);
         for (known, room) in sets {
-            match self.claim(runs, known, room.min(most)).await {
-                Ok((of_set, next)) => (claimed, most, next_in) = (claimed + of_set, most - of_set, next_in.min(next)),
-                Err(pause) => return pause,
-            }
             if most == 0 {
                 next_in = Duration::ZERO;
                 break;
             }
+            match self.claim(runs, known, room.min(most)).await {
+                Ok((claimed, next)) => (most, next_in) = (most - claimed, next_in.min(next)),
+                Err(pause) => failed = failed.max(Some(pause)),
+            }
         }
-        self.due_at = Instant::now() + next_in;
-        if next_in.is_zero() && claimed == 0 {
+        self.due_at = Instant::now() + next_in.min(FAR);
+        if let Some(pause) = failed {
+            return pause;
+        }
+        if next_in.is_zero() && most == all {
             return self.pauses.next();
         }
         self.pauses = poll_backoff(self.core.poll_interval);
@@ -351,8 +356,11 @@ impl<DB: Database> Runner<DB> {
         for row in reply.claimed {
             let Some(job) = self.job(&row.name) else { continue };
             let claim = Claim { key: row.name.clone(), holder, token: row.token };
-            runs.spawn(run::run(self.core.clone(), job, (claim, row, sent), self.tokens.clone()));
+            let in_group = job.schedule.group.is_some();
+            let run = run::run(self.core.clone(), job, (claim, row, sent), self.tokens.clone());
+            runs.spawn(async move { (in_group, run.await.1) });
         }
+        // Without a row that is known, one may come.
         Ok((claimed, reply.next_in.map_or(self.core.poll_interval, |next| next.to_std().unwrap_or_default())))
     }
 }

@@ -350,9 +350,16 @@ impl<DB: Database> Schedules<DB> {
             return Err(Error::InvalidSetting { setting, value, rule: "it has to be at most 10,000" });
         }
         let mut names = BTreeSet::new();
-        let added = self.jobs.iter().flat_map(|job| [Some(&job.schedule.name), job.schedule.renamed_from.as_ref()]);
-        if let Some(name) = added.flatten().chain(&self.removed).find(|name| !names.insert(*name)) {
-            return Err(Error::InvalidSchedule { name: name.clone(), wrong: "it was added more than once".into() });
+        let added =
+            self.jobs.iter().flat_map(|job| std::iter::once(&job.schedule.name).chain(&job.schedule.renamed_from));
+        if let Some(name) = added.chain(&self.removed).find(|name| !names.insert(*name)) {
+            let wrong = "it is declared more than once: added, renamed or removed".into();
+            return Err(Error::InvalidSchedule { name: name.clone(), wrong });
+        }
+        let groups: BTreeSet<&Key> = self.jobs.iter().filter_map(|job| job.schedule.group.as_ref()).collect();
+        if let Some(group) = self.max_runs.keys().find(|group| !groups.contains(group)) {
+            let (setting, value) = ("a group with a limit", group.to_string());
+            return Err(Error::InvalidSetting { setting, value, rule: "no schedule is in it" });
         }
         let no_limit =
             |job: &&Job<DB>| job.schedule.group.as_ref().is_some_and(|group| !self.max_runs.contains_key(group));

@@ -146,7 +146,7 @@ pub struct Schedule {
     pub(super) timeout: Option<Duration>,
     pub(super) lease: Option<TimeDelta>,
     pub(super) group: Option<Key>,
-    pub(super) renamed_from: Option<Key>,
+    pub(super) renamed_from: Vec<Key>,
     pub(super) exclusive: Option<Key>,
 }
 
@@ -230,7 +230,7 @@ impl Schedule {
             timeout: None,
             lease: None,
             group: None,
-            renamed_from: None,
+            renamed_from: Vec::new(),
             exclusive: None,
         }
     }
@@ -330,17 +330,18 @@ impl Schedule {
         Ok(self)
     }
 
-    /// Declares that the schedule had another name before.
+    /// Declares that the schedule had another name before. It may have had several.
     ///
     /// It takes the place of the schedule of that name, with its next tick, its pause and its
-    /// trigger: what is due there is run here, once. That one is [removed](crate::Schedules::removed)
-    /// then. While older instances that have it are alive, this happens as other times take effect,
-    /// after a few beats and between two runs, and until then no instance that has this declaration
-    /// runs the schedule under its new name. The history keeps the runs under the name that they
-    /// had.
+    /// trigger: what is due there is run here, once. That one is
+    /// [removed](crate::Schedules::removed) then. While older instances that have it are alive, this
+    /// happens as other times take effect, after a few beats and between two runs, and until then no
+    /// instance that has this declaration runs the schedule under its new name. The history keeps
+    /// the runs under the name that they had.
     ///
-    /// After a rollback, a tick of the last minute that was run under the new name may run under the
-    /// old one, whose instances know nothing of the new one.
+    /// After a rollback, the old name goes on with the pause that it had, beside a run of the new
+    /// name that has not ended, and may repeat a tick of the last minute: its instances know nothing
+    /// of the new one. Of both names, the one that ran last is gone on with.
     ///
     /// # Errors
     /// [`Error::InvalidKey`] for a text that is not a name; [`Error::InvalidSchedule`] for the name
@@ -350,7 +351,7 @@ impl Schedule {
         if old == self.name {
             return Err(Error::InvalidSchedule { name: old, wrong: "it has this name already".to_owned() });
         }
-        self.renamed_from = Some(old);
+        self.renamed_from.push(old);
         Ok(self)
     }
 

@@ -79,15 +79,9 @@ pub struct Past {
 pub struct SeenTimes {
     pub spec: String,
     pub zone: String,
+    pub slot: DateTime<Utc>,
     pub run_slot: Option<DateTime<Utc>>,
     pub attempt: u32,
-}
-
-/// What another schedule gets of a row that is removed: a slot, and the row's pause and trigger.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Inheritance {
-    pub times: Times,
-    pub slot: DateTime<Utc>,
 }
 
 /// A change of the times of a row, or of its slot.
@@ -104,22 +98,12 @@ pub struct TimesChange {
     pub known: String,
     /// The times are other ones than before.
     pub new_times: bool,
-    /// The schedule that takes the place of this one, by the same change.
-    pub inheritance: Option<Inheritance>,
 }
 
 #[cfg(all(test, feature = "sqlite"))]
 impl TimesChange {
     pub fn creation(slot: DateTime<Utc>) -> Self {
-        Self {
-            seen: None,
-            slot,
-            afresh: false,
-            run_ahead: false,
-            known: String::new(),
-            new_times: true,
-            inheritance: None,
-        }
+        Self { seen: None, slot, afresh: false, run_ahead: false, known: String::new(), new_times: true }
     }
 }
 
@@ -175,6 +159,15 @@ pub trait InstanceStore: ScheduleStore {
         conn: &mut Self::Connection,
         times: &Times,
         change: &TimesChange,
+    ) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Removes a schedule, and gives its pause, its trigger and its token to another one, whose times
+    /// and slot change as well. A run of either whose lease has ended is lost. Returns `false`, and
+    /// changes nothing, if one of the rows has changed since it was seen.
+    fn rename(
+        conn: &mut Self::Connection,
+        old: (&Times, &TimesChange),
+        new: (&Times, &TimesChange),
     ) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Marks schedules as gone, and ends the mark of schedules that are not.

@@ -83,6 +83,9 @@ async fn a_group_needs_a_limit<DB: TestDatabase>(db: TestDb<DB>) {
     let schedule = Schedule::every("k", LONG).unwrap().group("imports").unwrap();
     let error = Gate::closed().add_to(instance(&db, "one"), schedule).start().await.unwrap_err();
     assert!(matches!(error, Error::InvalidSchedule { .. }) && error.to_string().contains("max_runs"), "{error}");
+    let idle = Gate::closed().add_to(instance(&db, "one"), Schedule::every("k", LONG).unwrap());
+    let error = idle.max_runs("import", 2).unwrap().start().await.unwrap_err();
+    assert!(matches!(error, Error::InvalidSetting { .. }) && error.to_string().contains("import"), "{error}");
     for wrong in [0, 10_001] {
         assert!(matches!(instance(&db, "one").max_runs("imports", wrong), Err(Error::InvalidSetting { .. })));
     }
@@ -165,6 +168,9 @@ async fn a_tick_of_a_test_is_one_of_the_tables<DB: TestDatabase>(db: TestDb<DB>)
     assert!(again.to_string().contains("there was a run"), "{again}");
     let ahead = Tick::for_test(&db.pool, &schedule, "2999-01-01T02:30:00Z".parse().unwrap()).await.unwrap_err();
     assert!(ahead.to_string().contains("has passed"), "{ahead}");
+    let exclusive = schedule.clone().exclusive_with("key").unwrap();
+    let exclusive = Tick::for_test(&db.pool, &exclusive, at(12)).await.unwrap_err();
+    assert!(exclusive.to_string().contains("run_now"), "{exclusive}");
     instance(&db, "operator").pause("report").await.unwrap();
     let paused = Tick::for_test(&db.pool, &schedule, at(11)).await.unwrap_err();
     assert!(paused.to_string().contains("paused"), "{paused}");

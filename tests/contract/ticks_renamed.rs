@@ -2,22 +2,30 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use chrono::TimeDelta;
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{CatchUp, Error, Retries, Running, Schedule, Schedules, Tick, TickOutcome};
 use tokio::{sync::watch, time::sleep};
 
 use crate::ticks::{LONG, SHORT, back, idle, info, instance, runs, told};
 
-harness::tests!(everywhere(
-    each_tick_of_a_renamed_schedule_runs_once,
-    a_renamed_schedule_gets_what_was_due_the_pause_and_the_trigger,
-    a_run_under_the_old_name_ends_before_the_new_one_begins,
-    a_run_that_died_under_the_old_name_is_lost,
-    a_failed_tick_is_begun_anew_under_the_new_name,
-    a_rename_outlives_a_rollback,
-    a_call_gives_a_schedule_its_new_name,
-    a_name_that_is_declared_twice_is_refused
-));
+harness::tests!(
+    everywhere(
+        each_tick_of_a_renamed_schedule_runs_once,
+        a_renamed_schedule_gets_what_was_due_the_pause_and_the_trigger,
+        a_run_under_the_old_name_ends_before_the_new_one_begins,
+        a_run_that_died_under_the_old_name_is_lost,
+        a_failed_tick_is_begun_anew_under_the_new_name,
+        a_rename_outlives_a_rollback,
+        a_run_that_died_under_the_new_name_keeps_nothing_from_the_old_one,
+        a_schedule_that_has_run_since_goes_on_with_what_it_has,
+        a_name_may_come_back,
+        a_schedule_may_have_had_several_names,
+        a_call_gives_a_schedule_its_new_name,
+        a_name_that_is_declared_twice_is_refused
+    ),
+    servers(an_instance_that_cannot_beat_leaves_the_old_name_to_others)
+);
 
 /// Several times the pause between two beats of an instance.
 const A_WHILE: Duration = Duration::from_millis(1_500);
@@ -53,11 +61,9 @@ async fn each_tick_of_a_renamed_schedule_runs_once<DB: TestDatabase>(db: TestDb<
     eventually("the new one runs", || async { runs(&db, "new").await.len() > 5 }).await;
     ends(old).await;
     ends(new).await;
-    let mut slots: Vec<_> =
-        runs(&db, "old").await.into_iter().chain(runs(&db, "new").await).map(|run| run.slot).collect();
-    slots.sort();
-    let distances: BTreeSet<_> = slots.windows(2).map(|pair| (pair[1] - pair[0]).to_std().unwrap()).collect();
-    assert_eq!(distances, BTreeSet::from([period]), "no tick is lost, and none is run twice");
+    assert_eq!(distances(&db).await, BTreeSet::from([period]), "no tick is lost");
+    let (old, new) = (runs(&db, "old").await, runs(&db, "new").await);
+    assert!(old.iter().all(|old| new.iter().all(|new| new.slot > old.slot)), "none is run twice");
 }
 
 /// No instance that has the old name lives.
@@ -114,7 +120,10 @@ async fn a_run_that_died_under_the_old_name_is_lost<DB: TestDatabase>(db: TestDb
     assert_eq!(runs(&db, "new").await[0].slot, tick.slot());
     let late = tick.transaction(&db.pool, async |_| Ok::<_, sqlx::Error>(())).await;
     assert!(late.is_err(), "the run was lost");
-    assert!(runs(&db, "old").await.is_empty());
+    assert_eq!(told(&db, "old").await, "L1");
+    let old = info(&db, "old").await;
+    assert!(!old.running && old.lost_since.is_none() && old.attempt == 0, "{old:?}");
+    assert!(info(&db, "new").await.token > tick.token());
     ends(new).await;
 }
 
@@ -134,9 +143,12 @@ async fn a_failed_tick_is_begun_anew_under_the_new_name<DB: TestDatabase>(db: Te
     ends(new).await;
 }
 
+/// Ticks may be run again under the old name, whose instances know nothing of the new one. None is
+/// left out.
 async fn a_rename_outlives_a_rollback<DB: TestDatabase>(db: TestDb<DB>) {
     let period = 2 * SHORT;
     let old = with(&db, every("old", period)).start().await.unwrap();
+    eventually("the old one runs", || async { !runs(&db, "old").await.is_empty() }).await;
     for _ in 0..2 {
         let new = with(&db, renamed(period)).start().await.unwrap();
         let before = runs(&db, "new").await.len();
@@ -148,6 +160,111 @@ async fn a_rename_outlives_a_rollback<DB: TestDatabase>(db: TestDb<DB>) {
         eventually("the old one runs again", || async { runs(&db, "old").await.len() > stopped + 2 }).await;
     }
     ends(old).await;
+    assert_eq!(distances(&db).await, BTreeSet::from([period]));
+}
+
+/// Returns the distances between the ticks that were run under either name.
+async fn distances<DB: TestDatabase>(db: &TestDb<DB>) -> BTreeSet<Duration> {
+    let (old, new) = (runs(db, "old").await, runs(db, "new").await);
+    let slots: BTreeSet<_> = old.into_iter().chain(new).map(|run| run.slot).collect();
+    let slots: Vec<_> = slots.into_iter().collect();
+    slots.windows(2).map(|pair| (pair[1] - pair[0]).to_std().unwrap()).collect()
+}
+
+/// The instance died, and the old name was run after a rollback since.
+async fn a_run_that_died_under_the_new_name_keeps_nothing_from_the_old_one<DB: TestDatabase>(db: TestDb<DB>) {
+    ends(with(&db, every("old", LONG)).start().await.unwrap()).await;
+    ends(with(&db, renamed(LONG)).start().await.unwrap()).await;
+    let slot = info(&db, "new").await.slot - TimeDelta::from_std(9 * LONG).unwrap();
+    let died = Tick::for_test(&db.pool, &every("new", LONG), slot).await.unwrap();
+    let ended = format!("UPDATE t_resource_schedule SET due_at = {} WHERE name = 'new'", DB::ago(1_000));
+    assert_eq!(db.execute(&ended).await, 1);
+    let old = with(&db, every("old", LONG));
+    old.run_now("old").await.unwrap();
+    for instance in old.instances().await.unwrap() {
+        old.forget_instance(instance.id).await.unwrap();
+    }
+    old.pause("old").await.unwrap();
+    let before = info(&db, "old").await.slot;
+    let new = with(&db, renamed(2 * LONG)).start().await.unwrap();
+    let row = info(&db, "new").await;
+    assert!(row.paused && !row.running && row.attempt == 0 && row.times == format!("every {:?}", 2 * LONG), "{row:?}");
+    assert!(row.slot >= before, "{row:?} {before}");
+    assert_eq!(told(&db, "new").await, "L1");
+    assert!(row.token >= died.token());
+    ends(new).await;
+}
+
+/// The declaration comes late.
+async fn a_schedule_that_has_run_since_goes_on_with_what_it_has<DB: TestDatabase>(db: TestDb<DB>) {
+    with(&db, every("old", LONG)).run_now("old").await.unwrap();
+    let new = with(&db, every("new", LONG));
+    new.run_now("new").await.unwrap();
+    for instance in new.instances().await.unwrap() {
+        new.forget_instance(instance.id).await.unwrap();
+    }
+    back(&db, "old", 5 * LONG).await;
+    new.pause("new").await.unwrap();
+    let before = info(&db, "new").await;
+    let running = with(&db, renamed(LONG)).start().await.unwrap();
+    assert!(info(&db, "old").await.is_removed());
+    let after = info(&db, "new").await;
+    assert_eq!((after.slot, after.paused), (before.slot, true));
+    ends(running).await;
+}
+
+async fn a_name_may_come_back<DB: TestDatabase>(db: TestDb<DB>) {
+    ends(with(&db, every("old", LONG)).start().await.unwrap()).await;
+    ends(with(&db, renamed(LONG)).start().await.unwrap()).await;
+    back(&db, "new", LONG).await;
+    let slot = info(&db, "new").await.slot;
+    instance(&db, "operator").pause("new").await.unwrap();
+    let back = every("old", LONG).renamed_from("new").unwrap();
+    let running = with(&db, back).start().await.unwrap();
+    let (old, new) = (info(&db, "old").await, info(&db, "new").await);
+    assert!(old.paused && !old.is_removed() && new.is_removed(), "{old:?} {new:?}");
+    assert_eq!(old.slot, slot);
+    instance(&db, "operator").resume("old").await.unwrap();
+    eventually("it runs", || async { told(&db, "old").await == "S1" }).await;
+    ends(running).await;
+}
+
+/// The release in between was left out.
+async fn a_schedule_may_have_had_several_names<DB: TestDatabase>(db: TestDb<DB>) {
+    let old = with(&db, every("old", 2 * SHORT)).start().await.unwrap();
+    eventually("the old one runs", || async { !runs(&db, "old").await.is_empty() }).await;
+    let new = renamed(2 * SHORT).renamed_from("between").unwrap();
+    let new = with(&db, new).start().await.unwrap();
+    eventually("the new one runs", || async { runs(&db, "new").await.len() > 3 }).await;
+    assert!(is_renamed(&db).await);
+    assert_eq!(distances(&db).await, BTreeSet::from([2 * SHORT]));
+    ends(old).await;
+    ends(new).await;
+}
+
+/// Another transaction has locked the row of the instance, so that the others take it for dead. Its
+/// claims would be granted.
+async fn an_instance_that_cannot_beat_leaves_the_old_name_to_others<DB: TestDatabase>(db: TestDb<DB>) {
+    let period = 2 * SHORT;
+    let new = with(&db, renamed(period)).label("new").unwrap().time_limit(5 * SHORT).unwrap().start().await.unwrap();
+    eventually("the new one runs", || async { !runs(&db, "new").await.is_empty() }).await;
+    let old = with(&db, every("old", period)).start().await.unwrap();
+    let other = db.pool_of(1).await;
+    let instances = instance(&db, "reader").instances().await.unwrap();
+    let id = instances.into_iter().find(|instance| instance.label == "new").unwrap().id;
+    let mut tx = other.begin().await.unwrap();
+    let id = DB::uuid(&id.simple().to_string());
+    DB::execute_on(&mut tx, &format!("UPDATE t_resource_schedule_instance SET build = 'x' WHERE id = {id}"))
+        .await
+        .unwrap();
+    eventually("the old one runs", || async { runs(&db, "old").await.len() > 5 }).await;
+    let first = runs(&db, "old").await[0].began;
+    let after = first + TimeDelta::from_std(A_WHILE).unwrap();
+    let beside: Vec<_> = runs(&db, "new").await.into_iter().filter(|run| run.began > after).collect();
+    assert!(beside.is_empty(), "{beside:?}");
+    tx.rollback().await.unwrap();
+    ends(old).await;
+    ends(new).await;
 }
 
 async fn a_call_gives_a_schedule_its_new_name<DB: TestDatabase>(db: TestDb<DB>) {

@@ -6,7 +6,7 @@ use rowlock::{Database, Running, Schedules, Tick};
 use sqlx::Pool;
 use tokio::{
     signal::unix::{Signal as Signals, SignalKind},
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     task::{JoinSet, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout},
 };
@@ -70,7 +70,8 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
     let (stop, stopped) = watch::channel(false);
     let (commands, no_commands) = mpsc::channel(1);
     let (works, no_works) = mpsc::channel(1);
-    let shared = Shared { grace: cron.grace, stop: stopped, commands: commands.downgrade() };
+    let runs = Arc::new(Semaphore::new(cron.max_runs as usize));
+    let shared = Shared { grace: cron.grace, runs, stop: stopped, commands: commands.downgrade() };
     let (running, ending) = (None, JoinSet::new());
     let (label, build, max_runs) = (cron.label.clone(), cron.build.clone(), cron.max_runs);
     let mut instance = Instance { pool, label, build, max_runs, shared, works, running, ending };

@@ -28,7 +28,7 @@ pub struct Job {
     pub command: Vec<OsString>,
     /// The longest a run may take.
     pub timeout: Option<Duration>,
-    renamed_from: Option<Key>,
+    renamed_from: Vec<Key>,
 }
 
 /// How long a pause between retries becomes, as a multiple of the first.
@@ -118,15 +118,13 @@ fn parse(text: &str) -> Result<Jobs, Vec<Wrong>> {
             Err(all) => wrong.extend(all),
         }
     }
-    let old_name = |(at, entry): &(usize, Entry)| match entry {
-        Entry::Job(job) => job.renamed_from.clone().map(|old| (*at, job.schedule.name().to_owned(), old)),
-        Entry::Removed(_) => None,
-    };
     let mut names: BTreeSet<String> = parsed.get_ref().keys().map(|name| name.get_ref().to_string()).collect();
-    for (at, name, old) in entries.iter().filter_map(old_name) {
-        if !names.insert(old.as_str().to_owned()) {
-            let why = format!("{name}: renamed_from: {:?} has a section of its own, or another new name", old.as_str());
-            wrong.push(Wrong { at, why });
+    for (at, entry) in &entries {
+        let Entry::Job(job) = entry else { continue };
+        for old in job.renamed_from.iter().filter(|old| !names.insert(old.as_str().to_owned())) {
+            let (name, old) = (job.schedule.name(), old.as_str());
+            let why = format!("{name}: renamed_from: {old:?} has a section of its own, or another new name");
+            wrong.push(Wrong { at: *at, why });
         }
     }
     if !wrong.is_empty() {
@@ -223,9 +221,11 @@ impl<'a> Section<'a> {
         let schedule = self.set(schedule, key, |schedule, key| schedule.exclusive_with(&key));
         let lease = self.take("lease", time);
         let schedule = self.set(schedule, lease, Schedule::lease);
-        let old = self.take("renamed_from", string);
-        let renamed_from = old.as_ref().and_then(|old| Key::new(&old.value).ok());
-        let schedule = self.set(schedule, old, |schedule, old| schedule.renamed_from(&old));
+        let olds = self.take("renamed_from", names);
+        let keys = |olds: &At<Vec<String>>| olds.value.iter().filter_map(|old| Key::new(old).ok()).collect();
+        let renamed_from = olds.as_ref().map(keys).unwrap_or_default();
+        let schedule =
+            self.set(schedule, olds, |schedule, olds| olds.iter().try_fold(schedule, |one, old| one.renamed_from(old)));
         let command = self.command();
         let timeout = self.take("timeout", timeout).map(|timeout| timeout.value);
         for (key, value) in std::mem::take(&mut self.fields) {
@@ -340,6 +340,15 @@ fn catch_up(value: &DeValue<'_>) -> Result<CatchUpWith, String> {
         Some("all") => Ok(CatchUpWith::All),
         _ => Err("it has to be \"skip\", \"once\" or \"all\"".to_owned()),
     }
+}
+
+/// One name, or several.
+fn names(value: &DeValue<'_>) -> Result<Vec<String>, String> {
+    let texts = match value.as_array() {
+        Some(names) => names.iter().map(|name| name.get_ref().as_str().map(str::to_owned)).collect(),
+        None => value.as_str().map(|name| vec![name.to_owned()]),
+    };
+    texts.ok_or_else(|| "it has to be a text in quotes, or a list of texts".to_owned())
 }
 
 /// The words of a command, which no shell splits.

@@ -22,7 +22,7 @@ command = ["true"]
 after = "10m"
 command = ["true"]
 catch_up = "skip"
-renamed_from = "an older name"
+renamed_from = ["an older name", "the oldest"]
 "#;
 
 #[test]
@@ -33,7 +33,7 @@ fn every_key_is_read() {
     assert_eq!(jobs[0].command, ["true", "--full"]);
     assert_eq!(jobs[0].timeout, Some(Duration::from_secs(7200)));
     assert_eq!(jobs[1].timeout, None);
-    assert_eq!(jobs[2].renamed_from, Some(Key::new("an older name").unwrap()));
+    assert_eq!(jobs[2].renamed_from, ["an older name", "the oldest"].map(|old| Key::new(old).unwrap()));
 }
 
 #[test]

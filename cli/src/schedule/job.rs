@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader},
     process::{Child, Command},
-    sync::{mpsc, oneshot, watch},
+    sync::{Semaphore, mpsc, oneshot, watch},
     task::{JoinHandle, JoinSet},
     time::timeout,
 };
@@ -46,6 +46,8 @@ const RECORDED: usize = 200;
 pub struct Shared {
     /// How long a command that is to stop may take.
     pub grace: Duration,
+    /// How many commands may run. Those of an earlier file count too.
+    pub runs: Arc<Semaphore>,
     /// Turns true when all commands are to stop.
     pub stop: watch::Receiver<bool>,
     /// Each command holds a sender, so that the channel closes after the last one.
@@ -55,6 +57,7 @@ pub struct Shared {
 /// The work of a tick: starts the command, and waits for its end.
 pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) -> Result<(), String> {
     let (reply, ended) = oneshot::channel();
+    let permit = shared.runs.clone().acquire_owned().await;
     let Some(counted) = shared.commands.upgrade() else { return std::future::pending().await };
     let started = Started::start(&job, &environment(&tick), shared.grace)?;
     // The run keeps its leases until the command has ended.
@@ -64,7 +67,7 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     let mark = started.mark.clone();
     let watching = tokio::spawn(async move {
         started.watch(job, shared.stop, reply).await;
-        drop((counted, going_on));
+        drop((counted, going_on, permit));
     });
     let ended = ended.await;
     drop(taken);

@@ -427,11 +427,8 @@ async fn jobs_that_cannot_all_start_claim_no_tick<DB: TestDatabase>(db: TestDb<D
     db.execute("DROP TABLE t_resource_lock").await;
     for _ in 0..3 {
         cron(&db, "", &file).ended().await.with(78);
-        for row in schedules(&db).await {
-            assert_eq!((&row["state"], &row["attempt"]), (&"no_instance".into(), &0.into()), "{row}");
-        }
+        assert!(schedules(&db).await.is_empty(), "none is registered");
     }
-    assert!(runs(&db, "first").await.is_empty());
 }
 
 async fn what_waiting_cannot_mend_ends_the_program<DB: TestDatabase>(db: TestDb<DB>) {

@@ -1,8 +1,6 @@
 //! The instances of schedules. MySQL assigns from left to right: what depends on a column comes
 //! before the change of that column.
 
-use std::sync::LazyLock;
-
 use chrono::{NaiveDateTime, TimeDelta};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
@@ -12,14 +10,13 @@ use crate::{
     store::{
         Reply,
         instances::{
-            Announcement, Beat, DeclaredSet, Inheritance, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange,
-            micros_of,
+            Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
         },
         mysql::{
             row::marks,
-            schedule::{settle, utc},
+            schedule::{roll_back, settle, utc},
         },
-        schedule::{Times, from_stored_count, named, to_stored_count},
+        schedule::{LOST, Times, from_stored_count, named, to_stored_count},
     },
 };
 
@@ -54,41 +51,33 @@ const PAST: &str = "SELECT CONVERT(name USING utf8mb4) AS name, CONVERT(known US
 
 const CREATE: &str = "INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?, ?, ?, ?, ?)";
 
-/// The parameters of the conditions: whether it is afresh, and whether another schedule takes the
-/// place of this one, once no run is under way. One whose lease has ended is lost.
+/// The parameters of the conditions: whether it is afresh.
 const CHANGE: &str = "
 UPDATE t_resource_schedule
 SET due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT ?) THEN due_at
                   WHEN triggered_at IS NOT NULL AND NOT ? THEN UTC_TIMESTAMP(6) ELSE ? END,
     missed = IF(? AND holder IS NULL, 0, missed), attempt = IF(? AND holder IS NULL, 0, attempt),
     triggered_at = IF(? AND holder IS NULL, NULL, triggered_at), run_slot = IF(? AND holder IS NULL, NULL, run_slot),
-    slot = ?, spec = ?, zone = ?, holder = IF(?, NULL, holder)
-WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ?
-  AND (NOT ? OR holder IS NULL OR due_at <= UTC_TIMESTAMP(6))";
+    slot = ?, spec = ?, zone = ?
+WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ? AND slot = ?";
 
-/// The times and the slot of the schedule that takes the place of one that was removed, the slot
-/// again, and the name of that one. A slot that was run is not run again.
-static INHERIT: LazyLock<String> = LazyLock::new(|| {
-    let may = "(t_resource_schedule.holder IS NULL AND t_resource_schedule.spec = VALUES(spec)
-                AND t_resource_schedule.zone = VALUES(zone) AND COALESCE(t_resource_schedule.run_slot < VALUES(slot), TRUE))";
-    let set = |column: &str, value: &str| format!("{column} = IF({may}, {value}, t_resource_schedule.{column})");
-    let (newer, highest) = (
-        "COALESCE(GREATEST(t_resource_schedule.run_slot, VALUES(run_slot)), t_resource_schedule.run_slot, VALUES(run_slot))",
-        "GREATEST(t_resource_schedule.token, VALUES(token))",
-    );
-    let columns =
-        ["due_at", "paused", "triggered_at"].map(|column| set(column, &format!("VALUES({column})"))).join(", ");
-    // The condition reads the slot of the last run, which is set last.
-    let (slot, token, run_slot) = (set("slot", "VALUES(slot)"), set("token", highest), set("run_slot", newer));
-    let (attempt, missed) = (set("attempt", "0"), set("missed", "0"));
-    format!(
-        "
-INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at, paused, run_slot, triggered_at, token)
-SELECT ?, ?, ?, ?, IF(o.triggered_at IS NULL, ?, UTC_TIMESTAMP(6)), o.paused, o.run_slot, o.triggered_at, o.token
-FROM t_resource_schedule o WHERE o.name = ?
-ON DUPLICATE KEY UPDATE {slot}, {columns}, {attempt}, {missed}, {token}, {run_slot}"
-    )
-});
+/// Records the run of a schedule as lost. It is there already if it was handed back.
+const LOSE: &str = "
+INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+SELECT name, run_slot, attempt, token, client_ip, begin_time, UTC_TIMESTAMP(6), 'L', missed, ?
+FROM t_resource_schedule WHERE name = ? AND holder IS NOT NULL
+ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name";
+
+/// The parameters are the schedule whose place is taken, and the one that takes it.
+const INHERIT: &str = "
+UPDATE t_resource_schedule t JOIN t_resource_schedule o ON o.name = ?
+SET t.paused = o.paused, t.triggered_at = o.triggered_at, t.token = GREATEST(t.token, o.token),
+    t.run_slot = COALESCE(GREATEST(t.run_slot, o.run_slot), t.run_slot, o.run_slot), t.holder = NULL, t.attempt = 0, t.missed = 0,
+    t.due_at = IF(o.triggered_at IS NULL, t.slot, UTC_TIMESTAMP(6))
+WHERE t.name = ?";
+
+const EMPTY: &str = "
+UPDATE t_resource_schedule SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot WHERE name = ?";
 
 /// The parameters are the name, what is known, and whether the times are new ones.
 const REMEMBER: &str = "
@@ -163,6 +152,18 @@ impl InstanceStore for MySql {
         settle(conn, changed).await
     }
 
+    async fn rename(
+        conn: &mut MySqlConnection,
+        old: (&Times, &TimesChange),
+        new: (&Times, &TimesChange),
+    ) -> Reply<bool> {
+        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+        match rename(conn, old, new).await {
+            Ok(false) => roll_back(conn).await.map(|()| false),
+            renamed => settle(conn, renamed).await,
+        }
+    }
+
     async fn mark_gone(conn: &mut MySqlConnection, names: &[Key], gone: bool) -> Reply<()> {
         if names.is_empty() {
             return Ok(());
@@ -207,12 +208,12 @@ async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesC
     let query = match &change.seen {
         None => sqlx::query(CREATE).bind(name).bind(spec).bind(zone).bind(slot).bind(slot),
         Some(seen) => {
-            let SeenTimes { spec: old_spec, zone: old_zone, run_slot, attempt } = seen;
-            let passes_on = change.inheritance.is_some();
+            let SeenTimes { spec: old_spec, zone: old_zone, slot: old_slot, run_slot, attempt } = seen;
             let query = sqlx::query(CHANGE).bind(change.afresh).bind(change.afresh).bind(slot);
             let query = query.bind(change.afresh).bind(change.afresh).bind(change.afresh).bind(change.run_ahead);
-            let query = query.bind(slot).bind(spec).bind(zone).bind(passes_on).bind(name).bind(old_spec).bind(old_zone);
-            query.bind(run_slot.map(|slot| slot.naive_utc())).bind(to_stored_count(*attempt)).bind(passes_on)
+            let query = query.bind(slot).bind(spec).bind(zone).bind(name).bind(old_spec).bind(old_zone);
+            let query = query.bind(run_slot.map(|slot| slot.naive_utc())).bind(to_stored_count(*attempt));
+            query.bind(old_slot.naive_utc())
         }
     };
     match query.execute(&mut *conn).await {
@@ -221,12 +222,22 @@ async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesC
         Err(sqlx::Error::Database(error)) if error.is_unique_violation() => return Ok(false),
         Err(error) => return Err(error),
     }
-    sqlx::query(REMEMBER).bind(name).bind(&change.known).bind(change.new_times).execute(&mut *conn).await?;
-    if let Some(Inheritance { times, slot }) = &change.inheritance {
-        let query = sqlx::query(INHERIT.as_str()).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
-        query.bind(slot.naive_utc()).bind(slot.naive_utc()).bind(name).execute(conn).await?;
-    }
+    sqlx::query(REMEMBER).bind(name).bind(&change.known).bind(change.new_times).execute(conn).await?;
     Ok(true)
+}
+
+async fn rename(conn: &mut MySqlConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
+    let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
+    for name in [from, to] {
+        sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
+    }
+    for (times, change) in [old, new] {
+        if !change_times(conn, times, change).await? {
+            return Ok(false);
+        }
+    }
+    sqlx::query(INHERIT).bind(from).bind(to).execute(&mut *conn).await?;
+    sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
 }
 
 async fn remove(conn: &mut MySqlConnection, name: &Key) -> Reply<bool> {

@@ -209,10 +209,14 @@ pub(super) async fn settle<T>(conn: &mut MySqlConnection, done: Reply<T>) -> Rep
     match done {
         Ok(value) => commit(conn).await.map(|()| value),
         Err(error) => {
-            sqlx::raw_sql(rollback!()).execute(conn).await.map_err(unanswered)?;
+            roll_back(conn).await?;
             Err(error)
         }
     }
+}
+
+pub(super) async fn roll_back(conn: &mut MySqlConnection) -> Reply<()> {
+    sqlx::raw_sql(rollback!()).execute(conn).await.map(drop).map_err(unanswered)
 }
 
 /// A row as the look found it.

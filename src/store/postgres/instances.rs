@@ -1,7 +1,7 @@
 //! The instances of schedules.
 
 use chrono::TimeDelta;
-use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
+use sqlx::{Connection as _, PgConnection, Postgres, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
 use crate::{
@@ -11,7 +11,8 @@ use crate::{
         instances::{
             Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
         },
-        schedule::{Times, from_stored_count, named, to_stored_count},
+        postgres::row::finite,
+        schedule::{LOST, Times, from_stored_count, named, to_stored_count},
     },
 };
 
@@ -76,41 +77,49 @@ WITH changed AS (
 )
 SELECT EXISTS (SELECT FROM changed)";
 
-/// As above; $7 to $10 what was seen, $11 whether it is afresh, $12 whether the last run is
+/// As above; $7 to $10 and $13 what was seen, $11 whether it is afresh, $12 whether the last run is
 /// forgotten.
 ///
 /// Another trigger may have replaced that of a run that waits for its next attempt.
-///
-/// $13 to $16 the times and the slot of the schedule that takes the place of this one, once no run
-/// is under way. One whose lease has ended is lost. A slot that was run is not run again.
-const CHANGE: &str = "
+const CHANGE: &str = concat!(
+    "
 WITH changed AS (
     UPDATE t_resource_schedule
-    SET spec = $2, zone = $3, slot = $4, holder = CASE WHEN $13::text IS NULL THEN holder END,
-        run_slot = CASE WHEN $12 AND holder IS NULL THEN NULL ELSE run_slot END,
+    SET spec = $2, zone = $3, slot = $4, run_slot = CASE WHEN $12 AND holder IS NULL THEN NULL ELSE run_slot END,
         attempt = CASE WHEN $11 AND holder IS NULL THEN 0 ELSE attempt END,
         missed = CASE WHEN $11 AND holder IS NULL THEN 0 ELSE missed END,
         triggered_at = CASE WHEN $11 AND holder IS NULL THEN NULL ELSE triggered_at END,
         due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT $11) THEN due_at
                       WHEN triggered_at IS NOT NULL AND NOT $11 THEN clock_timestamp() ELSE $4 END
     WHERE name = $1 AND spec = $7 AND zone = $8 AND run_slot IS NOT DISTINCT FROM $9 AND attempt = $10
-      AND ($13 IS NULL OR holder IS NULL OR due_at <= clock_timestamp())
-    RETURNING name, paused, run_slot, triggered_at, token
-), inherited AS (
-    INSERT INTO t_resource_schedule AS t (name, spec, zone, slot, due_at, paused, run_slot, triggered_at, token)
-    SELECT $13::text, $14::text, $15::text, $16::timestamptz, CASE WHEN triggered_at IS NULL THEN $16 ELSE clock_timestamp() END,
-           paused, run_slot, triggered_at, token FROM changed WHERE $13 IS NOT NULL
-    ON CONFLICT (name) DO UPDATE
-    SET slot = excluded.slot, due_at = excluded.due_at, paused = excluded.paused, triggered_at = excluded.triggered_at,
-        run_slot = greatest(t.run_slot, excluded.run_slot), attempt = 0, missed = 0, token = greatest(t.token, excluded.token)
-    WHERE t.holder IS NULL AND t.spec = excluded.spec AND t.zone = excluded.zone
-      AND (t.run_slot IS NULL OR t.run_slot < excluded.slot)
+      AND ",
+    finite!("slot"),
+    " = $13
+    RETURNING name
 ), remembered AS (
     INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT name, $5, clock_timestamp() FROM changed
     ON CONFLICT (name) DO UPDATE
     SET known = excluded.known, times_at = CASE WHEN $6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL
 )
-SELECT EXISTS (SELECT FROM changed)";
+SELECT EXISTS (SELECT FROM changed)"
+);
+
+/// Records the run of a schedule as lost, with the error $2. It is there already if it was handed
+/// back.
+const LOSE: &str = "
+INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $2
+FROM t_resource_schedule WHERE name = $1 AND holder IS NOT NULL ON CONFLICT DO NOTHING";
+
+/// $1 the schedule, $2 the one whose place it takes.
+const INHERIT: &str = "
+UPDATE t_resource_schedule t
+SET paused = o.paused, triggered_at = o.triggered_at, token = greatest(t.token, o.token), run_slot = greatest(t.run_slot, o.run_slot),
+    holder = NULL, attempt = 0, missed = 0, due_at = CASE WHEN o.triggered_at IS NULL THEN t.slot ELSE clock_timestamp() END
+FROM t_resource_schedule o WHERE t.name = $1 AND o.name = $2";
+
+const EMPTY: &str = "
+UPDATE t_resource_schedule SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot WHERE name = $1";
 
 const GONE: &str = "
 INSERT INTO t_resource_schedule_times AS p (name, gone_at)
@@ -179,16 +188,20 @@ impl InstanceStore for Postgres {
         let query = query.bind(change.slot).bind(&change.known).bind(change.new_times);
         let query = match &change.seen {
             None => query,
-            Some(SeenTimes { spec, zone, run_slot, attempt }) => {
+            Some(SeenTimes { spec, zone, slot, run_slot, attempt }) => {
                 let query = query.bind(spec).bind(zone).bind(run_slot).bind(to_stored_count(*attempt));
-                let query = query.bind(change.afresh).bind(change.run_ahead);
-                let heir = change.inheritance.as_ref();
-                let query =
-                    query.bind(heir.map(|heir| heir.times.name.as_str())).bind(heir.map(|heir| &heir.times.spec));
-                query.bind(heir.map(|heir| &heir.times.zone)).bind(heir.map(|heir| heir.slot))
+                query.bind(change.afresh).bind(change.run_ahead).bind(slot)
             }
         };
         query.fetch_one(conn).await?.try_get(0)
+    }
+
+    async fn rename(conn: &mut PgConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
+        let mut tx = conn.begin().await?;
+        match rename(&mut tx, old, new).await {
+            Ok(true) => tx.commit().await.map(|()| true),
+            renamed => tx.rollback().await.and(renamed),
+        }
     }
 
     async fn mark_gone(conn: &mut PgConnection, names: &[Key], gone: bool) -> Reply<()> {
@@ -216,6 +229,20 @@ impl InstanceStore for Postgres {
     async fn remove_schedule(conn: &mut PgConnection, name: &Key) -> Reply<bool> {
         sqlx::query(REMOVE).bind(name.as_str()).fetch_one(conn).await?.try_get(0)
     }
+}
+
+async fn rename(conn: &mut PgConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
+    let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
+    for name in [from, to] {
+        sqlx::query(LOSE).bind(name).bind(LOST).execute(&mut *conn).await?;
+    }
+    for (times, change) in [old, new] {
+        if !Postgres::change_times(conn, times, change).await? {
+            return Ok(false);
+        }
+    }
+    sqlx::query(INHERIT).bind(to).bind(from).execute(&mut *conn).await?;
+    sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
 }
 
 fn set(row: &PgRow) -> Reply<DeclaredSet> {

@@ -11,10 +11,11 @@ use crate::{
         instances::{
             Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
         },
-        schedule::{Times, from_stored_count, named, to_stored_count},
+        schedule::{LOST, Times, from_stored_count, named, to_stored_count},
         sqlite::{
             row::{json, keys, now, time},
             schedule::transaction,
+            write::{undo, written},
         },
     },
 };
@@ -86,24 +87,17 @@ SET known = excluded.known, times_at = CASE WHEN ?6 THEN excluded.times_at ELSE 
 /// ?1 to ?3 the times, ?4 the slot.
 const CREATE: &str = concat!(
     "
-BEGIN IMMEDIATE;
 INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?1, ?2, ?3, ?4, ?4)
 ON CONFLICT (name) DO NOTHING RETURNING 1;",
-    remember!(),
-    "COMMIT"
+    remember!()
 );
 
-/// As above; ?7 to ?10 what was seen, ?11 whether it is afresh, ?12 whether the last run is
+/// As above; ?7 to ?10 and ?13 what was seen, ?11 whether it is afresh, ?12 whether the last run is
 /// forgotten.
-///
-/// ?13 to ?16 the times and the slot of the schedule that takes the place of this one, once no run
-/// is under way. One whose lease has ended is lost. A slot that was run is not run again.
 const CHANGE: &str = concat!(
     "
-BEGIN IMMEDIATE;
 UPDATE t_resource_schedule
-SET spec = ?2, zone = ?3, slot = ?4, holder = CASE WHEN ?13 IS NULL THEN holder END,
-    run_slot = CASE WHEN ?12 AND holder IS NULL THEN NULL ELSE run_slot END,
+SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?12 AND holder IS NULL THEN NULL ELSE run_slot END,
     attempt = CASE WHEN ?11 AND holder IS NULL THEN 0 ELSE attempt END,
     missed = CASE WHEN ?11 AND holder IS NULL THEN 0 ELSE missed END,
     triggered_at = CASE WHEN ?11 AND holder IS NULL THEN NULL ELSE triggered_at END,
@@ -111,24 +105,33 @@ SET spec = ?2, zone = ?3, slot = ?4, holder = CASE WHEN ?13 IS NULL THEN holder 
                   WHEN triggered_at IS NOT NULL AND NOT ?11 THEN ",
     now!(),
     " ELSE ?4 END
-WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10
-  AND (?13 IS NULL OR holder IS NULL OR due_at <= ",
-    now!(),
-    ") RETURNING 1;",
-    remember!(),
-    "
-INSERT INTO t_resource_schedule AS t (name, spec, zone, slot, due_at, paused, run_slot, triggered_at, token)
-SELECT ?13, ?14, ?15, ?16, CASE WHEN triggered_at IS NULL THEN ?16 ELSE ",
-    now!(),
-    " END, paused, run_slot, triggered_at, token FROM t_resource_schedule WHERE name = ?1 AND ?13 IS NOT NULL AND changes() > 0
-ON CONFLICT (name) DO UPDATE
-SET slot = excluded.slot, due_at = excluded.due_at, paused = excluded.paused, triggered_at = excluded.triggered_at,
-    run_slot = max(coalesce(t.run_slot, excluded.run_slot), coalesce(excluded.run_slot, t.run_slot)), attempt = 0, missed = 0,
-    token = max(t.token, excluded.token)
-WHERE t.holder IS NULL AND t.spec = excluded.spec AND t.zone = excluded.zone
-  AND (t.run_slot IS NULL OR t.run_slot < excluded.slot);
-COMMIT"
+WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10 AND slot = ?13 RETURNING 1;",
+    remember!()
 );
+
+/// Records the run of a schedule as lost, with the error ?2. It is there already if it was handed
+/// back.
+const LOSE: &str = concat!(
+    "
+INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+SELECT name, run_slot, attempt, token, client_ip, begin_time, ",
+    now!(),
+    ", 'L', missed, ?2 FROM t_resource_schedule WHERE name = ?1 AND holder IS NOT NULL ON CONFLICT DO NOTHING"
+);
+
+/// ?1 the schedule, ?2 the one whose place it takes.
+const INHERIT: &str = concat!(
+    "
+UPDATE t_resource_schedule AS t
+SET paused = o.paused, triggered_at = o.triggered_at, token = max(t.token, o.token),
+    run_slot = coalesce(max(t.run_slot, o.run_slot), t.run_slot, o.run_slot), holder = NULL, attempt = 0, missed = 0,
+    due_at = CASE WHEN o.triggered_at IS NULL THEN t.slot ELSE ",
+    now!(),
+    " END FROM t_resource_schedule AS o WHERE t.name = ?1 AND o.name = ?2"
+);
+
+const EMPTY: &str = "
+UPDATE t_resource_schedule SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot WHERE name = ?1";
 
 const GONE: &str = concat!(
     "
@@ -205,22 +208,15 @@ impl InstanceStore for Sqlite {
     }
 
     async fn change_times(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-        let sql = if change.seen.is_some() { CHANGE } else { CREATE };
-        let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
-        let query = query.bind(change.slot.timestamp_micros()).bind(&change.known).bind(change.new_times);
-        let query = match &change.seen {
-            None => query,
-            Some(SeenTimes { spec, zone, run_slot, attempt }) => {
-                let query = query.bind(spec).bind(zone).bind(run_slot.map(|slot| slot.timestamp_micros()));
-                let query = query.bind(to_stored_count(*attempt)).bind(change.afresh).bind(change.run_ahead);
-                let heir = change.inheritance.as_ref();
-                let query =
-                    query.bind(heir.map(|heir| heir.times.name.as_str())).bind(heir.map(|heir| &heir.times.spec));
-                let query = query.bind(heir.map(|heir| &heir.times.zone));
-                query.bind(heir.map(|heir| heir.slot.timestamp_micros()))
-            }
-        };
-        transaction(query, conn).await
+        begun(conn, async |conn| change_times(conn, times, change).await).await
+    }
+
+    async fn rename(
+        conn: &mut SqliteConnection,
+        old: (&Times, &TimesChange),
+        new: (&Times, &TimesChange),
+    ) -> Reply<bool> {
+        begun(conn, async |conn| rename(conn, old, new).await).await
     }
 
     async fn mark_gone(conn: &mut SqliteConnection, names: &[Key], gone: bool) -> Reply<()> {
@@ -247,6 +243,51 @@ impl InstanceStore for Sqlite {
     async fn remove_schedule(conn: &mut SqliteConnection, name: &Key) -> Reply<bool> {
         transaction(sqlx::query(REMOVE).bind(name.as_str()), conn).await
     }
+}
+
+/// Executes statements in a transaction of their own, which is undone if they change nothing.
+async fn begun(
+    conn: &mut SqliteConnection,
+    changes: impl AsyncFnOnce(&mut SqliteConnection) -> Reply<bool>,
+) -> Reply<bool> {
+    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await?;
+    let changed = match changes(conn).await {
+        Ok(true) => sqlx::raw_sql("COMMIT").execute(&mut *conn).await.map(|_| true),
+        unchanged => unchanged,
+    };
+    if !matches!(changed, Ok(true)) {
+        undo(conn).await?;
+    }
+    changed
+}
+
+async fn change_times(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+    let sql = if change.seen.is_some() { CHANGE } else { CREATE };
+    let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
+    let query = query.bind(change.slot.timestamp_micros()).bind(&change.known).bind(change.new_times);
+    let query = match &change.seen {
+        None => query,
+        Some(SeenTimes { spec, zone, slot, run_slot, attempt }) => {
+            let query = query.bind(spec).bind(zone).bind(run_slot.map(|slot| slot.timestamp_micros()));
+            let query = query.bind(to_stored_count(*attempt)).bind(change.afresh).bind(change.run_ahead);
+            query.bind(slot.timestamp_micros())
+        }
+    };
+    written(query, conn).await.map(|row| row.is_some())
+}
+
+async fn rename(conn: &mut SqliteConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
+    let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
+    for name in [from, to] {
+        sqlx::query(LOSE).bind(name).bind(LOST).execute(&mut *conn).await?;
+    }
+    for (times, change) in [old, new] {
+        if !change_times(conn, times, change).await? {
+            return Ok(false);
+        }
+    }
+    sqlx::query(INHERIT).bind(to).bind(from).execute(&mut *conn).await?;
+    sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
 }
 
 fn set(row: &SqliteRow) -> Reply<DeclaredSet> {

@@ -100,7 +100,7 @@ async fn claimed_under_other_times() -> (SqliteConnection, Claim) {
     let holder = Holder::new(Uuid::new_v4());
     let row = claim_due(&mut conn, holder).await.unwrap().claimed.remove(0);
     let (other, slot) = (Times { spec: "every 2m".into(), ..times() }, SLOT + TimeDelta::minutes(1));
-    let seen = SeenTimes { spec: times().spec, zone: times().zone, run_slot: Some(SLOT), attempt: 1 };
+    let seen = SeenTimes { spec: times().spec, zone: times().zone, slot: SLOT, run_slot: Some(SLOT), attempt: 1 };
     let change = TimesChange { seen: Some(seen), ..TimesChange::creation(slot) };
     assert!(Sqlite::change_times(&mut conn, &other, &change).await.unwrap());
     (conn, Claim { key: row.name, holder, token: row.token })
