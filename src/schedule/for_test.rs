@@ -35,7 +35,8 @@ impl<DB: Database> Tick<DB> {
     /// [`Schedules::run_now`] runs the work of a schedule, with its retries and its history.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] for a time that has not come yet, or of which there was a run, and
+    /// [`Error::InvalidSchedule`] for a time that is no tick, or has not come yet, or of which there
+    /// was a run, and
     /// for a schedule that is paused or run, or is exclusive with a key; [`Error::ScheduleTablesMissing`], [`Error::Database`],
     /// [`Error::TimedOut`], [`Error::NoConnection`].
     ///
@@ -79,6 +80,10 @@ impl<DB: Database> Tick<DB> {
         }
         let names = std::slice::from_ref(name);
         let found = answered!(&*core, Action::Inspect, &subject, conn => DB::registered(conn, names))?;
+        let tick = schedule.upcoming(slot - TimeDelta::milliseconds(1)).next();
+        if let Some(tick) = tick.filter(|tick| *tick != slot) {
+            return Err(refused(&format!("no tick is at {slot}: the next one is at {tick}")));
+        }
         if found.rows.iter().any(|row| row.paused || row.running) {
             return Err(refused("it is paused, or a run is under way"));
         }

@@ -5,7 +5,7 @@ use chrono::{DateTime, Utc};
 use crate::{
     key::Token,
     schedule::{
-        instances::{REMOVED, is_ahead},
+        instances::{are_removed, is_ahead, renamed_to},
         spec::Schedule,
     },
     store::{
@@ -69,7 +69,13 @@ impl ScheduleInfo {
     /// Returns whether the schedule was removed from the application: by a
     /// [declaration](crate::Schedules::removed), or because no instance has it any more.
     pub fn is_removed(&self) -> bool {
-        self.gone_since.is_some() || self.times == REMOVED
+        self.gone_since.is_some() || are_removed(&self.times)
+    }
+
+    /// Returns the name under which the schedule goes on, by a
+    /// [declaration](crate::Schedule::renamed_from).
+    pub fn renamed_to(&self) -> Option<&str> {
+        renamed_to(&self.times)
     }
 
     pub(super) fn new(listed: ListedSchedule, past: Past, declared: &[(Times, u32)]) -> Self {

@@ -41,7 +41,9 @@ const FRESH: TimeDelta = TimeDelta::days(7);
 /// A slot that only a clock that was ahead by more than this can have led to is put back.
 const AHEAD: TimeDelta = TimeDelta::hours(1);
 /// The times of a schedule that is declared as removed.
-pub const REMOVED: &str = "none";
+const REMOVED: &str = "none";
+/// How the times of a schedule begin that has another name.
+const RENAMED: &str = "renamed ";
 
 /// A hash that is the same in every version of the library (FNV-1a).
 pub fn hash(parts: &[&str]) -> u64 {
@@ -56,8 +58,18 @@ impl Times {
     }
 
     pub fn are_removed(&self) -> bool {
-        self.spec == REMOVED
+        are_removed(&self.spec)
     }
+}
+
+/// Returns whether these are the times of a schedule that was removed, or has another name.
+pub fn are_removed(spec: &str) -> bool {
+    spec == REMOVED || renamed_to(spec).is_some()
+}
+
+/// Returns the other name of a schedule with these times.
+pub fn renamed_to(spec: &str) -> Option<&str> {
+    spec.strip_prefix(RENAMED)
 }
 
 /// Writes what an instance declares: a line for each schedule, with its name, times and zone.
@@ -166,8 +178,8 @@ pub fn decide(
     let Some((row, past)) = row else {
         return if mine.schedule.is_some() { Decision::Create } else { Decision::Leave };
     };
-    let is_removed = row.times == mine.times && mine.schedule.is_none();
-    if past.gone_at.is_some_and(|gone_at| now - gone_at > FRESH) && !is_removed {
+    let is_removed = row.times.are_removed() && mine.schedule.is_none();
+    if is_long_gone(past, now) && !is_removed {
         return Decision::Fresh;
     }
     if row.times == mine.times {
@@ -197,6 +209,10 @@ pub fn decide(
     let is_newest = counting.clone().any(|other| *other == mark)
         && counting.all(|other| *other == mark || rank(other) >= rank(&mark));
     if is_newest && !(rank(&mark) == 0 && is_full) { Decision::Apply } else { Decision::Leave }
+}
+
+fn is_long_gone(past: &Past, now: DateTime<Utc>) -> bool {
+    past.gone_at.is_some_and(|gone_at| now - gone_at > FRESH)
 }
 
 /// Returns the hashes of the times that a row has had, the newest first.
@@ -253,9 +269,15 @@ impl Declared {
     /// Returns all that an instance with this schedule declares.
     pub fn all_of(schedule: &Schedule) -> Vec<Self> {
         let new = Self::new(schedule);
-        let heir = || Some(Box::new(new.clone()));
-        let olds = schedule.renamed_from.iter().map(|old| Self { heir: heir(), ..Self::removed(old.clone()) });
+        let olds = schedule.renamed_from.iter().map(|old| Self::renamed(old.clone(), &new));
         olds.chain([new.clone()]).collect()
+    }
+
+    /// A schedule whose place another one takes.
+    pub fn renamed(name: Key, heir: &Self) -> Self {
+        let spec = format!("{RENAMED}{}", heir.times.name.as_str());
+        let times = Times { name, spec, zone: "UTC".to_owned() };
+        Self { times, schedule: None, heir: Some(Box::new(heir.clone())) }
     }
 
     /// Returns the schedule that takes the place of this one, which is removed.
@@ -263,29 +285,28 @@ impl Declared {
         self.heir.as_ref().map(|heir| &heir.times)
     }
 
-    /// Returns what becomes of the heir of a row that is removed now. `None` if it ran later than
-    /// the row: it goes on with what it has.
+    /// Returns what becomes of the heir of a row that is removed now. `None` if it is in effect, and
+    /// ran later than the row: it goes on with what it has.
     pub fn inheritance(
         &self,
-        decision: Decision,
-        row: &ListedSchedule,
+        (row, past): (&ListedSchedule, &Past),
         its: Option<(&ListedSchedule, &Past)>,
         (judge, word): (Judge, &Word),
         now: DateTime<Utc>,
     ) -> Option<TimesChange> {
         let heir = self.heir.as_ref()?;
-        if its.is_some_and(|(its, _)| its.begin_time > row.begin_time) {
+        if its.is_some_and(|(its, _)| !its.times.are_removed() && its.begin_time > row.begin_time) {
             return None;
         }
         // The heir begins a tick anew that waits for its next attempt, or whose run was lost.
         let is_open = row.running || row.attempt > 0;
         let open = row.run_slot.filter(|run| is_open && !is_trigger(*run) && *run < row.slot);
         let row = ListedSchedule { attempt: 0, running: false, slot: open.unwrap_or(row.slot), ..row.clone() };
-        let slot = match decision {
-            Decision::Fresh => heir.first(now),
-            _ => heir.slot_after(&row, judge, word, now),
+        let slot = match is_long_gone(past, now) {
+            true => heir.first(now),
+            false => heir.slot_after(&row, judge, word, now),
         };
-        // After a rollback, the heir has run ticks already.
+        // The heir may have run ticks before.
         let ran = its.and_then(|(its, _)| its.run_slot).filter(|ran| *ran >= slot);
         let slot = ran.zip(heir.schedule.as_ref()).map_or(slot, |(ran, heir)| heir.next(ran));
         Some(heir.change_to(slot, Decision::Fresh, its, word, now))

@@ -13,16 +13,19 @@ use crate::{
     action::Action,
     error::Error,
     key::Key,
-    metrics,
     schedule::{
-        core::{Core, answered, quoted},
-        instances::{Decision, Declared, JUDGES, Judge, Word, decide, from_text, gone_names, hash, is_live, to_text},
+        core::{Core, answered},
+        instances::{
+            Decision, Declared, JUDGES, Judge, Word, decide, from_text, gone_names, hash, renamed_to, to_text,
+        },
         spec::Schedule,
+        steps::carry_out,
+        view::View,
     },
     session::time::Instant,
     store::{
         Database,
-        instances::{Announcement, Beat, DeclaredSet, Past, TimesChange},
+        instances::{Announcement, Beat, DeclaredSet, Past},
         schedule::{ListedSchedule, Registered, Times},
     },
 };
@@ -77,7 +80,6 @@ pub struct Presence {
     left_alone: HashSet<Key>,
     /// Schedules that are still in effect, with those that take their place, and are not run before.
     awaited: HashMap<Key, Key>,
-    beaten_at: Instant,
     /// When the instance started, and since when it has beaten without a break.
     since: DateTime<Utc>,
     unbroken: Instant,
@@ -100,7 +102,7 @@ impl Presence {
         };
         let (sets, seen) = (HashMap::from([(announcement.declares_id, all)]), Vec::new());
         let (lives, contested, read_at) = (announcement.lives, true, None);
-        let (left_alone, awaited, beaten_at) = (HashSet::new(), HashMap::new(), Instant::now());
+        let (left_alone, awaited) = (HashSet::new(), HashMap::new());
         let (since, unbroken, longest_life) = (DateTime::UNIX_EPOCH, Instant::now(), lives);
         Self {
             announcement,
@@ -113,7 +115,6 @@ impl Presence {
             read_at,
             left_alone,
             awaited,
-            beaten_at,
             since,
             unbroken,
             longest_life,
@@ -135,12 +136,10 @@ impl Presence {
         self.announcement.id
     }
 
-    /// Returns whether the schedule is not run, since it takes the place of one that is still in
-    /// effect, or may be again: without beats, instances with the old name have taken it back.
+    /// Returns whether the schedule is not run yet, since it takes the place of one that is still in
+    /// effect.
     pub fn awaits(&self, name: &Key) -> bool {
-        let is_heir = || self.declared.iter().filter_map(Declared::heir).any(|heir| heir.name == *name);
-        let is_silent = || TimeDelta::from_std(self.beaten_at.elapsed()).is_ok_and(|silent| silent > self.lives);
-        self.awaited.values().any(|heir| heir == name) || (is_silent() && is_heir())
+        self.awaited.values().any(|heir| heir == name)
     }
 
     /// Returns how many instances that are alive declare the same, with this one.
@@ -166,22 +165,20 @@ impl Presence {
         let announcement = &self.announcement;
         answered!(core, Action::Update, INSTANCES, conn => DB::announce(conn, announcement))?;
         (self.beats, self.since, self.unbroken) = (1, seen.now, Instant::now());
-        self.beaten_at = self.unbroken;
         self.look_at(core, seen, None).await.map(drop)
     }
 
     /// Records that the instance lives, and applies its times where that is due. Returns whether
     /// rows were changed.
     pub async fn beat<DB: Database>(&mut self, core: &Core<DB>) -> Result<bool, Error> {
-        let (id, sent) = (self.id(), Instant::now());
-        let until = sent + beat_pause(core.poll_interval) / PASS;
+        let (id, until) = (self.id(), Instant::now() + beat_pause(core.poll_interval) / PASS);
         let beat = answered!(core, Action::Update, INSTANCES, conn => DB::beat(conn, Some(id)))?;
         let Some(beats) = beat.beats else { return self.join(core).await.map(|()| true) };
         if beats == 1 {
             // After a break, the times may be other ones.
             (self.contested, self.unbroken) = (true, Instant::now());
         }
-        (self.beats, self.beaten_at) = (beats, sent);
+        self.beats = beats;
         self.look_at(core, beat, Some(until)).await
     }
 
@@ -275,134 +272,66 @@ impl Presence {
         until: Option<Instant>,
     ) -> Result<bool, Error> {
         let names: Vec<Key> = self.declared.iter().map(|declared| declared.times.name.clone()).collect();
-        let (rows, past, now) = read(core, &names).await?;
+        let (rows, past, now) = read_with_others(core, &names).await?;
         let has_own =
             |declared: &Declared| rows.get(&declared.times.name).is_some_and(|row| row.times == declared.times);
         if self.announcement.calls && !self.declared.iter().all(has_own) {
             self.learn(core, sets).await?;
         }
-        let (words, none) = (self.words(sets, now), (Word::default(), Past::default()));
-        let judge = self.judge();
-        self.contested = !judge.judges;
-        let is_held = |old: &Declared| rows.get(&old.times.name).is_some_and(|row| row.times != old.times);
-        let held = self.declared.iter().filter(|old| is_held(old));
+        let (words, none) = (self.words(sets, now), Default::default());
+        let view = View { rows, past, words, none, judge: self.judge(), now };
+        self.contested = !view.judge.judges;
+        let held = self.declared.iter().filter(|old| view.is_in_effect(&old.times.name));
         let with_heir = |old: &Declared| old.heir().map(|heir| (old.times.name.clone(), heir.name.clone()));
         self.awaited = held.filter_map(with_heir).collect();
-        let mut changes = Vec::new();
-        for declared in &self.declared {
+        let mut steps = Vec::new();
+        let awaited: HashSet<Key> = self.awaited.values().cloned().collect();
+        for declared in self.declared.iter().filter(|declared| !awaited.contains(&declared.times.name)) {
             let name = &declared.times.name;
-            if self.awaited.values().any(|heir| heir == name) {
-                continue;
-            }
-            let word = words.get(name).unwrap_or(&none.0);
-            let row = rows.get(name).map(|row| (row, past.get(name).unwrap_or(&none.1)));
-            let decision = decide(row, declared, judge, word, now);
+            let (word, row) = (view.word(name), view.row(name));
+            let decision = decide(row, declared, view.judge, word, now);
             let has_other_times = row.is_some_and(|(row, _)| row.times != declared.times);
             self.contested |= has_other_times || word.contests(&declared.times) || decision != Decision::Leave;
-            match (decision, row) {
-                (Decision::Leave, Some((row, _))) if has_other_times => {
+            let step = view.step(declared, decision);
+            match (decision, row, &step) {
+                (Decision::Leave, Some((row, _)), _) if has_other_times => {
                     // A call tells its caller.
-                    if !judge.calls && self.left_alone.insert(name.clone()) {
+                    if !view.judge.calls && self.left_alone.insert(name.clone()) {
                         tracing::warn!(schedule = %name, times = row.times.spec, zone = row.times.zone,
                             "an instance with newer times runs the schedule: not run by this instance");
                     }
                 }
-                (Decision::Wait, _) => {}
+                (_, _, Err(live)) => {
+                    if self.left_alone.insert(name.clone()) {
+                        tracing::info!(schedule = %name, name = %live.times.name, by = live.label,
+                            "a run is under way: its schedule has another name after it");
+                    }
+                }
+                (Decision::Wait, ..) => {}
                 _ => drop(self.left_alone.remove(name)),
             }
-            let mut renaming = None;
-            if let (Some(heir), Some((row, _)), Decision::Apply | Decision::Fresh) = (declared.heir(), row, decision) {
-                let its = rows.get(&heir.name).map(|row| (row, past.get(&heir.name).unwrap_or(&none.1)));
-                let live = [Some(row), its.map(|(its, _)| its)].into_iter().flatten().find(|row| is_live(row, now));
-                if let Some(live) = live {
-                    if self.left_alone.insert(heir.name.clone()) {
-                        tracing::info!(schedule = %heir.name, name = %live.times.name, by = live.label,
-                            "it is run under another name: its place is taken after the run");
-                    }
-                    continue;
-                }
-                let of_heir = (judge, words.get(&heir.name).unwrap_or(&none.0));
-                let change = declared.inheritance(decision, row, its, of_heir, now);
-                renaming = change.map(|change| (heir, change));
-            }
-            if let Some(change) = declared.change(decision, row, judge, word, now) {
-                changes.push((&declared.times, decision, Some(change), renaming));
-            } else if decision == Decision::Return {
-                changes.push((&declared.times, decision, None, None));
-            }
+            steps.extend(step.ok().flatten());
         }
         // A row that another transaction has locked keeps no others waiting for good.
-        let begin = if changes.is_empty() { 0 } else { fastrand::usize(..changes.len()) };
-        changes.rotate_left(begin);
+        let begin = if steps.is_empty() { 0 } else { fastrand::usize(..steps.len()) };
+        steps.rotate_left(begin);
         let (mut changed, mut failed) = (false, Ok(()));
-        for (times, decision, change, renaming) in changes {
+        for step in steps {
             if until.is_some_and(|until| Instant::now() >= until) {
                 self.contested = true;
                 break;
             }
-            let done = match (&change, &renaming) {
-                (Some(old), Some((heir, new))) => rename(core, (times, old), (heir, new)).await,
-                _ => carry_out(core, times, decision, change).await,
-            };
-            match done {
-                Ok(done) => {
-                    changed |= done;
-                    if done {
-                        self.awaited.remove(&times.name);
-                    }
+            match carry_out(core, &step).await {
+                Ok(true) => {
+                    changed = true;
+                    self.awaited.remove(step.name());
                 }
+                Ok(false) => {}
                 Err(error) => failed = Err(error),
             }
         }
         failed.map(|()| changed)
     }
-}
-
-/// Gives a schedule the place of another one. Returns `false` if a row has changed since it was read.
-async fn rename<DB: Database>(
-    core: &Core<DB>,
-    old: (&Times, &TimesChange),
-    new: (&Times, &TimesChange),
-) -> Result<bool, Error> {
-    let names = format!("{} and {}", quoted(&old.0.name), quoted(&new.0.name));
-    let renamed = answered!(core, Action::Update, &names, conn => DB::rename(conn, old, new))?;
-    if renamed {
-        tracing::info!(schedule = %new.0.name, before = %old.0.name, slot = %new.1.slot, "it has another name from now on");
-    }
-    Ok(renamed)
-}
-
-/// Changes a row. Returns `false` if it has changed since it was read.
-async fn carry_out<DB: Database>(
-    core: &Core<DB>,
-    times: &Times,
-    decision: Decision,
-    change: Option<TimesChange>,
-) -> Result<bool, Error> {
-    let name = quoted(&times.name);
-    let Some(change) = change else {
-        let names = std::slice::from_ref(&times.name);
-        answered!(core, Action::Update, &name, conn => DB::mark_gone(conn, names, false))?;
-        return Ok(true);
-    };
-    if decision == Decision::PutBack {
-        tracing::warn!(schedule = %times.name, slot = %change.slot, "the database's clock was ahead: the slot is put back");
-    }
-    if change.run_ahead {
-        let forgotten: Result<(), Error> =
-            answered!(core, Action::Update, &name, conn => DB::forget_runs_ahead(conn, &times.name));
-        if let Err(error) = forgotten {
-            tracing::warn!(schedule = %times.name, ?error, "runs at times that have not come yet stay in the history");
-        }
-    }
-    let changed = answered!(core, Action::Update, &name, conn => DB::change_times(conn, times, &change))?;
-    if changed && decision == Decision::PutBack {
-        metrics::slot_put_back(times.name.as_str());
-    }
-    if changed {
-        tracing::info!(schedule = %times.name, times = times.spec, zone = times.zone, slot = %change.slot, "the times apply from now on");
-    }
-    Ok(changed)
 }
 
 /// The rows of schedules, the times that they have had, and the database's time.
@@ -412,6 +341,20 @@ async fn read<DB: Database>(core: &Core<DB>, names: &[Key]) -> Result<Rows, Erro
     let Registered { rows, now } = answered!(core, Action::Inspect, "schedules", conn => DB::registered(conn, names))?;
     let past = answered!(core, Action::Inspect, "schedules", conn => DB::past(conn, names))?;
     Ok((rows.into_iter().map(|row| (row.times.name.clone(), row)).collect(), past.into_iter().collect(), now))
+}
+
+/// Reads these rows, and those of the other names that schedules among them have. After a rollback,
+/// their place is taken back.
+async fn read_with_others<DB: Database>(core: &Core<DB>, names: &[Key]) -> Result<Rows, Error> {
+    let (mut rows, mut past, now) = read(core, names).await?;
+    let other = |row: &ListedSchedule| Key::new(renamed_to(&row.times.spec)?).ok();
+    let others: Vec<Key> = rows.values().filter_map(other).filter(|name| !rows.contains_key(name)).collect();
+    if !others.is_empty() {
+        let (more, of_more, _) = read(core, &others).await?;
+        rows.extend(more);
+        past.extend(of_more);
+    }
+    Ok((rows, past, now))
 }
 
 /// Reads what sets of instances declare.

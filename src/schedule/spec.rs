@@ -339,17 +339,21 @@ impl Schedule {
     /// instance that has this declaration runs the schedule under its new name. The history keeps
     /// the runs under the name that they had.
     ///
-    /// After a rollback, the old name goes on with the pause that it had, beside a run of the new
-    /// name that has not ended, and may repeat a tick of the last minute: its instances know nothing
-    /// of the new one. Of both names, the one that ran last is gone on with.
+    /// A rollback needs nothing: instances with the old name take the place back in the same way.
+    /// If the new name was in use before the declaration came, and ran later than the old one, it
+    /// goes on with what it has.
     ///
     /// # Errors
     /// [`Error::InvalidKey`] for a text that is not a name; [`Error::InvalidSchedule`] for the name
-    /// of the schedule itself.
+    /// of the schedule itself, and for a schedule whose own name has more than 200 bytes.
     pub fn renamed_from(mut self, name: &str) -> Result<Self, Error> {
         let old = Key::new(name)?;
+        let wrong = |wrong: &str| Err(Error::InvalidSchedule { name: self.name.clone(), wrong: wrong.to_owned() });
         if old == self.name {
-            return Err(Error::InvalidSchedule { name: old, wrong: "it has this name already".to_owned() });
+            return wrong("it has this name already");
+        }
+        if self.name().len() > PATTERN {
+            return wrong("the name of a schedule that had another one has at most 200 bytes");
         }
         self.renamed_from.push(old);
         Ok(self)

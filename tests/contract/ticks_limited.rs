@@ -168,6 +168,8 @@ async fn a_tick_of_a_test_is_one_of_the_tables<DB: TestDatabase>(db: TestDb<DB>)
     assert!(again.to_string().contains("there was a run"), "{again}");
     let ahead = Tick::for_test(&db.pool, &schedule, "2999-01-01T02:30:00Z".parse().unwrap()).await.unwrap_err();
     assert!(ahead.to_string().contains("has passed"), "{ahead}");
+    let none = Tick::for_test(&db.pool, &schedule, "2024-02-20T02:31:00Z".parse().unwrap()).await.unwrap_err();
+    assert!(none.to_string().contains("the next one is at 2024-02-21 02:30:00"), "{none}");
     let exclusive = schedule.clone().exclusive_with("key").unwrap();
     let exclusive = Tick::for_test(&db.pool, &exclusive, at(12)).await.unwrap_err();
     assert!(exclusive.to_string().contains("run_now"), "{exclusive}");

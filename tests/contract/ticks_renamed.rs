@@ -17,6 +17,7 @@ harness::tests!(
         a_run_that_died_under_the_old_name_is_lost,
         a_failed_tick_is_begun_anew_under_the_new_name,
         a_rename_outlives_a_rollback,
+        a_rollback_gets_what_was_due_the_pause_and_the_trigger,
         a_run_that_died_under_the_new_name_keeps_nothing_from_the_old_one,
         a_schedule_that_has_run_since_goes_on_with_what_it_has,
         a_name_may_come_back,
@@ -143,8 +144,6 @@ async fn a_failed_tick_is_begun_anew_under_the_new_name<DB: TestDatabase>(db: Te
     ends(new).await;
 }
 
-/// Ticks may be run again under the old name, whose instances know nothing of the new one. None is
-/// left out.
 async fn a_rename_outlives_a_rollback<DB: TestDatabase>(db: TestDb<DB>) {
     let period = 2 * SHORT;
     let old = with(&db, every("old", period)).start().await.unwrap();
@@ -158,9 +157,32 @@ async fn a_rename_outlives_a_rollback<DB: TestDatabase>(db: TestDb<DB>) {
         assert_eq!(runs(&db, "old").await.len(), stopped);
         ends(new).await;
         eventually("the old one runs again", || async { runs(&db, "old").await.len() > stopped + 2 }).await;
+        assert!(info(&db, "new").await.is_removed());
     }
     ends(old).await;
-    assert_eq!(distances(&db).await, BTreeSet::from([period]));
+    assert_eq!(distances(&db).await, BTreeSet::from([period]), "no tick is lost");
+    let slots = runs(&db, "old").await.into_iter().chain(runs(&db, "new").await).map(|run| run.slot);
+    let mut slots: Vec<_> = slots.collect();
+    slots.sort();
+    assert!(slots.windows(2).all(|pair| pair[0] < pair[1]), "none is run twice");
+}
+
+/// All instances are stopped before the old ones are started.
+async fn a_rollback_gets_what_was_due_the_pause_and_the_trigger<DB: TestDatabase>(db: TestDb<DB>) {
+    ends(with(&db, every("old", LONG)).start().await.unwrap()).await;
+    ends(with(&db, renamed(LONG)).start().await.unwrap()).await;
+    back(&db, "new", 3 * LONG).await;
+    let operator = instance(&db, "operator");
+    operator.pause("new").await.unwrap();
+    operator.trigger("new").await.unwrap();
+    let new = info(&db, "new").await;
+    let running = with(&db, every("old", LONG)).start().await.unwrap();
+    let old = info(&db, "old").await;
+    assert_eq!((old.slot, old.paused, old.triggered), (new.slot, true, new.triggered));
+    assert!(info(&db, "new").await.is_removed());
+    operator.resume("old").await.unwrap();
+    eventually("all are caught up on", || async { runs(&db, "old").await.len() == 4 }).await;
+    ends(running).await;
 }
 
 /// Returns the distances between the ticks that were run under either name.
@@ -181,6 +203,7 @@ async fn a_run_that_died_under_the_new_name_keeps_nothing_from_the_old_one<DB: T
     assert_eq!(db.execute(&ended).await, 1);
     let old = with(&db, every("old", LONG));
     old.run_now("old").await.unwrap();
+    assert!(info(&db, "new").await.is_removed());
     for instance in old.instances().await.unwrap() {
         old.forget_instance(instance.id).await.unwrap();
     }

@@ -40,7 +40,7 @@ zone = \"Europe/Berlin\"                        # default: UTC
 command = [\"/opt/app/report\", \"--full\"]       # no shell reads it
 retry = 3                                      # default: 0
 timeout = \"2h\"                                 # default: none
-# Further keys: catch_up, max, grace, backoff, lease, exclusive_with";
+# Further keys: catch_up, max, grace, backoff, lease, timeout, exclusive_with, renamed_from, removed";
 
 /// Scheduled jobs and locks in the SQL database that an application already has: PostgreSQL, MySQL,
 /// MariaDB or SQLite.

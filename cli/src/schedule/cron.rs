@@ -79,6 +79,9 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
         started = until_it_passes(async || instance.start(&cron.file, jobs.clone()).await) => started?,
         () = signals.stop.received() => return Ok(exit::OK),
     }
+    if signals.hang_up.is_none() {
+        out::print_error("SIGHUP is ignored, as nohup does: the file is not read again");
+    }
     let mut again: Option<Instant> = None;
     let mut reading: JoinSet<Result<Jobs, Failure>> = JoinSet::new();
     loop {

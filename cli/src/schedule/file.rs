@@ -179,9 +179,13 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Does what a value says. The errors of the library name the schedule.
+    /// Does what a value says.
     fn apply<T, U>(&mut self, value: At<T>, apply: impl FnOnce(T) -> Result<U, Error>) -> Option<U> {
-        let wrong = |error: Error| Wrong { at: value.at, why: error.to_string() };
+        let why = |error: Error| match error {
+            Error::InvalidSetting { .. } => format!("{}: {error}", self.name.value),
+            error => error.to_string(),
+        };
+        let wrong = |error: Error| Wrong { at: value.at, why: why(error) };
         apply(value.value).map_err(wrong).map_err(|wrong| self.wrong.push(wrong)).ok()
     }
 

@@ -51,6 +51,7 @@ pub fn words(state: &str) -> String {
 pub fn described(info: &ScheduleInfo) -> String {
     let mut all: Vec<String> = states(info).into_iter().map(words).collect();
     all.extend(info.lost_since.map(|lost| format!("lease over since {}", clock(lost))));
+    all.extend(info.renamed_to().map(|name| format!("its name is {name}")));
     all.extend(late(info));
     all.extend(versions(info));
     all.join(", ")
@@ -67,6 +68,10 @@ pub fn has_next(info: &ScheduleInfo) -> bool {
     !info.paused && !info.is_removed()
 }
 
+fn is_declared_as_removed(info: &ScheduleInfo) -> bool {
+    info.times == REMOVED || info.renamed_to().is_some()
+}
+
 /// Says how many instances declare other times than those that are in effect.
 pub fn versions(info: &ScheduleInfo) -> Option<String> {
     let declare = |number: u32| format!("{number} {}", if number == 1 { "declares" } else { "declare" });
@@ -74,7 +79,7 @@ pub fn versions(info: &ScheduleInfo) -> Option<String> {
     match (instances, others) {
         (_, 0) => None,
         (0, others) => Some(format!("{} other times", declare(others))),
-        _ if info.times == REMOVED => {
+        _ if is_declared_as_removed(info) => {
             Some(format!("2 versions: {} that, {} times", declare(instances), declare(others)))
         }
         (1, others) => Some(format!("2 versions: 1 runs it, {} other times", declare(others))),
@@ -85,11 +90,14 @@ pub fn versions(info: &ScheduleInfo) -> Option<String> {
 /// Says why a run that is asked for would not begin: no instance that is alive declares the
 /// schedule. A pause is no such reason: it ends.
 pub fn nobody_runs(info: &ScheduleInfo) -> Option<String> {
-    let is_declared_as_removed = info.times == REMOVED;
+    let is_declared_as_removed = is_declared_as_removed(info);
     if !is_declared_as_removed && info.instances + info.instances_with_other_times > 0 {
         return None;
     }
     let why = match (is_declared_as_removed, info.gone_since) {
+        (true, _) if info.renamed_to().is_some() => {
+            format!("its name is {} now", info.renamed_to().unwrap_or_default())
+        }
         (true, _) => {
             let since = info.times_since.map(|since| format!(" since {}", clock(since))).unwrap_or_default();
             format!("it is declared as removed{since}")

@@ -1,0 +1,80 @@
+//! Changes of the rows of schedules, as instances carry them out.
+
+use crate::{
+    action::Action,
+    error::Error,
+    key::Key,
+    metrics,
+    schedule::{
+        core::{Core, answered, quoted},
+        instances::Decision,
+    },
+    store::{Database, instances::TimesChange, schedule::Times},
+};
+
+/// A change of one or two rows.
+pub enum Step<'a> {
+    Return(&'a Times),
+    Change(&'a Times, Decision, TimesChange),
+    /// The first one is removed, and the second one takes its place.
+    Rename(Box<[(Times, TimesChange); 2]>),
+}
+
+impl Step<'_> {
+    /// Returns the name of the first row.
+    pub fn name(&self) -> &Key {
+        match self {
+            Self::Return(times) | Self::Change(times, ..) => &times.name,
+            Self::Rename(both) => &both[0].0.name,
+        }
+    }
+}
+
+/// Changes rows. Returns `false` if one has changed since it was read.
+pub async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step<'_>) -> Result<bool, Error> {
+    match step {
+        Step::Return(times) => {
+            let names = std::slice::from_ref(&times.name);
+            answered!(core, Action::Update, &quoted(&times.name), conn => DB::mark_gone(conn, names, false))?;
+            Ok(true)
+        }
+        Step::Change(times, decision, change) => change_one(core, times, *decision, change).await,
+        Step::Rename(both) => {
+            let [(old, removal), (new, change)] = &**both;
+            let names = format!("{} and {}", quoted(&old.name), quoted(&new.name));
+            let renamed =
+                answered!(core, Action::Update, &names, conn => DB::rename(conn, (old, removal), (new, change)))?;
+            if renamed {
+                tracing::info!(schedule = %new.name, before = %old.name, slot = %change.slot, "it has another name from now on");
+            }
+            Ok(renamed)
+        }
+    }
+}
+
+async fn change_one<DB: Database>(
+    core: &Core<DB>,
+    times: &Times,
+    decision: Decision,
+    change: &TimesChange,
+) -> Result<bool, Error> {
+    let name = quoted(&times.name);
+    if decision == Decision::PutBack {
+        tracing::warn!(schedule = %times.name, slot = %change.slot, "the database's clock was ahead: the slot is put back");
+    }
+    if change.run_ahead {
+        let forgotten: Result<(), Error> =
+            answered!(core, Action::Update, &name, conn => DB::forget_runs_ahead(conn, &times.name));
+        if let Err(error) = forgotten {
+            tracing::warn!(schedule = %times.name, ?error, "runs at times that have not come yet stay in the history");
+        }
+    }
+    let changed = answered!(core, Action::Update, &name, conn => DB::change_times(conn, times, change))?;
+    if changed && decision == Decision::PutBack {
+        metrics::slot_put_back(times.name.as_str());
+    }
+    if changed {
+        tracing::info!(schedule = %times.name, times = times.spec, zone = times.zone, slot = %change.slot, "the times apply from now on");
+    }
+    Ok(changed)
+}

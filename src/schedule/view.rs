@@ -1,0 +1,80 @@
+//! What an instance knows when it decides, and what follows for each schedule: pure.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+
+use crate::{
+    key::Key,
+    schedule::{
+        instances::{Decision, Declared, Judge, Word, is_live, renamed_to},
+        steps::Step,
+    },
+    store::{instances::Past, schedule::ListedSchedule},
+};
+
+/// What is known when an instance decides.
+pub struct View {
+    pub rows: HashMap<Key, ListedSchedule>,
+    pub past: HashMap<Key, Past>,
+    pub words: HashMap<Key, Word>,
+    /// What is known of rows of which nothing is.
+    pub none: (Word, Past),
+    pub judge: Judge,
+    pub now: DateTime<Utc>,
+}
+
+impl View {
+    pub fn row(&self, name: &Key) -> Option<(&ListedSchedule, &Past)> {
+        self.rows.get(name).map(|row| (row, self.past.get(name).unwrap_or(&self.none.1)))
+    }
+
+    pub fn word(&self, name: &Key) -> &Word {
+        self.words.get(name).unwrap_or(&self.none.0)
+    }
+
+    pub fn is_in_effect(&self, name: &Key) -> bool {
+        self.rows.get(name).is_some_and(|row| !row.times.are_removed())
+    }
+
+    /// Returns the schedule in effect whose place this one takes: the one that it was renamed from,
+    /// or the one to which it was renamed before a rollback.
+    fn source(&self, declared: &Declared) -> Option<Declared> {
+        let source = match declared.heir() {
+            Some(_) => declared.clone(),
+            None => {
+                let other = renamed_to(&self.rows.get(&declared.times.name)?.times.spec)?;
+                Declared::renamed(Key::new(other).ok()?, declared)
+            }
+        };
+        Some(source).filter(|source| self.is_in_effect(&source.times.name))
+    }
+
+    /// Returns what a decision about a row leads to. A run that is under way keeps its schedule from
+    /// getting another name: it is the error.
+    pub fn step<'a>(&self, declared: &'a Declared, decision: Decision) -> Result<Option<Step<'a>>, &ListedSchedule> {
+        let name = &declared.times.name;
+        let renames = matches!(decision, Decision::Apply | Decision::Fresh);
+        if let Some(source) = self.source(declared).filter(|_| renames)
+            && let (Some(heir), Some(from)) = (source.heir(), self.row(&source.times.name))
+        {
+            let its = self.row(&heir.name);
+            let both = [Some(from), its].into_iter().flatten();
+            if let Some((live, _)) = both.into_iter().find(|(row, _)| is_live(row, self.now)) {
+                return Err(live);
+            }
+            let new = source.inheritance(from, its, (self.judge, self.word(&heir.name)), self.now);
+            let word = self.word(&source.times.name);
+            let old = source.change(Decision::Apply, Some(from), self.judge, word, self.now);
+            if let Some((old, new)) = old.zip(new) {
+                return Ok(Some(Step::Rename(Box::new([(source.times.clone(), old), (heir.clone(), new)]))));
+            }
+        }
+        let change = declared.change(decision, self.row(name), self.judge, self.word(name), self.now);
+        Ok(match change {
+            Some(change) => Some(Step::Change(&declared.times, decision, change)),
+            None if decision == Decision::Return => Some(Step::Return(&declared.times)),
+            None => None,
+        })
+    }
+}
