@@ -78,8 +78,6 @@ pub struct Presence {
     read_at: Option<Instant>,
     /// Schedules that this instance does not run, since others have newer times. It was said once.
     left_alone: HashSet<Key>,
-    /// Schedules that are still in effect, with those that take their place, and are not run before.
-    awaited: HashMap<Key, Key>,
     /// When the instance started, and since when it has beaten without a break.
     since: DateTime<Utc>,
     unbroken: Instant,
@@ -102,7 +100,7 @@ impl Presence {
         };
         let (sets, seen) = (HashMap::from([(announcement.declares_id, all)]), Vec::new());
         let (lives, contested, read_at) = (announcement.lives, true, None);
-        let (left_alone, awaited) = (HashSet::new(), HashMap::new());
+        let left_alone = HashSet::new();
         let (since, unbroken, longest_life) = (DateTime::UNIX_EPOCH, Instant::now(), lives);
         Self {
             announcement,
@@ -114,7 +112,6 @@ impl Presence {
             contested,
             read_at,
             left_alone,
-            awaited,
             since,
             unbroken,
             longest_life,
@@ -134,12 +131,6 @@ impl Presence {
 
     pub fn id(&self) -> Uuid {
         self.announcement.id
-    }
-
-    /// Returns whether the schedule is not run yet, since it takes the place of one that is still in
-    /// effect.
-    pub fn awaits(&self, name: &Key) -> bool {
-        self.awaited.values().any(|heir| heir == name)
     }
 
     /// Returns how many instances that are alive declare the same, with this one.
@@ -281,12 +272,8 @@ impl Presence {
         let (words, none) = (self.words(sets, now), Default::default());
         let view = View { rows, past, words, none, judge: self.judge(), now };
         self.contested = !view.judge.judges;
-        let held = self.declared.iter().filter(|old| view.is_in_effect(&old.times.name));
-        let with_heir = |old: &Declared| old.heir().map(|heir| (old.times.name.clone(), heir.name.clone()));
-        self.awaited = held.filter_map(with_heir).collect();
         let mut steps = Vec::new();
-        let awaited: HashSet<Key> = self.awaited.values().cloned().collect();
-        for declared in self.declared.iter().filter(|declared| !awaited.contains(&declared.times.name)) {
+        for declared in self.declared.iter().filter(|declared| !view.waits(declared, &self.declared)) {
             let name = &declared.times.name;
             let (word, row) = (view.word(name), view.row(name));
             let decision = decide(row, declared, view.judge, word, now);
@@ -322,11 +309,7 @@ impl Presence {
                 break;
             }
             match carry_out(core, &step).await {
-                Ok(true) => {
-                    changed = true;
-                    self.awaited.remove(step.name());
-                }
-                Ok(false) => {}
+                Ok(done) => changed |= done,
                 Err(error) => failed = Err(error),
             }
         }

@@ -276,9 +276,7 @@ impl<DB: Database> Runner<DB> {
         let group_of = |name: &Key| self.jobs.get(name).and_then(|job| job.schedule.group.as_ref());
         let mut sets: HashMap<Option<&Key>, Vec<Known>> = HashMap::new();
         for known in self.known.iter().filter(|known| !busy.contains(&known.times.name)) {
-            if !self.presence.as_ref().is_some_and(|presence| presence.awaits(&known.times.name)) {
-                sets.entry(group_of(&known.times.name)).or_default().push(known.clone());
-            }
+            sets.entry(group_of(&known.times.name)).or_default().push(known.clone());
         }
         let room = |group: Option<&Key>| {
             let Some(limit) = group.and_then(|group| self.core.max_runs.get(group)) else { return most };

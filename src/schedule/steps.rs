@@ -3,7 +3,6 @@
 use crate::{
     action::Action,
     error::Error,
-    key::Key,
     metrics,
     schedule::{
         core::{Core, answered, quoted},
@@ -18,16 +17,6 @@ pub enum Step<'a> {
     Change(&'a Times, Decision, TimesChange),
     /// The first one is removed, and the second one takes its place.
     Rename(Box<[(Times, TimesChange); 2]>),
-}
-
-impl Step<'_> {
-    /// Returns the name of the first row.
-    pub fn name(&self) -> &Key {
-        match self {
-            Self::Return(times) | Self::Change(times, ..) => &times.name,
-            Self::Rename(both) => &both[0].0.name,
-        }
-    }
 }
 
 /// Changes rows. Returns `false` if one has changed since it was read.

@@ -141,14 +141,14 @@ impl<DB: Database> Schedules<DB> {
             return Err(Error::UnknownSchedule { name: Key::new(name)? });
         };
         let core = self.checked(std::slice::from_ref(&job)).await?;
-        let mut presence = Presence::of_calls(&core, &job.schedule);
-        presence.join(&core).await?;
-        if presence.awaits(&job.schedule.name) {
-            return Ok(TickOutcome::NotDue { retry_after: None });
-        }
+        Presence::of_calls(&core, &job.schedule).join(&core).await?;
         let known = core.known(&job.schedule);
         if triggers {
-            self.trigger(name).await?;
+            match self.trigger(name).await {
+                // A schedule whose name it had still runs.
+                Err(Error::UnknownSchedule { .. }) => return Ok(TickOutcome::NotDue { retry_after: None }),
+                triggered => triggered?,
+            }
         }
         let stopped = CancellationToken::new();
         let _stop_if_dropped = stopped.clone().drop_guard();

@@ -33,8 +33,15 @@ impl View {
         self.words.get(name).unwrap_or(&self.none.0)
     }
 
-    pub fn is_in_effect(&self, name: &Key) -> bool {
+    fn is_in_effect(&self, name: &Key) -> bool {
         self.rows.get(name).is_some_and(|row| !row.times.are_removed())
+    }
+
+    /// Returns whether a schedule without a row, or whose row is that of another name, is to take the
+    /// place of one that is still in effect: it gets what is due there, and does not begin before.
+    pub fn waits(&self, declared: &Declared, all: &[Declared]) -> bool {
+        let olds = all.iter().filter(|old| old.heir().is_some_and(|heir| heir.name == declared.times.name));
+        !self.is_in_effect(&declared.times.name) && olds.into_iter().any(|old| self.is_in_effect(&old.times.name))
     }
 
     /// Returns the schedule in effect whose place this one takes: the one that it was renamed from,
@@ -78,3 +85,7 @@ impl View {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

@@ -321,6 +321,6 @@ async fn a_schedule_that_is_added_twice_is_refused<DB: TestDatabase>(db: TestDb<
     let schedules = idle(&db, Schedule::every("k", LONG).unwrap());
     let twice = schedules.on(Schedule::after("k", LONG).unwrap(), async |_| Never::Ok(()));
     let error = twice.start().await.unwrap_err();
-    assert!(error.to_string().contains("added more than once"), "{error}");
+    assert!(error.to_string().contains("declared more than once"), "{error}");
     assert!(twice.list().await.unwrap().is_empty(), "nothing was registered");
 }

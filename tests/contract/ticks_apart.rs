@@ -167,7 +167,7 @@ async fn an_end_survives_connections_that_fall_silent<DB: TestDatabase>(db: Test
 async fn an_end_is_recorded_after_an_outage_that_outlasts_the_lease<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let schedule = due(&db, "k").await;
-    let schedules = Schedules::<DB>::new(proxy.pool(4)).lease(10 * SHORT).unwrap().time_limit(SHORT).unwrap();
+    let schedules = Schedules::<DB>::new(proxy.pool(4)).lease(10 * SHORT).unwrap().time_limit(5 * SHORT).unwrap();
     let run = Run::begin(schedules.poll_interval(SHORT).unwrap(), schedule).await;
     proxy.cut();
     proxy.hold_new();

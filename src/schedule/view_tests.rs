@@ -1,0 +1,162 @@
+//! What follows for schedules that get another name.
+
+use std::time::Duration;
+
+use chrono::TimeDelta;
+
+use super::*;
+use crate::{
+    key::Token,
+    schedule::{instances::decide, spec::Schedule},
+    store::instances::TimesChange,
+};
+
+fn at(seconds: i64) -> DateTime<Utc> {
+    DateTime::UNIX_EPOCH + TimeDelta::days(20_000) + TimeDelta::seconds(seconds)
+}
+
+fn schedule(name: &str) -> Schedule {
+    Schedule::every(name, Duration::from_secs(60)).unwrap()
+}
+
+/// What an instance with the new name declares: the old one, and the new one.
+fn renamed() -> Vec<Declared> {
+    Declared::all_of(&schedule("new").renamed_from("old").unwrap())
+}
+
+/// A row of this name, which is to run at a time.
+fn row(name: &str, slot: i64) -> ListedSchedule {
+    ListedSchedule {
+        times: Declared::new(&schedule(name)).times,
+        slot: at(slot),
+        due_at: at(slot),
+        paused: false,
+        triggered_at: None,
+        run_slot: None,
+        attempt: 0,
+        missed: 0,
+        running: false,
+        token: Token::new(1),
+        label: String::new(),
+        begin_time: None,
+        now: at(0),
+    }
+}
+
+/// A row of a name that another one has replaced.
+fn replaced(name: &str, by: &str) -> ListedSchedule {
+    let times = Declared::renamed(Key::new(name).unwrap(), &Declared::new(&schedule(by))).times;
+    ListedSchedule { times, ..row(name, 1_000_000) }
+}
+
+fn ran(row: ListedSchedule, slot: i64) -> ListedSchedule {
+    ListedSchedule { run_slot: Some(at(slot)), begin_time: Some(at(slot)), ..row }
+}
+
+/// What is known 30 s after a tick.
+fn view(rows: Vec<ListedSchedule>) -> View {
+    let rows = rows.into_iter().map(|row| (row.times.name.clone(), row)).collect();
+    let judge = Judge { judges: true, calls: false, lives: TimeDelta::seconds(24) };
+    View { rows, past: HashMap::new(), words: HashMap::new(), none: Default::default(), judge, now: at(30) }
+}
+
+/// Returns what follows for the name that the first of these declares, if its times apply.
+fn step_of<'a>(view: &View, declared: &'a [Declared]) -> Step<'a> {
+    view.step(&declared[0], Decision::Apply).ok().flatten().unwrap()
+}
+
+/// Returns the names of a rename, and what the new one gets.
+fn rename(step: Step<'_>) -> (String, String, TimesChange) {
+    let Step::Rename(both) = step else { panic!("it is a change of one row") };
+    let [(old, removal), (new, change)] = *both;
+    assert!(removal.seen.is_some() && old.are_removed());
+    (old.name.to_string(), new.name.to_string(), change)
+}
+
+/// Returns the slot that the new name gets from rows like these, in seconds.
+fn slot(rows: Vec<ListedSchedule>) -> i64 {
+    let declared = renamed();
+    let (old, new, change) = rename(step_of(&view(rows), &declared));
+    assert_eq!((old.as_str(), new.as_str()), ("old", "new"));
+    (change.slot - at(0)).num_seconds()
+}
+
+#[test]
+fn what_is_due_passes_to_the_new_name() {
+    assert_eq!(slot(vec![row("old", -600)]), -600);
+    assert_eq!(slot(vec![row("old", 60)]), 60);
+    // An attempt that failed, or whose run was lost, is made anew.
+    let open = ListedSchedule { attempt: 2, ..ran(row("old", -600), -600) };
+    assert_eq!(slot(vec![open.clone()]), -600);
+    assert_eq!(slot(vec![ListedSchedule { running: true, due_at: at(29), ..open }]), -600);
+    // Other times have moved the slot since.
+    assert_eq!(slot(vec![ListedSchedule { attempt: 2, ..ran(row("old", 60), -600) }]), -600);
+    let triggered = ListedSchedule { run_slot: Some(at(-600) + TimeDelta::microseconds(1)), ..row("old", 60) };
+    assert_eq!(slot(vec![ListedSchedule { attempt: 2, ..triggered }]), 60);
+}
+
+#[test]
+fn a_tick_that_the_new_name_has_run_does_not_come_again() {
+    let again = |ran_at| slot(vec![ran(row("old", -60), -120), ran(replaced("new", "old"), ran_at)]);
+    assert_eq!(again(-120), -60);
+    assert_eq!(again(-60), 0);
+    assert_eq!(again(0), 60);
+}
+
+#[test]
+fn a_schedule_that_was_gone_for_long_begins_afresh() {
+    let (mut view, declared) = (view(vec![row("old", -600)]), renamed());
+    let past = Past { gone_at: Some(at(0) - TimeDelta::days(8)), ..Past::default() };
+    view.past.insert(Key::new("old").unwrap(), past.clone());
+    assert_eq!(rename(step_of(&view, &declared)).2.slot, at(60));
+    // One that is removed already stays so.
+    let removed = replaced("old", "new");
+    let decision = decide(Some((&removed, &past)), &declared[0], view.judge, &Word::default(), view.now);
+    assert_eq!(decision, Decision::Return);
+}
+
+#[test]
+fn a_run_that_is_under_way_is_waited_for() {
+    let live = |row| ListedSchedule { running: true, due_at: at(31), ..row };
+    let declared = renamed();
+    for rows in [vec![live(row("old", 0))], vec![row("old", 0), live(row("new", 0))]] {
+        let view = view(rows);
+        assert!(view.step(&declared[0], Decision::Apply).is_err());
+        assert!(view.step(&declared[0], Decision::Leave).is_ok_and(|step| step.is_none()));
+    }
+}
+
+#[test]
+fn the_name_that_ran_last_goes_on() {
+    let declared = renamed();
+    let is_rename = |rows| matches!(step_of(&view(rows), &declared), Step::Rename(_));
+    assert!(!is_rename(vec![ran(row("old", -600), -660), ran(row("new", 60), 0)]));
+    assert!(is_rename(vec![ran(row("old", -600), -660), row("new", 60)]));
+    assert!(is_rename(vec![ran(row("old", 60), 0), ran(row("new", 0), -60)]));
+    // One that was replaced has nothing to go on with.
+    assert!(is_rename(vec![ran(row("old", -600), -660), ran(replaced("new", "old"), 0)]));
+}
+
+#[test]
+fn a_rollback_is_a_rename() {
+    let declared = [Declared::new(&schedule("old"))];
+    let rows = vec![ran(replaced("old", "new"), -120), ran(row("new", -60), -120)];
+    let (from, to, change) = rename(step_of(&view(rows), &declared));
+    assert_eq!((from.as_str(), to.as_str(), change.slot), ("new", "old", at(-60)));
+    // If the other name is gone, the old one begins with what it can have missed itself.
+    let alone = view(vec![replaced("old", "new")]);
+    assert!(matches!(step_of(&alone, &declared), Step::Change(_, _, change) if change.slot == at(0)));
+}
+
+#[test]
+fn a_new_name_waits_for_the_old_one() {
+    let declared = renamed();
+    let waits = |rows| view(rows).waits(&declared[1], &declared);
+    assert!(waits(vec![row("old", 60)]));
+    assert!(waits(vec![row("old", 60), replaced("new", "old")]));
+    // It was there before the declaration.
+    assert!(!waits(vec![row("old", 60), row("new", 60)]));
+    assert!(!waits(vec![replaced("old", "new")]));
+    assert!(!waits(Vec::new()));
+    assert!(!view(vec![row("old", 60)]).waits(&declared[0], &declared));
+}
