@@ -31,7 +31,8 @@ harness::tests!(
         an_end_is_recorded_after_an_outage_that_outlasts_the_lease,
         operators_are_told_what_is_unknown,
         each_tick_is_run_once_under_serializable
-    )
+    ),
+    servers.long(an_end_is_recorded_after_five_minutes_of_outage)
 );
 
 const LEASE: Duration = Duration::from_secs(6);
@@ -165,19 +166,33 @@ async fn an_end_survives_connections_that_fall_silent<DB: TestDatabase>(db: Test
 }
 
 async fn an_end_is_recorded_after_an_outage_that_outlasts_the_lease<DB: TestDatabase>(db: TestDb<DB>) {
+    // The time limit and the lease are over several times.
+    end_after_an_outage(&db, |schedules| schedules.lease(10 * SHORT).unwrap().time_limit(5 * SHORT), 40 * SHORT).await;
+}
+
+/// With the lease and the time limit that schedules have by default.
+async fn an_end_is_recorded_after_five_minutes_of_outage<DB: TestDatabase>(db: TestDb<DB>) {
+    end_after_an_outage(&db, Ok, Duration::from_secs(300)).await;
+}
+
+async fn end_after_an_outage<DB: TestDatabase>(
+    db: &TestDb<DB>,
+    terms: impl FnOnce(Schedules<DB>) -> Result<Schedules<DB>, Error>,
+    outage: Duration,
+) {
     let proxy = db.proxy().await;
-    let schedule = due(&db, "k").await;
-    let schedules = Schedules::<DB>::new(proxy.pool(4)).lease(10 * SHORT).unwrap().time_limit(5 * SHORT).unwrap();
+    let schedule = due(db, "k").await;
+    let schedules = terms(Schedules::<DB>::new(proxy.pool(4))).unwrap();
     let run = Run::begin(schedules.poll_interval(SHORT).unwrap(), schedule).await;
     proxy.cut();
     proxy.hold_new();
-    let ended = tokio::spawn(run.end());
-    // The time limit and the lease are over several times.
-    sleep(40 * SHORT).await;
-    assert!(!ended.is_finished());
+    let Run { finish, outcome, .. } = run;
+    finish.send_replace(true);
+    sleep(outage).await;
+    assert!(!outcome.is_finished());
     proxy.open();
-    assert_eq!(ended.await.unwrap(), TickOutcome::Succeeded);
-    assert_eq!(told(&db, "k").await, "S1");
+    assert_eq!(timeout(PATIENCE, outcome).await.unwrap().unwrap().unwrap(), TickOutcome::Succeeded);
+    assert_eq!(told(db, "k").await, "S1");
 }
 
 /// The run's work stands still with its runtime, and its lease goes on.

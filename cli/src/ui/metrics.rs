@@ -68,6 +68,11 @@ struct OfJob {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct OfBuild {
+    build: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OfTimes {
     job: String,
     times: &'static str,
@@ -155,6 +160,11 @@ fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
     registry.register("job_clock_ahead", "Whether a clock that was ahead has left the job's slot far ahead", ahead);
     let help = "Living instances that declare the job: with the times that are in effect, or with other ones";
     registry.register("job_instances", help, instances);
+    let builds = Family::<OfBuild, Number>::default();
+    for instance in snapshot.instances.iter().filter(|instance| instance.alive) {
+        builds.get_or_create(&OfBuild { build: instance.build.clone() }).inc();
+    }
+    registry.register("instances", "Living instances that run jobs, by their build", builds);
     let help = "Time since the job was due without being run";
     registry.register_with_unit("job_late", help, Unit::Seconds, late);
 }

@@ -133,7 +133,11 @@ async fn jobs_that_are_removed_or_have_no_instance_are_shown<DB: TestDatabase>(d
         .await;
     shows(
         "/metrics",
-        &["rowlock_job_removed{job=\"gone\"} 0\n", "rowlock_job_instances{job=\"gone\",times=\"effective\"} 1\n"],
+        &[
+            "rowlock_instances{build=\"1.4\"} 1\n",
+            "rowlock_job_removed{job=\"gone\"} 0\n",
+            "rowlock_job_instances{job=\"gone\",times=\"effective\"} 1\n",
+        ],
     )
     .await;
     jobs(&stage, &[("stays", yearly, "")]);
