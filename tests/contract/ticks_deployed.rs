@@ -338,7 +338,7 @@ async fn an_instance_with_nothing_to_do_sends_one_statement_a_poll<DB: TestDatab
 
 /// Another transaction has locked the row of the instance. Each beat waits for it up to its limit.
 async fn a_beat_that_waits_holds_up_no_run<DB: TestDatabase>(db: TestDb<DB>) {
-    let running = every(&db, "one", LONG).time_limit(5 * SHORT).unwrap().start().await.unwrap();
+    let running = every(&db, "one", LONG).time_limit(10 * SHORT).unwrap().start().await.unwrap();
     let other = db.pool_of(1).await;
     let mut tx = other.begin().await.unwrap();
     DB::execute_on(&mut tx, "UPDATE t_resource_schedule_instance SET build = 'locked'").await.unwrap();
