@@ -89,8 +89,8 @@ impl<DB: Database> Core<DB> {
         Instant::now() + self.time_limit
     }
 
-    /// Returns what is left of a lease when it counts as lost: that of a run, or of the key that the
-    /// run holds as well, whichever is shorter.
+    /// Returns what is left of a lease when it counts as lost: that of a run, or of the key that
+    /// the run holds as well, whichever is shorter.
     pub fn reserve(&self, schedule: &Schedule) -> Duration {
         let lease = self.lease(schedule);
         let key = self.lock_of(schedule).map(|lock| lock.key_terms.terms.lease - lock.key_terms.bounds.lock_delay);

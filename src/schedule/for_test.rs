@@ -35,10 +35,10 @@ impl<DB: Database> Tick<DB> {
     /// [`Schedules::run_now`] runs the work of a schedule, with its retries and its history.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] for a time that is no tick, or has not come yet, or of which there
-    /// was a run, and
-    /// for a schedule that is paused or run, or is exclusive with a key; [`Error::ScheduleTablesMissing`], [`Error::Database`],
-    /// [`Error::TimedOut`], [`Error::NoConnection`].
+    /// [`Error::InvalidSchedule`] for a time that is no tick, or has not come yet, or of which
+    /// there was a run, and for a schedule that is paused or run, or is exclusive with a key;
+    /// [`Error::ScheduleTablesMissing`], [`Error::Database`], [`Error::TimedOut`],
+    /// [`Error::NoConnection`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the tick may be claimed.

@@ -285,8 +285,8 @@ impl Declared {
         self.heir.as_ref().map(|heir| &heir.times)
     }
 
-    /// Returns what becomes of the heir of a row that is removed now. `None` if it is in effect, and
-    /// ran later than the row: it goes on with what it has.
+    /// Returns what becomes of the heir of a row that is removed now. `None` if it is in effect,
+    /// and ran later than the row: it goes on with what it has.
     pub fn inheritance(
         &self,
         (row, past): (&ListedSchedule, &Past),

@@ -19,8 +19,8 @@ pub fn poll_backoff(poll_interval: Duration) -> Backoff {
     Backoff::between(FIRST, poll_interval)
 }
 
-/// Returns how many schedules one poll of this many instances claims: few, so that ticks that are due
-/// together are shared out.
+/// Returns how many schedules one poll of this many instances claims: few, so that ticks that are
+/// due together are shared out.
 pub fn most_claims(instances: u32) -> u32 {
     (MAX_CLAIMS / instances.max(1)).max(LEAST_CLAIMS)
 }

@@ -158,8 +158,8 @@ async fn apart<T: Send + 'static>(request: impl Future<Output = T> + Send + 'sta
     }
 }
 
-/// The runs of an instance. A run tells whether it was one of a group that has a limit, and how long
-/// from its end until the schedule is due again.
+/// The runs of an instance. A run tells whether it was one of a group that has a limit, and how
+/// long from its end until the schedule is due again.
 type Runs = JoinSet<(bool, Option<Duration>)>;
 
 impl<DB: Database> Runner<DB> {
@@ -173,8 +173,8 @@ impl<DB: Database> Runner<DB> {
                 biased;
                 () = self.tokens.closed.cancelled() => break,
                 Some(ended) = runs.join_next() => {
-                    // A run that ended leaves room, perhaps in its group, and its schedule may be due
-                    // again.
+                    // A run that ended leaves room, perhaps in its group, and its schedule may be
+                    // due again.
                     let (in_group, due_in) = ended.unwrap_or((false, None));
                     let due_in = if free == 0 || in_group { Some(Duration::ZERO) } else { due_in };
                     if let Some(due_at) = due_in.map(|due_in| Instant::now() + due_in) {

@@ -334,10 +334,10 @@ impl Schedule {
     ///
     /// It takes the place of the schedule of that name, with its next tick, its pause and its
     /// trigger: what is due there is run here, once. That one is
-    /// [removed](crate::Schedules::removed) then. While older instances that have it are alive, this
-    /// happens as other times take effect, after a few beats and between two runs, and until then no
-    /// instance that has this declaration runs the schedule under its new name. The history keeps
-    /// the runs under the name that they had.
+    /// [removed](crate::Schedules::removed) then. While older instances that have it are alive,
+    /// this happens as other times take effect, after a few beats and between two runs, and until
+    /// then no instance that has this declaration runs the schedule under its new name. The history
+    /// keeps the runs under the name that they had.
     ///
     /// A rollback needs nothing: instances with the old name take the place back in the same way.
     /// If the new name was in use before the declaration came, and ran later than the old one, it
@@ -368,8 +368,8 @@ impl Schedule {
     /// end of both leases. A run that waits counts as one of the
     /// [concurrent runs](crate::Schedules::max_concurrent_runs).
     ///
-    /// The key is taken for the [lease](Self::lease) of the run and under the label of the instance,
-    /// unless [`Schedules::lock`](crate::Schedules::lock) sets other terms.
+    /// The key is taken for the [lease](Self::lease) of the run and under the label of the
+    /// instance, unless [`Schedules::lock`](crate::Schedules::lock) sets other terms.
     ///
     /// # Errors
     /// [`Error::InvalidKey`] for a text that is not a key.

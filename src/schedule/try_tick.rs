@@ -58,8 +58,8 @@ pub enum TickOutcome {
     /// Nothing was run: the tick is not due, another instance runs it, or the schedule is paused.
     NotDue {
         /// How long until the schedule is due, or until the lease of the instance that runs it
-        /// ends. `None` if it is paused, or other times are in effect, or a schedule whose name it had
-        /// still runs.
+        /// ends. `None` if it is paused, or other times are in effect, or a schedule whose name it
+        /// had still runs.
         retry_after: Option<Duration>,
     },
 }

@@ -37,8 +37,9 @@ impl View {
         self.rows.get(name).is_some_and(|row| !row.times.are_removed())
     }
 
-    /// Returns whether a schedule without a row, or whose row is that of another name, is to take the
-    /// place of one that is still in effect: it gets what is due there, and does not begin before.
+    /// Returns whether a schedule without a row, or whose row is that of another name, is to take
+    /// the place of one that is still in effect: it gets what is due there, and does not begin
+    /// before.
     pub fn waits(&self, declared: &Declared, all: &[Declared]) -> bool {
         let olds = all.iter().filter(|old| old.heir().is_some_and(|heir| heir.name == declared.times.name));
         !self.is_in_effect(&declared.times.name) && olds.into_iter().any(|old| self.is_in_effect(&old.times.name))
@@ -57,8 +58,8 @@ impl View {
         Some(source).filter(|source| self.is_in_effect(&source.times.name))
     }
 
-    /// Returns what a decision about a row leads to. A run that is under way keeps its schedule from
-    /// getting another name: it is the error.
+    /// Returns what a decision about a row leads to. A run that is under way keeps its schedule
+    /// from getting another name: it is the error.
     pub fn step<'a>(&self, declared: &'a Declared, decision: Decision) -> Result<Option<Step<'a>>, &ListedSchedule> {
         let name = &declared.times.name;
         let renames = matches!(decision, Decision::Apply | Decision::Fresh);
