@@ -95,10 +95,15 @@ pub enum Error {
 
     /// The table has no schedule of this name, or this instance knows none.
     #[non_exhaustive]
-    #[error("there is no schedule {:?}: check the name, or start an instance that defines it", name.as_str())]
+    #[error("there is no schedule {:?}: {}", name.as_str(), match renamed_to {
+        Some(new) => format!("its name is {new:?} now"),
+        None => "check the name, or start an instance that defines it".to_owned(),
+    })]
     UnknownSchedule {
         /// The schedule's name.
         name: Key,
+        /// The name that it has now.
+        renamed_to: Option<String>,
     },
 
     /// The table does not exist.

@@ -91,9 +91,8 @@ impl From<Error> for Failure {
                 let text = "the tables of schedules do not exist here: run `rowlock migrate` once";
                 return Self::new(UNFIT, text);
             }
-            Error::UnknownSchedule { name, .. } => {
-                return Self::no_schedule(name.as_str());
-            }
+            Error::UnknownSchedule { renamed_to: Some(_), .. } => return Self::new(REFUSED, &error),
+            Error::UnknownSchedule { name, .. } => return Self::no_schedule(name.as_str()),
             Error::InvalidSchedule { .. } => return Self::new(USAGE, &error),
             Error::TableUnfit { .. }
             | Error::Unsupported { .. }

@@ -13,6 +13,7 @@ use crate::{
         core::{Core, answered, quoted},
         declared::{Counts, declared},
         info::{RunInfo, ScheduleInfo},
+        instances::renamed_to,
         schedules::Schedules,
         selection::RunOptions,
     },
@@ -58,6 +59,14 @@ async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Fail
     }
 }
 
+/// Says that there is no schedule of this name, and which name it has now.
+async fn unknown<DB: Database>(core: &Core<DB>, name: Key) -> Error {
+    let names = std::slice::from_ref(&name);
+    let found: Result<_, Error> = answered!(core, Action::Inspect, &quoted(&name), conn => DB::registered(conn, names));
+    let row = found.ok().and_then(|found| found.rows.into_iter().next());
+    Error::UnknownSchedule { renamed_to: row.and_then(|row| Some(renamed_to(&row.times.spec)?.to_owned())), name }
+}
+
 /// Operations for operators, on all schedules of the database.
 impl<DB: Database> Schedules<DB> {
     /// Pauses a schedule: no run begins until it is resumed. A run that is under way goes on.
@@ -88,7 +97,7 @@ impl<DB: Database> Schedules<DB> {
         let (core, name) = (self.core(), Key::new(name)?);
         match answered!(&*core, Action::Update, &quoted(&name), conn => DB::pause(conn, &name, paused))? {
             true => Ok(()),
-            false => Err(Error::UnknownSchedule { name }),
+            false => Err(unknown(&core, name).await),
         }
     }
 
@@ -106,7 +115,7 @@ impl<DB: Database> Schedules<DB> {
         let (core, name) = (self.core(), Key::new(name)?);
         match trigger(&core, &name).await {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Error::UnknownSchedule { name }),
+            Ok(false) => Err(unknown(&core, name).await),
             Err(failure) => Err(core.failed(failure, Action::Update, &quoted(&name), Certainty::NothingChanged)),
         }
     }

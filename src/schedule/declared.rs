@@ -181,7 +181,7 @@ impl<DB: Database> Schedules<DB> {
         }
         match self.inspect(name.as_str()).await? {
             Some(_) => Err(refused(&name, "a run is under way: it can be removed after that".to_owned())),
-            None => Err(Error::UnknownSchedule { name }),
+            None => Err(Error::UnknownSchedule { name, renamed_to: None }),
         }
     }
 
@@ -199,7 +199,7 @@ impl<DB: Database> Schedules<DB> {
         let names = std::slice::from_ref(&name);
         loop {
             let found = answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::registered(conn, names))?;
-            let Some(row) = found.rows.first() else { return Err(Error::UnknownSchedule { name }) };
+            let Some(row) = found.rows.first() else { return Err(Error::UnknownSchedule { name, renamed_to: None }) };
             let Some(schedule) = Schedule::of(&row.times) else {
                 return Err(refused(&name, format!("its times {:?} have no next tick", row.times.spec)));
             };

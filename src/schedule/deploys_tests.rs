@@ -82,6 +82,24 @@ impl World {
                 releases.push(Rc::new(release));
             }
         }
+        Self::with(db, releases, rng, now)
+    }
+
+    /// A schedule that gets another name, and its old name back. A release need not say which name
+    /// it had.
+    fn of_renames(seed: u64) -> Self {
+        let now = DateTime::from_timestamp(1_767_600_000, 123_000).unwrap();
+        let mut rng = Rng::with_seed(seed);
+        let db = Tables::new(rng.bool());
+        let every = |name| Schedule::every(name, Duration::from_secs(40)).unwrap();
+        let renamed = |name, old| Declared::all_of(&every(name).renamed_from(old).unwrap());
+        let releases =
+            [vec![Declared::new(&every("x"))], renamed("y", "x"), renamed("x", "y"), vec![Declared::new(&every("y"))]];
+        let releases = releases.into_iter().map(|declared| Rc::new(Release::new(declared))).collect();
+        Self::with(db, releases, rng, now)
+    }
+
+    fn with(db: Tables, releases: Vec<Rc<Release>>, rng: Rng, now: DateTime<Utc>) -> Self {
         let shared = Shared { db, releases, rng, is_down: false, now, changes: Vec::new() };
         Self { shared, machines: Vec::new(), started: 0, records: BTreeMap::new(), wrong: Vec::new() }
     }
@@ -293,8 +311,21 @@ fn history(seed: u64) -> (Figures, Vec<String>) {
     world.start(first);
     let seconds = 5.0 + 115.0 * world.shared.rng.f64();
     world.run(seconds);
+    let ended = events(&mut world);
+    world.check_at_the_end();
+    let changes = || world.records.values().flat_map(|record| &record.changes);
+    let settled = changes().map(|changed| changed.at - ended).max().unwrap_or_default().max(TimeDelta::zero());
+    if settled > LATE {
+        world.wrong.push(format!("the times changed {settled} after the last event"));
+    }
+    let ticks = world.shared.db.done.values().map(Vec::len).sum();
+    (Figures { changes: changes().count() - world.records.len(), ticks, settled }, world.wrong)
+}
+
+/// Many things happen to the instances, and then nothing for a while. Returns when it began.
+fn events(world: &mut World) -> DateTime<Utc> {
     for _ in 0..world.shared.rng.usize(8..26) {
-        event(&mut world);
+        event(world);
         let pause = one_of(&mut world.shared.rng, &[0.5, 2.0, 7.0, 15.0, 40.0, 90.0]);
         world.run(pause);
     }
@@ -309,14 +340,39 @@ fn history(seed: u64) -> (Figures, Vec<String>) {
     }
     let ended = world.shared.now;
     world.run(OPEN.as_seconds_f64() + 200.0);
-    world.check_at_the_end();
-    let changes = || world.records.values().flat_map(|record| &record.changes);
-    let settled = changes().map(|changed| changed.at - ended).max().unwrap_or_default().max(TimeDelta::zero());
-    if settled > LATE {
-        world.wrong.push(format!("the times changed {settled} after the last event"));
+    ended
+}
+
+/// A history of a schedule that has the name `x`, and `y` in some releases.
+fn history_of_renames(seed: u64) -> (Figures, Vec<String>) {
+    let mut world = World::of_renames(seed);
+    for place in 0..2 {
+        let release = world.shared.releases[place].clone();
+        world.start(release);
+        let seconds = 60.0 + 60.0 * world.shared.rng.f64();
+        world.run(seconds);
     }
-    let ticks = world.shared.db.done.values().map(Vec::len).sum();
-    (Figures { changes: changes().count() - world.records.len(), ticks, settled }, world.wrong)
+    let ended = events(&mut world);
+    let mut changes: Vec<&Changed> = world.records.values().flat_map(|record| &record.changes).collect();
+    changes.sort_by_key(|changed| changed.at);
+    let settled = changes.last().map_or(TimeDelta::zero(), |last| (last.at - ended).max(TimeDelta::zero()));
+    let mut slots: Vec<_> = world.shared.db.done.values().flatten().map(|done| done.slot).collect();
+    slots.retain(|slot| !is_trigger(*slot));
+    slots.sort_unstable();
+    let mut wrong = world.wrong;
+    if settled > LATE {
+        wrong.push(format!("the names changed {settled} after the last event"));
+    }
+    let gaps = slots.windows(2).filter(|pair| pair[1] - pair[0] != TimeDelta::seconds(40));
+    wrong.extend(gaps.map(|pair| format!("{} is followed by {}", pair[0], pair[1])));
+    if slots.last().is_none_or(|last| *last < world.shared.now - OPEN) {
+        wrong.push("nothing runs any more".to_owned());
+    }
+    let in_effect = world.shared.db.rows.values().filter(|row| !row.listed.times.are_removed()).count();
+    if in_effect != 1 {
+        wrong.push(format!("{in_effect} names are in effect"));
+    }
+    (Figures { changes: changes.len(), ticks: slots.len(), settled }, wrong)
 }
 
 /// Three instances have the schedule `x` each 600 seconds; a newer release has it each 420.
@@ -372,10 +428,19 @@ fn an_outage_takes_nothing_back() {
     }
 }
 
-/// The number of histories is that of the variable `ROWLOCK_DEPLOYS`, if it is set.
 #[test]
-#[expect(clippy::print_stderr, reason = "how many changes and ticks there were is seen with --nocapture")]
 fn the_newest_times_apply_and_no_tick_is_lost() {
+    check_all(history);
+}
+
+#[test]
+fn a_schedule_with_another_name_loses_no_tick() {
+    check_all(history_of_renames);
+}
+
+/// The number of histories is that of the variable `ROWLOCK_DEPLOYS`, if it is set.
+#[expect(clippy::print_stderr, reason = "how many changes and ticks there were is seen with --nocapture")]
+fn check_all(history: fn(u64) -> (Figures, Vec<String>)) {
     let count = std::env::var("ROWLOCK_DEPLOYS").ok().and_then(|count| count.parse().ok()).unwrap_or(300);
     let (mut all, mut failed) = (Figures::default(), 0);
     for seed in 0..count {

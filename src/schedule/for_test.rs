@@ -95,14 +95,16 @@ impl<DB: Database> Tick<DB> {
         let row = found.rows.first().map(|row| (row, &past));
         let change = Declared::new(&schedule).change_to(slot, Decision::Fresh, row, &Word::default(), found.now);
         let times = schedule.times();
-        let changed = answered!(&*core, Action::Update, &subject, conn => DB::change_times(conn, &times, &change))?;
+        if !answered!(&*core, Action::Update, &subject, conn => DB::change_times(conn, &times, &change))? {
+            return Err(refused("another instance changed its row"));
+        }
         let (known, holder) = (core.known(&schedule), Holder::unique());
         let (sent, reply) = core.claim(std::slice::from_ref(&known), holder, 1).await;
         let reply =
             reply.map_err(|failure| core.failed(failure, Action::Acquire, &subject, Certainty::NothingChanged))?;
-        let Some(row) = reply.claimed.into_iter().next().filter(|row| changed && row.slot == slot) else {
+        let Some(row) = reply.claimed.into_iter().next().filter(|row| row.slot == slot) else {
             put_back(&core, holder, names).await;
-            return Err(refused("another instance runs it, or changed its row"));
+            return Err(refused("another instance runs it"));
         };
         let claim = Claim { key: name.clone(), holder, token: row.token };
         let tick =

@@ -131,6 +131,11 @@ impl Word {
         }
     }
 
+    /// Returns whether an instance that is alive declares these times.
+    pub fn keeps(&self, times: &Times) -> bool {
+        self.alive.contains(&times.mark())
+    }
+
     /// Returns whether other times than these are declared.
     pub fn contests(&self, times: &Times) -> bool {
         let mark = times.mark();
@@ -211,7 +216,8 @@ pub fn decide(
     if is_newest && !(rank(&mark) == 0 && is_full) { Decision::Apply } else { Decision::Leave }
 }
 
-fn is_long_gone(past: &Past, now: DateTime<Utc>) -> bool {
+/// Returns whether a schedule that comes back begins afresh.
+pub fn is_long_gone(past: &Past, now: DateTime<Utc>) -> bool {
     past.gone_at.is_some_and(|gone_at| now - gone_at > FRESH)
 }
 
@@ -281,12 +287,17 @@ impl Declared {
     }
 
     /// Returns the schedule that takes the place of this one, which is removed.
-    pub fn heir(&self) -> Option<&Times> {
-        self.heir.as_ref().map(|heir| &heir.times)
+    pub fn heir(&self) -> Option<&Self> {
+        self.heir.as_deref()
+    }
+
+    pub fn is_removed(&self) -> bool {
+        self.schedule.is_none()
     }
 
     /// Returns what becomes of the heir of a row that is removed now. `None` if it is in effect,
-    /// and ran later than the row: it goes on with what it has.
+    /// and ran later than the row: it goes on with what it has. A tick that was begun and has not
+    /// ended passes to it beside the slot.
     pub fn inheritance(
         &self,
         (row, past): (&ListedSchedule, &Past),
@@ -295,21 +306,18 @@ impl Declared {
         now: DateTime<Utc>,
     ) -> Option<TimesChange> {
         let heir = self.heir.as_ref()?;
-        if its.is_some_and(|(its, _)| !its.times.are_removed() && its.begin_time > row.begin_time) {
+        let in_effect = its.map(|(its, _)| its).filter(|its| !its.times.are_removed());
+        if in_effect.is_some_and(|its| its.begin_time > row.begin_time) {
             return None;
         }
-        // The heir begins a tick anew that waits for its next attempt, or whose run was lost.
-        let is_open = row.running || row.attempt > 0;
-        let open = row.run_slot.filter(|run| is_open && !is_trigger(*run) && *run < row.slot);
-        let row = ListedSchedule { attempt: 0, running: false, slot: open.unwrap_or(row.slot), ..row.clone() };
         let slot = match is_long_gone(past, now) {
             true => heir.first(now),
-            false => heir.slot_after(&row, judge, word, now),
+            false => heir.slot_after(row, judge, word, now),
         };
-        // The heir may have run ticks before.
-        let ran = its.and_then(|(its, _)| its.run_slot).filter(|ran| *ran >= slot);
+        // The heir may have run ticks beside the other one.
+        let ran = in_effect.and_then(|its| its.run_slot).filter(|ran| !is_trigger(*ran) && *ran >= slot);
         let slot = ran.zip(heir.schedule.as_ref()).map_or(slot, |(ran, heir)| heir.next(ran));
-        Some(heir.change_to(slot, Decision::Fresh, its, word, now))
+        Some(heir.change_to(slot, Decision::Apply, its, word, now))
     }
 
     /// Returns how long after `now` the next tick comes.

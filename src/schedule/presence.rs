@@ -15,9 +15,7 @@ use crate::{
     key::Key,
     schedule::{
         core::{Core, answered},
-        instances::{
-            Decision, Declared, JUDGES, Judge, Word, decide, from_text, gone_names, hash, renamed_to, to_text,
-        },
+        instances::{Decision, Declared, JUDGES, Judge, Word, from_text, gone_names, hash, renamed_to, to_text},
         spec::Schedule,
         steps::carry_out,
         view::View,
@@ -78,6 +76,8 @@ pub struct Presence {
     read_at: Option<Instant>,
     /// Schedules that this instance does not run, since others have newer times. It was said once.
     left_alone: HashSet<Key>,
+    /// Schedules whose run is waited for before they get another name. It was said once.
+    awaited: HashSet<Key>,
     /// When the instance started, and since when it has beaten without a break.
     since: DateTime<Utc>,
     unbroken: Instant,
@@ -100,7 +100,7 @@ impl Presence {
         };
         let (sets, seen) = (HashMap::from([(announcement.declares_id, all)]), Vec::new());
         let (lives, contested, read_at) = (announcement.lives, true, None);
-        let left_alone = HashSet::new();
+        let (left_alone, awaited) = (HashSet::new(), HashSet::new());
         let (since, unbroken, longest_life) = (DateTime::UNIX_EPOCH, Instant::now(), lives);
         Self {
             announcement,
@@ -112,6 +112,7 @@ impl Presence {
             contested,
             read_at,
             left_alone,
+            awaited,
             since,
             unbroken,
             longest_life,
@@ -276,10 +277,9 @@ impl Presence {
         for declared in self.declared.iter().filter(|declared| !view.waits(declared, &self.declared)) {
             let name = &declared.times.name;
             let (word, row) = (view.word(name), view.row(name));
-            let decision = decide(row, declared, view.judge, word, now);
-            let has_other_times = row.is_some_and(|(row, _)| row.times != declared.times);
+            let (decision, has_other_times) = (view.decide(declared, &self.declared), view.has_other_times(declared));
             self.contested |= has_other_times || word.contests(&declared.times) || decision != Decision::Leave;
-            let step = view.step(declared, decision);
+            let step = view.step(declared, &self.declared, decision);
             match (decision, row, &step) {
                 (Decision::Leave, Some((row, _)), _) if has_other_times => {
                     // A call tells its caller.
@@ -289,13 +289,16 @@ impl Presence {
                     }
                 }
                 (_, _, Err(live)) => {
-                    if self.left_alone.insert(name.clone()) {
+                    if self.awaited.insert(name.clone()) {
                         tracing::info!(schedule = %name, name = %live.times.name, by = live.label,
                             "a run is under way: its schedule has another name after it");
                     }
                 }
                 (Decision::Wait, ..) => {}
-                _ => drop(self.left_alone.remove(name)),
+                _ => {
+                    self.left_alone.remove(name);
+                    self.awaited.remove(name);
+                }
             }
             steps.extend(step.ok().flatten());
         }

@@ -332,28 +332,29 @@ impl Schedule {
 
     /// Declares that the schedule had another name before. It may have had several.
     ///
-    /// It takes the place of the schedule of that name, with its next tick, its pause and its
-    /// trigger: what is due there is run here, once. That one is
+    /// It takes the place of the schedule of that name, with its next tick, the attempts at one that
+    /// was begun, its pause and its trigger: what is due there is run here, once. That one is
     /// [removed](crate::Schedules::removed) then. While older instances that have it are alive,
     /// this happens as other times take effect, after a few beats and between two runs, and until
     /// then no instance that has this declaration runs the schedule under its new name. The history
     /// keeps the runs under the name that they had.
     ///
-    /// A rollback needs nothing: instances with the old name take the place back in the same way.
-    /// If the new name was in use before the declaration came, and ran later than the old one, it
-    /// goes on with what it has.
+    /// A rollback needs nothing: instances with the old name take the place back in the same way,
+    /// once no instance with the new one is alive. So the declaration stays until no instance with
+    /// the old name can start. If the new name was in use before the declaration came, and ran
+    /// later than the old one, it goes on with what it has.
     ///
     /// # Errors
     /// [`Error::InvalidKey`] for a text that is not a name; [`Error::InvalidSchedule`] for the name
-    /// of the schedule itself, and for a schedule whose own name has more than 200 bytes.
+    /// of the schedule itself, and for a name of more than 200 bytes.
     pub fn renamed_from(mut self, name: &str) -> Result<Self, Error> {
         let old = Key::new(name)?;
         let wrong = |wrong: &str| Err(Error::InvalidSchedule { name: self.name.clone(), wrong: wrong.to_owned() });
         if old == self.name {
             return wrong("it has this name already");
         }
-        if self.name().len() > PATTERN {
-            return wrong("the name of a schedule that had another one has at most 200 bytes");
+        if self.name().len().max(old.as_str().len()) > PATTERN {
+            return wrong("both names of a schedule that gets another one have at most 200 bytes");
         }
         self.renamed_from.push(old);
         Ok(self)

@@ -138,7 +138,7 @@ impl<DB: Database> Schedules<DB> {
     /// Runs the tick of a schedule if it is due, or is made so by a trigger.
     async fn one_tick(&self, name: &str, triggers: bool, stop: impl Future<Output = ()>) -> Result<TickOutcome, Error> {
         let Some(job) = self.jobs.iter().find(|job| job.schedule.name() == name).cloned() else {
-            return Err(Error::UnknownSchedule { name: Key::new(name)? });
+            return Err(Error::UnknownSchedule { name: Key::new(name)?, renamed_to: None });
         };
         let core = self.checked(std::slice::from_ref(&job)).await?;
         Presence::of_calls(&core, &job.schedule).join(&core).await?;

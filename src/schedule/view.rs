@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use crate::{
     key::Key,
     schedule::{
-        instances::{Decision, Declared, Judge, Word, is_live, renamed_to},
+        instances::{Decision, Declared, Judge, Word, decide, is_live, is_long_gone, renamed_to},
         steps::Step,
     },
     store::{instances::Past, schedule::ListedSchedule},
@@ -41,18 +41,56 @@ impl View {
     /// the place of one that is still in effect: it gets what is due there, and does not begin
     /// before.
     pub fn waits(&self, declared: &Declared, all: &[Declared]) -> bool {
-        let olds = all.iter().filter(|old| old.heir().is_some_and(|heir| heir.name == declared.times.name));
+        let olds = all.iter().filter(|old| old.heir().is_some_and(|heir| heir.times.name == declared.times.name));
         !self.is_in_effect(&declared.times.name) && olds.into_iter().any(|old| self.is_in_effect(&old.times.name))
+    }
+
+    /// Decides what an instance that declares all of these does about the row of one of them. A
+    /// schedule takes the place of another one only if that may be removed and its own times may
+    /// apply.
+    pub fn decide(&self, declared: &Declared, all: &[Declared]) -> Decision {
+        let decision = self.decide_alone(declared);
+        let source = self.source(declared, all).filter(|_| is_change(decision));
+        match (source, declared.heir()) {
+            (Some(_), Some(heir)) if self.has_other_times(heir) => match self.decide_alone(heir) {
+                Decision::Leave => Decision::Leave,
+                Decision::Wait => Decision::Wait,
+                _ => decision,
+            },
+            // The other name is in use. Only a declaration takes its place from living instances.
+            (Some(source), None) if self.is_kept(&source.times.name) => Decision::Leave,
+            _ => decision,
+        }
+    }
+
+    fn decide_alone(&self, declared: &Declared) -> Decision {
+        let name = &declared.times.name;
+        decide(self.row(name), declared, self.judge, self.word(name), self.now)
+    }
+
+    /// Returns whether the row of a schedule has other times than those that are declared.
+    pub fn has_other_times(&self, declared: &Declared) -> bool {
+        self.rows.get(&declared.times.name).is_some_and(|row| row.times != declared.times)
+    }
+
+    /// Returns whether an instance that is alive declares the times that are in effect.
+    fn is_kept(&self, name: &Key) -> bool {
+        self.rows.get(name).is_some_and(|row| self.word(name).keeps(&row.times))
     }
 
     /// Returns the schedule in effect whose place this one takes: the one that it was renamed from,
     /// or the one to which it was renamed before a rollback.
-    fn source(&self, declared: &Declared) -> Option<Declared> {
+    fn source(&self, declared: &Declared, all: &[Declared]) -> Option<Declared> {
         let source = match declared.heir() {
             Some(_) => declared.clone(),
+            None if declared.is_removed() => return None,
             None => {
-                let other = renamed_to(&self.rows.get(&declared.times.name)?.times.spec)?;
-                Declared::renamed(Key::new(other).ok()?, declared)
+                let other = Key::new(renamed_to(&self.rows.get(&declared.times.name)?.times.spec)?).ok()?;
+                // A name that is used again is a schedule of its own.
+                if all.iter().any(|declared| declared.times.name == other) {
+                    return None;
+                }
+                Declared::renamed(other, declared)
             }
         };
         Some(source).filter(|source| self.is_in_effect(&source.times.name))
@@ -60,22 +98,27 @@ impl View {
 
     /// Returns what a decision about a row leads to. A run that is under way keeps its schedule
     /// from getting another name: it is the error.
-    pub fn step<'a>(&self, declared: &'a Declared, decision: Decision) -> Result<Option<Step<'a>>, &ListedSchedule> {
+    pub fn step<'a>(
+        &self,
+        declared: &'a Declared,
+        all: &[Declared],
+        decision: Decision,
+    ) -> Result<Option<Step<'a>>, &ListedSchedule> {
         let name = &declared.times.name;
-        let renames = matches!(decision, Decision::Apply | Decision::Fresh);
-        if let Some(source) = self.source(declared).filter(|_| renames)
+        if let Some(source) = self.source(declared, all).filter(|_| is_change(decision))
             && let (Some(heir), Some(from)) = (source.heir(), self.row(&source.times.name))
         {
-            let its = self.row(&heir.name);
+            let its = self.row(&heir.times.name);
             let both = [Some(from), its].into_iter().flatten();
             if let Some((live, _)) = both.into_iter().find(|(row, _)| is_live(row, self.now)) {
                 return Err(live);
             }
-            let new = source.inheritance(from, its, (self.judge, self.word(&heir.name)), self.now);
+            let new = source.inheritance(from, its, (self.judge, self.word(&heir.times.name)), self.now);
             let word = self.word(&source.times.name);
-            let old = source.change(Decision::Apply, Some(from), self.judge, word, self.now);
+            let removal = if is_long_gone(from.1, self.now) { Decision::Fresh } else { Decision::Apply };
+            let old = source.change(removal, Some(from), self.judge, word, self.now);
             if let Some((old, new)) = old.zip(new) {
-                return Ok(Some(Step::Rename(Box::new([(source.times.clone(), old), (heir.clone(), new)]))));
+                return Ok(Some(Step::Rename(Box::new([(source.times.clone(), old), (heir.times.clone(), new)]))));
             }
         }
         let change = declared.change(decision, self.row(name), self.judge, self.word(name), self.now);
@@ -85,6 +128,11 @@ impl View {
             None => None,
         })
     }
+}
+
+/// Returns whether the times of the instance apply to a row that has others, or is long gone.
+fn is_change(decision: Decision) -> bool {
+    matches!(decision, Decision::Apply | Decision::Fresh)
 }
 
 #[cfg(test)]

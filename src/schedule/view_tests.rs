@@ -7,8 +7,8 @@ use chrono::TimeDelta;
 use super::*;
 use crate::{
     key::Token,
-    schedule::{instances::decide, spec::Schedule},
-    store::instances::TimesChange,
+    schedule::{instances::hash, spec::Schedule},
+    store::{instances::TimesChange, schedule::Times},
 };
 
 fn at(seconds: i64) -> DateTime<Utc> {
@@ -62,7 +62,20 @@ fn view(rows: Vec<ListedSchedule>) -> View {
 
 /// Returns what follows for the name that the first of these declares, if its times apply.
 fn step_of<'a>(view: &View, declared: &'a [Declared]) -> Step<'a> {
-    view.step(&declared[0], Decision::Apply).ok().flatten().unwrap()
+    view.step(&declared[0], declared, Decision::Apply).ok().flatten().unwrap()
+}
+
+/// Adds instances that are alive, and declare these.
+fn declared_by(view: &mut View, declared: &[Declared]) {
+    for Declared { times, .. } in declared {
+        view.words.entry(times.name.clone()).or_default().add(times, true, true, at(-900));
+    }
+}
+
+/// Adds times that a row had before those that are in effect, or that a row has had since.
+fn remembers(view: &mut View, name: &str, times: &[&Times]) {
+    let known: Vec<String> = times.iter().map(|times| format!("{:016x}", hash(&[&times.spec, &times.zone]))).collect();
+    view.past.insert(Key::new(name).unwrap(), Past { known: known.join(" "), ..Past::default() });
 }
 
 /// Returns the names of a rename, and what the new one gets.
@@ -85,22 +98,28 @@ fn slot(rows: Vec<ListedSchedule>) -> i64 {
 fn what_is_due_passes_to_the_new_name() {
     assert_eq!(slot(vec![row("old", -600)]), -600);
     assert_eq!(slot(vec![row("old", 60)]), 60);
-    // An attempt that failed, or whose run was lost, is made anew.
+    // A tick that was begun goes on beside the slot, which is the one after it.
     let open = ListedSchedule { attempt: 2, ..ran(row("old", -600), -600) };
-    assert_eq!(slot(vec![open.clone()]), -600);
-    assert_eq!(slot(vec![ListedSchedule { running: true, due_at: at(29), ..open }]), -600);
+    assert_eq!(slot(vec![open.clone()]), -540);
+    assert_eq!(slot(vec![ListedSchedule { running: true, due_at: at(29), ..open }]), -540);
     // Other times have moved the slot since.
-    assert_eq!(slot(vec![ListedSchedule { attempt: 2, ..ran(row("old", 60), -600) }]), -600);
+    assert_eq!(slot(vec![ListedSchedule { attempt: 2, ..ran(row("old", 60), -600) }]), 60);
     let triggered = ListedSchedule { run_slot: Some(at(-600) + TimeDelta::microseconds(1)), ..row("old", 60) };
     assert_eq!(slot(vec![ListedSchedule { attempt: 2, ..triggered }]), 60);
 }
 
 #[test]
 fn a_tick_that_the_new_name_has_run_does_not_come_again() {
-    let again = |ran_at| slot(vec![ran(row("old", -60), -120), ran(replaced("new", "old"), ran_at)]);
+    // Both were in effect, and the old one catches up.
+    let again = |ran_at| {
+        let old = ListedSchedule { begin_time: Some(at(20)), ..ran(row("old", -60), -120) };
+        slot(vec![old, ran(row("new", 60), ran_at)])
+    };
     assert_eq!(again(-120), -60);
     assert_eq!(again(-60), 0);
     assert_eq!(again(0), 60);
+    // What has passed to another name since is gone on with there.
+    assert_eq!(slot(vec![ran(row("old", -60), -120), ran(replaced("new", "old"), -60)]), -60);
 }
 
 #[test]
@@ -111,8 +130,8 @@ fn a_schedule_that_was_gone_for_long_begins_afresh() {
     assert_eq!(rename(step_of(&view, &declared)).2.slot, at(60));
     // One that is removed already stays so.
     let removed = replaced("old", "new");
-    let decision = decide(Some((&removed, &past)), &declared[0], view.judge, &Word::default(), view.now);
-    assert_eq!(decision, Decision::Return);
+    view.rows.insert(removed.times.name.clone(), removed);
+    assert_eq!(view.decide(&declared[0], &declared), Decision::Return);
 }
 
 #[test]
@@ -121,8 +140,8 @@ fn a_run_that_is_under_way_is_waited_for() {
     let declared = renamed();
     for rows in [vec![live(row("old", 0))], vec![row("old", 0), live(row("new", 0))]] {
         let view = view(rows);
-        assert!(view.step(&declared[0], Decision::Apply).is_err());
-        assert!(view.step(&declared[0], Decision::Leave).is_ok_and(|step| step.is_none()));
+        assert!(view.step(&declared[0], &declared, Decision::Apply).is_err());
+        assert!(view.step(&declared[0], &declared, Decision::Leave).is_ok_and(|step| step.is_none()));
     }
 }
 
@@ -146,6 +165,53 @@ fn a_rollback_is_a_rename() {
     // If the other name is gone, the old one begins with what it can have missed itself.
     let alone = view(vec![replaced("old", "new")]);
     assert!(matches!(step_of(&alone, &declared), Step::Change(_, _, change) if change.slot == at(0)));
+}
+
+#[test]
+fn a_rollback_takes_nothing_from_instances_that_live() {
+    let rows = vec![ran(replaced("old", "new"), -120), ran(row("new", 60), 0)];
+    let old = [Declared::new(&schedule("old"))];
+    let mut view = view(rows);
+    declared_by(&mut view, &old);
+    assert_eq!(view.decide(&old[0], &old), Decision::Apply);
+    // They no longer say which name it had.
+    declared_by(&mut view, &[Declared::new(&schedule("new"))]);
+    assert_eq!(view.decide(&old[0], &old), Decision::Leave);
+}
+
+#[test]
+fn a_name_that_is_used_again_is_a_schedule_of_its_own() {
+    let view = view(vec![ran(replaced("old", "new"), -120), ran(row("new", -60), -120)]);
+    for old in [Declared::new(&schedule("old")), Declared::removed(Key::new("old").unwrap())] {
+        let declared = [old, Declared::new(&schedule("new"))];
+        let Step::Change(times, ..) = step_of(&view, &declared) else { panic!("it takes nothing from another name") };
+        assert_eq!(*times, declared[0].times);
+    }
+    let removed = [Declared::removed(Key::new("old").unwrap())];
+    assert!(matches!(step_of(&view, &removed), Step::Change(..)));
+}
+
+/// A release gives the schedule its old name back while the one before it still lives.
+#[test]
+fn declarations_in_both_directions_change_nothing_by_turns() {
+    let (forth, back) = (renamed(), Declared::all_of(&schedule("old").renamed_from("new").unwrap()));
+    let (old, new) = (Declared::new(&schedule("old")), Declared::new(&schedule("new")));
+    let mut by_both = view(vec![ran(replaced("old", "new"), -120), ran(row("new", 60), 0)]);
+    remembers(&mut by_both, "old", &[&forth[0].times, &old.times]);
+    remembers(&mut by_both, "new", &[&new.times]);
+    declared_by(&mut by_both, &forth);
+    declared_by(&mut by_both, &back);
+    assert!(forth.iter().all(|declared| by_both.decide(declared, &forth) == Decision::Leave));
+    assert_eq!(by_both.decide(&back[0], &back), Decision::Leave, "the old name's times are the older ones");
+    // The release before has ended, and comes back.
+    by_both.words.clear();
+    declared_by(&mut by_both, &back);
+    assert_eq!(by_both.decide(&back[0], &back), Decision::Apply);
+    by_both.rows = view(vec![ran(row("old", 60), 0), ran(replaced("new", "old"), -120)]).rows;
+    remembers(&mut by_both, "new", &[&back[0].times, &new.times]);
+    declared_by(&mut by_both, &forth);
+    assert!(back.iter().all(|declared| by_both.decide(declared, &back) == Decision::Leave));
+    assert_eq!(by_both.decide(&forth[0], &forth), Decision::Leave);
 }
 
 #[test]

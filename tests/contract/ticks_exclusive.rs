@@ -88,14 +88,17 @@ async fn a_run_and_another_program_exclude_each_other<DB: TestDatabase>(db: Test
         let mut one = work(&db, "one", due_with_key(&db).await);
         db.execute("DELETE FROM t_resource_schedule_run").await;
         let by_hand = acquired(db.lock().try_acquire("key").await);
-        let run = one.try_tick();
+        let mut run = one.try_tick();
         is_run(&db).await;
         sleep(LEASE * 3 / 2).await;
         let waiting = info(&db, "k").await;
         assert!(waiting.running && waiting.attempt == 1, "the tick is kept while it waits: {waiting:?}");
         assert!(one.begun.try_recv().is_err(), "the key is held by hand");
         by_hand.release(Status::Succeeded).await.unwrap();
-        let tick = one.tick().await;
+        let tick = tokio::select! {
+            tick = one.tick() => tick,
+            ended = &mut run => panic!("the run ended before its work began: {ended:?}"),
+        };
         let claim = tick.exclusive_claim().unwrap();
         assert_eq!(claim.key.as_str(), "key");
         sleep(LEASE * 3 / 2).await;

@@ -15,10 +15,15 @@ harness::tests!(
         a_renamed_schedule_gets_what_was_due_the_pause_and_the_trigger,
         a_run_under_the_old_name_ends_before_the_new_one_begins,
         a_run_that_died_under_the_old_name_is_lost,
-        a_failed_tick_is_begun_anew_under_the_new_name,
+        a_failed_tick_goes_on_under_the_other_name,
+        a_trigger_that_failed_goes_on_under_the_other_name,
+        an_old_instance_takes_nothing_from_a_name_that_lives,
+        a_name_that_is_used_again_is_another_schedule,
+        an_old_name_may_be_removed_afterwards,
+        an_operator_learns_the_new_name,
         a_rename_outlives_a_rollback,
         a_rollback_gets_what_was_due_the_pause_and_the_trigger,
-        a_run_that_died_under_the_new_name_keeps_nothing_from_the_old_one,
+        a_run_that_died_before_a_rollback_is_lost,
         a_schedule_that_has_run_since_goes_on_with_what_it_has,
         a_name_may_come_back,
         a_schedule_may_have_had_several_names,
@@ -114,10 +119,9 @@ async fn a_run_that_died_under_the_old_name_is_lost<DB: TestDatabase>(db: TestDb
     ends(with(&db, every("old", LONG)).start().await.unwrap()).await;
     back(&db, "old", LONG).await;
     let tick = Tick::for_test(&db.pool, &every("old", LONG), info(&db, "old").await.slot).await.unwrap();
-    let ended = format!("UPDATE t_resource_schedule SET due_at = {} WHERE name = 'old'", DB::ago(1_000));
-    assert_eq!(db.execute(&ended).await, 1);
+    due(&db, "old").await;
     let new = with(&db, renamed(LONG)).start().await.unwrap();
-    eventually("the new one runs its tick", || async { !runs(&db, "new").await.is_empty() }).await;
+    eventually("the new one runs its tick", || async { told(&db, "new").await.starts_with("S2") }).await;
     assert_eq!(runs(&db, "new").await[0].slot, tick.slot());
     let late = tick.transaction(&db.pool, async |_| Ok::<_, sqlx::Error>(())).await;
     assert!(late.is_err(), "the run was lost");
@@ -128,19 +132,110 @@ async fn a_run_that_died_under_the_old_name_is_lost<DB: TestDatabase>(db: TestDb
     ends(new).await;
 }
 
-async fn a_failed_tick_is_begun_anew_under_the_new_name<DB: TestDatabase>(db: TestDb<DB>) {
-    let pause = Retries::times(9).backoff(LONG, LONG).unwrap();
-    let fails = instance(&db, "old").on(every("old", LONG).retry(pause).unwrap(), async |_| Err::<(), _>("not yet"));
-    fails.try_tick("old").await.unwrap();
-    back(&db, "old", LONG).await;
-    assert!(matches!(fails.try_tick("old").await.unwrap(), TickOutcome::Failed { again: true, .. }));
-    for instance in fails.instances().await.unwrap() {
-        fails.forget_instance(instance.id).await.unwrap();
+/// Makes what waits for its next attempt, or whose process has died, due.
+async fn due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) {
+    let due = format!("UPDATE t_resource_schedule SET due_at = {} WHERE name = '{name}'", DB::ago(1_000));
+    assert_eq!(db.execute(&due).await, 1);
+}
+
+/// Ends the word of all instances.
+async fn forget_all<DB: TestDatabase>(db: &TestDb<DB>) {
+    let operator = instance(db, "operator");
+    for instance in operator.instances().await.unwrap() {
+        operator.forget_instance(instance.id).await.unwrap();
     }
-    let slot = info(&db, "old").await.slot;
-    let new = with(&db, renamed(LONG)).start().await.unwrap();
-    eventually("the new one runs", || async { told(&db, "new").await == "S1" }).await;
+}
+
+/// Its attempts and the ticks that it stands for count on, also after a rollback.
+async fn a_failed_tick_goes_on_under_the_other_name<DB: TestDatabase>(db: TestDb<DB>) {
+    let pause = Retries::times(9).backoff(LONG, LONG).unwrap();
+    let schedule = |name| Schedule::every(name, LONG).unwrap().retry(pause).unwrap();
+    let failing = |schedule| instance(&db, "one").on(schedule, async |_: Tick<DB>| Err::<(), _>("not yet"));
+    let (old, new) = (failing(schedule("old")), failing(schedule("new").renamed_from("old").unwrap()));
+    old.try_tick("old").await.unwrap();
+    back(&db, "old", 3 * LONG).await;
+    old.try_tick("old").await.unwrap();
+    let slot = runs(&db, "old").await[0].slot;
+    for (instance, name) in [(&new, "new"), (&old, "old"), (&new, "new")] {
+        forget_all(&db).await;
+        // The first call takes the place, and finds that the tick waits for its next attempt.
+        assert!(matches!(instance.try_tick(name).await.unwrap(), TickOutcome::NotDue { .. }));
+        due(&db, name).await;
+        assert!(matches!(instance.try_tick(name).await.unwrap(), TickOutcome::Failed { again: true, .. }));
+    }
+    assert_eq!((told(&db, "old").await, told(&db, "new").await), ("F1(2) F3(2)".into(), "F2(2) F4(2)".into()));
+    assert!(runs(&db, "new").await.iter().all(|run| run.slot == slot));
+}
+
+async fn a_trigger_that_failed_goes_on_under_the_other_name<DB: TestDatabase>(db: TestDb<DB>) {
+    let pause = Retries::times(9).backoff(LONG, LONG).unwrap();
+    let (old, new) = (every("old", LONG), renamed(LONG));
+    let fails = instance(&db, "old").on(old.retry(pause).unwrap(), async |_| Err::<(), _>("not yet"));
+    assert!(matches!(fails.run_now("old").await.unwrap(), TickOutcome::Failed { again: true, .. }));
+    forget_all(&db).await;
+    let succeeds = with(&db, new);
+    assert!(matches!(succeeds.try_tick("new").await.unwrap(), TickOutcome::NotDue { .. }));
+    due(&db, "new").await;
+    assert_eq!(succeeds.try_tick("new").await.unwrap(), TickOutcome::Succeeded);
+    let (before, after) = (runs(&db, "old").await[0].slot, runs(&db, "new").await[0].slot);
+    assert_eq!((before, told(&db, "new").await.as_str()), (after, "S2"));
+}
+
+/// The release after the rename no longer says which name the schedule had.
+async fn an_old_instance_takes_nothing_from_a_name_that_lives<DB: TestDatabase>(db: TestDb<DB>) {
+    ends(with(&db, every("old", LONG)).start().await.unwrap()).await;
+    ends(with(&db, renamed(LONG)).start().await.unwrap()).await;
+    let new = with(&db, every("new", 2 * SHORT)).start().await.unwrap();
+    eventually("the new one runs", || async { runs(&db, "new").await.len() > 2 }).await;
+    let old = with(&db, every("old", LONG)).start().await.unwrap();
+    let before = runs(&db, "new").await.len();
+    sleep(A_WHILE).await;
+    assert!(info(&db, "old").await.is_removed() && runs(&db, "new").await.len() > before);
+    ends(new).await;
+    eventually("it is a rollback", || async { info(&db, "new").await.is_removed() }).await;
+    ends(old).await;
+}
+
+/// A release has another schedule of the old name.
+async fn a_name_that_is_used_again_is_another_schedule<DB: TestDatabase>(db: TestDb<DB>) {
+    ends(with(&db, every("old", LONG)).start().await.unwrap()).await;
+    ends(with(&db, renamed(LONG)).start().await.unwrap()).await;
+    instance(&db, "operator").pause("new").await.unwrap();
+    back(&db, "new", LONG).await;
+    let slot = info(&db, "new").await.slot;
+    let both = with(&db, every("new", LONG)).on(every("old", 2 * SHORT), async |_| Ok::<_, &str>(()));
+    let both = both.start().await.unwrap();
+    eventually("the other one runs", || async { runs(&db, "old").await.len() > 3 }).await;
+    sleep(A_WHILE).await;
+    let (new, old) = (info(&db, "new").await, info(&db, "old").await);
+    assert!((new.slot, new.paused) == (slot, true) && !old.paused, "{new:?} {old:?}");
+    ends(both).await;
+}
+
+/// A release declares that nothing has the old name.
+async fn an_old_name_may_be_removed_afterwards<DB: TestDatabase>(db: TestDb<DB>) {
+    ends(with(&db, every("old", LONG)).start().await.unwrap()).await;
+    ends(with(&db, renamed(LONG)).start().await.unwrap()).await;
+    back(&db, "new", 2 * LONG).await;
+    let slot = info(&db, "new").await.slot;
+    let new = with(&db, every("new", LONG)).removed("old").unwrap().start().await.unwrap();
+    eventually("what was due runs", || async { runs(&db, "new").await.len() == 2 }).await;
     assert_eq!(runs(&db, "new").await[0].slot, slot);
+    assert_eq!(info(&db, "old").await.times, "none");
+    ends(new).await;
+}
+
+async fn an_operator_learns_the_new_name<DB: TestDatabase>(db: TestDb<DB>) {
+    ends(with(&db, every("old", LONG)).start().await.unwrap()).await;
+    let new = with(&db, renamed(LONG)).start().await.unwrap();
+    let operator = instance(&db, "operator");
+    for refused in [operator.pause("old").await, operator.resume("old").await, operator.trigger("old").await] {
+        let error = refused.unwrap_err();
+        assert!(matches!(&error, Error::UnknownSchedule { renamed_to: Some(new), .. } if new == "new"), "{error:?}");
+        assert!(error.to_string().ends_with("its name is \"new\" now"), "{error}");
+    }
+    let old = info(&db, "old").await;
+    assert!(!old.paused && old.triggered.is_none() && old.renamed_to() == Some("new"), "{old:?}");
     ends(new).await;
 }
 
@@ -194,19 +289,17 @@ async fn distances<DB: TestDatabase>(db: &TestDb<DB>) -> BTreeSet<Duration> {
 }
 
 /// The instance died, and the old name was run after a rollback since.
-async fn a_run_that_died_under_the_new_name_keeps_nothing_from_the_old_one<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_run_that_died_before_a_rollback_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
     ends(with(&db, every("old", LONG)).start().await.unwrap()).await;
     ends(with(&db, renamed(LONG)).start().await.unwrap()).await;
     let slot = info(&db, "new").await.slot - TimeDelta::from_std(9 * LONG).unwrap();
     let died = Tick::for_test(&db.pool, &every("new", LONG), slot).await.unwrap();
-    let ended = format!("UPDATE t_resource_schedule SET due_at = {} WHERE name = 'new'", DB::ago(1_000));
-    assert_eq!(db.execute(&ended).await, 1);
+    due(&db, "new").await;
     let old = with(&db, every("old", LONG));
     old.run_now("old").await.unwrap();
     assert!(info(&db, "new").await.is_removed());
-    for instance in old.instances().await.unwrap() {
-        old.forget_instance(instance.id).await.unwrap();
-    }
+    assert_eq!((told(&db, "old").await.as_str(), runs(&db, "old").await[0].slot), ("S2", slot));
+    forget_all(&db).await;
     old.pause("old").await.unwrap();
     let before = info(&db, "old").await.slot;
     let new = with(&db, renamed(2 * LONG)).start().await.unwrap();
@@ -223,9 +316,7 @@ async fn a_schedule_that_has_run_since_goes_on_with_what_it_has<DB: TestDatabase
     with(&db, every("old", LONG)).run_now("old").await.unwrap();
     let new = with(&db, every("new", LONG));
     new.run_now("new").await.unwrap();
-    for instance in new.instances().await.unwrap() {
-        new.forget_instance(instance.id).await.unwrap();
-    }
+    forget_all(&db).await;
     back(&db, "old", 5 * LONG).await;
     new.pause("new").await.unwrap();
     let before = info(&db, "new").await;

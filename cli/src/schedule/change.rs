@@ -10,7 +10,7 @@ use crate::{
     out::{self, printable},
     schedule::{
         show::{find, object, times},
-        state::{described, nobody_runs},
+        state::{described, is_declared_as_removed, nobody_runs},
     },
 };
 
@@ -49,10 +49,12 @@ pub async fn ask_for_run<DB: Database>(
     anyway: bool,
     advice: &str,
 ) -> Result<(), Failure> {
-    let why = if anyway { None } else { nobody_runs(&find(schedules, name).await?) };
-    match why {
-        Some(why) => Err(Failure::new(REFUSED, format_args!("{name}: not triggered: {why}; {advice}"))),
-        None => Ok(schedules.trigger(name).await?),
+    let info = find(schedules, name).await?;
+    let refused = |why: &str| Err(Failure::new(REFUSED, format_args!("{name}: not triggered: {why}")));
+    match nobody_runs(&info) {
+        Some(why) if is_declared_as_removed(&info) => refused(&why),
+        Some(why) if !anyway => refused(&format!("{why}; {advice}")),
+        _ => Ok(schedules.trigger(name).await?),
     }
 }
 

@@ -68,7 +68,8 @@ pub fn has_next(info: &ScheduleInfo) -> bool {
     !info.paused && !info.is_removed()
 }
 
-fn is_declared_as_removed(info: &ScheduleInfo) -> bool {
+/// Returns whether instances declare that no schedule has this name.
+pub fn is_declared_as_removed(info: &ScheduleInfo) -> bool {
     info.times == REMOVED || info.renamed_to().is_some()
 }
 

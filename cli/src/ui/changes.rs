@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use crate::{
     exit::{self, Failure},
     out::printable,
-    schedule::state::nobody_runs,
+    schedule::state::{is_declared_as_removed, nobody_runs},
     ui::{
         app::App,
         change::{Change, Verb, seen},
@@ -140,7 +140,7 @@ async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response
             input type="hidden" name="csrf" value=(given.token);
             input type="hidden" name="name" value=(name);
             @if let Some(lock) = lock { (release_fields(lock)) }
-            @if let Some(why) = job.and_then(nobody_runs) { (anyway_fields(&why)) }
+            @if let Some(why) = job.filter(|job| !is_declared_as_removed(job)).and_then(nobody_runs) { (anyway_fields(&why)) }
             p.actions {
                 button.danger[verb == Verb::Release] { (button) }
                 a.button href=(back) { "Cancel" }

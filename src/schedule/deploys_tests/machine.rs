@@ -1,7 +1,10 @@
 //! An instance, in the order of steps of `presence.rs`. What it has read it writes half a second
 //! later.
 
-use std::{collections::HashSet, rc::Rc};
+use std::{
+    collections::{HashMap, HashSet},
+    rc::Rc,
+};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use fastrand::Rng;
@@ -9,7 +12,11 @@ use fastrand::Rng;
 use super::tables::{LEASE, LIVES, Run, Tables};
 use crate::{
     key::Key,
-    schedule::instances::{Decision, Declared, JUDGES, Judge, Word, decide, from_text, gone_names, hash, to_text},
+    schedule::{
+        instances::{Decision, Declared, JUDGES, Judge, Word, from_text, gone_names, hash, to_text},
+        steps::Step,
+        view::View,
+    },
     store::{
         instances::{Beat, DeclaredSet, TimesChange},
         schedule::Times,
@@ -39,12 +46,11 @@ impl Release {
     }
 }
 
-/// A change that was decided.
-struct Decided {
-    times: Times,
-    /// `None`: the schedule is back.
-    change: Option<TimesChange>,
-    at: DateTime<Utc>,
+/// What was decided.
+enum Decided {
+    Return(Times),
+    /// The changes of one row, or of two whose schedule gets another name.
+    Change(Vec<(Times, TimesChange)>, DateTime<Utc>),
 }
 
 /// A change that was made.
@@ -220,39 +226,45 @@ impl Machine {
         let judge = Judge { judges: self.judges(), calls: false, lives: LIVES };
         let release = self.release.clone();
         self.contested = !judge.judges;
-        for declared in &release.declared {
-            let word = self.word(shared, sets, &declared.times.name, now);
-            let row = shared.db.rows.get(&declared.times.name).map(|row| (&row.listed, &row.past));
-            let decision = decide(row, declared, judge, &word, now);
-            let has_other_times = row.is_some_and(|(row, _)| row.times != declared.times);
-            self.contested |= has_other_times || word.contests(&declared.times) || decision != Decision::Leave;
-            let change = declared.change(decision, row, judge, &word, now);
-            if change.is_some() || decision == Decision::Return {
-                self.decided.push(Decided { times: declared.times.clone(), change, at: now });
-            }
+        let words = self.words(shared, sets, now);
+        let listed = shared.db.rows.iter().map(|(name, row)| (name.clone(), row.listed.clone()));
+        let past = shared.db.rows.iter().map(|(name, row)| (name.clone(), row.past.clone()));
+        let view = View { rows: listed.collect(), past: past.collect(), words, none: Default::default(), judge, now };
+        let all = &release.declared;
+        for declared in all.iter().filter(|declared| !view.waits(declared, all)) {
+            let (decision, word) = (view.decide(declared, all), view.word(&declared.times.name));
+            self.contested |=
+                view.has_other_times(declared) || word.contests(&declared.times) || decision != Decision::Leave;
+            self.decided.extend(match view.step(declared, all, decision).ok().flatten() {
+                Some(Step::Return(times)) => Some(Decided::Return(times.clone())),
+                Some(Step::Change(times, _, change)) => Some(Decided::Change(vec![(times.clone(), change)], now)),
+                Some(Step::Rename(both)) => Some(Decided::Change(both.to_vec(), now)),
+                None => None,
+            });
         }
     }
 
-    fn word(&self, shared: &Shared, sets: &[DeclaredSet], name: &Key, now: DateTime<Utc>) -> Word {
-        let mut word = Word::default();
+    fn words(&self, shared: &Shared, sets: &[DeclaredSet], now: DateTime<Utc>) -> HashMap<Key, Word> {
+        let mut words: HashMap<Key, Word> = HashMap::new();
         let others = sets.iter().map(|set| (set.declares_id, set.alive > 0, set.counting > 0, set.since));
         for (id, alive, counts, since) in others.chain([(self.release.id, true, false, now)]) {
-            if let Some(times) = self.known(shared, id).and_then(|release| release.of(name)) {
-                word.add(times, alive, counts, since);
+            for times in self.known(shared, id).into_iter().flat_map(|release| &release.read) {
+                words.entry(times.name.clone()).or_default().add(times, alive, counts, since);
             }
         }
-        word
+        words
     }
 }
 
 impl Decided {
     fn write(self, shared: &mut Shared) {
-        let Self { times, change, at } = self;
-        let Some(change) = change else {
-            return shared.db.mark_gone(std::slice::from_ref(&times.name), false, shared.now);
+        let (changes, at) = match self {
+            Self::Return(times) => return shared.db.mark_gone(&[times.name], false, shared.now),
+            Self::Change(changes, at) => (changes, at),
         };
-        if shared.db.change_times(&times, &change, shared.now) && change.new_times {
-            shared.changes.push(Changed { times, fresh: change.afresh, at });
+        if shared.db.change(&changes, shared.now) {
+            let new = changes.into_iter().filter(|(_, change)| change.new_times);
+            shared.changes.extend(new.map(|(times, change)| Changed { times, fresh: change.afresh, at }));
         }
     }
 }

@@ -150,17 +150,55 @@ impl Tables {
         }
     }
 
-    /// Creates a row or changes it, unless it is another one than was seen.
-    pub fn change_times(&mut self, times: &Times, change: &TimesChange, now: DateTime<Utc>) -> bool {
+    /// Changes one row, or two of which the second takes the place of the first, unless they are
+    /// other ones than were seen.
+    pub fn change(&mut self, changes: &[(Times, TimesChange)], now: DateTime<Utc>) -> bool {
+        let are_seen = changes.iter().all(|(times, change)| self.is_seen(&times.name, change));
+        if are_seen {
+            changes.iter().for_each(|(times, change)| self.change_times(times, change, now));
+            if let [(old, _), (new, _)] = changes {
+                self.inherit(&old.name, &new.name, now);
+            }
+        }
+        are_seen
+    }
+
+    fn is_seen(&self, name: &Key, change: &TimesChange) -> bool {
+        match (&change.seen, self.rows.get(name)) {
+            (None, None) => true,
+            (Some(seen), Some(Row { listed: row, .. })) => {
+                let is_seen = row.times.spec == seen.spec && row.times.zone == seen.zone && row.slot == seen.slot;
+                is_seen && row.run_slot == seen.run_slot && row.attempt == seen.attempt
+            }
+            _ => false,
+        }
+    }
+
+    /// What the row of the old name has passes to that of the new one.
+    fn inherit(&mut self, old: &Key, new: &Key, now: DateTime<Utc>) {
+        let before = self.rows[old].listed.clone();
+        let row = self.rows.get_mut(new).unwrap();
+        row.hold(None);
+        let row = &mut row.listed;
+        (row.run_slot, row.attempt, row.triggered_at) = (before.run_slot, before.attempt, before.triggered_at);
+        row.begin_time = before.begin_time;
+        row.due_at = match before.triggered_at {
+            _ if before.attempt > 0 => before.due_at,
+            Some(_) => now,
+            None => row.slot,
+        };
+        let emptied = self.rows.get_mut(old).unwrap();
+        emptied.hold(None);
+        let row = &mut emptied.listed;
+        (row.attempt, row.triggered_at, row.due_at) = (0, None, row.slot);
+    }
+
+    /// Creates a row or changes it.
+    fn change_times(&mut self, times: &Times, change: &TimesChange, now: DateTime<Utc>) {
         match &change.seen {
-            None if self.rows.contains_key(&times.name) => return false,
             None => drop(self.rows.insert(times.name.clone(), Row::new(times, change.slot, now))),
-            Some(seen) => {
-                let Some(Row { listed: row, holder, .. }) = self.rows.get_mut(&times.name) else { return false };
-                let is_seen = row.times.spec == seen.spec && row.times.zone == seen.zone;
-                if !is_seen || row.run_slot != seen.run_slot || row.attempt != seen.attempt {
-                    return false;
-                }
+            Some(_) => {
+                let Row { listed: row, holder, .. } = self.rows.get_mut(&times.name).unwrap();
                 (row.times, row.slot) = (times.clone(), change.slot);
                 row.run_slot = row.run_slot.filter(|_| !change.run_ahead);
                 let (is_held, afresh) = (holder.is_some(), change.afresh);
@@ -174,14 +212,14 @@ impl Tables {
                 }
             }
         }
-        let Some(row) = self.rows.get_mut(&times.name) else { return false };
-        row.past.known.clone_from(&change.known);
-        row.past.gone_at = None;
-        true
+        let past = &mut self.rows.get_mut(&times.name).unwrap().past;
+        past.known.clone_from(&change.known);
+        past.gone_at = None;
     }
 
     pub fn trigger(&mut self, name: &Key, now: DateTime<Utc>) {
-        let Some(Row { listed: row, holder, .. }) = self.rows.get_mut(name) else { return };
+        let row = self.rows.get_mut(name).filter(|row| !row.listed.times.are_removed());
+        let Some(Row { listed: row, holder, .. }) = row else { return };
         if row.triggered_at.is_none() || (holder.is_some() && row.triggered_at == row.run_slot) {
             row.triggered_at = Some(row.run_slot.map_or(now, |run| run.max(now)) + MICROSECOND);
         }
@@ -202,7 +240,7 @@ impl Tables {
             row.run_slot = Some(row.triggered_at.unwrap_or(row.slot));
         }
         row.attempt += 1;
-        row.due_at = now + LEASE;
+        (row.begin_time, row.due_at) = (Some(now), now + LEASE);
         let (slot, fails) = (row.run_slot?, fails && row.attempt < 3);
         let (end_at, renew_at) = (now + takes, now + LEASE / 3);
         Some(Run { times: times.clone(), schedule, slot, end_at, renew_at, fails, holder: self.holders })

@@ -68,12 +68,14 @@ SELECT name, run_slot, attempt, token, client_ip, begin_time, UTC_TIMESTAMP(6), 
 FROM t_resource_schedule WHERE name = ? AND holder IS NOT NULL
 ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name";
 
-/// The parameters are the schedule whose place is taken, and the one that takes it.
+/// The parameters are the schedule whose place is taken, and the one that takes it. A tick that was
+/// begun goes on there.
 const INHERIT: &str = "
 UPDATE t_resource_schedule t JOIN t_resource_schedule o ON o.name = ?
 SET t.paused = o.paused, t.triggered_at = o.triggered_at, t.token = GREATEST(t.token, o.token),
-    t.run_slot = COALESCE(GREATEST(t.run_slot, o.run_slot), t.run_slot, o.run_slot), t.holder = NULL, t.attempt = 0, t.missed = 0,
-    t.due_at = IF(o.triggered_at IS NULL, t.slot, UTC_TIMESTAMP(6))
+    t.run_slot = o.run_slot, t.attempt = o.attempt, t.missed = o.missed, t.client_ip = o.client_ip, t.begin_time = o.begin_time,
+    t.holder = NULL,
+    t.due_at = CASE WHEN o.attempt > 0 THEN o.due_at WHEN o.triggered_at IS NULL THEN t.slot ELSE UTC_TIMESTAMP(6) END
 WHERE t.name = ?";
 
 const EMPTY: &str = "
@@ -228,13 +230,13 @@ async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesC
 
 async fn rename(conn: &mut MySqlConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
     let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
-    for name in [from, to] {
-        sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
-    }
     for (times, change) in [old, new] {
         if !change_times(conn, times, change).await? {
             return Ok(false);
         }
+    }
+    for name in [from, to] {
+        sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
     }
     sqlx::query(INHERIT).bind(from).bind(to).execute(&mut *conn).await?;
     sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)

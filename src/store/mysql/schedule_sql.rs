@@ -27,7 +27,8 @@ pub(super) static LIST: LazyLock<String> = LazyLock::new(|| {
 pub(super) const LOOK: &str = "FROM t_resource_schedule WHERE paused = 0 AND (name, spec, zone) IN";
 
 pub(super) const PAUSE: &str = "
-UPDATE t_resource_schedule SET due_at = IF(paused = 1 AND ? = 0, GREATEST(due_at, UTC_TIMESTAMP(6)), due_at), paused = ? WHERE name = ?";
+UPDATE t_resource_schedule SET due_at = IF(paused = 1 AND ? = 0, GREATEST(due_at, UTC_TIMESTAMP(6)), due_at), paused = ?
+WHERE name = ? AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
 /// The derived table skips a locked row; the update takes what it found. Its assignments depend on
 /// no column.
@@ -181,7 +182,7 @@ UPDATE t_resource_schedule
 SET triggered_at = IF(triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot),
         GREATEST(UTC_TIMESTAMP(3), COALESCE(run_slot, '1970-01-01')) + INTERVAL 1 MICROSECOND, triggered_at),
     due_at = IF(holder IS NULL, LEAST(due_at, UTC_TIMESTAMP(6)), due_at)
-WHERE name = ?";
+WHERE name = ? AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
 /// The columns of a run.
 macro_rules! select_runs {

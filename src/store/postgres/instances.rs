@@ -111,11 +111,12 @@ INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begi
 SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $2
 FROM t_resource_schedule WHERE name = $1 AND holder IS NOT NULL ON CONFLICT DO NOTHING";
 
-/// $1 the schedule, $2 the one whose place it takes.
+/// $1 the schedule, $2 the one whose place it takes. A tick that was begun goes on there.
 const INHERIT: &str = "
 UPDATE t_resource_schedule t
-SET paused = o.paused, triggered_at = o.triggered_at, token = greatest(t.token, o.token), run_slot = greatest(t.run_slot, o.run_slot),
-    holder = NULL, attempt = 0, missed = 0, due_at = CASE WHEN o.triggered_at IS NULL THEN t.slot ELSE clock_timestamp() END
+SET paused = o.paused, triggered_at = o.triggered_at, token = greatest(t.token, o.token), run_slot = o.run_slot,
+    attempt = o.attempt, missed = o.missed, client_ip = o.client_ip, begin_time = o.begin_time, holder = NULL,
+    due_at = CASE WHEN o.attempt > 0 THEN o.due_at WHEN o.triggered_at IS NULL THEN t.slot ELSE clock_timestamp() END
 FROM t_resource_schedule o WHERE t.name = $1 AND o.name = $2";
 
 const EMPTY: &str = "
@@ -233,13 +234,13 @@ impl InstanceStore for Postgres {
 
 async fn rename(conn: &mut PgConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
     let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
-    for name in [from, to] {
-        sqlx::query(LOSE).bind(name).bind(LOST).execute(&mut *conn).await?;
-    }
     for (times, change) in [old, new] {
         if !Postgres::change_times(conn, times, change).await? {
             return Ok(false);
         }
+    }
+    for name in [from, to] {
+        sqlx::query(LOSE).bind(name).bind(LOST).execute(&mut *conn).await?;
     }
     sqlx::query(INHERIT).bind(to).bind(from).execute(&mut *conn).await?;
     sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)

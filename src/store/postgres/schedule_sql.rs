@@ -180,7 +180,7 @@ SELECT EXISTS (SELECT FROM t_resource_schedule_run WHERE name = $1 AND slot = $2
 
 pub(super) const PAUSE: &str = "
 UPDATE t_resource_schedule SET paused = $2, due_at = CASE WHEN paused AND NOT $2 THEN greatest(due_at, clock_timestamp()) ELSE due_at END
-WHERE name = $1";
+WHERE name = $1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
 /// A trigger has a time of its own. It is later than the last run, and never that of a slot,
 /// because slots have whole milliseconds. A trigger that waits keeps its time. A trigger during a
@@ -190,7 +190,7 @@ UPDATE t_resource_schedule
 SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)
         THEN greatest(date_trunc('milliseconds', clock_timestamp()), run_slot) + interval '1 microsecond' ELSE triggered_at END,
     due_at = CASE WHEN holder IS NULL THEN least(due_at, clock_timestamp()) ELSE due_at END
-WHERE name = $1";
+WHERE name = $1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
 pub(super) const LIST: &str = select!("WHERE name > $1 ORDER BY t_resource_schedule.name LIMIT $2");
 

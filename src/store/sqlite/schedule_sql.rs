@@ -211,7 +211,7 @@ pub(super) const END_WITHIN: &str = end!();
 pub(super) const PAUSE: &str = concat!(
     "UPDATE t_resource_schedule SET paused = ?2, due_at = CASE WHEN paused AND NOT ?2 THEN max(due_at, ",
     now!(),
-    ") ELSE due_at END WHERE name = ?1"
+    ") ELSE due_at END WHERE name = ?1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'"
 );
 
 /// A trigger has a time of its own: later than the last run, and never that of a slot, which has
@@ -224,7 +224,7 @@ SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND tri
     now!(),
     ", COALESCE(run_slot, 0)) + 1 ELSE triggered_at END, due_at = CASE WHEN holder IS NULL THEN min(due_at, ",
     now!(),
-    ") ELSE due_at END WHERE name = ?1"
+    ") ELSE due_at END WHERE name = ?1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'"
 );
 
 /// The columns of a run.
