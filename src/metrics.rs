@@ -3,9 +3,13 @@
 
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, dead_code))]
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    sync::Mutex,
+    time::Duration,
+};
 
-use crate::rules::Reason;
+use crate::{rules::Reason, session::time::Instant, sync::lock};
 
 #[cfg(feature = "metrics")]
 mod published {
@@ -48,12 +52,18 @@ mod published {
             ("rowlock_runs_total", "Runs of schedules, by outcome"),
             ("rowlock_slots_put_back_total", "Slots of schedules that were put back, since the clock was ahead"),
             ("rowlock_events_dropped_total", "Events that were dropped because a subscriber blocked"),
+            ("rowlock_stalls_total", "Times that a thread of the library stood still for a second, by thread"),
             ("rowlock_database_errors_total", "Statements without a result, by kind; most are sent again"),
         ];
         for (name, text) in counters {
             describe_counter!(name, Unit::Count, text);
         }
         describe_gauge!("rowlock_held", Unit::Count, "Leases that this process holds or is ending");
+        describe_gauge!(
+            "rowlock_longest_hold_seconds",
+            Unit::Seconds,
+            "For how long this process has held the lease that it has held for the longest, as of its last renewal"
+        );
         describe_gauge!("rowlock_waiting", Unit::Count, "Calls of this process that wait for a key");
         let histograms = [
             ("rowlock_wait_seconds", "Time from the call of acquire to the grant"),
@@ -103,11 +113,6 @@ macro_rules! observe {
 pub struct Counted(&'static str);
 
 impl Counted {
-    /// A lease of this process, until its end has been recorded.
-    pub fn lease() -> Self {
-        Self::new("rowlock_held")
-    }
-
     /// A call that waits for a key.
     pub fn waiter() -> Self {
         Self::new("rowlock_waiting")
@@ -124,6 +129,48 @@ impl Drop for Counted {
     fn drop(&mut self) {
         #[cfg(feature = "metrics")]
         metrics::gauge!(self.0).decrement(1.0);
+    }
+}
+
+/// Since when the leases of this process are held, and how many since each moment.
+static HELD: Mutex<BTreeMap<Instant, usize>> = Mutex::new(BTreeMap::new());
+
+/// A lease of this process, until its end has been recorded.
+pub struct Held {
+    since: Instant,
+    _counted: Counted,
+}
+
+impl Held {
+    pub fn begins() -> Self {
+        let since = Instant::now();
+        if cfg!(feature = "metrics") {
+            *lock(&HELD).entry(since).or_default() += 1;
+        }
+        Self { since, _counted: Counted::new("rowlock_held") }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if cfg!(feature = "metrics") {
+            if let Entry::Occupied(mut since) = lock(&HELD).entry(self.since) {
+                *since.get_mut() -= 1;
+                if *since.get() == 0 {
+                    since.remove();
+                }
+            }
+            publish_longest_hold();
+        }
+    }
+}
+
+/// Publishes for how long the lease that is held for the longest has been.
+fn publish_longest_hold() {
+    #[cfg(feature = "metrics")]
+    {
+        let longest = lock(&HELD).first_key_value().map_or(Duration::ZERO, |(since, _)| since.elapsed());
+        metrics::gauge!("rowlock_longest_hold_seconds").set(longest.as_secs_f64());
     }
 }
 
@@ -158,6 +205,7 @@ pub fn held(key: &str, time: Duration) -> impl FnOnce() + Send + 'static {
 /// Records how long the replies to a batch of renewals took.
 pub fn renewed(time: Duration) {
     observe!("rowlock_renewal_seconds", time);
+    publish_longest_hold();
 }
 
 /// Counts leases whose renewal in the background received no reply. The leases still stand.
@@ -204,7 +252,36 @@ pub fn events_dropped(count: usize) {
     count!("rowlock_events_dropped_total", count as u64);
 }
 
+/// Counts that a thread of the library stood still.
+pub fn stands_still(thread: &'static str) {
+    count!("rowlock_stalls_total", 1, "thread" => thread);
+}
+
 /// Counts a statement that has no result.
 pub fn database_error(kind: &'static str) {
     count!("rowlock_database_errors_total", 1, "kind" => kind);
+}
+
+#[cfg(all(test, feature = "metrics"))]
+mod tests {
+    use ::metrics::with_local_recorder;
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+    use super::*;
+
+    #[test]
+    fn the_longest_hold_is_published_with_each_renewal() {
+        const HOLD: Duration = Duration::from_millis(20);
+        let held = Held::begins();
+        std::thread::sleep(HOLD);
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        with_local_recorder(&recorder, || renewed(Duration::ZERO));
+        let published = snapshotter.snapshot().into_vec();
+        let longest = published.iter().find(|(key, ..)| key.key().name() == "rowlock_longest_hold_seconds").unwrap();
+        assert!(matches!(longest.3, DebugValue::Gauge(longest) if longest.into_inner() >= HOLD.as_secs_f64()));
+        let since = held.since;
+        drop(held);
+        assert!(!lock(&HELD).contains_key(&since));
+    }
 }

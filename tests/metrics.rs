@@ -118,6 +118,7 @@ async fn what_happens_is_counted() {
     assert!(!found.contains_key("rowlock_taken_over_total"), "the others took a free key");
     assert!(count("rowlock_runs_total outcome=succeeded") >= 1);
     assert_eq!((gauge("rowlock_held"), gauge("rowlock_waiting")), (0.0, 0.0), "each is over");
+    assert_eq!(gauge("rowlock_longest_hold_seconds"), 0.0, "each is over");
     assert_eq!((seen("rowlock_wait_seconds"), seen("rowlock_wait_seconds key=m")), (4, 1));
     assert_eq!(seen("rowlock_hold_seconds"), 5);
     assert!(seen("rowlock_renewal_seconds") >= 1);

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     key::Claim,
     lease::span::Span,
-    metrics::{self, Counted},
+    metrics::{self, Held},
     queue::wakeups::Wakeups,
     session::{
         clock::{Deadline, Watch, watch},
@@ -68,7 +68,7 @@ pub(crate) struct LeaseState {
     /// Set unless it is a test's.
     watch: OnceLock<Watch>,
     subscriber: Subscriber,
-    counted: Option<Counted>,
+    held: Option<Held>,
 }
 
 impl Deadline for LeaseState {
@@ -133,7 +133,7 @@ impl LeaseState {
             observer,
             watch: OnceLock::new(),
             subscriber: Subscriber::current(),
-            counted: Some(Counted::lease()),
+            held: Some(Held::begins()),
         }
     }
 
@@ -262,10 +262,10 @@ impl LeaseState {
 impl Drop for LeaseState {
     fn drop(&mut self) {
         self.release_kept();
-        let counted = self.counted.take();
+        let held = self.held.take();
         if cfg!(feature = "metrics") {
             // A recorder may block.
-            threads::emit_always(move || drop(counted));
+            threads::emit_always(move || drop(held));
         }
     }
 }

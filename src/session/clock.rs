@@ -135,9 +135,9 @@ pub(crate) async fn sleep_until(at: Instant) {
     .await;
 }
 
-/// Reports what is over, for as long as the process lives. While something is watched, `nudge` is
+/// Reports what is over, for as long as the process lives. While something is watched, `look` is
 /// called each time the clock is read.
-pub(crate) fn run(nudge: impl Fn()) {
+pub(crate) fn run(mut look: impl FnMut()) {
     loop {
         let mut watched = lock(&WATCHED);
         let all = watched.get_or_insert_default();
@@ -156,7 +156,7 @@ pub(crate) fn run(nudge: impl Fn()) {
             Err(None) => drop(CHANGED.wait(watched).unwrap_or_else(PoisonError::into_inner)),
             Err(Some(wait)) => {
                 drop(CHANGED.wait_timeout(watched, wait.min(LOOK_AGAIN)).unwrap_or_else(PoisonError::into_inner));
-                nudge();
+                look();
             }
         }
     }

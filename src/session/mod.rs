@@ -5,6 +5,7 @@ pub(crate) mod exchange;
 pub(crate) mod fork;
 mod line;
 pub(crate) mod loan;
+pub(crate) mod pulse;
 pub(crate) mod queue;
 pub(crate) mod registry;
 pub(crate) mod sessions;

@@ -34,6 +34,7 @@ use crate::{
     session::{
         clock,
         fork::{Own, has_threads, is_forked},
+        pulse::{Pulse, Seen},
     },
     sync::lock,
 };
@@ -75,11 +76,11 @@ impl Threads {
         let mut renewals = Builder::new_multi_thread();
         renewals.worker_threads(2).thread_name("rowlock-renew").on_thread_start(|| Own::Renewals.begins());
         let renewals = renewals.enable_all().build()?;
-        let renew = renewals.handle().clone();
-        // A worker that a hook of a pool blocks may be the one that waits for replies. A task wakes
-        // the other one.
-        let nudge = move || drop(renew.spawn(async {}));
-        thread::Builder::new().name("rowlock-clock".to_owned()).spawn(move || clock::run(nudge))?;
+        // A worker that a hook of a pool blocks may be the one that waits for replies. The task of a
+        // pulse wakes the other one.
+        let mut pulses = [Pulse::of("rowlock-renew", renewals.handle().clone()), Pulse::of("rowlock", handle.clone())];
+        let look = move || pulses.iter_mut().for_each(look_at);
+        thread::Builder::new().name("rowlock-clock".to_owned()).spawn(move || clock::run(look))?;
         let (events, waiting) = mpsc::channel::<Event>();
         let emit = move || waiting.into_iter().for_each(emit_one);
         thread::Builder::new().name("rowlock-events".to_owned()).spawn(emit)?;
@@ -253,6 +254,19 @@ pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
 pub(crate) fn spawn_renewal(work: impl Future<Output = ()> + Send + 'static) {
     if let Ok(threads) = threads() {
         threads.renewals.spawn(work);
+    }
+}
+
+/// Reports that a thread stands still, and that it goes on.
+fn look_at(pulse: &mut Pulse) {
+    let (thread, seen) = (pulse.thread, pulse.look());
+    match seen {
+        Seen::Moves => {}
+        Seen::StandsStill => emit_always(move || {
+            metrics::stands_still(thread);
+            tracing::warn!(thread, "stands still: a hook of the pool or a subscriber blocks it");
+        }),
+        Seen::GoesOn(after) => emit_always(move || tracing::info!(thread, ?after, "goes on")),
     }
 }
 

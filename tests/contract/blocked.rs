@@ -1,6 +1,7 @@
 //! A subscriber that blocks, as one does that writes into a pipe that is full.
 
 use std::{
+    fmt::Debug,
     sync::{Arc, Condvar, Mutex},
     time::Duration,
 };
@@ -15,6 +16,7 @@ use tokio::{
 };
 use tracing::{
     Event, Level, Metadata, Subscriber,
+    field::Field,
     span::{Attributes, Id, Record},
     subscriber::set_default,
 };
@@ -28,7 +30,8 @@ harness::tests!(everywhere(
     a_lost_run_is_stopped_before_its_event,
     a_lost_lease_is_reported_before_its_event,
     a_subscriber_that_blocks_for_ever_holds_up_no_renewal_and_no_loss,
-    a_hook_that_blocks_for_ever_holds_up_no_renewal_and_no_loss
+    a_hook_that_blocks_for_ever_holds_up_no_renewal_and_no_loss,
+    a_thread_that_stands_still_is_reported
 ));
 
 /// Short enough for a renewal to come soon.
@@ -131,6 +134,51 @@ async fn a_subscriber_that_blocks_for_ever_holds_up_no_renewal_and_no_loss<DB: T
 
 async fn a_hook_that_blocks_for_ever_holds_up_no_renewal_and_no_loss<DB: TestDatabase>(db: TestDb<DB>) {
     renews_and_loses(&db, "hold behind a hook").await;
+}
+
+/// Says which thread stands still.
+struct Stalls;
+
+impl Subscriber for Stalls {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "rowlock::session::threads"
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut |field: &Field, value: &dyn Debug| {
+            if field.name() == "thread" {
+                say(format!("{} {value:?}", event.metadata().level()));
+            }
+        });
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// The job of a process whose pool has a hook that blocks for a while.
+pub async fn stall<DB: TestDatabase>(pool: Pool<DB>, url: &str) {
+    tracing::subscriber::set_global_default(Stalls).unwrap();
+    let _kept = acquired(LeaseLock::new(pool).lease(LEASE).unwrap().try_acquire("kept").await);
+    let options = PoolOptions::<DB>::new().after_connect(|_, _| {
+        std::thread::sleep(LEASE);
+        Box::pin(async { Ok(()) })
+    });
+    let slow = LeaseLock::new(options.connect_lazy(url).unwrap());
+    let _slow = acquired(slow.try_acquire("slow").await);
+    std::future::pending::<Never>().await;
+}
+
+async fn a_thread_that_stands_still_is_reported<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut process = child::start(&db, "stall", "", std::path::Path::new(""));
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    for says in ["WARN \"rowlock\"", "INFO \"rowlock\""] {
+        assert_eq!(timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap(), says);
+    }
+    process.kill().await.unwrap();
 }
 
 const LOST: [&str; 2] = ["first", "second"];
