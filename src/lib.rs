@@ -168,6 +168,7 @@
 //! An application that uses sqlx 0.8, diesel or rusqlite has no pool of sqlx 0.9. It connects with
 //! [`LeaseLock::connect`], and finds the types of sqlx 0.9 in [`rowlock::sqlx`](sqlx).
 
+#![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")))]

@@ -1,5 +1,7 @@
 //! The program `rowlock`: the same locks for shells, crontabs and other languages.
 
+#![forbid(unsafe_code)]
+
 mod args;
 mod database;
 mod doctor;

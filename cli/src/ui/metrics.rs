@@ -141,7 +141,7 @@ fn of_queues(registry: &mut Registry, snapshot: &Snapshot) {
 fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
     let [paused, running, removed, ahead] = std::array::from_fn(|_| Family::<OfJob, Number>::default());
     let instances = Family::<OfTimes, Number>::default();
-    let late = Family::<OfJob, Seconds>::default();
+    let [late, under_way] = std::array::from_fn(|_| Family::<OfJob, Seconds>::default());
     for job in &snapshot.jobs {
         let of = OfJob { job: job.name.clone() };
         paused.get_or_create(&of).set(job.paused.into());
@@ -153,6 +153,9 @@ fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
         }
         let overdue = if job.running || !has_next(job) { 0.0 } else { seconds(snapshot.now - job.due) };
         late.get_or_create(&of).set(overdue);
+        if let Some(since) = job.since.filter(|_| job.running) {
+            under_way.get_or_create(&of).set(seconds(snapshot.now - since));
+        }
     }
     registry.register("job_paused", "Whether the job is paused", paused);
     registry.register("job_running", "Whether a run is under way", running);
@@ -167,6 +170,7 @@ fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
     registry.register("instances", "Living instances that run jobs, by their build", builds);
     let help = "Time since the job was due without being run";
     registry.register_with_unit("job_late", help, Unit::Seconds, late);
+    registry.register_with_unit("job_running", "Time since the run that is under way began", Unit::Seconds, under_way);
 }
 
 fn of_runs(registry: &mut Registry, snapshot: &Snapshot) {

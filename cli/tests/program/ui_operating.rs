@@ -8,7 +8,7 @@ use tokio::{io::AsyncWriteExt as _, process::Command};
 
 use crate::{
     program::{Program as _, Stage},
-    program_cron::{cron, job},
+    program_cron::{cron, jobs},
     ui::open,
 };
 
@@ -43,7 +43,7 @@ async fn checked(words: &[&str], stdin: &str) -> String {
 
 async fn numbers<DB: TestDatabase>(db: &TestDb<DB>) -> String {
     let stage = Stage::new();
-    let file = job(&stage, "sync", "every = \"1s\"", "true");
+    let file = jobs(&stage, &[("sync", "every = \"1s\"", "true"), ("long", "every = \"1s\"", "sleep 600")]);
     let _running = cron(db, "", &file);
     eventually("a run has succeeded", async || {
         let runs = db.rowlock("runs sync --json", &[]).await;
@@ -56,7 +56,9 @@ async fn numbers<DB: TestDatabase>(db: &TestDb<DB>) -> String {
 
 async fn the_numbers_have_the_format_of_prometheus<DB: TestDatabase>(db: TestDb<DB>) {
     let numbers = numbers(&db).await;
-    assert!(numbers.contains("rowlock_job_since_success_seconds{job=\"sync\"}"), "{numbers}");
+    for number in ["rowlock_job_since_success_seconds{job=\"sync\"}", "rowlock_job_running_seconds{job=\"long\"}"] {
+        assert!(numbers.contains(number), "{numbers}");
+    }
     let said = checked(&["check", "metrics"], &numbers).await;
     assert_eq!(said.trim(), "", "no advice");
 }
