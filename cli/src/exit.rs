@@ -63,7 +63,10 @@ impl Failure {
 
     /// Says that no schedule has this name.
     pub fn no_schedule(name: &str) -> Self {
-        Self::new(REFUSED, format_args!("there is no schedule {name:?}: `rowlock schedules` lists them"))
+        Self::new(
+            REFUSED,
+            format_args!("there is no schedule {name:?}, or it was removed: `rowlock schedules` lists them"),
+        )
     }
 
     pub fn io(path: &Path, error: &std::io::Error) -> Self {

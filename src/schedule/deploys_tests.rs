@@ -20,12 +20,12 @@ use fastrand::Rng;
 
 use self::{
     machine::{Changed, Machine, Release, Shared},
-    tables::Tables,
+    tables::{LIVES, Tables},
 };
 use crate::{
     key::Key,
     schedule::{
-        instances::Declared,
+        instances::{Declared, renamed_to},
         spec::{Schedule, Timing},
     },
     store::schedule::{Times, is_trigger},
@@ -57,6 +57,8 @@ struct World {
     machines: Vec<Machine>,
     started: u32,
     records: BTreeMap<Key, Record>,
+    /// When an instance of each release was there last.
+    there: HashMap<i64, DateTime<Utc>>,
     wrong: Vec<String>,
 }
 
@@ -101,7 +103,14 @@ impl World {
 
     fn with(db: Tables, releases: Vec<Rc<Release>>, rng: Rng, now: DateTime<Utc>) -> Self {
         let shared = Shared { db, releases, rng, is_down: false, now, changes: Vec::new() };
-        Self { shared, machines: Vec::new(), started: 0, records: BTreeMap::new(), wrong: Vec::new() }
+        Self {
+            shared,
+            machines: Vec::new(),
+            started: 0,
+            records: BTreeMap::new(),
+            there: HashMap::new(),
+            wrong: Vec::new(),
+        }
     }
 
     fn start(&mut self, release: Rc<Release>) {
@@ -121,7 +130,7 @@ impl World {
 
     fn cut(&mut self, place: usize, is_cut: bool) {
         let machine = &mut self.machines[place];
-        (machine.is_cut, machine.connected_since) = (is_cut, self.shared.now);
+        (machine.is_cut, machine.connected_since, machine.reachable_since) = (is_cut, self.shared.now, self.shared.now);
     }
 
     fn run(&mut self, seconds: f64) {
@@ -157,6 +166,7 @@ impl World {
     /// Takes over the changes of a step. Older times come back only if no instance that could be
     /// heard declares the newer ones.
     fn record(&mut self) {
+        self.there.extend(self.machines.iter().map(|machine| (machine.release.id, self.shared.now)));
         for changed in std::mem::take(&mut self.shared.changes) {
             let (name, times) = (changed.times.name.clone(), changed.times.clone());
             let record = self.records.entry(name.clone()).or_default();
@@ -167,11 +177,28 @@ impl World {
             let before = record.changes.last().map(|before| before.times.clone());
             let newer = before.filter(|before| place(&times) < place(before));
             record.changes.push(changed);
+            self.check_rename(&name, &times);
             if let Some(newer) = newer
                 && self.connected(|release| release.of(&name) == Some(&newer)) > Some(HEARD)
             {
                 self.wrong.push(format!("{times:?} came back, although an instance declares {newer:?}"));
             }
+        }
+    }
+
+    /// A name gets another one only if a living instance declares that, or none that could be heard
+    /// before an outage runs it.
+    fn check_rename(&mut self, name: &Key, times: &Times) {
+        let runs = |release: &Release| release.of(name).is_some_and(|times| !times.are_removed());
+        let reachable = self.machines.iter().filter(|machine| !machine.is_cut);
+        let mut run = reachable.clone().filter(|machine| runs(&machine.release));
+        let is_run = run.any(|machine| self.shared.now - machine.reachable_since > HEARD);
+        // One that was there when the change was decided, as far as others could know.
+        let declare = self.shared.releases.iter().filter(|release| release.of(name) == Some(times));
+        let last = declare.filter_map(|release| self.there.get(&release.id)).max();
+        let is_declared = last.is_some_and(|last| self.shared.now - *last <= LIVES + STEP);
+        if renamed_to(&times.spec).is_some() && is_run && !is_declared {
+            self.wrong.push(format!("{times:?} apply, although an instance runs {name}"));
         }
     }
 

@@ -115,6 +115,9 @@ pub struct Word {
     present: HashSet<u64>,
     /// Since when an instance declares them.
     since: HashMap<u64, DateTime<Utc>>,
+    /// An instance that is not forgotten yet, and one that is alive, runs the schedule.
+    pub is_run: bool,
+    pub is_run_now: bool,
 }
 
 impl Word {
@@ -129,10 +132,12 @@ impl Word {
         if counts {
             self.counts.insert(mark);
         }
+        self.is_run |= !times.are_removed();
+        self.is_run_now |= alive && !times.are_removed();
     }
 
     /// Returns whether an instance that is alive declares these times.
-    pub fn keeps(&self, times: &Times) -> bool {
+    pub fn has(&self, times: &Times) -> bool {
         self.alive.contains(&times.mark())
     }
 
@@ -227,6 +232,11 @@ fn known(row: &ListedSchedule, past: &Past) -> Vec<u64> {
     if known.is_empty() { vec![row.times.mark()] } else { known }
 }
 
+/// Returns whether these times have been in effect, as far as the row remembers.
+pub fn were_in_effect(times: &Times, row: &ListedSchedule, past: &Past) -> bool {
+    known(row, past).contains(&times.mark())
+}
+
 /// Returns what the row knows once these times apply. What an instance declares is not forgotten.
 fn known_with(row: Option<(&ListedSchedule, &Past)>, times: &Times, word: &Word) -> String {
     let (mut known, mark) = (row.map(|(row, past)| known(row, past)).unwrap_or_default(), times.mark());
@@ -310,8 +320,10 @@ impl Declared {
         if in_effect.is_some_and(|its| its.begin_time > row.begin_time) {
             return None;
         }
+        let has_its_times = (&row.times.spec, &row.times.zone) == (&heir.times.spec, &heir.times.zone);
         let slot = match is_long_gone(past, now) {
             true => heir.first(now),
+            false if has_its_times => row.slot,
             false => heir.slot_after(row, judge, word, now),
         };
         // The heir may have run ticks beside the other one.

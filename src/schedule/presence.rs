@@ -329,18 +329,21 @@ async fn read<DB: Database>(core: &Core<DB>, names: &[Key]) -> Result<Rows, Erro
     Ok((rows.into_iter().map(|row| (row.times.name.clone(), row)).collect(), past.into_iter().collect(), now))
 }
 
-/// Reads these rows, and those of the other names that schedules among them have. After a rollback,
-/// their place is taken back.
+/// Reads these rows, and those of the other names that schedules among them have, one after
+/// another. After a rollback, their place is taken back.
 async fn read_with_others<DB: Database>(core: &Core<DB>, names: &[Key]) -> Result<Rows, Error> {
     let (mut rows, mut past, now) = read(core, names).await?;
-    let other = |row: &ListedSchedule| Key::new(renamed_to(&row.times.spec)?).ok();
-    let others: Vec<Key> = rows.values().filter_map(other).filter(|name| !rows.contains_key(name)).collect();
-    if !others.is_empty() {
+    let mut asked: HashSet<Key> = names.iter().cloned().collect();
+    loop {
+        let others = rows.values().filter_map(|row| Key::new(renamed_to(&row.times.spec)?).ok());
+        let others: Vec<Key> = others.filter(|name| asked.insert(name.clone())).collect();
+        if others.is_empty() {
+            return Ok((rows, past, now));
+        }
         let (more, of_more, _) = read(core, &others).await?;
         rows.extend(more);
         past.extend(of_more);
     }
-    Ok((rows, past, now))
 }
 
 /// Reads what sets of instances declare.

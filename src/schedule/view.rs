@@ -7,10 +7,13 @@ use chrono::{DateTime, Utc};
 use crate::{
     key::Key,
     schedule::{
-        instances::{Decision, Declared, Judge, Word, decide, is_live, is_long_gone, renamed_to},
+        instances::{Decision, Declared, Judge, Word, decide, is_live, is_long_gone, renamed_to, were_in_effect},
         steps::Step,
     },
-    store::{instances::Past, schedule::ListedSchedule},
+    store::{
+        instances::Past,
+        schedule::{ListedSchedule, Times},
+    },
 };
 
 /// What is known when an instance decides.
@@ -57,8 +60,16 @@ impl View {
                 Decision::Wait => Decision::Wait,
                 _ => decision,
             },
-            // The other name is in use. Only a declaration takes its place from living instances.
-            (Some(source), None) if self.is_kept(&source.times.name) => Decision::Leave,
+            // Only a declaration takes the place of a name from instances that live.
+            (Some(source), None) => {
+                let word = self.word(&source.times.name);
+                match self.judge {
+                    _ if word.has(&source.times) => decision,
+                    _ if word.is_run_now => Decision::Leave,
+                    Judge { judges: false, calls: false, .. } if word.is_run => Decision::Wait,
+                    _ => decision,
+                }
+            }
             _ => decision,
         }
     }
@@ -73,9 +84,19 @@ impl View {
         self.rows.get(&declared.times.name).is_some_and(|row| row.times != declared.times)
     }
 
-    /// Returns whether an instance that is alive declares the times that are in effect.
-    fn is_kept(&self, name: &Key) -> bool {
-        self.rows.get(name).is_some_and(|row| self.word(name).keeps(&row.times))
+    /// Returns the schedule in effect that has the place of one that had these times before: the
+    /// last one of those to which it was renamed, one after another.
+    fn successor(&self, times: &Times) -> Option<Key> {
+        let (row, past) = self.row(&times.name)?;
+        let mut next = row.times.spec.as_str();
+        for _ in 0..self.rows.len() {
+            let name = Key::new(renamed_to(next)?).ok()?;
+            if self.is_in_effect(&name) {
+                return Some(name).filter(|_| were_in_effect(times, row, past));
+            }
+            next = &self.rows.get(&name)?.times.spec;
+        }
+        None
     }
 
     /// Returns the schedule in effect whose place this one takes: the one that it was renamed from,
@@ -85,7 +106,7 @@ impl View {
             Some(_) => declared.clone(),
             None if declared.is_removed() => return None,
             None => {
-                let other = Key::new(renamed_to(&self.rows.get(&declared.times.name)?.times.spec)?).ok()?;
+                let other = self.successor(&declared.times)?;
                 // A name that is used again is a schedule of its own.
                 if all.iter().any(|declared| declared.times.name == other) {
                     return None;

@@ -53,11 +53,19 @@ fn ran(row: ListedSchedule, slot: i64) -> ListedSchedule {
     ListedSchedule { run_slot: Some(at(slot)), begin_time: Some(at(slot)), ..row }
 }
 
-/// What is known 30 s after a tick.
+/// What is known 30 s after a tick. A row of another name remembers its own times.
 fn view(rows: Vec<ListedSchedule>) -> View {
-    let rows = rows.into_iter().map(|row| (row.times.name.clone(), row)).collect();
     let judge = Judge { judges: true, calls: false, lives: TimeDelta::seconds(24) };
-    View { rows, past: HashMap::new(), words: HashMap::new(), none: Default::default(), judge, now: at(30) }
+    let (past, words, none) = (HashMap::new(), HashMap::new(), Default::default());
+    let mut view = View { rows: HashMap::new(), past, words, none, judge, now: at(30) };
+    for row in rows {
+        let name = row.times.name.clone();
+        if row.times.are_removed() {
+            remembers(&mut view, name.as_str(), &[&row.times, &schedule(name.as_str()).times()]);
+        }
+        view.rows.insert(name, row);
+    }
+    view
 }
 
 /// Returns what follows for the name that the first of these declares, if its times apply.
@@ -98,10 +106,13 @@ fn slot(rows: Vec<ListedSchedule>) -> i64 {
 fn what_is_due_passes_to_the_new_name() {
     assert_eq!(slot(vec![row("old", -600)]), -600);
     assert_eq!(slot(vec![row("old", 60)]), 60);
-    // A tick that was begun goes on beside the slot, which is the one after it.
+    // A tick that was begun goes on.
     let open = ListedSchedule { attempt: 2, ..ran(row("old", -600), -600) };
-    assert_eq!(slot(vec![open.clone()]), -540);
-    assert_eq!(slot(vec![ListedSchedule { running: true, due_at: at(29), ..open }]), -540);
+    assert_eq!(slot(vec![open.clone()]), -600);
+    assert_eq!(slot(vec![ListedSchedule { running: true, due_at: at(29), ..open.clone() }]), -600);
+    // With other times, the slot is the tick after it.
+    let others = Times { spec: "every 30s".to_owned(), ..open.times.clone() };
+    assert_eq!(slot(vec![ListedSchedule { times: others, ..open }]), -570);
     // Other times have moved the slot since.
     assert_eq!(slot(vec![ListedSchedule { attempt: 2, ..ran(row("old", 60), -600) }]), 60);
     let triggered = ListedSchedule { run_slot: Some(at(-600) + TimeDelta::microseconds(1)), ..row("old", 60) };
@@ -169,14 +180,34 @@ fn a_rollback_is_a_rename() {
 
 #[test]
 fn a_rollback_takes_nothing_from_instances_that_live() {
-    let rows = vec![ran(replaced("old", "new"), -120), ran(row("new", 60), 0)];
+    let rows = || vec![ran(replaced("old", "new"), -120), ran(row("new", 60), 0)];
     let old = [Declared::new(&schedule("old"))];
-    let mut view = view(rows);
-    declared_by(&mut view, &old);
-    assert_eq!(view.decide(&old[0], &old), Decision::Apply);
-    // They no longer say which name it had.
-    declared_by(&mut view, &[Declared::new(&schedule("new"))]);
-    assert_eq!(view.decide(&old[0], &old), Decision::Leave);
+    // They no longer say which name it had. Their times may be other ones, and not apply yet.
+    for times in [60, 30] {
+        let new = Declared::new(&Schedule::every("new", Duration::from_secs(times)).unwrap());
+        let mut view = view(rows());
+        declared_by(&mut view, &old);
+        assert_eq!(view.decide(&old[0], &old), Decision::Apply);
+        let word = view.words.entry(new.times.name.clone()).or_default();
+        word.add(&new.times, false, false, at(-900));
+        assert_eq!(view.decide(&old[0], &old), Decision::Apply, "they are dead");
+        view.judge.judges = false;
+        assert_eq!(view.decide(&old[0], &old), Decision::Wait, "they may be back after an outage");
+        view.judge.judges = true;
+        declared_by(&mut view, &[new]);
+        assert_eq!(view.decide(&old[0], &old), Decision::Leave);
+        // A living instance with the opposite declaration has said that the name may go.
+        declared_by(&mut view, &Declared::all_of(&schedule("old").renamed_from("new").unwrap())[..1]);
+        assert_eq!(view.decide(&old[0], &old), Decision::Apply);
+    }
+}
+
+#[test]
+fn a_rollback_may_skip_a_name() {
+    let rows = vec![replaced("old", "between"), replaced("between", "new"), ran(row("new", -60), -120)];
+    let (view, declared) = (view(rows), [Declared::new(&schedule("old"))]);
+    let (from, to, change) = rename(step_of(&view, &declared));
+    assert_eq!((from.as_str(), to.as_str(), change.slot), ("new", "old", at(-60)));
 }
 
 #[test]
@@ -187,8 +218,11 @@ fn a_name_that_is_used_again_is_a_schedule_of_its_own() {
         let Step::Change(times, ..) = step_of(&view, &declared) else { panic!("it takes nothing from another name") };
         assert_eq!(*times, declared[0].times);
     }
-    let removed = [Declared::removed(Key::new("old").unwrap())];
-    assert!(matches!(step_of(&view, &removed), Step::Change(..)));
+    // Times that it never had are those of another schedule.
+    let other = Declared::new(&Schedule::every("old", Duration::from_secs(30)).unwrap());
+    for alone in [Declared::removed(Key::new("old").unwrap()), other] {
+        assert!(matches!(step_of(&view, &[alone]), Step::Change(..)));
+    }
 }
 
 /// A release gives the schedule its old name back while the one before it still lives.

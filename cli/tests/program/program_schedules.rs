@@ -216,7 +216,7 @@ async fn a_schedule_is_paused_resumed_and_triggered<DB: TestDatabase>(db: TestDb
 async fn a_schedule_that_does_not_exist_says_so<DB: TestDatabase>(db: TestDb<DB>) {
     for words in ["pause none", "resume none", "trigger none", "runs none"] {
         let ended = db.rowlock(words, &[]).await.with(75);
-        let says = "rowlock: there is no schedule \"none\": `rowlock schedules` lists them\n";
+        let says = "rowlock: there is no schedule \"none\", or it was removed: `rowlock schedules` lists them\n";
         assert_eq!((ended.out.as_str(), ended.err.as_str()), ("", says), "{words}");
     }
 }

@@ -66,6 +66,8 @@ pub struct Machine {
     pub release: Rc<Release>,
     pub is_cut: bool,
     pub connected_since: DateTime<Utc>,
+    /// The same since it announced itself, whatever the database did.
+    pub reachable_since: DateTime<Utc>,
     runs: Vec<Run>,
     beats: Option<u32>,
     /// The releases whose declarations were read.
@@ -99,6 +101,7 @@ impl Machine {
             release,
             is_cut,
             connected_since,
+            reachable_since: now,
             runs,
             beats,
             learned,
@@ -162,6 +165,7 @@ impl Machine {
     fn join(&mut self, shared: &mut Shared) {
         let seen = shared.db.beat(None, shared.now);
         shared.db.announce(self.id, self.release.id, shared.now);
+        self.reachable_since = shared.now;
         self.beats = Some(1);
         self.look_at(shared, seen);
     }

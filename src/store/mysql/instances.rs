@@ -79,7 +79,8 @@ SET t.paused = o.paused, t.triggered_at = o.triggered_at, t.token = GREATEST(t.t
 WHERE t.name = ?";
 
 const EMPTY: &str = "
-UPDATE t_resource_schedule SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot WHERE name = ?";
+UPDATE t_resource_schedule SET paused = 0, holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot
+WHERE name = ?";
 
 /// The parameters are the name, what is known, and whether the times are new ones.
 const REMEMBER: &str = "

@@ -120,7 +120,8 @@ SET paused = o.paused, triggered_at = o.triggered_at, token = greatest(t.token, 
 FROM t_resource_schedule o WHERE t.name = $1 AND o.name = $2";
 
 const EMPTY: &str = "
-UPDATE t_resource_schedule SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot WHERE name = $1";
+UPDATE t_resource_schedule SET paused = false, holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot
+WHERE name = $1";
 
 const GONE: &str = "
 INSERT INTO t_resource_schedule_times AS p (name, gone_at)

@@ -131,7 +131,8 @@ SET paused = o.paused, triggered_at = o.triggered_at, token = max(t.token, o.tok
 );
 
 const EMPTY: &str = "
-UPDATE t_resource_schedule SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot WHERE name = ?1";
+UPDATE t_resource_schedule SET paused = 0, holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot
+WHERE name = ?1";
 
 const GONE: &str = concat!(
     "
