@@ -193,6 +193,18 @@ pub enum Error {
         outcome: Certainty,
     },
 
+    /// Transactions of other clients kept [`migrate`](crate::migrate()) from completing the table.
+    #[non_exhaustive]
+    #[error(
+        "the table t_resource_lock could not be completed within {limit:?}, because it is in use by {by}; end that transaction, and call again"
+    )]
+    InUse {
+        /// The time limit.
+        limit: Duration,
+        /// The oldest transaction that uses the table.
+        by: String,
+    },
+
     /// No connection was available in time.
     #[non_exhaustive]
     #[error("{action} {subject}: no connection within {limit:?}: {}; {}", no_connection(source), describe_outcome(*action, *outcome))]
@@ -464,7 +476,7 @@ impl Error {
             // A write that may have been carried out must not be repeated.
             Self::TimedOut { action: Action::Update | Action::Commit, outcome: Certainty::Unknown, .. }
             | Self::Database { action: Action::Update | Action::Commit, outcome: Certainty::Unknown, .. } => false,
-            Self::TimedOut { .. } | Self::NoConnection { .. } | Self::Conflict { .. } => true,
+            Self::TimedOut { .. } | Self::NoConnection { .. } | Self::Conflict { .. } | Self::InUse { .. } => true,
             Self::Database { source, .. } => fault(source).is_transient(),
             _ => false,
         }

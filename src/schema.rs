@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::Pool;
 
 #[cfg(feature = "schedule")]
-use crate::store::{fault::Fault, schedule::Found};
+use crate::store::schedule::Found;
 use crate::{
     action::{Action, Certainty},
     error::Error,
@@ -18,6 +18,7 @@ use crate::{
     store::{
         Database, Form,
         failure::Failure,
+        fault::Fault,
         schema::{Freshness, KeyLimit, Schema},
     },
 };
@@ -27,6 +28,12 @@ const NO_FUNCTIONS: &str =
 
 /// How long creating the table may take, including a wait for other transactions.
 const LIMIT: Duration = Duration::from_secs(60);
+/// The pauses between attempts that waited for a lock: as long as they waited, and up to twice that.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
+const MOST_PAUSE: Duration = Duration::from_secs(2);
+/// How long an attempt may take that waits for a lock for a second, and the look for what blocks it.
+const ATTEMPT: Duration = Duration::from_secs(4);
+const LOOK: Duration = Duration::from_secs(2);
 
 /// Creates the tables `t_resource_lock` and `t_resource_lock_queue` if they do not exist, and adds
 /// the columns that the first lacks. With the feature `schedule`, it also creates the tables
@@ -39,6 +46,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 ///
 /// The existing columns and rows of a table that other programs use are not changed.
 ///
+/// A table in use is completed between the transactions of other clients. The statement waits for
+/// them for a second at most, because clients that come later wait behind it; then it lets these
+/// through, for at least as long, and tries again. The limit is the server's, so nothing is left
+/// behind if the process dies.
+///
 /// A complete table is only read: the call then takes no lock and needs no right to change the
 /// schema. It may be called at every start, beside `sqlx migrate run`, and by any number of
 /// instances at once. Nothing is recorded in `_sqlx_migrations` or elsewhere. Locks do not need the
@@ -46,9 +58,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// logs a warning and succeeds.
 ///
 /// # Errors
-/// [`Error::TableUnfit`] if the table would not be usable even with the missing columns, and
+/// [`Error::TableUnfit`] if the table is not usable, also with the missing columns, and
 /// [`Error::Unsupported`] if the server or the file cannot be used; nothing is changed.
-/// [`Error::Database`] if the database refuses; [`Error::TimedOut`] after a minute.
+/// [`Error::InUse`] if transactions kept the table from being completed for a minute, which says
+/// whose; [`Error::Database`] if the database refuses; [`Error::TimedOut`] after a minute.
 ///
 /// # Cancel safety
 /// If the future is dropped, the table is unchanged, or complete, or (MySQL, MariaDB, SQLite)
@@ -171,11 +184,11 @@ async fn complete<DB: Database>(connections: &Sessions<DB>, attempts: &mut Attem
             return Err(Error::Unsupported { wrong });
         }
         let missing = schema.missing();
-        if missing.is_empty() {
-            return Ok(());
-        }
         if let Some(wrong) = schema.wrong {
             return Err(unfit(wrong));
+        }
+        if missing.is_empty() {
+            return Ok(());
         }
         if installed {
             let wrong =
@@ -187,6 +200,7 @@ async fn complete<DB: Database>(connections: &Sessions<DB>, attempts: &mut Attem
                 installed = true;
                 attempts.changed();
             }
+            Err(failure) if failure.fault() == Fault::Contention => attempts.blocked(connections).await?,
             Err(failure) => attempts.again::<DB>(failure, "the table t_resource_lock").await?,
         }
     }
@@ -201,11 +215,16 @@ struct Attempts {
     failed: u32,
     /// What is known of the outcome of the attempts so far.
     outcome: Certainty,
+    /// When the present attempt was begun.
+    begun: Instant,
+    /// What kept an attempt from changing the table.
+    blocker: Option<String>,
 }
 
 impl Attempts {
     fn new() -> Self {
-        Self { limit: Instant::now() + LIMIT, failed: 0, outcome: Certainty::NothingChanged }
+        let begun = Instant::now();
+        Self { limit: begun + LIMIT, failed: 0, outcome: Certainty::NothingChanged, begun, blocker: None }
     }
 
     /// Records that something was changed.
@@ -235,6 +254,31 @@ impl Attempts {
             return Err(failure.into_error(Action::Migrate, subject.to_owned(), LIMIT, self.outcome));
         }
         sleep(Duration::from_millis(fastrand::u64(5..50)) * self.failed).await;
+        self.begun = Instant::now();
+        Ok(())
+    }
+
+    /// Pauses after an attempt that waited in vain for a lock on the table, so that the clients that
+    /// waited behind it go on.
+    ///
+    /// # Errors
+    /// [`Error::InUse`], if the time is over.
+    async fn blocked<DB: Database>(&mut self, connections: &Sessions<DB>) -> Result<(), Error> {
+        let limit = (Instant::now() + LOOK).min(self.limit);
+        if let Ok(Some(by)) = connections.send(limit, async |conn| DB::blocker(conn).await).await {
+            if self.blocker.is_none() {
+                tracing::warn!(by, "the table t_resource_lock is in use: waiting to complete it");
+            }
+            self.blocker = Some(by);
+        }
+        let pause = (Instant::now() - self.begun).clamp(LEAST_PAUSE, MOST_PAUSE);
+        let pause = pause.mul_f64(1.0 + fastrand::f64());
+        if Instant::now() + pause + ATTEMPT >= self.limit {
+            let by = self.blocker.take().unwrap_or_else(|| "a transaction that is not known".to_owned());
+            return Err(Error::InUse { limit: LIMIT, by });
+        }
+        sleep(pause).await;
+        self.begun = Instant::now();
         Ok(())
     }
 }

@@ -124,6 +124,11 @@ impl Schema {
     }
 }
 
+/// What is wrong with a table in which a key can have several rows.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub const NO_KEY: &str =
+    "its column key_resource is not unique by itself; delete rows with the same key, and make it the primary key";
+
 /// Describes a column whose type does not fit the statements.
 pub fn unfit(column: &str, column_type: &str, fit: &str) -> String {
     format!("its column {column} ({column_type}) does not hold what rowlock writes there; use {fit}")
@@ -138,8 +143,13 @@ pub trait SchemaStore: Store {
     fn schema(conn: &mut Self::Connection) -> impl Future<Output = Reply<Schema>> + Send;
 
     /// Creates the tables, or adds what is missing to an existing one. It may run at any time, in
-    /// any number of processes.
+    /// any number of processes. It waits for a lock for a second at most, on the server: requests
+    /// of other clients wait behind it.
     fn install(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Describes the oldest transaction that keeps the lock's table from being changed, if one is
+    /// found. Changes nothing.
+    fn blocker(conn: &mut Self::Connection) -> impl Future<Output = Reply<Option<String>>> + Send;
 
     /// Creates or replaces the lock's functions, beside the tables. Returns `false` where the
     /// database has no functions.

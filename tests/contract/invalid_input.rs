@@ -13,6 +13,7 @@ harness::tests!(
         a_missing_table_says_what_to_run,
         a_missing_column_says_what_to_run,
         an_inexact_key_column_is_refused,
+        a_table_whose_key_is_not_unique_is_refused,
         a_read_only_database_is_an_error,
         far_times_are_answered,
         an_unreachable_database_is_an_error_not_a_refusal,
@@ -94,6 +95,40 @@ async fn an_inexact_key_column_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let error = db.lock().try_acquire("k").await.unwrap_err();
     assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains("key_resource"), "{error:?}");
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
+}
+
+/// A key could then have several rows.
+async fn a_table_whose_key_is_not_unique_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let without_key = match db.server.name {
+        "postgres" => "ALTER TABLE t_resource_lock DROP CONSTRAINT t_resource_lock_pkey".to_owned(),
+        "sqlite" => {
+            let columns = db.text("SELECT sql FROM sqlite_schema WHERE name = 't_resource_lock'").await.unwrap();
+            db.execute("DROP TABLE t_resource_lock").await;
+            columns.replacen("NOT NULL PRIMARY KEY", "NOT NULL", 1)
+        }
+        _ => "ALTER TABLE t_resource_lock DROP PRIMARY KEY".to_owned(),
+    };
+    db.execute(&without_key).await;
+    let is_refused = async || {
+        let migrated = rowlock::migrate(&db.pool).await.unwrap_err();
+        let claimed = db.lock().try_acquire("k").await.unwrap_err();
+        for error in [migrated, claimed] {
+            assert!(
+                matches!(error, Error::TableUnfit { .. }) && error.to_string().contains("key_resource"),
+                "{error:?}"
+            );
+        }
+    };
+    is_refused().await;
+    db.execute("CREATE UNIQUE INDEX two ON t_resource_lock (key_resource, status)").await;
+    is_refused().await;
+    if !db.server.name.starts_with('m') {
+        db.execute("CREATE UNIQUE INDEX part ON t_resource_lock (key_resource) WHERE lock_flag = 1").await;
+        is_refused().await;
+        db.execute("CREATE UNIQUE INDEX one ON t_resource_lock (key_resource)").await;
+        rowlock::migrate(&db.pool).await.unwrap();
+        acquired(db.lock().try_acquire("k").await);
+    }
 }
 
 /// The article's column is narrower than this crate's, and on MySQL cannot store characters of four

@@ -58,6 +58,7 @@ mod listening;
 mod lock_delay;
 mod locked_rows;
 mod migrations;
+mod migrations_live;
 mod mixed;
 mod neighbours;
 mod noticed;
@@ -202,6 +203,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     lock_delay::register::<DB>(suite);
     locked_rows::register::<DB>(suite);
     migrations::register::<DB>(suite);
+    migrations_live::register::<DB>(suite);
     mixed::register::<DB>(suite);
     neighbours::register::<DB>(suite);
     noticed::register::<DB>(suite);

@@ -10,7 +10,10 @@ use std::{
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{Error, LeaseLock, Schedule, ScheduleInfo, Schedules, Tick};
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 use crate::ticks::{LONG, SHORT, back, due, info, instance, told};
 
@@ -43,12 +46,27 @@ impl Gate {
         schedules.on(schedule, move |_: Tick<DB>| {
             let (gate, mut opened) = (gate.clone(), gate.open.subscribe());
             async move {
-                gate.inside.fetch_add(1, Ordering::SeqCst);
+                let _inside = Inside::enter(gate.inside);
                 opened.wait_for(|opened| *opened).await.map(drop).unwrap();
-                gate.inside.fetch_sub(1, Ordering::SeqCst);
                 Ok::<_, &str>(())
             }
         })
+    }
+}
+
+/// A run whose work has begun, and has not ended or been dropped.
+struct Inside(Arc<AtomicUsize>);
+
+impl Inside {
+    fn enter(all: Arc<AtomicUsize>) -> Self {
+        all.fetch_add(1, Ordering::SeqCst);
+        Self(all)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -65,8 +83,11 @@ async fn a_group_runs_no_more_than_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
         schedules = others.add_to(schedules, due(&db, &format!("other {number}")).await);
     }
     let running = schedules.start().await.unwrap();
-    eventually("all others run beside two of the group", || async { (group.inside(), others.inside()) == (2, 5) })
-        .await;
+    let all_run = eventually("they run", || async { (group.inside(), others.inside()) == (2, 5) });
+    if timeout(PATIENCE / 2, all_run).await.is_err() {
+        let (inside, rows) = ((group.inside(), others.inside()), listed(&db).await);
+        panic!("two of the group and all others run: {inside:?} {rows:#?}");
+    }
     sleep(5 * SHORT).await;
     assert_eq!(group.inside(), 2);
     // The room of a run that ends is taken by the next one.

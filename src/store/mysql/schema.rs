@@ -7,6 +7,26 @@ use crate::store::{Form, Reply};
 
 const INSTALL: &str = include_str!("../../../migrations/mysql/20260101000000_rowlock.sql");
 
+/// A statement waits for a metadata lock for a year by default, also when its client is gone.
+const LOCK_LIMIT: &str = "SET @rowlock_lock_wait = @@lock_wait_timeout, lock_wait_timeout = 1";
+const RESTORE: &str = "SET lock_wait_timeout = @rowlock_lock_wait";
+
+/// The first one needs a table that MariaDB does not fill.
+const BLOCKERS: [&str; 2] = [
+    "
+SELECT CONVERT(CONCAT('connection ', t.processlist_id, ' of user ', COALESCE(t.processlist_user, '?'), ', ', LOWER(t.processlist_command), ' for ',
+           t.processlist_time, ' s, last statement: ', COALESCE(LEFT(s.sql_text, 80), '?')) USING utf8mb4)
+FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.thread_id = m.owner_thread_id
+LEFT JOIN performance_schema.events_statements_current s ON s.thread_id = t.thread_id AND s.nesting_event_level = 0
+WHERE m.object_schema = DATABASE() AND m.object_name = 't_resource_lock' AND m.lock_status = 'GRANTED' AND t.processlist_id <> CONNECTION_ID()
+ORDER BY t.processlist_time DESC LIMIT 1",
+    "
+SELECT CONVERT(CONCAT('connection ', p.id, ' of user ', p.user, ', in a transaction since ', t.trx_started, ' (the oldest one), ',
+           LOWER(p.command), ' for ', p.time, ' s') USING utf8mb4)
+FROM information_schema.innodb_trx t JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id
+WHERE p.id <> CONNECTION_ID() ORDER BY t.trx_started LIMIT 1",
+];
+
 const FUNCTIONS: &str = include_str!("../../../functions/mysql/20260701000000_functions.sql");
 
 const SCHEMA: &str = "
@@ -67,7 +87,19 @@ impl SchemaStore for MySql {
     }
 
     async fn install(conn: &mut MySqlConnection) -> Reply<()> {
-        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+        sqlx::raw_sql(LOCK_LIMIT).execute(&mut *conn).await?;
+        let installed = sqlx::raw_sql(INSTALL).execute(&mut *conn).await;
+        let restored = sqlx::raw_sql(RESTORE).execute(conn).await;
+        installed.and(restored).map(drop)
+    }
+
+    async fn blocker(conn: &mut MySqlConnection) -> Reply<Option<String>> {
+        for sql in BLOCKERS {
+            if let Ok(Some(blocker)) = sqlx::query_scalar(sql).fetch_optional(&mut *conn).await {
+                return Ok(Some(blocker));
+            }
+        }
+        Ok(None)
     }
 
     async fn install_functions(conn: &mut MySqlConnection) -> Reply<bool> {

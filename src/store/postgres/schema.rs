@@ -1,11 +1,22 @@
 //! The tables as the database describes them, and their creation.
 
-use sqlx::{PgConnection, Postgres, Row as _};
+use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row as _};
 
 use crate::store::Reply;
-use crate::store::schema::{Freshness, Schema, SchemaStore, unfit};
+use crate::store::schema::{Freshness, NO_KEY, Schema, SchemaStore, unfit};
 
 const INSTALL: &str = include_str!("../../../migrations/postgres/20260101000000_rowlock.sql");
+
+/// The setting is that of the transaction which the texts are together.
+const LOCK_LIMIT: &str = "SET LOCAL lock_timeout = '1s';";
+
+const BLOCKER: &str = r"
+SELECT format('process %s of user %s, %s, in a transaction since %s UTC, last statement: %s', a.pid, a.usename, a.state,
+              date_trunc('seconds', a.xact_start AT TIME ZONE 'UTC'), left(regexp_replace(a.query, '\s+', ' ', 'g'), 80))
+FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+WHERE l.granted AND l.pid <> pg_backend_pid() AND l.relation IN (to_regclass('t_resource_lock'), to_regclass('t_resource_lock_queue'))
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+ORDER BY a.xact_start LIMIT 1";
 
 const FUNCTIONS: &str = include_str!("../../../functions/postgres/20260701000000_functions.sql");
 
@@ -13,6 +24,8 @@ const SCHEMA: &str = "
 SELECT a.attname::text AS name, a.atttypmod - 4 AS width,
        format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull AND a.attname = 'end_time' THEN ' NOT NULL' ELSE '' END AS type,
        coalesce(l.collisdeterministic, true) AS exact, current_setting('TimeZone') AS zone, version() AS banner,
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indimmediate
+                 AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS is_key,
        c.relnamespace::regnamespace::text AS place, q.relnamespace::regnamespace::text AS queue_place
 FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_class q ON q.oid = to_regclass('t_resource_lock_queue')
 LEFT JOIN pg_collation l ON l.oid = a.attcollation
@@ -49,6 +62,9 @@ impl SchemaStore for Postgres {
                         "its column key_resource ({column_type}) does not compare byte by byte; use varchar(255) COLLATE \"C\""
                     ));
                 }
+                if !row.try_get::<bool, _>("is_key")? {
+                    schema.wrong = Some(NO_KEY.to_owned());
+                }
                 schema.key_limit.chars = width.unwrap_or(usize::MAX);
                 schema.key_type = column_type;
             } else if let Some(wrong) = misfit(&name, &column_type, row.try_get("zone")?) {
@@ -60,7 +76,11 @@ impl SchemaStore for Postgres {
     }
 
     async fn install(conn: &mut PgConnection) -> Reply<()> {
-        sqlx::raw_sql(INSTALL).execute(conn).await.map(drop)
+        sqlx::raw_sql(AssertSqlSafe(format!("{LOCK_LIMIT} {INSTALL}"))).execute(conn).await.map(drop)
+    }
+
+    async fn blocker(conn: &mut PgConnection) -> Reply<Option<String>> {
+        sqlx::query_scalar(BLOCKER).fetch_optional(conn).await
     }
 
     async fn install_functions(conn: &mut PgConnection) -> Reply<bool> {

@@ -2,7 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
 
-use crate::store::schema::{Schema, SchemaStore, unfit};
+use crate::store::schema::{NO_KEY, Schema, SchemaStore, unfit};
 use crate::store::{Form, Reply};
 
 const INSTALL: &str = include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql");
@@ -26,7 +26,9 @@ const ADDED: [(&str, &str); 10] = [
 const SCHEMA: &str = "
 SELECT lower(c.name) AS name, upper(c.type) || CASE WHEN c.[notnull] AND c.name = 'end_time' COLLATE NOCASE THEN ' NOT NULL' ELSE '' END AS type,
     (SELECT sql FROM main.sqlite_schema WHERE lower(name) = 't_resource_lock') AS definition,
-    EXISTS (SELECT 1 FROM main.sqlite_schema WHERE lower(name) = 't_resource_lock_queue') AS queue
+    EXISTS (SELECT 1 FROM main.sqlite_schema WHERE lower(name) = 't_resource_lock_queue') AS queue,
+    EXISTS (SELECT 1 FROM pragma_index_list('t_resource_lock', 'main') i WHERE i.[unique] AND NOT i.partial
+            AND (SELECT group_concat(lower(k.name)) FROM pragma_index_info(i.name, 'main') k) = 'key_resource') AS has_key
 FROM pragma_table_info('t_resource_lock', 'main') c";
 
 /// The driver decodes any text as UTF-8, so SQLite itself compares the two here.
@@ -61,6 +63,9 @@ impl SchemaStore for Sqlite {
             }
             if name == "key_resource" {
                 schema.key_type = column_type;
+                if !row.try_get::<bool, _>("has_key")? {
+                    schema.wrong = Some(NO_KEY.to_owned());
+                }
                 let definition: String = row.try_get("definition")?;
                 if !["TEXT", "CHAR"].iter().any(|text| schema.key_type.to_ascii_uppercase().contains(text)) {
                     schema.wrong = Some(format!("its column key_resource ({}) is not text; use TEXT", schema.key_type));
@@ -83,6 +88,10 @@ impl SchemaStore for Sqlite {
             sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *conn).await?;
         }
         Ok(())
+    }
+
+    async fn blocker(_: &mut SqliteConnection) -> Reply<Option<String>> {
+        Ok(None)
     }
 
     async fn install_functions(_: &mut SqliteConnection) -> Reply<bool> {
