@@ -28,10 +28,11 @@ const NO_FUNCTIONS: &str =
 
 /// How long creating the table may take, including a wait for other transactions.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The pauses between attempts that waited for a lock: as long as they waited, and up to twice that.
+/// The pauses between attempts that waited for a lock: as long as they waited, up to twice that.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
 const MOST_PAUSE: Duration = Duration::from_secs(2);
-/// How long an attempt may take that waits for a lock for a second, and the look for what blocks it.
+/// How long an attempt may take that waits for a lock for a second, and the look for what is in its
+/// way.
 const ATTEMPT: Duration = Duration::from_secs(4);
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -258,8 +259,8 @@ impl Attempts {
         Ok(())
     }
 
-    /// Pauses after an attempt that waited in vain for a lock on the table, so that the clients that
-    /// waited behind it go on.
+    /// Pauses after an attempt that waited in vain for a lock on the table, so that the clients
+    /// behind it go on.
     ///
     /// # Errors
     /// [`Error::InUse`], if the time is over.

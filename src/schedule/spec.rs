@@ -332,8 +332,8 @@ impl Schedule {
 
     /// Declares that the schedule had another name before. It may have had several.
     ///
-    /// It takes the place of the schedule of that name, with its next tick, the attempts at one that
-    /// was begun, its pause and its trigger: what is due there is run here, once. That one is
+    /// It takes the place of the schedule of that name, with its next tick, the attempts at one
+    /// that was begun, its pause and its trigger: what is due there is run here, once. That one is
     /// [removed](crate::Schedules::removed) then. While older instances that have it are alive,
     /// this happens as other times take effect, after a few beats and between two runs, and until
     /// then no instance that has this declaration runs the schedule under its new name. The history

@@ -76,8 +76,8 @@ impl Threads {
         let mut renewals = Builder::new_multi_thread();
         renewals.worker_threads(2).thread_name("rowlock-renew").on_thread_start(|| Own::Renewals.begins());
         let renewals = renewals.enable_all().build()?;
-        // A worker that a hook of a pool blocks may be the one that waits for replies. The task of a
-        // pulse wakes the other one.
+        // A worker that a hook of a pool blocks may be the one that waits for replies. The task of
+        // a pulse wakes the other one.
         let mut pulses = [Pulse::of("rowlock-renew", renewals.handle().clone()), Pulse::of("rowlock", handle.clone())];
         let look = move || pulses.iter_mut().for_each(look_at);
         thread::Builder::new().name("rowlock-clock".to_owned()).spawn(move || clock::run(look))?;
