@@ -265,6 +265,9 @@ impl Attempts {
     /// # Errors
     /// [`Error::InUse`], if the time is over.
     async fn blocked<DB: Database>(&mut self, connections: &Sessions<DB>) -> Result<(), Error> {
+        if !DB::INSTALLS_ATOMICALLY {
+            self.changed(); // a part may be there
+        }
         let limit = (Instant::now() + LOOK).min(self.limit);
         if let Ok(Some(by)) = connections.send(limit, async |conn| DB::blocker(conn).await).await {
             if self.blocker.is_none() {
