@@ -27,7 +27,7 @@ FROM information_schema.innodb_trx t JOIN information_schema.processlist p ON p.
 WHERE p.id <> CONNECTION_ID() ORDER BY t.trx_started LIMIT 1",
 ];
 
-const FUNCTIONS: &str = include_str!("../../../functions/mysql/20260701000000_functions.sql");
+const FUNCTIONS: &str = include_str!("../../../functions/mysql/20261127000000_functions.sql");
 
 const SCHEMA: &str = "
 SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type USING utf8mb4) AS type,

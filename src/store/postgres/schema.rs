@@ -18,7 +18,7 @@ WHERE l.granted AND l.pid <> pg_backend_pid() AND l.relation IN (to_regclass('t_
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ORDER BY a.xact_start LIMIT 1";
 
-const FUNCTIONS: &str = include_str!("../../../functions/postgres/20260701000000_functions.sql");
+const FUNCTIONS: &str = include_str!("../../../functions/postgres/20261127000000_functions.sql");
 
 const SCHEMA: &str = "
 SELECT a.attname::text AS name, a.atttypmod - 4 AS width,
