@@ -205,6 +205,14 @@ pub enum Error {
         by: String,
     },
 
+    /// [`Migration::undo`](crate::migration::Migration::undo) was refused, and nothing was changed.
+    #[non_exhaustive]
+    #[error("the tables were not taken away, because {by}, and call again")]
+    StillUsed {
+        /// What uses them, and what to do about it.
+        by: String,
+    },
+
     /// No connection was available in time.
     #[non_exhaustive]
     #[error("{action} {subject}: no connection within {limit:?}: {}; {}", no_connection(source), describe_outcome(*action, *outcome))]

@@ -184,6 +184,7 @@ mod lease;
 mod lock;
 mod lock_ext;
 mod metrics;
+pub mod migration;
 mod pacing;
 mod queue;
 mod read_write;
@@ -219,6 +220,7 @@ pub use lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock};
 pub use lock_ext::{ResourceLockExt, RunOutcome};
 #[cfg(feature = "metrics")]
 pub use metrics::{METRIC_BUCKETS, describe_metrics, label_metrics_by_key};
+pub use migration::{migrate, migrate_functions};
 pub use read_write::{lock::ReadWriteLock, side::Side};
 pub use retry::Retry;
 pub use rules::{LockState, Reason, Refusal, Rules, Status};
@@ -233,7 +235,6 @@ pub use schedule::{
     tick::Tick,
     try_tick::TickOutcome,
 };
-pub use schema::{migrate, migrate_functions};
 pub use semaphore::Semaphore;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub use store::servers::accept_any_server;

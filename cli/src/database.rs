@@ -1,8 +1,11 @@
 //! The choice of the database, and the connection to it.
 
-use std::{io::ErrorKind, os::unix::fs::DirBuilderExt as _, path::PathBuf, str::FromStr as _, time::Duration};
+use std::{
+    io::ErrorKind, os::unix::fs::DirBuilderExt as _, path::PathBuf, str::FromStr as _, sync::OnceLock, time::Duration,
+};
 
-use rowlock::{Action, Certainty};
+use chrono::FixedOffset;
+use rowlock::{Action, Certainty, LeaseLock};
 use sqlx::{
     ConnectOptions, Connection, Pool,
     mysql::{MySqlConnectOptions, MySqlDatabaseError},
@@ -18,6 +21,34 @@ use crate::{
 
 /// The longest wait for a connection. The pool adds it to the time of the clock, which has an end.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+/// The offset at which programs that know only the article's columns write their times.
+static ARTICLE_CLIENTS: OnceLock<Option<FixedOffset>> = OnceLock::new();
+
+/// Returns a lock on the table, which knows of the other programs on it.
+pub fn lock<DB: rowlock::Database>(pool: Pool<DB>, label: Option<&str>) -> Result<LeaseLock<DB>, rowlock::Error> {
+    let mut builder = LeaseLock::builder(pool);
+    if let Some(offset) = article_clients() {
+        builder = builder.article_clients(offset);
+    }
+    if let Some(label) = label {
+        builder = builder.label(label);
+    }
+    builder.build()
+}
+
+/// Returns the lock for the keys of schedules that are exclusive with one, if it has to know of
+/// other programs.
+pub fn lock_of_schedules<DB: rowlock::Database>(
+    pool: &Pool<DB>,
+    label: Option<&str>,
+) -> Result<Option<LeaseLock<DB>>, rowlock::Error> {
+    article_clients().map(|_| lock(pool.clone(), label)).transpose()
+}
+
+fn article_clients() -> Option<FixedOffset> {
+    ARTICLE_CLIENTS.get().copied().flatten()
+}
 
 pub enum Kind {
     Sqlite,
@@ -36,6 +67,7 @@ pub struct Source {
 
 impl Source {
     pub fn choose(arguments: &SourceArguments) -> Result<Self, Failure> {
+        let _ = ARTICLE_CLIENTS.set(arguments.article_clients); // once in a process
         let timeout = arguments.connect_timeout.min(LONGEST);
         if arguments.local {
             return Ok(Self { kind: Kind::Sqlite, url: local_file()?, own_file: true, timeout });

@@ -84,6 +84,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
             Error::Lost { .. } | Error::NotHeld { .. } => LOST,
+            Error::StillUsed { .. } => REFUSED,
             Error::TableMissing => {
                 return Self::new(UNFIT, "the table t_resource_lock does not exist here: run `rowlock migrate` once");
             }

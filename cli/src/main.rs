@@ -8,6 +8,7 @@ mod doctor;
 mod exit;
 mod format;
 mod keys;
+mod migrate;
 mod operator;
 mod out;
 mod process;
@@ -130,7 +131,7 @@ async fn run_on_tables(source: &SourceArguments, action: TableAction, front: Opt
         out::never_stop();
     }
     let Source { kind, url, own_file, timeout } = choose_source(source)?;
-    let create = own_file || matches!(action, TableAction::Migrate { .. });
+    let create = own_file || matches!(action, TableAction::Migrate(_));
     match kind {
         Kind::Sqlite => {
             let opened = open(&action, async || database::open_sqlite(&url, create, timeout).await).await?;
@@ -179,14 +180,7 @@ async fn run_action<DB: Database>(
     front: Option<Pid>,
 ) -> Result<u8, Failure> {
     match action {
-        TableAction::Migrate { functions } => {
-            if functions {
-                rowlock::migrate_functions(&pool).await?;
-            } else {
-                rowlock::migrate(&pool).await?;
-            }
-            Ok(exit::OK)
-        }
+        TableAction::Migrate(migrate) => migrate::migrate(pool, &migrate).await,
         TableAction::Run(run) if run.tick.cron.is_some() => schedule::tick::run(pool, run, front).await,
         TableAction::Run(run) => keys::run::run(run.terms.lock(pool)?.lock_delay(run.lock_delay)?, run, front).await,
         TableAction::Lead(lead) => lead::lead(lead.lock(pool)?, lead, front).await,

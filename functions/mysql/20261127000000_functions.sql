@@ -1,12 +1,51 @@
 -- rowlock: the lock as stored procedures of MySQL and MariaDB, for programs in any language. May
 -- run again: the procedures are replaced. The mysql program runs this file with --delimiter=//. The
 -- rules are those of src/rules.rs, the statements those of src/store/mysql. Durations are in
--- seconds, times in UTC. NULL as a setting means its default.
+-- seconds, times in UTC. NULL as a setting means its default. The number that rowlock_version
+-- returns is the date in this file's name; each change of the file raises both. MariaDB replaces a
+-- procedure while it is called. On MySQL it is dropped first; MariaDB ignores these comments, and
+-- refuses a statement that is empty without them.
+
+-- The rules for the table are those of src/store/mysql/schema.rs. The text of a SIGNAL has at most
+-- 128 characters.
+SET @rowlock_wrong = COALESCE(
+    IF(EXISTS (SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock'),
+       NULL, 'the table t_resource_lock does not exist here: run rowlock migrate first'),
+    (SELECT CONCAT('t_resource_lock: its engine (', COALESCE(engine, 'none'), ') keeps no row locks; use InnoDB') FROM information_schema.tables
+     WHERE table_schema = DATABASE() AND table_name = 't_resource_lock' AND NOT (engine <=> 'InnoDB')),
+    (SELECT 't_resource_lock: its primary key is not the column key_resource alone; make it that' FROM information_schema.statistics
+     WHERE table_schema = DATABASE() AND table_name = 't_resource_lock' AND index_name = 'PRIMARY'
+     HAVING NOT (GROUP_CONCAT(LOWER(column_name), IF(sub_part IS NULL, '', ' in part') ORDER BY seq_in_index) <=> 'key_resource')),
+    (SELECT CASE
+         WHEN name = 'key_resource' AND NOT (kind = 'varbinary' OR (kind = 'varchar' AND collation LIKE 'utf8%' AND RIGHT(collation, 4) = '_bin')) THEN
+             CONCAT('t_resource_lock: its column key_resource (', LEFT(CONCAT(type, ' ', collation), 35), ') does not compare byte by byte; use VARBINARY(255)')
+         WHEN name IN ('begin_time', 'end_time') AND (kind <> 'datetime' OR more <> '') THEN
+             CONCAT('t_resource_lock: its column ', name, ' (', LEFT(CONCAT(type, more), 26), ') does not hold what rowlock writes there; use DATETIME(6) NULL')
+         WHEN name IN ('lock_flag', 'time') AND RIGHT(kind, 3) <> 'int' THEN
+             CONCAT('t_resource_lock: its column ', name, ' (', LEFT(type, 26), ') does not hold what rowlock writes there; use INT')
+         END AS wrong
+     FROM (SELECT LOWER(column_name) AS name, LOWER(data_type) AS kind, column_type AS type, COALESCE(collation_name, 'binary') AS collation,
+                  CONCAT(IF(is_nullable = 'NO' AND column_name = 'end_time', ' NOT NULL', ''), IF(extra LIKE '%on update%', ' ON UPDATE', '')) AS more
+           FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 't_resource_lock') c
+     HAVING wrong IS NOT NULL ORDER BY name LIMIT 1),
+    (SELECT IF(COUNT(*) = 17, NULL, 't_resource_lock lacks columns that rowlock writes: run rowlock migrate first') FROM information_schema.columns
+     WHERE table_schema = DATABASE() AND table_name = 't_resource_lock'
+       AND column_name IN ('key_resource', 'status', 'lock_flag', 'begin_time', 'end_time', 'client_ip', 'time', 'holder', 'token', 'expires_at', 'claimed_at',
+                           'confirms', 'prior_token', 'prior_client_ip', 'prior_status', 'prior_begin_time', 'prior_end_time')));
+/*!80000 DROP PROCEDURE IF EXISTS rowlock_check */ /*M! DO 0 */;
+/*!80000 CREATE PROCEDURE rowlock_check() */ BEGIN /*M! NOT ATOMIC */
+    IF @rowlock_wrong IS NOT NULL THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = @rowlock_wrong;
+    END IF;
+END;
+/*!80000 CALL rowlock_check() */ /*M! DO 0 */;
+/*!80000 DROP PROCEDURE IF EXISTS rowlock_check */ /*M! DO 0 */;
+
 SET @rowlock_sql_mode = @@SESSION.sql_mode;
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION';
 
-DROP PROCEDURE IF EXISTS rowlock_try_acquire;
-CREATE PROCEDURE rowlock_try_acquire(
+/*!80000 DROP PROCEDURE IF EXISTS rowlock_try_acquire */ /*M! DO 0 */;
+CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_try_acquire(
     p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_lease DECIMAL(20, 6),
     p_label VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_min_interval DECIMAL(20, 6),
     p_rules VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin)
@@ -227,8 +266,8 @@ END;
 -- What became of a change that matched no row: 'done' by an earlier request, 'lost', or 'busy'. The
 -- second read sees the row as it is now; the first, within a transaction, as it was when that
 -- began.
-DROP PROCEDURE IF EXISTS rowlock_unmatched;
-CREATE PROCEDURE rowlock_unmatched(
+/*!80000 DROP PROCEDURE IF EXISTS rowlock_unmatched */ /*M! DO 0 */;
+CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_unmatched(
     p_change VARCHAR(10) CHARACTER SET utf8mb4, p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder BINARY(16),
     p_token BIGINT, p_until DATETIME(6), OUT p_outcome VARCHAR(10) CHARACTER SET utf8mb4)
 READS SQL DATA SQL SECURITY INVOKER
@@ -256,8 +295,8 @@ BEGIN
     END IF;
 END;
 
-DROP PROCEDURE IF EXISTS rowlock_renew;
-CREATE PROCEDURE rowlock_renew(
+/*!80000 DROP PROCEDURE IF EXISTS rowlock_renew */ /*M! DO 0 */;
+CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_renew(
     p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4, p_token BIGINT, p_lease DECIMAL(20, 6))
 MODIFIES SQL DATA SQL SECURITY INVOKER
 BEGIN
@@ -292,8 +331,8 @@ BEGIN
     SELECT v_outcome AS outcome;
 END;
 
-DROP PROCEDURE IF EXISTS rowlock_release;
-CREATE PROCEDURE rowlock_release(
+/*!80000 DROP PROCEDURE IF EXISTS rowlock_release */ /*M! DO 0 */;
+CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_release(
     p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4, p_token BIGINT,
     p_status VARCHAR(10) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin)
 MODIFIES SQL DATA SQL SECURITY INVOKER
@@ -326,8 +365,8 @@ BEGIN
     SELECT v_outcome AS outcome;
 END;
 
-DROP PROCEDURE IF EXISTS rowlock_abandon;
-CREATE PROCEDURE rowlock_abandon(
+/*!80000 DROP PROCEDURE IF EXISTS rowlock_abandon */ /*M! DO 0 */;
+CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_abandon(
     p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4, p_token BIGINT)
 MODIFIES SQL DATA SQL SECURITY INVOKER
 BEGIN
@@ -357,8 +396,8 @@ END;
 
 -- Makes the commit of the caller's transaction depend on the claim: the row stays locked until that
 -- transaction ends.
-DROP PROCEDURE IF EXISTS rowlock_confirm;
-CREATE PROCEDURE rowlock_confirm(
+/*!80000 DROP PROCEDURE IF EXISTS rowlock_confirm */ /*M! DO 0 */;
+CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_confirm(
     p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4, p_token BIGINT)
 MODIFIES SQL DATA SQL SECURITY INVOKER
 BEGIN
@@ -390,8 +429,8 @@ BEGIN
     END IF;
 END;
 
-DROP PROCEDURE IF EXISTS rowlock_list;
-CREATE PROCEDURE rowlock_list()
+/*!80000 DROP PROCEDURE IF EXISTS rowlock_list */ /*M! DO 0 */;
+CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_list()
 READS SQL DATA SQL SECURITY INVOKER
 BEGIN
     SELECT CONVERT(c.key_resource USING utf8mb4) AS `key`,
@@ -403,10 +442,18 @@ BEGIN
            CONVERT(c.client_ip USING utf8mb4) AS `by`,
            IF(c.holder IS NULL, NULL, LOWER(CONCAT_WS('-', HEX(LEFT(c.holder, 4)), HEX(SUBSTR(c.holder, 5, 2)), HEX(SUBSTR(c.holder, 7, 2)), HEX(SUBSTR(c.holder, 9, 2)), HEX(RIGHT(c.holder, 6))))) AS holder,
            c.token, IF(c.end_time >= '1000-01-01', c.end_time, NULL) AS ended, CONVERT(c.status USING utf8mb4) AS status
-    FROM (SELECT t.*, IF(t.begin_time >= '1000-01-01', t.begin_time, NULL) AS begun,
+    FROM (SELECT t.key_resource, t.status, t.lock_flag, t.end_time, t.client_ip, t.holder, t.token, t.expires_at,
+                 IF(t.begin_time >= '1000-01-01', t.begin_time, NULL) AS begun,
                  COALESCE(t.lock_flag = 1 AND t.holder IS NOT NULL AND t.claimed_at = t.begin_time AND t.end_time IS NULL, FALSE) AS stands
           FROM t_resource_lock t) c
     ORDER BY c.key_resource;
+END;
+
+/*!80000 DROP PROCEDURE IF EXISTS rowlock_version */ /*M! DO 0 */;
+CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_version()
+SQL SECURITY INVOKER
+BEGIN
+    SELECT 20261127 AS version;
 END;
 
 SET SESSION sql_mode = @rowlock_sql_mode;

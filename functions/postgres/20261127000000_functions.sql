@@ -1,10 +1,13 @@
 -- rowlock: the lock as functions of PostgreSQL, for programs in any language. May run again: the
 -- functions are replaced. They are made in the schema of the t_resource_lock to which the
 -- search_path leads, and find that table whatever the caller's search_path is. The rules are those
--- of src/rules.rs, the statements those of src/store/postgres.
+-- of src/rules.rs, the statements those of src/store/postgres. The number that rowlock_version
+-- returns is the date in this file's name; each change of the file raises both.
 DO $install$
 DECLARE
     other text;
+    wrong text;
+    style text := current_setting('IntervalStyle');
     path  text := current_setting('search_path');
     place text := (SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('t_resource_lock'));
 BEGIN
@@ -12,9 +15,59 @@ BEGIN
         RAISE EXCEPTION 'the table t_resource_lock does not exist here: run rowlock migrate first'
             USING ERRCODE = 'undefined_table';
     END IF;
+    -- The rules for the table are those of src/store/postgres/schema.rs.
+    SELECT w.wrong INTO wrong
+    FROM pg_attribute a LEFT JOIN pg_collation l ON l.oid = a.attcollation
+    CROSS JOIN LATERAL (SELECT format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull AND a.attname = 'end_time' THEN ' NOT NULL' ELSE '' END AS type) t
+    CROSS JOIN LATERAL (SELECT CASE
+        WHEN a.attname = 'key_resource' AND NOT EXISTS (
+            SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indimmediate
+            AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) THEN
+            'its column key_resource is not unique by itself; delete rows with the same key, and make it the primary key'
+        WHEN a.attname = 'key_resource' AND (t.type !~ '^(character varying|text$)' OR NOT l.collisdeterministic) THEN
+            format('its column key_resource (%s) does not compare byte by byte; use varchar(255) COLLATE "C"', t.type)
+        WHEN a.attname IN ('begin_time', 'end_time') AND t.type !~ '^timestamp.*time zone$' THEN
+            format('its column %s (%s) does not hold what rowlock writes there; use timestamptz, NULL allowed', a.attname, t.type)
+        WHEN a.attname IN ('lock_flag', 'time') AND t.type NOT IN ('smallint', 'integer', 'bigint') THEN
+            format('its column %s (%s) does not hold what rowlock writes there; use int', a.attname, t.type)
+        END AS wrong) w
+    WHERE a.attrelid = to_regclass('t_resource_lock') AND a.attnum > 0 AND NOT a.attisdropped AND w.wrong IS NOT NULL
+    ORDER BY a.attnum LIMIT 1;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 'the table t_resource_lock cannot be used: %', wrong USING ERRCODE = 'invalid_table_definition';
+    END IF;
+    SELECT string_agg(wanted, ', ') INTO wrong
+    FROM unnest(ARRAY['key_resource', 'status', 'lock_flag', 'begin_time', 'end_time', 'client_ip', 'time', 'holder', 'token', 'expires_at', 'claimed_at',
+                      'confirms', 'prior_token', 'prior_client_ip', 'prior_status', 'prior_begin_time', 'prior_end_time', 'awaited']) wanted
+    WHERE NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('t_resource_lock') AND attname = wanted AND attnum > 0 AND NOT attisdropped);
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION 't_resource_lock lacks %: run rowlock migrate first', wrong USING ERRCODE = 'undefined_column';
+    END IF;
     -- What SET search_path FROM CURRENT keeps. pg_catalog comes first by itself, temporary tables
     -- last.
     PERFORM set_config('search_path', place || ', pg_temp', true);
+
+    -- Those of another version that CREATE OR REPLACE would refuse, or leave beside the new ones: a
+    -- call with defaults would find two functions. The others keep their oid, so that calls find
+    -- them at all times.
+    PERFORM set_config('IntervalStyle', 'postgres', true);
+    FOR other IN
+        SELECT p.oid::regprocedure::text FROM pg_proc p
+        WHERE p.pronamespace = place::regnamespace
+          AND p.proname IN ('rowlock_try_acquire', 'rowlock_unmatched', 'rowlock_renew', 'rowlock_release', 'rowlock_abandon', 'rowlock_confirm', 'rowlock_list', 'rowlock_version')
+          AND format('%s(%s) %s', p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)) NOT IN (
+              'rowlock_try_acquire(key text, lease interval DEFAULT ''00:00:30''::interval, label text DEFAULT NULL::text, min_interval interval DEFAULT ''00:00:00''::interval, rules text DEFAULT ''recover''::text, OUT granted boolean, OUT token bigint, INOUT holder uuid DEFAULT NULL::uuid, OUT expires_at timestamp with time zone, OUT previous_token bigint, OUT previous_label text, OUT reason text, OUT by text, OUT since timestamp with time zone, OUT until timestamp with time zone, OUT retry_after interval) record',
+              'rowlock_unmatched(change text, key text, holder uuid, token bigint) text',
+              'rowlock_renew(key text, holder uuid, token bigint, lease interval DEFAULT ''00:00:30''::interval) text',
+              'rowlock_release(key text, holder uuid, token bigint, status text DEFAULT ''S''::text) text',
+              'rowlock_abandon(key text, holder uuid, token bigint) text',
+              'rowlock_confirm(key text, holder uuid, token bigint) void',
+              'rowlock_list() TABLE(key text, state text, since timestamp with time zone, until timestamp with time zone, by text, holder uuid, token bigint, ended timestamp with time zone, status text)',
+              'rowlock_version() integer')
+    LOOP
+        EXECUTE 'DROP FUNCTION ' || other;
+    END LOOP;
+    PERFORM set_config('IntervalStyle', style, true);
 
     CREATE OR REPLACE FUNCTION rowlock_try_acquire(
         key text, lease interval DEFAULT '30 seconds', label text DEFAULT NULL,
@@ -276,17 +329,7 @@ CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
 ORDER BY c.key_resource
 $body$;
 
-    -- Those of another version, with other arguments: a call with defaults would find two functions.
-    FOR other IN
-        SELECT p.oid::regprocedure::text FROM pg_proc p
-        WHERE p.pronamespace = place::regnamespace
-          AND p.proname IN ('rowlock_try_acquire', 'rowlock_unmatched', 'rowlock_renew', 'rowlock_release', 'rowlock_abandon', 'rowlock_confirm', 'rowlock_list')
-          AND p.oid <> ALL (ARRAY[
-              'rowlock_try_acquire(text, interval, text, interval, text, uuid)', 'rowlock_unmatched(text, text, uuid, bigint)',
-              'rowlock_renew(text, uuid, bigint, interval)', 'rowlock_release(text, uuid, bigint, text)',
-              'rowlock_abandon(text, uuid, bigint)', 'rowlock_confirm(text, uuid, bigint)', 'rowlock_list()']::regprocedure[]::oid[])
-    LOOP
-        EXECUTE 'DROP FUNCTION ' || other;
-    END LOOP;
+    CREATE OR REPLACE FUNCTION rowlock_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 20261127';
+
     PERFORM set_config('search_path', path, true);
 END $install$;

@@ -12,7 +12,7 @@ use crate::{
     lease::lock::LeaseLock,
     pacing,
     schedule::spec::Schedule,
-    schema::schedule_tables,
+    schema::schema,
     session::{
         sessions::Sessions,
         threads,
@@ -23,6 +23,7 @@ use crate::{
         Database, TooLate,
         failure::Failure,
         schedule::{DueReply, DueRequest, Known, Times},
+        schema::{Part, TABLES},
     },
 };
 
@@ -128,10 +129,10 @@ impl<DB: Database> Core<DB> {
 
     /// Checks for the tables and a usable server.
     pub async fn check(&self) -> Result<(), Error> {
-        let found = schedule_tables(&self.requests, self.limit(), self.time_limit).await?;
-        match found.refused {
+        let schema = schema(&self.requests, self.limit(), self.time_limit, Part::Schedules).await?;
+        match schema.refused {
             Some(wrong) => Err(Error::Unsupported { wrong }),
-            None if !found.tables => Err(Error::ScheduleTablesMissing),
+            None if !TABLES.into_iter().skip(1).all(|table| schema.has(table)) => Err(Error::ScheduleTablesMissing),
             None => Ok(()),
         }
     }

@@ -19,13 +19,6 @@ pub const HANDED_BACK: &str = "handed back: its work was stopped";
 /// The most rows that one step of deletion takes.
 pub const STEP: i64 = 500;
 
-/// Whether the tables exist, and why the server cannot be used whatever its tables.
-#[derive(Clone, Debug)]
-pub struct Found {
-    pub tables: bool,
-    pub refused: Option<String>,
-}
-
 /// The times of a schedule as its row keeps them. A row is claimed by instances that have the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Times {
@@ -229,12 +222,6 @@ pub struct RunPage {
 
 /// The schedules' operations of a [`Store`].
 pub trait ScheduleStore: Store {
-    /// Looks whether the tables exist.
-    fn schedule_tables(conn: &mut Self::Connection) -> impl Future<Output = Reply<Found>> + Send;
-
-    /// Creates the tables. It may run at any time, in any number of processes.
-    fn install_schedules(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
-
     /// Reads the rows of the named schedules.
     fn registered(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Registered>> + Send;
 

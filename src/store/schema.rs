@@ -7,15 +7,21 @@ use crate::key::Key;
 use crate::store::servers::{Support, refusal, support};
 use crate::store::{Form, Reply, Store};
 
-/// The lock's table as found on this database.
+/// The lock's table as found on this database, and the other tables.
 #[derive(Clone, Debug)]
 pub struct Schema {
     /// Empty if there is no table.
-    pub columns: Vec<String>,
-    /// A column that only some databases need.
-    pub own_column: Option<&'static str>,
-    /// Whether the table of tickets exists.
-    pub queue: bool,
+    pub columns: Vec<Column>,
+    /// Whether this database needs the column `awaited`.
+    pub has_awaited: bool,
+    /// The other tables of rowlock that exist, and indexes.
+    pub relations: Vec<String>,
+    /// PostgreSQL: the schema of the lock's tables, if the `search_path` does not begin with it.
+    pub place: Option<String>,
+    /// Whether a column can be added that statements without a list of columns do not see.
+    pub hides_columns: bool,
+    /// Whether a column is added by a change of the definition alone.
+    pub adds_at_once: bool,
     /// The type of the key column, as the database names it.
     pub key_type: String,
     pub key_limit: KeyLimit,
@@ -33,6 +39,13 @@ pub struct Schema {
     pub untried: Option<(&'static str, String)>,
     /// Whether it is one on which two holders can hold a key, which the application has accepted.
     pub accepted: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Column {
+    pub name: String,
+    /// As the database names it.
+    pub kind: String,
 }
 
 /// What a read needs to show all that was committed before it, on whichever server of a cluster.
@@ -67,15 +80,13 @@ impl KeyLimit {
     }
 }
 
-/// The columns that a complete table has on every database.
-const COLUMNS: [&str; 17] = [
-    "key_resource",
-    "status",
-    "lock_flag",
-    "begin_time",
-    "end_time",
-    "client_ip",
-    "time",
+const QUEUE: &str = "t_resource_lock_queue";
+
+/// The columns that every program on the table knows.
+pub const THEIRS: [&str; 7] = ["key_resource", "status", "lock_flag", "begin_time", "end_time", "client_ip", "time"];
+
+/// The columns that rowlock adds. The last one is PostgreSQL's alone.
+pub const OURS: [&str; 11] = [
     "holder",
     "token",
     "expires_at",
@@ -86,14 +97,18 @@ const COLUMNS: [&str; 17] = [
     "prior_status",
     "prior_begin_time",
     "prior_end_time",
+    "awaited",
 ];
 
 impl Schema {
     pub fn empty() -> Self {
         Self {
             columns: Vec::new(),
-            own_column: None,
-            queue: false,
+            has_awaited: false,
+            relations: Vec::new(),
+            place: None,
+            hides_columns: false,
+            adds_at_once: true,
             key_type: String::new(),
             key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
             label_chars: usize::MAX,
@@ -117,10 +132,24 @@ impl Schema {
         }
     }
 
+    pub fn column(&self, wanted: &str) -> Option<&Column> {
+        self.columns.iter().find(|has| has.name.eq_ignore_ascii_case(wanted))
+    }
+
+    /// Returns the columns that the table lacks.
+    pub fn missing_columns(&self) -> Vec<&'static str> {
+        let wanted = THEIRS.into_iter().chain(OURS).filter(|wanted| self.has_awaited || *wanted != "awaited");
+        wanted.filter(|wanted| self.column(wanted).is_none()).collect()
+    }
+
+    /// Returns what locks need and do not find.
     pub fn missing(&self) -> Vec<&'static str> {
-        let there = |wanted: &&str| self.columns.iter().any(|has| has.eq_ignore_ascii_case(wanted));
-        let columns = COLUMNS.into_iter().chain(self.own_column).filter(|wanted| !there(wanted));
-        columns.chain((!self.queue).then_some("its table t_resource_lock_queue")).collect()
+        let queue = (!self.has(QUEUE)).then_some("its table t_resource_lock_queue");
+        self.missing_columns().into_iter().chain(queue).collect()
+    }
+
+    pub fn has(&self, relation: &str) -> bool {
+        self.relations.iter().any(|has| has.eq_ignore_ascii_case(relation))
     }
 }
 
@@ -134,24 +163,200 @@ pub fn unfit(column: &str, column_type: &str, fit: &str) -> String {
     format!("its column {column} ({column_type}) does not hold what rowlock writes there; use {fit}")
 }
 
+/// A statement that changes the schema.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Step {
+    /// The statement, without a semicolon at its end.
+    pub sql: String,
+    /// What it locks, and for how long.
+    pub locks: &'static str,
+}
+
+/// What a migration creates, in the order in which it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Locks,
+    #[cfg(feature = "schedule")]
+    Schedules,
+    Functions,
+}
+
+impl Part {
+    pub fn subject(self) -> &'static str {
+        match self {
+            Self::Locks => "the table t_resource_lock",
+            #[cfg(feature = "schedule")]
+            Self::Schedules => "the tables of schedules",
+            Self::Functions => "the lock's functions",
+        }
+    }
+}
+
+/// Tables and indexes beside `t_resource_lock`.
+pub const RELATIONS: [&str; 8] = [
+    QUEUE,
+    "t_resource_lock_queue_ticket",
+    "t_resource_schedule",
+    "t_resource_schedule_due",
+    "t_resource_schedule_run",
+    "t_resource_schedule_run_end",
+    "t_resource_schedule_instance",
+    "t_resource_schedule_times",
+];
+
+/// Those of them that are tables; those of schedules follow the first.
+pub const TABLES: [&str; 5] = [
+    QUEUE,
+    "t_resource_schedule",
+    "t_resource_schedule_run",
+    "t_resource_schedule_instance",
+    "t_resource_schedule_times",
+];
+
+/// The functions of the lock that exist.
+#[derive(Debug, Default)]
+pub struct Installed {
+    pub names: Vec<String>,
+    pub version: Option<i64>,
+}
+
+/// The lock's functions, and the version of this crate's.
+pub const FUNCTIONS: [&str; 8] = [
+    "rowlock_try_acquire",
+    "rowlock_unmatched",
+    "rowlock_renew",
+    "rowlock_release",
+    "rowlock_abandon",
+    "rowlock_confirm",
+    "rowlock_list",
+    MARKER,
+];
+/// The function that returns the version of all.
+pub const MARKER: &str = "rowlock_version";
+pub const FUNCTIONS_VERSION: i64 = 20_261_127;
+
+/// Which of the lock's functions exist in a database.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Functions {
+    /// None of them.
+    Absent,
+    /// Some of them; these are missing.
+    Incomplete(Vec<&'static str>),
+    /// All of them, in an older version.
+    Older,
+    /// All of them, in this version or a newer one.
+    Current,
+}
+
+impl Installed {
+    pub fn judge(&self) -> Functions {
+        let missing = FUNCTIONS.into_iter().filter(|name| !self.names.iter().any(|found| found == name));
+        let missing: Vec<_> = missing.collect();
+        if missing.len() == FUNCTIONS.len() {
+            Functions::Absent
+        } else if missing.iter().any(|name| *name != MARKER) {
+            Functions::Incomplete(missing)
+        } else if self.version < Some(FUNCTIONS_VERSION) {
+            Functions::Older
+        } else {
+            Functions::Current
+        }
+    }
+}
+
+/// Returns the definitions of the columns that the table lacks. In `ours`, `{begin}` and `{end}`
+/// stand for the types of the columns `begin_time` and `end_time`: copies round alike.
+pub fn additions(schema: &Schema, ours: &[(&str, &str)], new: &str) -> Vec<String> {
+    let kind = |column| schema.column(column).map_or(new, |column| column.kind.as_str());
+    let missing = schema.missing_columns();
+    let added = ours.iter().filter(|(name, _)| missing.contains(name));
+    added
+        .map(|(name, kind_of)| {
+            let kind_of = kind_of.replace("{begin}", kind("begin_time")).replace("{end}", kind("end_time"));
+            format!("{name} {kind_of}")
+        })
+        .collect()
+}
+
+/// What a new table locks.
+pub const NEW_TABLE: &str = "none on what exists";
+
+/// Returns the statements of a migration's file that create tables and indexes which do not exist
+/// yet.
+pub fn creations(file: &str, exists: impl Fn(&str) -> bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut lines = file.lines();
+    while let Some(first) = lines.next() {
+        let Some((_, rest)) = first.trim_start().split_once("CREATE ").filter(|(before, _)| before.is_empty()) else {
+            continue;
+        };
+        let indent = first.len() - first.trim_start().len();
+        let mut sql = first.trim().to_owned();
+        while !sql.ends_with(';') {
+            let Some(line) = lines.next() else { break };
+            sql.push('\n');
+            sql.push_str(line.get(indent..).unwrap_or_default().trim_end());
+        }
+        let name = rest.split_once(" EXISTS ").and_then(|(_, rest)| rest.split_whitespace().next());
+        if !name.is_some_and(&exists) {
+            steps.push(Step { sql: sql.trim_end_matches(';').to_owned(), locks: NEW_TABLE });
+        }
+    }
+    steps
+}
+
+/// Returns the text of a file of functions, as a statement.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub fn without_end(file: &str) -> String {
+    file.trim_end().trim_end_matches(';').to_owned()
+}
+
 /// The schema operations of a [`Store`].
 pub trait SchemaStore: Store {
-    /// Whether what is installed is there as a whole or not at all, since it is one transaction.
-    const INSTALLS_ATOMICALLY: bool = false;
+    /// Whether the steps of a part are carried out as a whole or not at all, since they are one
+    /// transaction.
+    const CHANGES_ATOMICALLY: bool = false;
+    /// What the lock's functions are.
+    const ROUTINE: &'static str;
+    /// Whether one ALTER changes several columns.
+    const ALTERS_TOGETHER: bool = true;
+
+    /// What precedes the steps of a part where a person carries them out, and what follows them.
+    fn around(part: Part) -> (&'static str, &'static str);
 
     /// Reads the definition of the tables.
     fn schema(conn: &mut Self::Connection) -> impl Future<Output = Reply<Schema>> + Send;
 
-    /// Creates the tables, or adds what is missing to an existing one. It may run at any time, in
-    /// any number of processes. It waits for a lock for a second at most, on the server: requests
-    /// of other clients wait behind it.
-    fn install(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+    /// Returns the statements that create what a part lacks.
+    fn steps(schema: &Schema, part: Part) -> Vec<Step>;
+
+    /// Carries the steps of a part out. It may run at any time, in any number of processes. It
+    /// waits for a lock for a second at most, on the server: requests of other clients wait behind
+    /// it.
+    fn alter(conn: &mut Self::Connection, steps: &[Step]) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Fails if the user lacks a right that a later one of these steps needs. Changes nothing.
+    fn check_rights(_: &mut Self::Connection, _: &[Step]) -> impl Future<Output = Reply<()>> + Send {
+        std::future::ready(Ok(()))
+    }
 
     /// Describes the oldest transaction that keeps the lock's table from being changed, if one is
     /// found. Changes nothing.
     fn blocker(conn: &mut Self::Connection) -> impl Future<Output = Reply<Option<String>>> + Send;
 
-    /// Creates or replaces the lock's functions, beside the tables. Returns `false` where the
-    /// database has no functions.
-    fn install_functions(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
+    /// Returns a key whose row has a `begin_time` more than five minutes in the future.
+    fn ahead(conn: &mut Self::Connection) -> impl Future<Output = Reply<Option<String>>> + Send;
+
+    /// Carries these steps out, unless a row is locked by a claim of rowlock: then nothing is
+    /// changed, and the key and the label of the claim are returned.
+    fn remove(
+        conn: &mut Self::Connection,
+        schema: &Schema,
+        steps: &[Step],
+    ) -> impl Future<Output = Reply<Option<(String, String)>>> + Send;
+
+    /// Returns the lock's functions that exist here. `None` where the database has no functions.
+    fn functions(conn: &mut Self::Connection) -> impl Future<Output = Reply<Option<Installed>>> + Send;
 }

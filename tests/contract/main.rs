@@ -59,6 +59,7 @@ mod lock_delay;
 mod locked_rows;
 mod migrations;
 mod migrations_live;
+mod migrations_planned;
 mod mixed;
 mod neighbours;
 mod noticed;
@@ -204,6 +205,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     locked_rows::register::<DB>(suite);
     migrations::register::<DB>(suite);
     migrations_live::register::<DB>(suite);
+    migrations_planned::register::<DB>(suite);
     mixed::register::<DB>(suite);
     neighbours::register::<DB>(suite);
     noticed::register::<DB>(suite);

@@ -99,10 +99,18 @@ fn files(folder: &Path) -> i64 {
     i64::try_from(std::fs::read_dir(folder).unwrap().count()).unwrap()
 }
 
-async fn drop_all<DB: TestDatabase>(db: &TestDb<DB>) {
+pub async fn drop_all<DB: TestDatabase>(db: &TestDb<DB>) {
     for table in ["lock", "lock_queue", "schedule", "schedule_run", "schedule_instance", "schedule_times"] {
-        db.execute(&format!("DROP TABLE t_resource_{table}")).await;
+        db.execute(&format!("DROP TABLE IF EXISTS t_resource_{table}")).await;
     }
+}
+
+/// Returns the texts of the migrations, in their order.
+pub fn files_of<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<String> {
+    let folder = std::fs::read_dir(root().join("migrations").join(folder(db))).unwrap();
+    let mut files: Vec<_> = folder.map(|file| file.unwrap().path()).collect();
+    files.sort();
+    files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect()
 }
 
 /// The tables of schedules can be used.

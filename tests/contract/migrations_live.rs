@@ -1,20 +1,32 @@
 //! A table that is completed while clients use it.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
 
+use chrono::TimeDelta;
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{Error, Status};
+use rowlock::{Error, Status, migration::Migration};
 use sqlx::Transaction;
 use tokio::time::{sleep, timeout};
 
-use crate::child;
+use crate::{
+    article::{Answer, Program, shapes},
+    child,
+    migrations::drop_all,
+    migrations_planned::tables,
+    upgrade::make,
+};
 
 harness::tests!(
     servers[DIRECT](
         clients_go_on_while_a_transaction_is_in_the_way,
         a_program_that_is_killed_leaves_nothing_that_waits
     ),
-    servers[DIRECT].long(a_transaction_that_stays_in_the_way_is_named)
+    everywhere(a_program_that_is_killed_at_any_moment_leaves_what_can_be_completed),
+    servers[DIRECT].long(a_transaction_that_stays_in_the_way_is_named, a_large_table_is_completed_beside_its_clients)
 );
 
 /// How long a client waits at most behind a statement that waits for a lock: a second, and the time
@@ -86,7 +98,7 @@ async fn clients_go_on_while_a_transaction_is_in_the_way<DB: TestDatabase>(db: T
 
 async fn a_program_that_is_killed_leaves_nothing_that_waits<DB: TestDatabase>(db: TestDb<DB>) {
     let tx = in_the_way(&db).await;
-    let mut program = child::start(&db, "migrate", "", std::path::Path::new(""));
+    let mut program = child::start(&db, "migrate", "", Path::new(""));
     eventually("it waits", || async { waiting(&db).await > 0 }).await;
     program.kill().await.unwrap();
     let began = Instant::now();
@@ -105,4 +117,90 @@ async fn a_transaction_that_stays_in_the_way_is_named<DB: TestDatabase>(db: Test
     assert!(db.server.name == "mariadb" || by.contains("SELECT key_resource FROM t_resource_lock"), "{by}");
     tx.rollback().await.unwrap();
     rowlock::migrate(&db.pool).await.unwrap();
+}
+
+async fn a_program_that_is_killed_at_any_moment_leaves_what_can_be_completed<DB: TestDatabase>(db: TestDb<DB>) {
+    let shape = &shapes(db.server.name)[0];
+    let begin = async || {
+        drop_all(&db).await;
+        db.execute(shape).await;
+    };
+    begin().await;
+    let began = Instant::now();
+    child::start(&db, "migrate", "", Path::new("")).wait().await.unwrap();
+    let (usual, whole) = (began.elapsed(), tables(&db).await);
+    let mut parts = std::collections::BTreeSet::new();
+    for round in 0..8 {
+        begin().await;
+        let mut program = child::start(&db, "migrate", "", Path::new(""));
+        sleep(usual * round / 8).await;
+        program.kill().await.unwrap();
+        // What the server had received when the program died, it carries out.
+        eventually("the server is done with it", || async { db.server.name == "sqlite" || working(&db).await == 0 })
+            .await;
+        parts.insert(tables(&db).await);
+        rowlock::migrate(&db.pool).await.unwrap();
+        assert_eq!(tables(&db).await, whole);
+        acquired(db.lock().try_acquire("k").await);
+    }
+    assert!(parts.len() > 1 || !parts.contains(&whole), "no program was killed before its end");
+}
+
+/// The number of connections of other programs with a statement in flight.
+async fn working<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
+    let count = match db.server.name {
+        "postgres" => {
+            "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND pid <> pg_backend_pid()"
+        }
+        _ => {
+            "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND command NOT IN ('Sleep', 'Daemon') AND id <> CONNECTION_ID()"
+        }
+    };
+    db.number(count).await.unwrap()
+}
+
+/// The article's own clients, in local time, beside a transaction that ends after a while. With
+/// `ROWLOCK_ROWS`, the table has as many rows.
+async fn a_large_table_is_completed_beside_its_clients<DB: TestDatabase>(db: TestDb<DB>) {
+    let rows: u64 = std::env::var("ROWLOCK_ROWS").map_or(100_000, |rows| rows.parse().unwrap());
+    make(&db, &shapes(db.server.name)[0]).await;
+    for batch in 0..rows / 1_000 {
+        let values = (0..1_000).map(|row| format!("('row {}', 'S', 0)", batch * 1_000 + row)).collect::<Vec<_>>();
+        let insert = "INSERT INTO t_resource_lock (key_resource, status, lock_flag) VALUES";
+        db.execute(&format!("{insert} {}", values.join(", "))).await;
+    }
+    let mut idle = db.pool_of(1).await.begin().await.unwrap();
+    DB::execute_on(&mut idle, "SELECT key_resource FROM t_resource_lock WHERE key_resource = 'fine'").await.unwrap();
+    let ends = AtomicBool::new(false);
+    let client = async |first: u32| {
+        let program = Program::new(db.pool_of(1).await, db.server.name, TimeDelta::hours(8)).await;
+        let (mut longest, mut taken) = (Duration::ZERO, 0_u32);
+        while !ends.load(Ordering::Relaxed) {
+            let (began, key) = (Instant::now(), format!("row {}", first + taken));
+            assert_eq!(program.take(&key).await, Answer::Taken);
+            program.give(&key, "S").await;
+            longest = longest.max(began.elapsed());
+            taken += 1;
+        }
+        (longest, taken)
+    };
+    let migrating = async {
+        sleep(Duration::from_secs(1)).await;
+        let (began, migration) = (Instant::now(), Migration::new(db.pool_of(2).await));
+        let (done, ()) = tokio::join!(migration.run(), async {
+            sleep(Duration::from_secs(5)).await;
+            idle.rollback().await.unwrap();
+        });
+        let took = began.elapsed();
+        sleep(Duration::from_secs(1)).await;
+        ends.store(true, Ordering::Relaxed);
+        (done.unwrap(), took)
+    };
+    let ((done, took), a, b, c) = tokio::join!(migrating, client(1_000), client(20_000), client(40_000));
+    println!("{} with {rows} rows: migrated in {took:?}, clients waited {:?} {:?} {:?}", db.server.name, a, b, c);
+    assert!(!done.is_empty() && is_complete(&db).await);
+    for (longest, taken) in [a, b, c] {
+        assert!(longest < BEARABLE && taken > 10, "a client waited for {longest:?} once in {taken}");
+    }
+    acquired(db.lock().try_acquire("row 77").await).release(Status::Succeeded).await.unwrap();
 }

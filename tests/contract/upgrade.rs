@@ -50,7 +50,7 @@ pub fn all_columns(server: &str) -> String {
     columns(server, &[&THEIRS[..], &OURS[..]].concat())
 }
 
-async fn rows<DB: TestDatabase>(db: &TestDb<DB>) -> String {
+pub async fn rows<DB: TestDatabase>(db: &TestDb<DB>) -> String {
     let row = columns(db.server.name, &THEIRS);
     let group = match db.server.name {
         "sqlite" => format!("group_concat({row}, ';' ORDER BY key_resource)"),
@@ -61,7 +61,7 @@ async fn rows<DB: TestDatabase>(db: &TestDb<DB>) -> String {
 }
 
 /// The definitions of the article's columns, with every property that the database reports.
-async fn definitions<DB: TestDatabase>(db: &TestDb<DB>) -> String {
+pub async fn definitions<DB: TestDatabase>(db: &TestDb<DB>) -> String {
     let theirs = THEIRS.map(|column| format!("'{column}'")).join(", ");
     db.text(&match db.server.name {
         "sqlite" => format!(
@@ -85,7 +85,7 @@ async fn definitions<DB: TestDatabase>(db: &TestDb<DB>) -> String {
     .unwrap()
 }
 
-async fn make<DB: TestDatabase>(db: &TestDb<DB>, shape: &str) {
+pub async fn make<DB: TestDatabase>(db: &TestDb<DB>, shape: &str) {
     db.execute("DROP TABLE t_resource_lock").await;
     db.execute(shape).await;
     let ago = |minutes: i64| DB::begun(Table::Articles, minutes * 60_000);

@@ -10,6 +10,7 @@ use crate::{
         schedules::TickOf,
         values::{duration, key, timeout, wait},
     },
+    database,
     exit::{OK, REFUSED},
 };
 
@@ -59,17 +60,9 @@ impl Terms {
             RuleSet::Recover => Rules::Recover,
             RuleSet::Article => Rules::Article,
         };
-        let lock = labelled(pool, self.label.as_deref())?.lease(self.lease)?;
+        let lock = database::lock(pool, self.label.as_deref())?.lease(self.lease)?;
         let lock = lock.min_interval(self.min_interval)?.rules(rules).fair(self.fair);
         Ok(if self.retry_failed { lock.retry_failed_at_once() } else { lock })
-    }
-}
-
-fn labelled<DB: Database>(pool: sqlx::Pool<DB>, label: Option<&str>) -> Result<LeaseLock<DB>, Error> {
-    let builder = LeaseLock::builder(pool);
-    match label {
-        Some(label) => builder.label(label).build(),
-        None => builder.build(),
     }
 }
 
@@ -168,7 +161,9 @@ pub struct Lead {
 
 impl Lead {
     pub fn lock<DB: Database>(&self, pool: sqlx::Pool<DB>) -> Result<LeaseLock<DB>, Error> {
-        labelled(pool, self.label.as_deref())?.lease(self.lease)?.lock_delay(self.lock_delay.unwrap_or(self.grace))
+        database::lock(pool, self.label.as_deref())?
+            .lease(self.lease)?
+            .lock_delay(self.lock_delay.unwrap_or(self.grace))
     }
 }
 

@@ -5,7 +5,10 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use rowlock::{Database, Error, Holder, Key, LeaseLock, Status};
 
-use crate::args::values::{duration, key, pause};
+use crate::{
+    args::values::{duration, key, pause},
+    database,
+};
 
 #[derive(Debug, Args)]
 pub struct Renew {
@@ -68,7 +71,7 @@ pub struct MinInterval {
 
 impl MinInterval {
     pub fn lock<DB: Database>(&self, pool: sqlx::Pool<DB>) -> Result<LeaseLock<DB>, Error> {
-        LeaseLock::new(pool).min_interval(self.min_interval)
+        database::lock(pool, None)?.min_interval(self.min_interval)
     }
 }
 

@@ -18,7 +18,7 @@ use crate::args::{
     claims::{Acquire, Hold, Lead, Leader, Run, Stub},
     keys::{List, MinInterval, Release, Renew, Show, Watch},
     schedules::{Cron, Instances, Named, Next, Removed, Runs, Schedules, Supervise, Trigger},
-    source::{Doctor, SourceArguments},
+    source::{Doctor, Migrate, SourceArguments},
     values::duration,
 };
 
@@ -87,14 +87,11 @@ pub enum Action {
 /// The actions on the tables of a database.
 #[derive(Debug, Subcommand)]
 pub enum TableAction {
-    /// Create the tables, or add what they lack
-    #[command(after_help = "Example: DATABASE_URL=postgres://me@db/app rowlock migrate")]
-    Migrate {
-        /// Create the lock's functions too, or replace them: rowlock_try_acquire and others, for
-        /// programs in other languages
-        #[arg(long)]
-        functions: bool,
-    },
+    /// Create the tables, or add what they lack, and print the statements that did
+    #[command(
+        after_help = "Examples: rowlock migrate --dry-run    # changes and locks nothing\n          rowlock migrate\n          rowlock migrate --undo --yes"
+    )]
+    Migrate(Migrate),
     /// Run a command while holding a key, or the tick of a schedule that is due
     #[command(
         after_help = "Examples: rowlock run nightly-report --min-interval 12h -- ./report.sh --all\n          rowlock run nightly-report --cron '30 2 * * *' --zone Europe/Berlin -- ./report.sh"

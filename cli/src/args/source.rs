@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use chrono::FixedOffset;
 use clap::Args;
 
-use crate::args::values::duration;
+use crate::args::values::{duration, offset};
 
 #[derive(Debug, Args)]
 pub struct SourceArguments {
@@ -18,9 +19,31 @@ pub struct SourceArguments {
     /// Go on at a server on which two holders can hold a key, such as TiDB
     #[arg(long, global = true)]
     pub any_server: bool,
+    /// Programs that know only the article's columns use the table, and write their times at this
+    /// offset from UTC, such as +08:00
+    #[arg(long, value_name = "OFFSET", allow_hyphen_values = true, value_parser = offset, global = true)]
+    pub article_clients: Option<FixedOffset>,
     /// How long to wait for a connection
     #[arg(long, value_name = "D", default_value = "10s", value_parser = duration, global = true)]
     pub connect_timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub struct Migrate {
+    /// Create the lock's functions too, or replace older ones: rowlock_try_acquire and others, for
+    /// programs in other languages
+    #[arg(long, conflicts_with = "undo")]
+    pub functions: bool,
+    /// Print the statements, and send none
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print the statements that take the columns, tables and functions of rowlock away, and leave
+    /// the article's table with its rows; send them with --yes
+    #[arg(long)]
+    pub undo: bool,
+    /// Carry --undo out
+    #[arg(long, requires = "undo", conflicts_with = "dry_run")]
+    pub yes: bool,
 }
 
 #[derive(Debug, Args)]

@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, FixedOffset, Utc};
 use rowlock::Key;
 
 pub fn duration(text: &str) -> Result<Duration, String> {
@@ -54,6 +54,10 @@ pub fn wait(text: &str) -> Result<Duration, String> {
 /// Without one, `watch` would keep the database busy.
 pub fn pause(text: &str) -> Result<Duration, String> {
     within(duration(text)?, Duration::from_millis(10)..=Duration::MAX, "it has to be at least 10ms")
+}
+
+pub fn offset(text: &str) -> Result<FixedOffset, String> {
+    text.parse().map_err(|_| "write it like +08:00 or -05:30".to_owned())
 }
 
 pub fn key(text: &str) -> Result<Key, String> {

@@ -2,7 +2,10 @@
 
 use std::time::SystemTime;
 
-use rowlock::{Error, LeaseLock, ListOptions, Schedule, Schedules};
+use rowlock::{
+    Error, LeaseLock, ListOptions, Schedule, Schedules,
+    migration::{Functions, Migration},
+};
 use sqlx::Pool;
 
 use crate::{
@@ -126,6 +129,9 @@ pub async fn all<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
             findings.push(check_rights::<DB>(&mut conn, rights).await);
         }
     }
+    if has_locks {
+        findings.extend(table(pool).await);
+    }
     findings.push(clock::<DB>(&mut conn).await);
     findings.push(Finding::good("time zones", format!("release {}, built in", Schedule::zones_release())));
     findings.extend(pooler::<DB>(&mut conn).await);
@@ -186,6 +192,33 @@ async fn schedules<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
         Err(error @ Error::ScheduleTablesMissing) => (Finding::problem(CHECK, first_part(error), MIGRATE), false),
         Err(error) => (Finding::problem(CHECK, Failure::from(error).to_string(), "see the rights below"), true),
     }
+}
+
+/// Returns what else there is to say of a table that is complete: of other programs' rows, and of
+/// the functions.
+async fn table<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
+    const CHECK: &str = "functions";
+    const MIGRATE: &str = "run `rowlock migrate --functions`, before programs that call them are replaced";
+    let migration = Migration::new(pool.clone());
+    let notes = migration.plan().await.map(|plan| plan.notes().to_vec()).unwrap_or_default();
+    let mut findings: Vec<_> = notes
+        .iter()
+        .map(|note| {
+            let (found, advice) = note.split_once("; ").unwrap_or((note, ""));
+            Finding::note("times of other programs", found, advice)
+        })
+        .collect();
+    findings.extend(match migration.installed_functions().await {
+        Ok(Functions::Incomplete(missing)) => {
+            Some(Finding::problem(CHECK, format!("{} is missing", missing.join(", ")), MIGRATE))
+        }
+        Ok(Functions::Older) => Some(Finding::problem(CHECK, "they are older than this program", MIGRATE)),
+        Ok(Functions::Current) => Some(Finding::good(CHECK, "all exist, in this version or a newer one")),
+        Ok(_) => None,
+        Err(Error::Unsupported { .. }) => None,
+        Err(error) => Some(Finding::problem(CHECK, Failure::from(error).to_string(), "see the rights above")),
+    });
+    findings
 }
 
 /// Returns what is wrong, without the advice of the message.

@@ -12,6 +12,7 @@ use crate::{
         claims::Acquire,
         keys::{Release, Renew},
     },
+    database,
     exit::{self, Failure},
     format::precise,
     keys::{
@@ -51,7 +52,7 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
 }
 
 pub async fn renew<DB: Database>(pool: Pool<DB>, renew: Renew) -> Result<u8, Failure> {
-    let (lock, key) = (LeaseLock::new(pool), renew.key.as_str());
+    let (lock, key) = (database::lock(pool, None)?, renew.key.as_str());
     let lease = match renew.lease {
         Some(lease) => lease,
         // A renewal that says nothing must not shorten the claim.
@@ -67,7 +68,7 @@ pub async fn renew<DB: Database>(pool: Pool<DB>, renew: Renew) -> Result<u8, Fai
 }
 
 pub async fn release<DB: Database>(pool: Pool<DB>, release: Release) -> Result<u8, Failure> {
-    let lock = LeaseLock::new(pool.clone());
+    let lock = database::lock(pool.clone(), None)?;
     match release.holder {
         Some(holder) => lock.resume(release.key.as_str(), holder).await?.release(release.status.into()).await?,
         None => return forced::release(&lock, &Schedules::new(pool), &release).await,

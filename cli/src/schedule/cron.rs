@@ -13,6 +13,7 @@ use tokio::{
 
 use crate::{
     args::schedules::Cron,
+    database::lock_of_schedules,
     exit::{self, Failure},
     out,
     process::{
@@ -197,6 +198,9 @@ impl<DB: Database> Instance<DB> {
         }
         if let Some(build) = &self.build {
             schedules = schedules.build(build)?;
+        }
+        if let Some(lock) = lock_of_schedules(&self.pool, self.label.as_deref())? {
+            schedules = schedules.lock(lock)?;
         }
         for name in &jobs.removed {
             schedules = schedules.removed(name.as_str())?;

@@ -20,6 +20,7 @@ use tokio::{
 
 use crate::{
     args::claims::Run,
+    database::lock_of_schedules,
     exit::{self, Failure},
     format::clock,
     out,
@@ -127,9 +128,13 @@ fn schedules<DB: Database>(
     run: &Run,
     ticks: mpsc::Sender<Claimed<DB>>,
 ) -> Result<Schedules<DB>, Failure> {
+    let lock = lock_of_schedules(&pool, run.terms.label.as_deref())?;
     let mut schedules = Schedules::new(pool).lease(run.terms.lease)?;
     if let Some(label) = &run.terms.label {
         schedules = schedules.label(label)?;
+    }
+    if let Some(lock) = lock {
+        schedules = schedules.lock(lock.lease(run.terms.lease)?)?;
     }
     Ok(schedules.on(run.tick.schedule(&run.key)?, move |tick| {
         let ticks = ticks.clone();

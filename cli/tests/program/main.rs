@@ -27,6 +27,7 @@ mod program_stalled;
 mod program_stop;
 mod program_supervisor;
 mod program_terminal;
+mod program_upgrade;
 mod program_waiting;
 mod ui;
 mod ui_browser;
@@ -74,6 +75,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_shared::register::<DB>(suite);
     program_stalled::register::<DB>(suite);
     program_supervisor::register::<DB>(suite);
+    program_upgrade::register::<DB>(suite);
     outages::register::<DB>(suite);
     ui_pages::register::<DB>(suite);
     ui_changes::register::<DB>(suite);

@@ -25,8 +25,11 @@ HOLDER = "00000000-0000-0000-0000-000000000001"
 def install(db: Database) -> None:
     database = "postgres" if db.name == "postgres" else "mysql"
     command = [sys.executable, "-m", "rowlock", "functions", database]
-    sql = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    if database == "postgres":
+    install_text(db, subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def install_text(db: Database, sql: str, mode: str | None = None) -> None:
+    if db.name == "postgres":
         with psycopg.connect(db.url, autocommit=True) as connection:
             connection.execute(sql.encode())
         return
@@ -34,12 +37,13 @@ def install(db: Database) -> None:
     many: Any = pymysql.connect(
         host=url.hostname, port=url.port or 0, user=url.username, password=url.password or "",
         database=url.path[1:], client_flag=CLIENT.MULTI_STATEMENTS,
+        sql_mode=mode,
     )  # fmt: skip
-    cursor = many.cursor()
-    cursor.execute(sql)
-    while cursor.nextset():
-        pass
-    many.close()
+    with many:
+        cursor = many.cursor()
+        cursor.execute(sql)
+        while cursor.nextset():
+            pass
 
 
 def call(connection: Any, name: str, *arguments: Any) -> tuple[Any, ...]:

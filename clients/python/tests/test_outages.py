@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import psycopg
 import pymysql
@@ -167,17 +168,6 @@ class Broken(Exception):
 def test_a_connection_is_left_after_each_error_but_contention() -> None:
     """On a bad connection, each renewal would fail until the lease is lost."""
 
-    class Connection:
-        def __init__(self, error: Exception) -> None:
-            self.error = error
-            self.closed = False
-
-        def cursor(self) -> Any:
-            raise self.error
-
-        def close(self) -> None:
-            self.closed = True
-
     for meaning, error, kept in (
         (functions.mysql_meaning, Broken(1146), False),
         (functions.mysql_meaning, Broken(1142), False),
@@ -185,14 +175,18 @@ def test_a_connection_is_left_after_each_error_but_contention() -> None:
         (functions.postgres_meaning, Broken(0, "42501"), False),
         (functions.postgres_meaning, Broken(0, "40001"), True),
     ):
-        connection = Connection(error)
+        version = mock.Mock()
+        version.fetchone.return_value = (functions.NEEDED,)
+        version.nextset.return_value = None
+        connection = mock.Mock()
+        connection.cursor.side_effect = [version, error]
         session = functions.FunctionSession(
             functools.partial(lambda one: one, connection), "", functions.POSTGRES_CHANGES, meaning,
             lambda connection: connection.cursor(),
         )  # fmt: skip
         with pytest.raises((rowlock.Error, Contention)):
             session.change("abandon", rowlock.Claim("k", ONE, 1))
-        assert connection.closed != kept
+        assert connection.close.called != kept
     for code in (1290, 1792, 1836):
         outage = functions.mysql_meaning(Broken(code))
         assert isinstance(outage, Outage)

@@ -10,6 +10,7 @@ from conftest import Database
 
 import rowlock
 from rowlock import connect, sqlite
+from rowlock.__main__ import table
 from rowlock.protocol import Granted, Terms
 
 pytestmark = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
@@ -74,3 +75,75 @@ def test_a_file_that_another_connection_writes_to_is_busy(db: Database, tmp_path
     with rowlock.lock(db.url, "k"):
         pass
     assert (tmp_path / "locks.db").exists()
+
+
+KEY = "TEXT    NOT NULL PRIMARY KEY"
+NO_KEY = "its column key_resource is not unique by itself; delete rows with the same key, and make"
+
+
+def create(db: Database, old: str, new: str) -> None:
+    """Creates rowlock's table with a part of its definition replaced."""
+    whole = table("sqlite").split(" STRICT")[0]
+    assert old in whole
+    db.execute("DROP TABLE t_resource_lock")
+    db.execute(whole.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wrong"),
+    [
+        (KEY, "TEXT NOT NULL", NO_KEY),
+        (KEY, "TEXT NOT NULL UNIQUE, id INTEGER PRIMARY KEY", None),
+        ("prior_end_time  INTEGER", "prior_end_time, UNIQUE (key_resource, token)", None),
+        (KEY, "INTEGER NOT NULL UNIQUE", "its column key_resource (INTEGER) is not text; use TEXT"),
+        (KEY, "TEXT PRIMARY KEY COLLATE NOCASE", "its column key_resource has a COLLATE clause"),
+        ("begin_time      INTEGER", "begin_time REAL", "its column begin_time (REAL) does not"),
+        ("end_time        INTEGER", "end_time DATETIME", None),
+        ("begin_time      INTEGER", "begin_time varchar(19)", None),
+        (
+            "end_time        INTEGER",
+            "END_TIME INTEGER NOT NULL",
+            "its column end_time (INTEGER NOT NULL) does not hold what rowlock writes there; use "
+            "INTEGER or DATETIME, NULL allowed",
+        ),
+        (
+            "lock_flag       INTEGER",
+            "lock_flag char(1)",
+            "its column lock_flag (CHAR(1)) does not hold what rowlock writes there; use INTEGER",
+        ),
+        ("key_resource    TEXT", "KEY_RESOURCE TEXT", None),
+        ("time            INTEGER", "time text", "its column time (TEXT) does not hold"),
+    ],
+)
+def test_a_table_is_judged_when_it_is_opened(
+    db: Database, old: str, new: str, wrong: str | None
+) -> None:
+    create(db, old, new)
+    session = connect.session(db.url, 30)
+    for _ in range(2):  # The connection of the first request is not used for the second.
+        if wrong is None:
+            session.claim(Terms("k", label="x"), ONE)
+            continue
+        with pytest.raises(rowlock.Error) as raised:
+            session.claim(Terms("k", label="x"), ONE)
+        assert type(raised.value) is rowlock.Error
+        assert f"the table t_resource_lock cannot be used: {wrong}" in str(raised.value)
+    session.close()
+
+
+@pytest.mark.parametrize("index", ["key_resource, token", "key_resource) WHERE (token > 0"])
+def test_an_index_of_more_or_of_less_is_no_key(db: Database, index: str) -> None:
+    create(db, KEY, "TEXT NOT NULL")
+    db.execute(f"CREATE UNIQUE INDEX theirs ON t_resource_lock ({index})")
+    db.execute("CREATE INDEX others ON t_resource_lock (key_resource)")
+    with pytest.raises(rowlock.Error, match="is not unique by itself"):
+        rowlock.try_acquire(db.url, "k")
+    db.execute("CREATE UNIQUE INDEX ours ON t_resource_lock (KEY_RESOURCE)")
+    with rowlock.lock(db.url, "k"):
+        pass
+
+
+def test_a_missing_column_is_no_wrong_one(db: Database) -> None:
+    create(db, "prior_token     INTEGER,", "")
+    with pytest.raises(rowlock.NotInstalled, match="prior_token"):
+        rowlock.try_acquire(db.url, "k")

@@ -11,35 +11,21 @@ use crate::{
         mysql::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
-                CLAIM, COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL,
-                INSTALL_INSTANCES, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, MAY_BE_HELD, OLD, PASS, PAUSE,
-                PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK, RECORD_LOST, RECORD_PASSED, SELECTED, SINCE, TABLES,
-                TRIGGER, WAS_HANDED_BACK, forget_statement,
+                CLAIM, COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, LAST_SUCCESSES, LATEST,
+                LEFT, LIST, LOOK, LOST_RUN, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
+                RECORD_LOST, RECORD_PASSED, SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK, forget_statement,
             },
         },
         not_extended,
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule, LostRun,
-            Pass, Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
+            ClaimedRow, DueReply, DueRequest, End, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule, LostRun, Pass,
+            Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
-        servers::{Support, refusal, support},
         unanswered,
     },
 };
 
 impl ScheduleStore for MySql {
-    async fn schedule_tables(conn: &mut MySqlConnection) -> Reply<Found> {
-        let row = sqlx::query(TABLES).fetch_one(conn).await?;
-        let banner: String = row.try_get("banner")?;
-        let refused = if let Support::Refused(name) = support(&banner) { Some(refusal(name, &banner)) } else { None };
-        Ok(Found { tables: row.try_get::<i64, _>("tables")? == 4, refused })
-    }
-
-    async fn install_schedules(conn: &mut MySqlConnection) -> Reply<()> {
-        sqlx::raw_sql(INSTALL).execute(&mut *conn).await?;
-        sqlx::raw_sql(INSTALL_INSTANCES).execute(conn).await.map(drop)
-    }
-
     async fn registered(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Registered> {
         let sql =
             format!("SELECT {COLUMNS} FROM t_resource_schedule WHERE name IN ({})", marks("?", names.len().max(1)));

@@ -5,15 +5,6 @@ use std::sync::LazyLock;
 
 use crate::store::mysql::row::{IN_TIME, NOW};
 
-pub(super) const INSTALL: &str = include_str!("../../../migrations/mysql/20260601000000_schedule.sql");
-pub(super) const INSTALL_INSTANCES: &str = include_str!("../../../migrations/mysql/20261126000000_instances.sql");
-
-pub(super) const TABLES: &str = "
-SELECT (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.tables
-        WHERE table_schema = DATABASE() AND table_name IN
-        ('t_resource_schedule', 't_resource_schedule_run', 't_resource_schedule_instance', 't_resource_schedule_times')) AS tables,
-       CONVERT(CONCAT(VERSION(), ' ', @@version_comment) USING utf8mb4) AS banner";
-
 /// The columns of a row.
 pub(super) const COLUMNS: &str = "
 CONVERT(name USING utf8mb4) AS name, CONVERT(spec USING utf8mb4) AS spec, CONVERT(zone USING utf8mb4) AS zone, slot, due_at,

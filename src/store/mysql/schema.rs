@@ -1,11 +1,44 @@
 //! The tables as the database describes them, and their creation.
 
-use sqlx::{MySql, MySqlConnection, Row as _};
+use sqlx::mysql::MySqlDatabaseError;
+use sqlx::{AssertSqlSafe, Executor as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _};
 
-use crate::store::schema::{Freshness, Schema, SchemaStore, unfit};
+use crate::store::schema::{
+    Column, Freshness, Functions, Installed, MARKER, Part, Schema, SchemaStore, Step, TABLES, additions, creations,
+    unfit, without_end,
+};
 use crate::store::{Form, Reply};
 
-const INSTALL: &str = include_str!("../../../migrations/mysql/20260101000000_rowlock.sql");
+const LOCKS: &str = include_str!("../../../migrations/mysql/20260101000000_rowlock.sql");
+#[cfg(feature = "schedule")]
+const SCHEDULES: [&str; 2] = [
+    include_str!("../../../migrations/mysql/20260601000000_schedule.sql"),
+    include_str!("../../../migrations/mysql/20261126000000_instances.sql"),
+];
+const FUNCTIONS_FILE: &str = include_str!("../../../functions/mysql/20261127000000_functions.sql");
+
+/// The columns that a table of another program lacks. The default character set of such a table may
+/// hold less than a label or a status has.
+const ADDED: [(&str, &str); 10] = [
+    ("holder", "BINARY(16) NULL"),
+    ("token", "BIGINT NOT NULL DEFAULT 0"),
+    ("expires_at", "DATETIME(6) NULL"),
+    ("claimed_at", "{begin} NULL"),
+    ("confirms", "BIGINT NOT NULL DEFAULT 0"),
+    ("prior_token", "BIGINT NULL"),
+    ("prior_client_ip", "VARCHAR(45) CHARACTER SET utf8mb4 NULL"),
+    ("prior_status", "VARCHAR(255) CHARACTER SET utf8mb4 NULL"),
+    ("prior_begin_time", "{begin} NULL"),
+    ("prior_end_time", "{end} NULL"),
+];
+
+const ADDING: &str = "exclusive metadata lock on t_resource_lock for a moment, after each transaction that has used \
+                      it; only the definition is changed";
+const COPYING: &str = "exclusive metadata lock on t_resource_lock for a moment, twice; in between the table is copied, while \
+                       clients read and write";
+const REPLACING: &str = "none; on MySQL a procedure that is replaced does not exist for a moment";
+const AT_ONCE: &str = "ALGORITHM = INSTANT";
+const ONLINE: &str = "ALGORITHM = INPLACE, LOCK = NONE";
 
 /// A statement waits for a metadata lock for a year by default, also when its client is gone.
 const LOCK_LIMIT: &str = "SET @rowlock_lock_wait = @@lock_wait_timeout, lock_wait_timeout = 1";
@@ -27,28 +60,56 @@ FROM information_schema.innodb_trx t JOIN information_schema.processlist p ON p.
 WHERE p.id <> CONNECTION_ID() ORDER BY t.trx_started LIMIT 1",
 ];
 
-const FUNCTIONS: &str = include_str!("../../../functions/mysql/20261127000000_functions.sql");
-
 const SCHEMA: &str = "
 SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type USING utf8mb4) AS type,
        CONVERT(data_type USING utf8mb4) AS data_type, CONVERT(COALESCE(collation_name, 'binary') USING utf8mb4) AS collation,
        CAST(COALESCE(character_maximum_length, 0) AS SIGNED) AS width, CAST(@@autocommit AS SIGNED) AS autocommit,
        CAST(banner.version LIKE '%MariaDB%' AS SIGNED) AS mariadb,
        (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.plugins WHERE plugin_name = 'group_replication' AND plugin_status = 'ACTIVE') AS member,
-       (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock_queue') AS queue,
-       (SELECT CONVERT(COALESCE(GROUP_CONCAT(LOWER(column_name) ORDER BY seq_in_index), '') USING utf8mb4) FROM information_schema.statistics
+       (SELECT CONVERT(COALESCE(GROUP_CONCAT(LOWER(table_name)), '') USING utf8mb4) FROM information_schema.tables
+        WHERE table_schema = DATABASE() AND table_name IN (
+            't_resource_lock', 't_resource_lock_queue', 't_resource_schedule', 't_resource_schedule_run', 't_resource_schedule_instance',
+            't_resource_schedule_times')) AS relations,
+       (SELECT CONVERT(COALESCE(CONCAT(engine, ' ', row_format), 'none') USING utf8mb4) FROM information_schema.tables
+        WHERE table_schema = DATABASE() AND table_name = 't_resource_lock') AS engine,
+       (SELECT CONVERT(COALESCE(GROUP_CONCAT(LOWER(column_name), IF(sub_part IS NULL, '', ' in part') ORDER BY seq_in_index), '')
+            USING utf8mb4) FROM information_schema.statistics
         WHERE table_schema = DATABASE() AND table_name = 't_resource_lock' AND index_name = 'PRIMARY') AS primary_key,
        CONVERT(CONCAT(IF(is_nullable = 'NO' AND column_name = 'end_time', ' NOT NULL', ''), IF(extra LIKE '%on update%', ' ON UPDATE', ''))
            USING utf8mb4) AS more, CONVERT(CONCAT(banner.version, ' ', @@version_comment) USING utf8mb4) AS banner
 FROM (SELECT VERSION() AS version) banner
 LEFT JOIN information_schema.columns ON table_schema = DATABASE() AND table_name = 't_resource_lock'";
 
+const INSTALLED: &str = "
+SELECT CONVERT(LOWER(routine_name) USING utf8mb4) FROM information_schema.routines
+WHERE routine_schema = DATABASE() AND routine_name LIKE 'rowlock\\_%'";
+
+const STANDING: &str = "
+SELECT CONVERT(key_resource USING utf8mb4), CONVERT(client_ip USING utf8mb4) FROM t_resource_lock
+WHERE lock_flag = 1 AND holder IS NOT NULL ORDER BY t_resource_lock.key_resource LIMIT 1";
+
+const AHEAD: &str = "
+SELECT CONVERT(key_resource USING utf8mb4) FROM t_resource_lock WHERE begin_time > UTC_TIMESTAMP(6) + INTERVAL 5 MINUTE LIMIT 1";
+
 impl SchemaStore for MySql {
+    const ROUTINE: &'static str = "PROCEDURE";
+
+    fn around(part: Part) -> (&'static str, &'static str) {
+        match part {
+            Part::Functions => ("DELIMITER //", "//\nDELIMITER ;"),
+            _ => ("SET lock_wait_timeout = 1;", ""),
+        }
+    }
+
     async fn schema(conn: &mut MySqlConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
         let mut schema = Schema::empty();
         for row in rows {
-            schema.judge_server(row.try_get("banner")?);
+            let banner: String = row.try_get("banner")?;
+            schema.judge_server(banner.clone());
+            schema.relations = row.try_get::<String, _>("relations")?.split(',').map(str::to_owned).collect();
+            let is_mariadb = row.try_get::<i64, _>("mariadb")? == 1;
+            schema.hides_columns = is_mariadb || version(&banner) >= (8, 0, 23);
             // The server returns its version even without a table.
             let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             if row.try_get::<i64, _>("autocommit")? == 0 {
@@ -56,14 +117,17 @@ impl SchemaStore for MySql {
                     "the connection's autocommit is off, so that a claim would not be committed; switch it on".into(),
                 );
             }
-            let is_mariadb = row.try_get::<i64, _>("mariadb")? == 1;
             schema.form = if is_mariadb { Form::NoWait } else { Form::Common };
             schema.freshness = match row.try_get::<i64, _>("member")? {
                 0 if is_mariadb => Freshness::SyncWait,
                 0 => Freshness::Plain,
                 _ => Freshness::Before,
             };
-            schema.queue = row.try_get::<i64, _>("queue")? > 0;
+            let engine: String = row.try_get("engine")?;
+            if !engine.starts_with("InnoDB") {
+                schema.wrong = Some(format!("its engine ({engine}) keeps no row locks; use InnoDB"));
+            }
+            schema.adds_at_once = is_mariadb || !engine.ends_with("Compressed");
             // A statement that found its rows by another index would lock rows of other keys too.
             if row.try_get::<String, _>("primary_key")? != "key_resource" {
                 schema.wrong = Some("its primary key is not the column key_resource alone; make it that".into());
@@ -81,16 +145,65 @@ impl SchemaStore for MySql {
             if name == "key_resource" {
                 judge_key(&mut schema, &column_type, &data_type, row.try_get("collation")?, width);
             }
-            schema.columns.push(name);
+            schema.columns.push(Column { name, kind: column_type });
         }
         Ok(schema)
     }
 
-    async fn install(conn: &mut MySqlConnection) -> Reply<()> {
+    fn steps(schema: &Schema, part: Part) -> Vec<Step> {
+        let exists = |name: &str| schema.has(name);
+        let mut steps = match part {
+            Part::Locks => creations(LOCKS, exists),
+            #[cfg(feature = "schedule")]
+            Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
+            Part::Functions => vec![Step { sql: without_end(FUNCTIONS_FILE), locks: REPLACING }],
+        };
+        let added = additions(schema, &ADDED, "datetime(6)");
+        if part == Part::Locks && !added.is_empty() {
+            let hidden = if schema.hides_columns { " INVISIBLE" } else { "" };
+            let added: String = added.iter().map(|column| format!("\n    ADD COLUMN {column}{hidden},")).collect();
+            let (algorithm, locks) = if schema.adds_at_once { (AT_ONCE, ADDING) } else { (ONLINE, COPYING) };
+            steps.push(Step { sql: format!("ALTER TABLE t_resource_lock{added}\n    {algorithm}"), locks });
+        }
+        steps
+    }
+
+    async fn alter(conn: &mut MySqlConnection, steps: &[Step]) -> Reply<()> {
+        if let [functions @ Step { locks: REPLACING, .. }] = steps {
+            return replace(conn, functions).await;
+        }
         sqlx::raw_sql(LOCK_LIMIT).execute(&mut *conn).await?;
-        let installed = sqlx::raw_sql(INSTALL).execute(&mut *conn).await;
+        let mut changed = Ok(());
+        for step in steps {
+            changed = sqlx::raw_sql(AssertSqlSafe(step.sql.as_str())).execute(&mut *conn).await.map(drop);
+            if changed.as_ref().is_err_and(is_not_instant) {
+                tracing::warn!(
+                    "the server cannot add columns by a change of the definition alone: it copies the table, while clients go on"
+                );
+                let sql = step.sql.replace(AT_ONCE, ONLINE);
+                changed = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *conn).await.map(drop);
+            }
+            if changed.is_err() {
+                break;
+            }
+        }
         let restored = sqlx::raw_sql(RESTORE).execute(conn).await;
-        installed.and(restored).map(drop)
+        changed.and(restored.map(drop))
+    }
+
+    /// The server refuses to prepare the creation of a table that the user may not create. An
+    /// ALTER without a change needs the right, and waits for no transaction.
+    async fn check_rights(conn: &mut MySqlConnection, steps: &[Step]) -> Reply<()> {
+        for step in steps {
+            if step.sql.starts_with("CREATE TABLE") {
+                conn.prepare(AssertSqlSafe(step.sql.clone()).into_sql_str()).await?;
+            }
+        }
+        let alters = |step: &Step| step.sql.starts_with("ALTER TABLE");
+        if steps.iter().any(alters) && !steps.iter().any(|step| step.sql.contains(" t_resource_lock (")) {
+            sqlx::raw_sql("ALTER TABLE t_resource_lock").execute(conn).await?;
+        }
+        Ok(())
     }
 
     async fn blocker(conn: &mut MySqlConnection) -> Reply<Option<String>> {
@@ -102,9 +215,82 @@ impl SchemaStore for MySql {
         Ok(None)
     }
 
-    async fn install_functions(conn: &mut MySqlConnection) -> Reply<bool> {
-        sqlx::raw_sql(FUNCTIONS).execute(conn).await.map(|_| true)
+    async fn ahead(conn: &mut MySqlConnection) -> Reply<Option<String>> {
+        sqlx::query_scalar(AHEAD).fetch_optional(conn).await
     }
+
+    async fn remove(conn: &mut MySqlConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<(String, String)>> {
+        sqlx::raw_sql(LOCK_LIMIT).execute(&mut *conn).await?;
+        let removed = remove_locked(conn, schema, steps).await;
+        let unlocked = sqlx::raw_sql("UNLOCK TABLES").execute(&mut *conn).await;
+        let restored = sqlx::raw_sql(RESTORE).execute(conn).await;
+        let standing = removed?;
+        unlocked.and(restored).map(|_| standing)
+    }
+
+    async fn functions(conn: &mut MySqlConnection) -> Reply<Option<Installed>> {
+        let names: Vec<String> = sqlx::query_scalar(INSTALLED).fetch_all(&mut *conn).await?;
+        let version = match names.iter().any(|name| name == MARKER) {
+            true => sqlx::query_scalar("CALL rowlock_version()").fetch_optional(conn).await,
+            false => Ok(None),
+        };
+        // The procedure may have been dropped since.
+        let version = version.or_else(|error| if number(&error) == Some(1305) { Ok(None) } else { Err(error) })?;
+        Ok(Some(Installed { names, version }))
+    }
+}
+
+/// Instances that start together replace the functions once, one after the other.
+async fn replace(conn: &mut MySqlConnection, functions: &Step) -> Reply<()> {
+    sqlx::raw_sql("DO GET_LOCK(CONCAT('rowlock ', LEFT(DATABASE(), 50)), 30)").execute(&mut *conn).await?;
+    let is_current = MySql::functions(conn).await?.is_some_and(|found| found.judge() == Functions::Current);
+    let replaced = match is_current {
+        true => Ok(()),
+        false => sqlx::raw_sql(AssertSqlSafe(functions.sql.as_str())).execute(&mut *conn).await.map(drop),
+    };
+    let unlocked = sqlx::raw_sql("DO RELEASE_LOCK(CONCAT('rowlock ', LEFT(DATABASE(), 50)))").execute(conn).await;
+    replaced.and(unlocked.map(drop))
+}
+
+/// Each statement commits. The tables stay locked in between, so that no claim comes before the
+/// columns are gone; procedures cannot be dropped then.
+async fn remove_locked(conn: &mut MySqlConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<(String, String)>> {
+    let standing = sqlx::query_as(STANDING).fetch_optional(&mut *conn).await?;
+    if standing.is_some() {
+        return Ok(standing);
+    }
+    let (routines, others): (Vec<_>, Vec<_>) = steps.iter().partition(|step| step.sql.starts_with("DROP PROCEDURE"));
+    for step in routines {
+        sqlx::raw_sql(AssertSqlSafe(step.sql.as_str())).execute(&mut *conn).await?;
+    }
+    let tables = TABLES.into_iter().filter(|table| schema.has(table)).chain(["t_resource_lock"]);
+    let lock = format!("LOCK TABLES {} WRITE", tables.collect::<Vec<_>>().join(" WRITE, "));
+    sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *conn).await?;
+    let standing = sqlx::query_as(STANDING).fetch_optional(&mut *conn).await?;
+    if standing.is_none() {
+        for step in others {
+            sqlx::raw_sql(AssertSqlSafe(step.sql.as_str())).execute(&mut *conn).await?;
+        }
+    }
+    Ok(standing)
+}
+
+/// Returns whether the server refuses to change the definition alone: of this row format, after as
+/// many changes, or at all.
+fn is_not_instant(error: &sqlx::Error) -> bool {
+    number(error).is_some_and(|number| [1845, 1846, 4092].contains(&number))
+}
+
+fn number(error: &sqlx::Error) -> Option<u16> {
+    let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
+    Some(error.number())
+}
+
+/// Reads the version at the beginning of a banner.
+fn version(banner: &str) -> (u32, u32, u32) {
+    let mut numbers = banner.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or_default());
+    let mut next = || numbers.next().unwrap_or_default();
+    (next(), next(), next())
 }
 
 /// Returns a type that fits, if a column that another program may have created has one that does

@@ -11,16 +11,14 @@ use crate::{
         postgres::{
             row::{Query, once_ended},
             schedule_sql::{
-                CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, INSTALL,
-                INSTALL_INSTANCES, LAST_SUCCESSES, LATEST, LIST, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE,
-                TABLES, TRIGGER,
+                CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, LAST_SUCCESSES, LATEST,
+                LIST, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE, TRIGGER,
             },
         },
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
+            ClaimedRow, DueReply, DueRequest, End, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
             Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
-        servers::{Support, refusal, support},
     },
 };
 
@@ -29,18 +27,6 @@ fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
 }
 
 impl ScheduleStore for Postgres {
-    async fn schedule_tables(conn: &mut PgConnection) -> Reply<Found> {
-        let row = sqlx::query(TABLES).fetch_one(conn).await?;
-        let banner: String = row.try_get("banner")?;
-        let refused = if let Support::Refused(name) = support(&banner) { Some(refusal(name, &banner)) } else { None };
-        Ok(Found { tables: row.try_get("there")?, refused })
-    }
-
-    async fn install_schedules(conn: &mut PgConnection) -> Reply<()> {
-        sqlx::raw_sql(INSTALL).execute(&mut *conn).await?;
-        sqlx::raw_sql(INSTALL_INSTANCES).execute(conn).await.map(drop)
-    }
-
     async fn registered(conn: &mut PgConnection, names: &[Key]) -> Reply<Registered> {
         let names: Vec<&str> = names.iter().map(Key::as_str).collect();
         let rows = sqlx::query(REGISTERED).bind(names).fetch_all(&mut *conn).await?;

@@ -2,14 +2,6 @@
 
 use crate::store::postgres::row::{finite, in_time};
 
-pub(super) const INSTALL: &str = include_str!("../../../migrations/postgres/20260601000000_schedule.sql");
-pub(super) const INSTALL_INSTANCES: &str = include_str!("../../../migrations/postgres/20261126000000_instances.sql");
-
-pub(super) const TABLES: &str = "
-SELECT to_regclass('t_resource_schedule') IS NOT NULL AND to_regclass('t_resource_schedule_run') IS NOT NULL
-       AND to_regclass('t_resource_schedule_instance') IS NOT NULL AND to_regclass('t_resource_schedule_times') IS NOT NULL AS there,
-       version() AS banner";
-
 macro_rules! select {
     ($rest:literal) => {
         concat!(

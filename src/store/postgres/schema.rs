@@ -1,11 +1,38 @@
 //! The tables as the database describes them, and their creation.
 
-use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row as _};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, Row as _};
 
 use crate::store::Reply;
-use crate::store::schema::{Freshness, NO_KEY, Schema, SchemaStore, unfit};
+use crate::store::schema::{
+    Column, FUNCTIONS, Freshness, Installed, MARKER, NO_KEY, Part, RELATIONS, Schema, SchemaStore, Step, additions,
+    creations, unfit, without_end,
+};
 
-const INSTALL: &str = include_str!("../../../migrations/postgres/20260101000000_rowlock.sql");
+const LOCKS: &str = include_str!("../../../migrations/postgres/20260101000000_rowlock.sql");
+#[cfg(feature = "schedule")]
+const SCHEDULES: [&str; 2] = [
+    include_str!("../../../migrations/postgres/20260601000000_schedule.sql"),
+    include_str!("../../../migrations/postgres/20261126000000_instances.sql"),
+];
+const FUNCTIONS_FILE: &str = include_str!("../../../functions/postgres/20261127000000_functions.sql");
+
+/// The columns that a table of another program lacks.
+const ADDED: [(&str, &str); 11] = [
+    ("holder", "uuid"),
+    ("token", "bigint NOT NULL DEFAULT 0"),
+    ("expires_at", "timestamptz"),
+    ("claimed_at", "{begin}"),
+    ("confirms", "bigint NOT NULL DEFAULT 0"),
+    ("prior_token", "bigint"),
+    ("prior_client_ip", "varchar(45)"),
+    ("prior_status", "text"),
+    ("prior_begin_time", "{begin}"),
+    ("prior_end_time", "{end}"),
+    ("awaited", "boolean NOT NULL DEFAULT false"),
+];
+
+const ADDING: &str = "ACCESS EXCLUSIVE on t_resource_lock for a moment, after each transaction that has used it; no \
+                      row is rewritten";
 
 /// The setting is that of the transaction which the texts are together.
 const LOCK_LIMIT: &str = "SET LOCAL lock_timeout = '1s';";
@@ -18,38 +45,55 @@ WHERE l.granted AND l.pid <> pg_backend_pid() AND l.relation IN (to_regclass('t_
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ORDER BY a.xact_start LIMIT 1";
 
-const FUNCTIONS: &str = include_str!("../../../functions/postgres/20261127000000_functions.sql");
-
+/// The server replies also without a table.
 const SCHEMA: &str = "
 SELECT a.attname::text AS name, a.atttypmod - 4 AS width,
        format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull AND a.attname = 'end_time' THEN ' NOT NULL' ELSE '' END AS type,
-       coalesce(l.collisdeterministic, true) AS exact, current_setting('TimeZone') AS zone, version() AS banner,
+       coalesce(l.collisdeterministic, true) AS exact, s.zone, s.banner, s.relations,
+       nullif(coalesce(c.relnamespace::regnamespace::text, s.first), s.first) AS moved,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indimmediate
                  AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS is_key,
        c.relnamespace::regnamespace::text AS place, q.relnamespace::regnamespace::text AS queue_place
-FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_class q ON q.oid = to_regclass('t_resource_lock_queue')
-LEFT JOIN pg_collation l ON l.oid = a.attcollation
-WHERE a.attrelid = to_regclass('t_resource_lock') AND a.attnum > 0 AND NOT a.attisdropped";
+FROM (SELECT current_setting('TimeZone') AS zone, version() AS banner, quote_ident(current_schema()) AS first,
+             ARRAY(SELECT r FROM unnest($1::text[]) AS r WHERE to_regclass(r) IS NOT NULL) AS relations) s
+LEFT JOIN pg_class c ON c.oid = to_regclass('t_resource_lock')
+LEFT JOIN pg_class q ON q.oid = to_regclass('t_resource_lock_queue')
+LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_collation l ON l.oid = a.attcollation";
+
+const INSTALLED: &str = "
+SELECT p.proname::text FROM pg_proc p WHERE p.proname = ANY ($1::text[]) AND p.pronamespace = coalesce(
+    (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('t_resource_lock')), to_regnamespace(quote_ident(current_schema())))";
+
+const STANDING: &str = "
+SELECT key_resource::text, client_ip::text FROM t_resource_lock WHERE lock_flag = 1 AND holder IS NOT NULL ORDER BY key_resource LIMIT 1";
+
+const AHEAD: &str = "
+SELECT key_resource::text FROM t_resource_lock WHERE begin_time > clock_timestamp() + interval '5 minutes' LIMIT 1";
 
 impl SchemaStore for Postgres {
-    const INSTALLS_ATOMICALLY: bool = true;
+    const ROUTINE: &'static str = "FUNCTION";
+    const CHANGES_ATOMICALLY: bool = true;
+
+    fn around(_: Part) -> (&'static str, &'static str) {
+        (concat!("BEGIN;\n", "SET LOCAL lock_timeout = '1s';"), "COMMIT;")
+    }
 
     async fn schema(conn: &mut PgConnection) -> Reply<Schema> {
-        let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
+        let rows = sqlx::query(SCHEMA).bind(&RELATIONS[..]).fetch_all(conn).await?;
         let mut schema = Schema::empty();
+        (schema.has_awaited, schema.hides_columns) = (true, true);
         for row in rows {
-            schema.own_column = Some("awaited");
             schema.judge_server(row.try_get("banner")?);
+            (schema.relations, schema.place) = (row.try_get("relations")?, row.try_get("moved")?);
+            let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             if schema.untried.is_none() {
                 schema.freshness = Freshness::Primary;
             }
             let place: String = row.try_get("place")?;
-            let queue: Option<String> = row.try_get("queue_place")?;
-            schema.queue = queue.is_some();
-            if let Some(queue) = queue.filter(|queue| *queue != place) {
+            if let Some(queue) = row.try_get::<Option<String>, _>("queue_place")?.filter(|queue| *queue != place) {
                 schema.wrong = Some(elsewhere(&place, &queue));
             }
-            let name: String = row.try_get("name")?;
             let column_type: String = row.try_get("type")?;
             let width = usize::try_from(row.try_get::<i32, _>("width")?).ok().filter(|width| *width > 0);
             if name == "client_ip" {
@@ -66,25 +110,66 @@ impl SchemaStore for Postgres {
                     schema.wrong = Some(NO_KEY.to_owned());
                 }
                 schema.key_limit.chars = width.unwrap_or(usize::MAX);
-                schema.key_type = column_type;
+                schema.key_type = column_type.clone();
             } else if let Some(wrong) = misfit(&name, &column_type, row.try_get("zone")?) {
                 schema.wrong = Some(wrong);
             }
-            schema.columns.push(name);
+            schema.columns.push(Column { name, kind: column_type });
         }
         Ok(schema)
     }
 
-    async fn install(conn: &mut PgConnection) -> Reply<()> {
-        sqlx::raw_sql(AssertSqlSafe(format!("{LOCK_LIMIT} {INSTALL}"))).execute(conn).await.map(drop)
+    fn steps(schema: &Schema, part: Part) -> Vec<Step> {
+        let exists = |name: &str| schema.has(name) || (name == "t_resource_lock" && !schema.columns.is_empty());
+        let mut steps = match part {
+            Part::Locks => creations(LOCKS, exists),
+            #[cfg(feature = "schedule")]
+            Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
+            Part::Functions => vec![Step { sql: without_end(FUNCTIONS_FILE), locks: "none: callers go on" }],
+        };
+        let added = additions(schema, &ADDED, "timestamptz");
+        if part == Part::Locks && !added.is_empty() {
+            let added = added.join(",\n    ADD COLUMN IF NOT EXISTS ");
+            let sql = format!("ALTER TABLE t_resource_lock\n    ADD COLUMN IF NOT EXISTS {added}");
+            steps.push(Step { sql, locks: ADDING });
+        }
+        let place = schema.place.as_ref().filter(|_| part != Part::Functions && !steps.is_empty());
+        let path = place.map(|place| Step { sql: format!("SET LOCAL search_path = {place}"), locks: "none" });
+        path.into_iter().chain(steps).collect()
+    }
+
+    async fn alter(conn: &mut PgConnection, steps: &[Step]) -> Reply<()> {
+        let steps = steps.iter().map(|step| step.sql.as_str()).collect::<Vec<_>>().join(";\n");
+        sqlx::raw_sql(AssertSqlSafe(format!("{LOCK_LIMIT} {steps}"))).execute(conn).await.map(drop)
     }
 
     async fn blocker(conn: &mut PgConnection) -> Reply<Option<String>> {
         sqlx::query_scalar(BLOCKER).fetch_optional(conn).await
     }
 
-    async fn install_functions(conn: &mut PgConnection) -> Reply<bool> {
-        sqlx::raw_sql(FUNCTIONS).execute(conn).await.map(|_| true)
+    async fn ahead(conn: &mut PgConnection) -> Reply<Option<String>> {
+        sqlx::query_scalar(AHEAD).fetch_optional(conn).await
+    }
+
+    async fn remove(conn: &mut PgConnection, _: &Schema, steps: &[Step]) -> Reply<Option<(String, String)>> {
+        let mut tx = conn.begin().await?;
+        let lock = format!("{LOCK_LIMIT} LOCK TABLE t_resource_lock IN ACCESS EXCLUSIVE MODE");
+        sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *tx).await?;
+        let standing = sqlx::query_as(STANDING).fetch_optional(&mut *tx).await?;
+        if standing.is_none() {
+            Self::alter(&mut tx, steps).await?;
+        }
+        tx.commit().await?;
+        Ok(standing)
+    }
+
+    async fn functions(conn: &mut PgConnection) -> Reply<Option<Installed>> {
+        let names: Vec<String> = sqlx::query_scalar(INSTALLED).bind(&FUNCTIONS[..]).fetch_all(&mut *conn).await?;
+        let version = match names.iter().any(|name| name == MARKER) {
+            true => Some(sqlx::query_scalar("SELECT rowlock_version()::bigint").fetch_one(conn).await?),
+            false => None,
+        };
+        Ok(Some(Installed { names, version }))
     }
 }
 

@@ -9,14 +9,14 @@ use crate::{
     rules::{Rules, Terms},
     store::{
         Change, ClaimReply, ClaimRequest, Reply,
-        schema::SchemaStore as _,
+        schema::{Part, Schema, SchemaStore as _},
         sqlite::{change::change, claim::claim},
     },
 };
 
 async fn table() -> SqliteConnection {
     let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-    Sqlite::install(&mut conn).await.unwrap();
+    Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::empty(), Part::Locks)).await.unwrap();
     conn
 }
 

@@ -11,7 +11,7 @@ use crate::{
         instances::{InstanceStore as _, TimesChange},
         queue::QueueStore as _,
         schedule::{DueReply, DueRequest, Known, LOST, Pass, ScheduleStore as _, Times},
-        schema::SchemaStore as _,
+        schema::{Part, Schema, SchemaStore as _},
     },
 };
 
@@ -22,8 +22,9 @@ const LEASE: TimeDelta = TimeDelta::seconds(60);
 
 async fn tables() -> Conn {
     let mut conn = Conn::connect("sqlite::memory:").await.unwrap();
-    DB::install(&mut conn).await.unwrap();
-    DB::install_schedules(&mut conn).await.unwrap();
+    for part in [Part::Locks, Part::Schedules] {
+        DB::alter(&mut conn, &DB::steps(&Schema::empty(), part)).await.unwrap();
+    }
     conn
 }
 
@@ -345,8 +346,8 @@ async fn a_renewal_that_waits_past_its_limit_extends_nothing() {
     let options = options.busy_timeout(std::time::Duration::from_secs(60));
     let (mut conn, mut other) =
         (Conn::connect_with(&options).await.unwrap(), Conn::connect_with(&options).await.unwrap());
-    DB::install(&mut conn).await.unwrap();
-    DB::install_schedules(&mut conn).await.unwrap();
+    DB::alter(&mut conn, &DB::steps(&Schema::empty(), Part::Locks)).await.unwrap();
+    DB::alter(&mut conn, &DB::steps(&Schema::empty(), Part::Schedules)).await.unwrap();
     let held = claimed(&mut conn, "a").await;
     let ends = ends_at(&mut conn, &held).await;
     execute(&mut other, "BEGIN IMMEDIATE").await;

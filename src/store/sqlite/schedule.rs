@@ -10,33 +10,22 @@ use crate::{
     store::{
         Outcome, Reply, TooLate, hex, limit_micros, not_extended,
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Found, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule, LostRun,
-            Pass, Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
+            ClaimedRow, DueReply, DueRequest, End, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule, LostRun, Pass,
+            Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
         sqlite::{
             row::{Query, json, keys, micros, read_now, time},
             schedule_sql::{
-                CLAIM, END, END_WITHIN, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HELD, HISTORY, INSTALL,
-                INSTALL_INSTANCES, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, PASS, PAUSE, PUT_BACK,
-                REGISTERED, SELECTED, SINCE, TABLES, TAKE_OVER, TRIGGER,
+                CLAIM, END, END_WITHIN, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HELD, HISTORY,
+                LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE,
+                TAKE_OVER, TRIGGER,
             },
-            schema::wide,
             write::{undo, written},
         },
     },
 };
 
 impl ScheduleStore for Sqlite {
-    async fn schedule_tables(conn: &mut SqliteConnection) -> Reply<Found> {
-        let tables: i64 = sqlx::query_scalar(TABLES).fetch_one(&mut *conn).await?;
-        Ok(Found { tables: tables == 4, refused: wide(conn).await? })
-    }
-
-    async fn install_schedules(conn: &mut SqliteConnection) -> Reply<()> {
-        sqlx::raw_sql(INSTALL).execute(&mut *conn).await?;
-        sqlx::raw_sql(INSTALL_INSTANCES).execute(conn).await.map(drop)
-    }
-
     async fn registered(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Registered> {
         let rows = sqlx::query(REGISTERED).bind(keys(names)).fetch_all(&mut *conn).await?;
         let rows = rows.iter().map(listed).collect::<Reply<Vec<_>>>()?;

@@ -2,13 +2,6 @@
 
 use crate::store::sqlite::row::now;
 
-pub(super) const INSTALL: &str = include_str!("../../../migrations/sqlite/20260601000000_schedule.sql");
-pub(super) const INSTALL_INSTANCES: &str = include_str!("../../../migrations/sqlite/20261126000000_instances.sql");
-
-pub(super) const TABLES: &str = "
-SELECT count(*) FROM main.sqlite_schema WHERE type = 'table' AND lower(name) IN
-    ('t_resource_schedule', 't_resource_schedule_run', 't_resource_schedule_instance', 't_resource_schedule_times')";
-
 macro_rules! select {
     ($rest:literal) => {
         concat!(

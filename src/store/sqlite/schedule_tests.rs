@@ -10,6 +10,7 @@ use crate::{
         Reply,
         instances::{InstanceStore as _, SeenTimes, TimesChange},
         schedule::{DueReply, DueRequest, End, Known, Pass, ScheduleStore as _, Times},
+        schema::{Part, Schema, SchemaStore as _},
         sqlite::schedule::{Seen, look, take},
     },
 };
@@ -32,7 +33,7 @@ async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueRepl
 /// Returns a connection to a database with a schedule that is due.
 async fn due() -> SqliteConnection {
     let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-    Sqlite::install_schedules(&mut conn).await.unwrap();
+    Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::empty(), Part::Schedules)).await.unwrap();
     assert!(Sqlite::change_times(&mut conn, &times(), &TimesChange::creation(SLOT)).await.unwrap());
     conn
 }

@@ -1,35 +1,42 @@
 //! The tables as the database describes them, and their creation.
 
-use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
+use sqlx::{AssertSqlSafe, Connection as _, Row as _, Sqlite, SqliteConnection};
 
-use crate::store::schema::{NO_KEY, Schema, SchemaStore, unfit};
+use crate::store::schema::{Column, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, creations, unfit};
 use crate::store::{Form, Reply};
 
-const INSTALL: &str = include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql");
+const LOCKS: &str = include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql");
+#[cfg(feature = "schedule")]
+const SCHEDULES: [&str; 2] = [
+    include_str!("../../../migrations/sqlite/20260601000000_schedule.sql"),
+    include_str!("../../../migrations/sqlite/20261126000000_instances.sql"),
+];
 
 /// The columns that a table of another program lacks: SQLite has no ADD COLUMN IF NOT EXISTS.
 /// `claimed_at` and `prior_begin_time` repeat `begin_time`, and `prior_end_time` repeats
 /// `end_time`, whatever the types of these.
 const ADDED: [(&str, &str); 10] = [
-    ("holder", "holder BLOB"),
-    ("token", "token INTEGER NOT NULL DEFAULT 0"),
-    ("expires_at", "expires_at INTEGER"),
-    ("claimed_at", "claimed_at ANY"),
-    ("confirms", "confirms INTEGER NOT NULL DEFAULT 0"),
-    ("prior_token", "prior_token INTEGER"),
-    ("prior_client_ip", "prior_client_ip TEXT"),
-    ("prior_status", "prior_status TEXT"),
-    ("prior_begin_time", "prior_begin_time ANY"),
-    ("prior_end_time", "prior_end_time ANY"),
+    ("holder", "BLOB"),
+    ("token", "INTEGER NOT NULL DEFAULT 0"),
+    ("expires_at", "INTEGER"),
+    ("claimed_at", "ANY"),
+    ("confirms", "INTEGER NOT NULL DEFAULT 0"),
+    ("prior_token", "INTEGER"),
+    ("prior_client_ip", "TEXT"),
+    ("prior_status", "TEXT"),
+    ("prior_begin_time", "ANY"),
+    ("prior_end_time", "ANY"),
 ];
+const ADDING: &str = "the file's, against other writers, for a moment; no row is rewritten";
 
 const SCHEMA: &str = "
 SELECT lower(c.name) AS name, upper(c.type) || CASE WHEN c.[notnull] AND c.name = 'end_time' COLLATE NOCASE THEN ' NOT NULL' ELSE '' END AS type,
     (SELECT sql FROM main.sqlite_schema WHERE lower(name) = 't_resource_lock') AS definition,
-    EXISTS (SELECT 1 FROM main.sqlite_schema WHERE lower(name) = 't_resource_lock_queue') AS queue,
+    s.relations,
     EXISTS (SELECT 1 FROM pragma_index_list('t_resource_lock', 'main') i WHERE i.[unique] AND NOT i.partial
             AND (SELECT group_concat(lower(k.name)) FROM pragma_index_info(i.name, 'main') k) = 'key_resource') AS has_key
-FROM pragma_table_info('t_resource_lock', 'main') c";
+FROM (SELECT coalesce(group_concat(lower(name)), '') AS relations FROM main.sqlite_schema WHERE name LIKE 't\\_resource\\_%' ESCAPE '\\') s
+LEFT JOIN pragma_table_info('t_resource_lock', 'main') c";
 
 /// The driver decodes any text as UTF-8, so SQLite itself compares the two here.
 const IS_WIDE: &str = "SELECT encoding <> 'UTF-8' FROM pragma_encoding";
@@ -42,7 +49,18 @@ pub async fn wide(conn: &mut SqliteConnection) -> Reply<Option<String>> {
     }))
 }
 
+const STANDING: &str = "
+SELECT key_resource, client_ip FROM t_resource_lock WHERE lock_flag = 1 AND holder IS NOT NULL ORDER BY key_resource LIMIT 1";
+
+/// Other programs keep their times as text.
+const AHEAD: &str = "
+SELECT key_resource FROM t_resource_lock
+WHERE CASE typeof(begin_time) WHEN 'text' THEN unixepoch(begin_time) ELSE begin_time / 1000000 END > unixepoch() + 300 LIMIT 1";
+
 impl SchemaStore for Sqlite {
+    const ROUTINE: &'static str = "FUNCTION";
+    const ALTERS_TOGETHER: bool = false;
+
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
         let mut schema = Schema::empty();
         schema.refused = wide(conn).await?;
@@ -52,8 +70,8 @@ impl SchemaStore for Sqlite {
         let journal: String = sqlx::query_scalar("PRAGMA journal_mode").fetch_one(&mut *conn).await?;
         let mut in_micros = journal == "wal";
         for row in sqlx::query(SCHEMA).fetch_all(conn).await? {
-            schema.queue = row.try_get("queue")?;
-            let name: String = row.try_get("name")?;
+            schema.relations = row.try_get::<String, _>("relations")?.split(',').map(str::to_owned).collect();
+            let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             let column_type: String = row.try_get("type")?;
             if let Some(fit) = misfit(&name, &column_type) {
                 schema.wrong = Some(unfit(&name, &column_type, fit));
@@ -62,7 +80,7 @@ impl SchemaStore for Sqlite {
                 in_micros &= column_type.contains("INT");
             }
             if name == "key_resource" {
-                schema.key_type = column_type;
+                schema.key_type = column_type.clone();
                 if !row.try_get::<bool, _>("has_key")? {
                     schema.wrong = Some(NO_KEY.to_owned());
                 }
@@ -74,18 +92,39 @@ impl SchemaStore for Sqlite {
                     schema.wrong = Some("its column key_resource has a COLLATE clause and may not compare byte by byte; use TEXT without one".into());
                 }
             }
-            schema.columns.push(name);
+            schema.columns.push(Column { name, kind: column_type });
         }
         schema.form = if in_micros { Form::IntegerTimes } else { Form::Common };
         Ok(schema)
     }
 
-    async fn install(conn: &mut SqliteConnection) -> Reply<()> {
-        sqlx::raw_sql(INSTALL).execute(&mut *conn).await?;
-        let schema = Self::schema(conn).await?;
-        for (_, definition) in ADDED.iter().filter(|(name, _)| schema.missing().contains(name)) {
-            let sql = format!("ALTER TABLE t_resource_lock ADD COLUMN {definition}");
-            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *conn).await?;
+    fn around(_: Part) -> (&'static str, &'static str) {
+        ("", "")
+    }
+
+    fn steps(schema: &Schema, part: Part) -> Vec<Step> {
+        let exists = |name: &str| schema.has(name);
+        let mut steps = match part {
+            Part::Locks => creations(LOCKS, exists),
+            #[cfg(feature = "schedule")]
+            Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
+            Part::Functions => Vec::new(),
+        };
+        if part == Part::Locks && !schema.columns.is_empty() {
+            let added = additions(schema, &ADDED, "ANY").into_iter();
+            steps.extend(
+                added.map(|column| Step {
+                    sql: format!("ALTER TABLE t_resource_lock ADD COLUMN {column}"),
+                    locks: ADDING,
+                }),
+            );
+        }
+        steps
+    }
+
+    async fn alter(conn: &mut SqliteConnection, steps: &[Step]) -> Reply<()> {
+        for step in steps {
+            sqlx::raw_sql(AssertSqlSafe(step.sql.as_str())).execute(&mut *conn).await?;
         }
         Ok(())
     }
@@ -94,8 +133,22 @@ impl SchemaStore for Sqlite {
         Ok(None)
     }
 
-    async fn install_functions(_: &mut SqliteConnection) -> Reply<bool> {
-        Ok(false)
+    async fn ahead(conn: &mut SqliteConnection) -> Reply<Option<String>> {
+        sqlx::query_scalar(AHEAD).fetch_optional(conn).await
+    }
+
+    async fn remove(conn: &mut SqliteConnection, _: &Schema, steps: &[Step]) -> Reply<Option<(String, String)>> {
+        let mut tx = conn.begin_with("BEGIN IMMEDIATE").await?;
+        let standing = sqlx::query_as(STANDING).fetch_optional(&mut *tx).await?;
+        if standing.is_none() {
+            Self::alter(&mut tx, steps).await?;
+        }
+        tx.commit().await?;
+        Ok(standing)
+    }
+
+    async fn functions(_: &mut SqliteConnection) -> Reply<Option<Installed>> {
+        Ok(None)
     }
 }
 

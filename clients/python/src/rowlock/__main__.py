@@ -9,7 +9,9 @@ from importlib.resources import files
 
 def table(database: str) -> str:
     """Returns the SQL that creates the table, or on a server completes one that exists."""
-    return (files("rowlock") / "table_sql" / f"{database}.sql").read_text(encoding="utf-8")
+    parts = [database, "mysql_invisible"] if database == "mysql" else [database]
+    folder = files("rowlock") / "table_sql"
+    return "".join((folder / f"{part}.sql").read_text(encoding="utf-8") for part in parts)
 
 
 def functions(database: str) -> str:

@@ -15,7 +15,9 @@ from .errors import Contention, Outage, Refusal
 from .functions import (
     POSTGRES_CHANGES,
     POSTGRES_CLAIM,
+    POSTGRES_VERSION,
     change_values,
+    check_version,
     claim_values,
     postgres_meaning,
     read_reply,
@@ -59,6 +61,11 @@ class AsyncSession:
                 self._connection = await self._connect()
             except Exception as error:
                 raise Outage(sent=False, permanent=is_permanent(error)) from error
+            try:
+                check_version(await self._run(POSTGRES_VERSION, ()))
+            except BaseException:
+                await self.close()
+                raise
         try:
             return await self._fetch(self._connection, sql, values)
         except (psycopg.Error, OSError, asyncio.TimeoutError) as error:

@@ -75,7 +75,7 @@ class Unknown(Error):
 
 
 class NotInstalled(Error):
-    """The table or the functions are missing: run ``rowlock migrate --functions`` once."""
+    """The table or the functions are missing or too old: run ``rowlock migrate --functions``."""
 
 
 class Outage(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -23,6 +24,7 @@ POSTGRES_CHANGES = {
     "abandon": "SELECT rowlock_abandon(%s, %s::uuid, %s)",
     "confirm": "SELECT rowlock_confirm(%s, %s::uuid, %s)",
 }
+POSTGRES_VERSION = "SELECT rowlock_version()"
 MYSQL_CLAIM = "CALL rowlock_try_acquire(%s, %s, %s, %s, %s, %s)"
 MYSQL_CHANGES = {
     "renew": "CALL rowlock_renew(%s, %s, %s, %s)",
@@ -30,7 +32,13 @@ MYSQL_CHANGES = {
     "abandon": "CALL rowlock_abandon(%s, %s, %s)",
     "confirm": "CALL rowlock_confirm(%s, %s, %s)",
 }
+MYSQL_VERSION = "CALL rowlock_version()"
+#: The oldest version of the functions that this client works with.
+NEEDED = 20261127
 INSTALL = "run `rowlock migrate --functions` once, or the SQL that `python -m rowlock` prints"
+#: How often a procedure may be missing in a row: MySQL drops it before it creates the new one.
+MISSING = 20
+NO_PROCEDURE = 1305
 CONTENTION = {1213, 1205, 1020, 3101, 3572}
 READ_ONLY = {1290, 1792, 1836}
 OUTAGES = {1040, 1047, 1053, 1180, 1203, 1226, 1317, 1927, 1969, 3169, 4031}
@@ -42,6 +50,14 @@ def claim_values(terms: Terms, holder: str) -> tuple[Any, ...]:
 
 def change_values(claim: Claim, *arguments: Any) -> tuple[Any, ...]:
     return (claim.key, claim.holder, claim.token, *arguments)
+
+
+def check_version(row: Sequence[Any]) -> None:
+    """Raises :class:`NotInstalled` if the functions are older than this client needs."""
+    if row[0] < NEEDED:
+        raise NotInstalled(
+            f"the functions are of version {row[0]}, and this client needs {NEEDED}: {INSTALL}"
+        )
 
 
 def read_reply(terms: Terms, holder: str, row: Sequence[Any]) -> Granted | Refusal:
@@ -92,7 +108,7 @@ def mysql_meaning(error: Exception) -> Exception:
         return Contention()
     if code in READ_ONLY:
         return Outage(sent=False)
-    if code in (1305, 1146, 1054):
+    if code in (NO_PROCEDURE, 1146, 1054):
         return NotInstalled(f"{error}: {INSTALL}")
     if code in OUTAGES or 2000 <= code < 3000 or code == 0:
         return Outage(sent=True)
@@ -125,22 +141,37 @@ class FunctionSession:
     def _run(self, sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
         if self._connection is None:
             self._connection = opened(self._connect)
-        try:
-            cursor = self._cursor(self._connection)
+            version = MYSQL_VERSION if self._claim is MYSQL_CLAIM else POSTGRES_VERSION
             try:
-                cursor.execute(sql, values)
-                row: Sequence[Any] = cursor.fetchone()
-                # A procedure has a second result, without rows.
-                while cursor.nextset():
-                    pass
-            finally:
-                cursor.close()
-        except Exception as error:
-            meant = self._meaning(error)
-            if not isinstance(meant, Contention):
-                # The next request may succeed on another one.
+                check_version(self._run(version, ()))
+            except BaseException:
                 self.close()
-            raise meant from error
+                raise
+        left = MISSING
+        while True:
+            try:
+                return self._fetch(sql, values)
+            except Exception as error:
+                left -= 1
+                if error.args[:1] == (NO_PROCEDURE,) and left > 0:
+                    time.sleep(0.05)
+                    continue
+                meant = self._meaning(error)
+                if not isinstance(meant, Contention):
+                    # The next request may succeed on another one.
+                    self.close()
+                raise meant from error
+
+    def _fetch(self, sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+        cursor = self._cursor(self._connection)
+        try:
+            cursor.execute(sql, values)
+            row: Sequence[Any] = cursor.fetchone()
+            # A procedure has a second result, without rows.
+            while cursor.nextset():
+                pass
+        finally:
+            cursor.close()
         return row
 
     def close(self) -> None:

@@ -38,6 +38,37 @@ def _kept(column: str, micros: str) -> str:
     )
 
 
+# What is wrong with the table, by the rules of src/store/sqlite/schema.rs.
+WRONG = """
+SELECT CASE
+    WHEN name = 'key_resource' AND NOT EXISTS (
+        SELECT 1 FROM pragma_index_list('t_resource_lock', 'main') i
+        WHERE i."unique" AND NOT i.partial AND (
+            SELECT group_concat(lower(k.name)) FROM pragma_index_info(i.name, 'main') k
+        ) = 'key_resource'
+    ) THEN 'is not unique by itself; delete rows with the same key, and make it the primary key'
+    WHEN name = 'key_resource' AND NOT is_text THEN '(' || type || ') is not text; use TEXT'
+    WHEN name = 'key_resource' AND (
+        SELECT upper(sql) LIKE '%COLLATE%' FROM main.sqlite_schema
+        WHERE lower(name) = 't_resource_lock'
+    ) THEN 'has a COLLATE clause and may not compare byte by byte; use TEXT without one'
+    WHEN name IN ('begin_time', 'end_time') AND (type LIKE '% NOT NULL' OR NOT (
+        is_text OR type LIKE '%INT%' OR type LIKE 'DATETIME%' OR type LIKE 'TIMESTAMP%')
+    ) THEN '(' || type || ') does not hold what rowlock writes there; '
+        || 'use INTEGER or DATETIME, NULL allowed'
+    WHEN name IN ('lock_flag', 'time') AND NOT (
+        type LIKE '%INT%' OR type LIKE '%NUM%' OR type LIKE '%BOOL%'
+    ) THEN '(' || type || ') does not hold what rowlock writes there; use INTEGER'
+    END AS wrong, name
+FROM (
+    SELECT *, (type LIKE '%CHAR%' OR type LIKE '%TEXT%') AND type NOT LIKE '%INT%' AS is_text
+    FROM (
+        SELECT lower(name) AS name, upper(type) || CASE
+            WHEN "notnull" AND lower(name) = 'end_time' THEN ' NOT NULL' ELSE '' END AS type
+        FROM pragma_table_info('t_resource_lock', 'main')
+    )
+) WHERE wrong IS NOT NULL LIMIT 1"""
+
 READ = f"""
 SELECT COALESCE(lock_flag = 1, 0), status, {_micros("begin_time")}, holder, expires_at,
        {_micros("claimed_at")}, end_time IS NOT NULL, client_ip, token, {NOW}
@@ -161,6 +192,15 @@ class SqliteSession:
     def _run(self, sql: str, values: Any) -> tuple[Any, ...] | None:
         if self._connection is None:
             self._connection = self._open()
+            try:
+                if wrong := self._run(WRONG, ()):
+                    raise Error(
+                        "the table t_resource_lock cannot be used: "
+                        f"its column {wrong[1]} {wrong[0]}"
+                    )
+            except BaseException:
+                self.close()
+                raise
         try:
             # All rows are read: only at its end does a statement commit.
             rows = self._connection.execute(sql, values).fetchall()

@@ -1,0 +1,1 @@
+../../../../../migrations/mysql/20261127000000_invisible.sql

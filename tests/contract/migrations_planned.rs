@@ -1,0 +1,261 @@
+//! A migration that is printed first, that other programs on the table do not see, and that is
+//! taken back.
+
+use std::{convert::Infallible, time::Duration};
+
+use harness::{DIRECT, TestDatabase, TestDb, acquired, eventually, pool, refused};
+use rowlock::{
+    Error, Reason, Schedule, Schedules, Status, Tick,
+    migration::{Migration, Plan},
+};
+
+use crate::{
+    article::shapes,
+    migrations::{drop_all, files_of},
+    ticks::instance,
+    upgrade::{definitions, make, rows},
+};
+
+harness::tests!(
+    everywhere(
+        the_plan_is_what_is_done,
+        each_way_leads_to_the_same_tables,
+        undone_the_table_is_the_articles_again,
+        what_is_in_use_is_not_taken_away,
+        a_time_in_the_future_is_noted,
+        a_column_of_the_article_is_not_added
+    ),
+    everywhere(other_programs_do_not_see_what_is_added),
+    mysql_and_mariadb[DIRECT](a_right_that_is_missing_is_named_first),
+    mysql_and_mariadb(a_table_without_row_locks_is_refused, a_table_that_is_compressed_is_completed)
+);
+
+/// Everything that the database tells of the tables.
+pub async fn tables<DB: TestDatabase>(db: &TestDb<DB>) -> String {
+    db.text(match db.server.name {
+        "sqlite" => {
+            "SELECT group_concat(concat_ws(' ', m.name, c.cid, c.name, c.type, c.[notnull], c.dflt_value, c.pk), '; ' ORDER BY m.name, c.cid)
+             FROM sqlite_schema m LEFT JOIN pragma_table_info(m.name) c WHERE m.name LIKE 't_resource%'"
+        }
+        "postgres" => {
+            "SELECT string_agg(concat_ws(' ', relname, attnum, attname, format_type(atttypid, atttypmod), attnotnull, pg_get_expr(adbin, adrelid),
+                attcollation::regcollation), '; ' ORDER BY relname, attnum)
+             FROM pg_class c JOIN pg_attribute a ON attrelid = c.oid AND attnum > 0 AND NOT attisdropped LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+             WHERE relname LIKE 't_resource%' AND relnamespace = current_schema()::regnamespace"
+        }
+        _ => {
+            "SELECT CONVERT(GROUP_CONCAT(CONCAT_WS(' ', table_name, ordinal_position, column_name, column_type, is_nullable, QUOTE(column_default),
+                character_set_name, collation_name, column_key, extra) ORDER BY table_name, ordinal_position SEPARATOR '; ') USING utf8mb4)
+             FROM information_schema.columns WHERE table_schema = DATABASE()"
+        }
+    })
+    .await
+    .unwrap_or_default()
+}
+
+fn statements(plan: &Plan) -> Vec<&str> {
+    plan.steps().map(|step| step.sql.as_str()).collect()
+}
+
+fn migration<DB: TestDatabase>(db: &TestDb<DB>) -> Migration<DB> {
+    Migration::new(db.pool.clone())
+}
+
+/// A person may carry the script out instead.
+async fn the_plan_is_what_is_done<DB: TestDatabase>(db: TestDb<DB>) {
+    for shape in shapes(db.server.name).iter().map(String::as_str).chain([""]) {
+        let begin = async || {
+            drop_all(&db).await;
+            if !shape.is_empty() {
+                db.execute(shape).await;
+            }
+            migration(&db).plan().await.unwrap()
+        };
+        let plan = begin().await;
+        assert!(statements(&plan).iter().any(|sql| sql.starts_with("ALTER TABLE")) || db.server.name == "sqlite");
+        let done = migration(&db).run().await.unwrap();
+        assert_eq!(statements(&plan), statements(&done));
+        let by_program = tables(&db).await;
+        assert!(migration(&db).plan().await.unwrap().is_empty());
+        let again = migration(&db).run().await.unwrap();
+        assert!(again.is_empty() && again.to_string().is_empty());
+
+        let plan = begin().await;
+        let mut conn = db.pool_of(1).await.acquire().await.unwrap();
+        DB::execute_on(&mut conn, &plan.to_string()).await.unwrap();
+        assert_eq!(tables(&db).await, by_program, "{plan}");
+        assert!(migration(&db).plan().await.unwrap().is_empty());
+    }
+}
+
+/// The files for sqlx and the library's own statements.
+async fn each_way_leads_to_the_same_tables<DB: TestDatabase>(db: TestDb<DB>) {
+    drop_all(&db).await;
+    rowlock::migrate(&db.pool).await.unwrap();
+    let by_library = tables(&db).await;
+    drop_all(&db).await;
+    let mut conn = db.pool_of(1).await.acquire().await.unwrap();
+    for file in files_of(&db) {
+        DB::execute_on(&mut conn, &file).await.unwrap();
+    }
+    assert!(migration(&db).plan().await.unwrap().is_empty());
+    assert_eq!(tables(&db).await, by_library);
+}
+
+async fn undone_the_table_is_the_articles_again<DB: TestDatabase>(db: TestDb<DB>) {
+    for shape in shapes(db.server.name) {
+        drop_all(&db).await;
+        db.execute(&shape).await;
+        let bare = tables(&db).await;
+        make(&db, &shape).await;
+        let before = (definitions(&db).await, rows(&db).await);
+        rowlock::migrate(&db.pool).await.unwrap();
+        let lease = acquired(db.lock().try_acquire("new").await);
+        lease.release(Status::Succeeded).await.unwrap();
+        let planned = migration(&db).plan_undo().await.unwrap();
+        let undone = migration(&db).undo().await.unwrap();
+        assert_eq!(statements(&planned), statements(&undone));
+        assert_eq!(tables(&db).await, bare);
+        assert_eq!(db.execute("DELETE FROM t_resource_lock WHERE key_resource = 'new'").await, 1, "its row stays");
+        assert_eq!((definitions(&db).await, rows(&db).await), before);
+        assert!(migration(&db).undo().await.unwrap().is_empty());
+        rowlock::migrate(&db.pool).await.unwrap();
+        acquired(db.lock().try_acquire("new").await);
+    }
+}
+
+async fn what_is_in_use_is_not_taken_away<DB: TestDatabase>(db: TestDb<DB>) {
+    let before = tables(&db).await;
+    let used = async || match migration(&db).undo().await {
+        Err(Error::StillUsed { by, .. }) => by,
+        other => panic!("{other:?}"),
+    };
+    let lease = acquired(db.builder().label("a holder").build().unwrap().try_acquire("k").await);
+    let by = used().await;
+    assert!(by.contains("\"k\"") && by.contains("a holder"), "{by}");
+    // No other claim has taken it over yet.
+    lease.abandon().await.unwrap();
+    assert!(used().await.contains("\"k\""));
+    db.lock().force_release("k", Status::Failed).await.unwrap().unwrap();
+    let job = Schedule::every("job", Duration::from_secs(60)).unwrap();
+    let running =
+        instance(&db, "an instance").on(job, async |_: Tick<DB>| Ok::<_, Infallible>(())).start().await.unwrap();
+    eventually("the instance announces itself", || async {
+        Schedules::new(db.pool.clone()).instances().await.unwrap().iter().any(|instance| instance.alive)
+    })
+    .await;
+    assert!(used().await.contains("an instance"));
+    assert_eq!(tables(&db).await, before);
+    running.shutdown(Duration::ZERO).await;
+    eventually("the instance is gone", || async {
+        !Schedules::new(db.pool.clone()).instances().await.unwrap().iter().any(|instance| instance.alive)
+    })
+    .await;
+    assert!(!migration(&db).undo().await.unwrap().is_empty());
+}
+
+/// The article's clients, in statements without a list of columns.
+async fn other_programs_do_not_see_what_is_added<DB: TestDatabase>(db: TestDb<DB>) {
+    let shape = &shapes(db.server.name)[0];
+    drop_all(&db).await;
+    db.execute(shape).await;
+    let insert = |key: &str| {
+        format!("INSERT INTO t_resource_lock VALUES ('{key}', 'S', 0, '2020-01-01 00:00:00', NULL, '10.0.0.7', 60)")
+    };
+    db.execute(&insert("before")).await;
+    let plan = migration(&db).plan().await.unwrap();
+    if db.server.name == "sqlite" {
+        let note = &plan.notes()[0];
+        assert!(note.contains("INSERT") && note.contains("list of columns"), "{note}");
+        return;
+    }
+    assert!(plan.notes().is_empty(), "{:?}", plan.notes());
+    rowlock::migrate(&db.pool).await.unwrap();
+    for key in ["a", "b"] {
+        db.execute(&insert(key)).await;
+        let lease = acquired(db.lock().try_acquire(key).await);
+        assert_eq!(refused(db.lock().try_acquire(key).await).reason, Reason::Held);
+        lease.release(Status::Succeeded).await.unwrap();
+    }
+    if db.server.name != "postgres" {
+        let seen = "CREATE TABLE seen AS SELECT * FROM t_resource_lock";
+        db.execute(seen).await;
+        let count =
+            "SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'seen'";
+        assert_eq!(db.number(count).await, Some(7));
+    }
+}
+
+async fn a_time_in_the_future_is_noted<DB: TestDatabase>(db: TestDb<DB>) {
+    for shape in shapes(db.server.name) {
+        make(&db, &shape).await;
+        assert!(migration(&db).plan().await.unwrap().notes().iter().all(|note| !note.contains("future")));
+        // As a program writes it that has local time at +08:00.
+        let ahead = DB::begun(harness::Table::Articles, -8 * 3_600_000);
+        db.execute(&format!("UPDATE t_resource_lock SET begin_time = {ahead} WHERE key_resource = 'fine'")).await;
+        let plan = migration(&db).plan().await.unwrap();
+        let note = plan.notes().iter().find(|note| note.contains("future")).expect("a note");
+        assert!(note.contains("\"fine\"") && note.contains("--article-clients"), "{note}");
+    }
+}
+
+async fn a_column_of_the_article_is_not_added<DB: TestDatabase>(db: TestDb<DB>) {
+    let shape = &shapes(db.server.name)[0];
+    drop_all(&db).await;
+    db.execute(&shape.replace("client_ip", "label")).await;
+    let before = tables(&db).await;
+    for error in [migration(&db).plan().await.unwrap_err(), rowlock::migrate(&db.pool).await.unwrap_err()] {
+        assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains("client_ip"), "{error}");
+    }
+    assert_eq!(tables(&db).await, before);
+}
+
+async fn a_right_that_is_missing_is_named_first<DB: TestDatabase>(db: TestDb<DB>) {
+    let database = harness::database_of(&db.url).to_owned();
+    for (granted, missing) in [("SELECT, ALTER", "CREATE"), ("SELECT, CREATE", "ALTER")] {
+        drop_all(&db).await;
+        db.execute(&shapes(db.server.name)[0]).await;
+        let before = tables(&db).await;
+        let user = format!("rowlock_{:08x}", fastrand::u32(..));
+        for host in ["%", "localhost"] {
+            db.execute(&format!("CREATE USER {user}@'{host}' IDENTIFIED BY 'hunter2'")).await;
+            db.execute(&format!("GRANT {granted} ON {database}.* TO {user}@'{host}'")).await;
+        }
+        let (scheme, rest) = db.url.split_once("://").unwrap();
+        let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
+        let own = pool::<DB>(&format!("{scheme}://{user}:hunter2@{address}"), 2).await;
+        let error = rowlock::migrate(&own).await.unwrap_err();
+        own.close().await;
+        db.execute(&format!("DROP USER {user}@'%', {user}@'localhost'")).await;
+        let text = format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string));
+        assert!(text.contains(&format!("{missing} command denied")) && text.contains("nothing was changed"), "{text}");
+        assert_eq!(tables(&db).await, before);
+    }
+}
+
+async fn a_table_without_row_locks_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let shape = &shapes(db.server.name)[0];
+    let by_a_part = shape
+        .replace("NOT NULL PRIMARY KEY", "NOT NULL")
+        .replace("time int(10)", "PRIMARY KEY (key_resource(9)), time int(10)");
+    for (shape, wrong) in [(shape.replace("InnoDB", "MyISAM"), "MyISAM"), (by_a_part, "primary key")] {
+        drop_all(&db).await;
+        db.execute(&shape).await;
+        let error = rowlock::migrate(&db.pool).await.unwrap_err();
+        assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains(wrong), "{error}");
+    }
+    drop_all(&db).await;
+    db.execute("CREATE VIEW t_resource_lock AS SELECT 'k' AS key_resource, 'S' AS status, 0 AS lock_flag, NOW() AS begin_time, NOW() AS end_time, '' AS client_ip, 60 AS time").await;
+    let error = rowlock::migrate(&db.pool).await.unwrap_err();
+    assert!(matches!(error, Error::TableUnfit { .. }), "{error:?}");
+}
+
+/// MySQL adds no column to such a table by a change of the definition alone.
+async fn a_table_that_is_compressed_is_completed<DB: TestDatabase>(db: TestDb<DB>) {
+    drop_all(&db).await;
+    db.execute(&format!("{} ROW_FORMAT=COMPRESSED", shapes(db.server.name)[0])).await;
+    let plan = migration(&db).plan().await.unwrap();
+    assert_eq!(plan.to_string().contains("INPLACE, LOCK = NONE"), db.server.name == "mysql", "{plan}");
+    rowlock::migrate(&db.pool).await.unwrap();
+    acquired(db.lock().try_acquire("k").await);
+}
