@@ -13,7 +13,7 @@ use std::{
 
 use rowlock::{
     Attempt, Certainty, Claim, Error, LeaseLock, Reason, ResourceLock as _, ResourceLockExt, Retry, Status,
-    TransactionError, Tx,
+    TransactionError, Tx, migration::Migration,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
@@ -30,7 +30,7 @@ use crate::{
 
 crate::suite::tests!(
     SYNCHRONOUS(no_claim_is_lost_when_a_synchronous_standby_takes_over),
-    ASYNCHRONOUS(a_grant_that_the_standby_never_saw_is_fenced)
+    ASYNCHRONOUS(a_migration_reaches_the_standby_and_a_grant_that_it_never_saw_is_fenced)
 );
 
 const LEASE: Duration = Duration::from_secs(20);
@@ -199,9 +199,39 @@ async fn no_claim_is_lost_when_a_synchronous_standby_takes_over(folder: PathBuf)
     assert!(other.try_acquire("held").await.unwrap().acquired().unwrap().token() > token);
 }
 
+/// The standby has what the primary was given, and changes nothing by itself.
+async fn a_migration_reaches(pair: &Pair) {
+    let (primary, standby) = (pair.pool(), pool(&pair.standby));
+    until("the standby has the tables", &standby, "SELECT to_regclass('t_resource_schedule_times') IS NOT NULL").await;
+    assert!(Migration::new(standby.clone()).plan().await.unwrap().is_empty());
+    rowlock::migrate(&standby).await.unwrap();
+    sqlx::raw_sql("ALTER TABLE t_resource_lock DROP COLUMN confirms").execute(&primary).await.unwrap();
+    const LACKS: &str =
+        "SELECT count(*) = 0 FROM pg_attribute WHERE attrelid = 't_resource_lock'::regclass AND attname = 'confirms'";
+    until("the standby lacks the column", &standby, LACKS).await;
+    let planned = Migration::new(standby.clone()).plan().await.unwrap();
+    let error = rowlock::migrate(&standby).await.unwrap_err();
+    assert!(matches!(error, Error::ReadOnly { .. }) && error.to_string().contains("nothing was changed"), "{error}");
+
+    // A query on the standby holds up neither the primary nor the migration.
+    let mut query = standby.begin().await.unwrap();
+    sqlx::query("SELECT * FROM t_resource_lock").execute(&mut *query).await.unwrap();
+    let done = Migration::new(primary.clone()).functions(true).run().await.unwrap();
+    assert!(planned.steps().all(|step| done.steps().any(|other| other == step)), "{done}");
+    query.rollback().await.unwrap();
+    until("the standby has the functions", &standby, "SELECT to_regproc('rowlock_version') IS NOT NULL").await;
+    assert!(Migration::new(standby.clone()).functions(true).plan().await.unwrap().is_empty());
+    let claim = "SELECT granted FROM rowlock_try_acquire('k')";
+    let refused = sqlx::query(claim).execute(&standby).await.unwrap_err();
+    assert_eq!(refused.as_database_error().unwrap().code().as_deref(), Some("25006"), "{refused}");
+    assert!(sqlx::query_scalar::<_, bool>(claim).fetch_one(&primary).await.unwrap());
+}
+
 /// Shows what an asynchronous standby can lose, and what still holds.
-async fn a_grant_that_the_standby_never_saw_is_fenced(folder: PathBuf) {
+async fn a_migration_reaches_the_standby_and_a_grant_that_it_never_saw_is_fenced(folder: PathBuf) {
     let pair = Pair::new(folder).await;
+    a_migration_reaches(&pair).await;
+    sqlx::raw_sql("DELETE FROM t_resource_lock").execute(&pair.pool()).await.unwrap();
     let first = pair.lock();
     first.try_acquire("k").await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     let standby = pool(&pair.standby);
