@@ -193,10 +193,10 @@ pub enum Error {
         outcome: Certainty,
     },
 
-    /// Transactions of other clients kept [`migrate`](crate::migrate()) from completing the table.
+    /// Transactions of other clients kept [`migrate`](crate::migrate()) from changing the table.
     #[non_exhaustive]
     #[error(
-        "the table t_resource_lock could not be completed within {limit:?}, because it is in use by {by}; end that transaction, and call again"
+        "the table t_resource_lock could not be changed within {limit:?}, because it is in use by {by}; end that transaction, and call again"
     )]
     InUse {
         /// The time limit.

@@ -96,8 +96,8 @@ impl SchemaStore for MySql {
 
     fn around(part: Part) -> (&'static str, &'static str) {
         match part {
-            Part::Functions => ("DELIMITER //", "//\nDELIMITER ;"),
-            _ => ("SET lock_wait_timeout = 1;", ""),
+            Part::Functions => ("DELIMITER //\n", "//\nDELIMITER ;\n"),
+            _ => ("SET lock_wait_timeout = 1;\n", ""),
         }
     }
 

@@ -76,7 +76,7 @@ impl SchemaStore for Postgres {
     const CHANGES_ATOMICALLY: bool = true;
 
     fn around(_: Part) -> (&'static str, &'static str) {
-        (concat!("BEGIN;\n", "SET LOCAL lock_timeout = '1s';"), "COMMIT;")
+        ("BEGIN;\nSET LOCAL lock_timeout = '1s';\n", "COMMIT;\n")
     }
 
     async fn schema(conn: &mut PgConnection) -> Reply<Schema> {

@@ -1,0 +1,167 @@
+//! The attempts of a migration, and the pauses between them.
+
+use std::time::Duration;
+
+use crate::{
+    action::{Action, Certainty},
+    error::Error,
+    session::{sessions::Sessions, time::Instant, timers::sleep},
+    store::{Database, failure::Failure, schema::Part},
+};
+
+/// How long creating the table may take, including a wait for other transactions.
+pub const LIMIT: Duration = Duration::from_secs(60);
+/// The pauses between attempts that waited for a lock: as long as they waited, up to twice that.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
+const MOST_PAUSE: Duration = Duration::from_secs(2);
+/// How long an attempt may take that waits for a lock for a second, and the look for what is in its
+/// way.
+const ATTEMPT: Duration = Duration::from_secs(4);
+const LOOK: Duration = Duration::from_secs(2);
+
+/// The attempts of one call to create or complete tables or functions.
+///
+/// Instances that start together conflict with each other (a type or column that already exists, a
+/// busy file). An instance that fails looks again, and returns the error only if it persists.
+pub struct Attempts {
+    pub limit: Instant,
+    failures: u32,
+    /// What is known of the outcome of the attempts so far.
+    outcome: Certainty,
+    /// When the present attempt was begun.
+    begun: Instant,
+    /// What kept an attempt from changing the table.
+    blocker: Option<String>,
+}
+
+impl Attempts {
+    pub fn new() -> Self {
+        let begun = Instant::now();
+        Self { limit: begun + LIMIT, failures: 0, outcome: Certainty::NothingChanged, begun, blocker: None }
+    }
+
+    /// Records that something was changed.
+    pub fn changed(&mut self) {
+        self.outcome = Certainty::Unknown;
+    }
+
+    /// Returns the error of a look at the tables, which is that of the call.
+    pub fn error(&self, mut error: Error) -> Error {
+        if let Some((action, outcome)) = error.outcome_mut().filter(|_| self.outcome == Certainty::Unknown) {
+            (*action, *outcome) = (Action::Migrate, Certainty::Unknown);
+        }
+        error
+    }
+
+    pub fn failed(&self, failure: Failure, part: Part) -> Error {
+        failure.into_error(Action::Migrate, part.subject().to_owned(), LIMIT, self.outcome)
+    }
+
+    /// Pauses before the next attempt.
+    ///
+    /// # Errors
+    /// The error of the failure, if it was the tenth, or no connection was available.
+    pub async fn again<DB: Database>(&mut self, failure: Failure, part: Part) -> Result<(), Error> {
+        let was_sent = !matches!(failure, Failure::NoThreads(_) | Failure::NoConnection(_));
+        if failure.is_unanswered() || (was_sent && !DB::CHANGES_ATOMICALLY) {
+            self.changed();
+        }
+        if !was_sent || !self.looks_again().await {
+            return Err(self.failed(failure, part));
+        }
+        Ok(())
+    }
+
+    /// Pauses before another attempt, ten times at most.
+    pub async fn looks_again(&mut self) -> bool {
+        self.failures += 1;
+        if self.failures == 10 {
+            return false;
+        }
+        sleep(Duration::from_millis(fastrand::u64(5..50)) * self.failures).await;
+        self.begun = Instant::now();
+        true
+    }
+
+    /// Pauses after an attempt that waited in vain for a lock on the table, so that the clients
+    /// behind it go on.
+    ///
+    /// # Errors
+    /// [`Error::InUse`], if the time is over.
+    pub async fn blocked<DB: Database>(&mut self, connections: &Sessions<DB>) -> Result<(), Error> {
+        if !DB::CHANGES_ATOMICALLY {
+            self.changed(); // a part may be there
+        }
+        let limit = (Instant::now() + LOOK).min(self.limit);
+        if let Ok(Some(by)) = connections.send(limit, async |conn| DB::blocker(conn).await).await {
+            if self.blocker.is_none() {
+                tracing::warn!(by, "the table t_resource_lock is in use: waiting to complete it");
+            }
+            self.blocker = Some(by);
+        }
+        let pause = (Instant::now() - self.begun).clamp(LEAST_PAUSE, MOST_PAUSE);
+        let pause = pause.mul_f64(1.0 + fastrand::f64());
+        if Instant::now() + pause + ATTEMPT >= self.limit {
+            let by = self.blocker.take().unwrap_or_else(|| "a transaction that is not known".to_owned());
+            return Err(Error::InUse { limit: LIMIT, by });
+        }
+        sleep(pause).await;
+        self.begun = Instant::now();
+        Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use super::*;
+
+    async fn outcome_after<DB: Database>(failures: impl IntoIterator<Item = Failure>) -> Certainty {
+        let mut attempts = Attempts::new();
+        for failure in failures {
+            match attempts.again::<DB>(failure, Part::Locks).await {
+                Ok(()) => {}
+                Err(Error::NoConnection { action: Action::Migrate, outcome, .. }) => return outcome,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        panic!("no attempt was the last");
+    }
+
+    /// The look that follows an attempt may be what fails.
+    #[tokio::test]
+    async fn a_look_after_an_attempt_tells_of_the_attempt() {
+        let looked = || Error::TimedOut {
+            action: Action::Inspect,
+            subject: "a table".into(),
+            limit: LIMIT,
+            outcome: Certainty::NothingChanged,
+        };
+        let mut attempts = Attempts::new();
+        let nothing = attempts.error(looked());
+        assert!(matches!(nothing, Error::TimedOut { action: Action::Inspect, outcome: Certainty::NothingChanged, .. }));
+        attempts.again::<sqlx::Sqlite>(Failure::NoReply, Part::Locks).await.unwrap();
+        let unknown = attempts.error(looked());
+        assert!(matches!(unknown, Error::TimedOut { action: Action::Migrate, outcome: Certainty::Unknown, .. }));
+    }
+
+    /// SQLite creates one table after another.
+    #[tokio::test]
+    async fn an_attempt_that_may_have_done_a_part_is_not_forgotten() {
+        let no_connection = || Failure::NoConnection(sqlx::Error::PoolTimedOut);
+        assert_eq!(outcome_after::<sqlx::Sqlite>([no_connection()]).await, Certainty::NothingChanged);
+        for sent in [Failure::NoReply, Failure::Undone] {
+            assert_eq!(outcome_after::<sqlx::Sqlite>([sent, no_connection()]).await, Certainty::Unknown);
+        }
+    }
+
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn an_attempt_that_was_undone_has_changed_nothing() {
+        let no_connection = || Failure::NoConnection(sqlx::Error::PoolTimedOut);
+        assert_eq!(
+            outcome_after::<sqlx::Postgres>([Failure::Undone, no_connection()]).await,
+            Certainty::NothingChanged
+        );
+        assert_eq!(outcome_after::<sqlx::Postgres>([Failure::NoReply, no_connection()]).await, Certainty::Unknown);
+    }
+}
