@@ -46,7 +46,7 @@ pub fn lock_of_schedules<DB: rowlock::Database>(
     article_clients().map(|_| lock(pool.clone(), label)).transpose()
 }
 
-fn article_clients() -> Option<FixedOffset> {
+pub fn article_clients() -> Option<FixedOffset> {
     ARTICLE_CLIENTS.get().copied().flatten()
 }
 

@@ -131,7 +131,7 @@ async fn run_on_tables(source: &SourceArguments, action: TableAction, front: Opt
         out::never_stop();
     }
     let Source { kind, url, own_file, timeout } = choose_source(source)?;
-    let create = own_file || matches!(action, TableAction::Migrate(_));
+    let create = own_file || matches!(&action, TableAction::Migrate(migrate) if !migrate.dry_run && !migrate.undo);
     match kind {
         Kind::Sqlite => {
             let opened = open(&action, async || database::open_sqlite(&url, create, timeout).await).await?;

@@ -8,12 +8,13 @@ use sqlx::Pool;
 
 use crate::{
     args::source::Migrate,
+    database::article_clients,
     exit::{self, Failure},
     out,
 };
 
 pub async fn migrate<DB: Database>(pool: Pool<DB>, asked: &Migrate) -> Result<u8, Failure> {
-    let migration = Migration::new(pool).functions(asked.functions);
+    let migration = described(pool).functions(asked.functions);
     let (plan, nothing) = match (asked.undo, asked.yes, asked.dry_run) {
         (true, true, _) => (migration.undo().await?, "there is nothing to take away"),
         (true, false, _) => (migration.plan_undo().await?, "there is nothing to take away"),
@@ -24,11 +25,22 @@ pub async fn migrate<DB: Database>(pool: Pool<DB>, asked: &Migrate) -> Result<u8
         for note in plan.notes() {
             out::say(format_args!("-- NOTE: {note}"))?;
         }
-        out::say(format_args!("-- {nothing}"))?;
+        if !plan.notes().iter().any(|note| note.contains("could not be created")) {
+            out::say(format_args!("-- {nothing}"))?;
+        }
     } else {
         out::say(plan.to_string().trim_end())?;
     }
     Ok(exit::OK)
+}
+
+/// Describes the migration, with the other programs on the table.
+pub fn described<DB: Database>(pool: Pool<DB>) -> Migration<DB> {
+    let migration = Migration::new(pool);
+    match article_clients() {
+        Some(offset) => migration.article_clients(offset),
+        None => migration,
+    }
 }
 
 /// Prints what is known before anything is changed, and returns what was done.

@@ -6,7 +6,7 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     session::{sessions::Sessions, time::Instant, timers::sleep},
-    store::{Database, failure::Failure, schema::Part},
+    store::{Database, failure::Failure, fault::Fault, schema::Part},
 };
 
 /// How long creating the table may take, including a wait for other transactions.
@@ -17,7 +17,7 @@ const MOST_PAUSE: Duration = Duration::from_secs(2);
 /// How long an attempt may take that waits for a lock for a second, and the look for what is in its
 /// way.
 const ATTEMPT: Duration = Duration::from_secs(4);
-const LOOK: Duration = Duration::from_secs(2);
+pub const LOOK: Duration = Duration::from_secs(2);
 
 /// The attempts of one call to create or complete tables or functions.
 ///
@@ -57,11 +57,27 @@ impl Attempts {
         failure.into_error(Action::Migrate, part.subject().to_owned(), LIMIT, self.outcome)
     }
 
+    /// Pauses after an attempt that failed.
+    ///
+    /// # Errors
+    /// The error of the call, if there is no next attempt.
+    pub async fn after<DB: Database>(
+        &mut self,
+        failure: Failure,
+        part: Part,
+        connections: &Sessions<DB>,
+    ) -> Result<(), Error> {
+        match failure.fault() {
+            Fault::Contention => self.blocked(connections).await,
+            _ => self.again::<DB>(failure, part).await,
+        }
+    }
+
     /// Pauses before the next attempt.
     ///
     /// # Errors
     /// The error of the failure, if it was the tenth, or no connection was available.
-    pub async fn again<DB: Database>(&mut self, failure: Failure, part: Part) -> Result<(), Error> {
+    async fn again<DB: Database>(&mut self, failure: Failure, part: Part) -> Result<(), Error> {
         let was_sent = !matches!(failure, Failure::NoThreads(_) | Failure::NoConnection(_));
         if failure.is_unanswered() || (was_sent && !DB::CHANGES_ATOMICALLY) {
             self.changed();
@@ -88,7 +104,7 @@ impl Attempts {
     ///
     /// # Errors
     /// [`Error::InUse`], if the time is over.
-    pub async fn blocked<DB: Database>(&mut self, connections: &Sessions<DB>) -> Result<(), Error> {
+    async fn blocked<DB: Database>(&mut self, connections: &Sessions<DB>) -> Result<(), Error> {
         if !DB::CHANGES_ATOMICALLY {
             self.changed(); // a part may be there
         }

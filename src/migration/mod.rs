@@ -7,6 +7,7 @@ mod attempts;
 mod plan;
 mod work;
 
+use chrono::FixedOffset;
 use sqlx::Pool;
 
 use crate::{
@@ -17,6 +18,9 @@ use crate::{
 pub use crate::store::schema::{Functions, Step};
 pub use plan::Plan;
 use work::Work;
+
+const UNCHECKED: &str = "these statements do not look for claims and for instances that are alive, as \
+                         `rowlock migrate --undo --yes` does";
 
 /// Creates the tables `t_resource_lock` and `t_resource_lock_queue` if they do not exist, and adds
 /// the columns that the first lacks. With the feature `schedule`, it also creates the tables
@@ -128,12 +132,14 @@ pub async fn migrate_functions<DB: Database>(pool: &Pool<DB>) -> Result<(), Erro
 pub struct Migration<DB: Database> {
     pool: Pool<DB>,
     functions: bool,
+    /// In seconds.
+    offset: i64,
 }
 
 impl<DB: Database> Migration<DB> {
     /// Describes the migration of the database to which the pool connects.
     pub fn new(pool: Pool<DB>) -> Self {
-        Self { pool, functions: false }
+        Self { pool, functions: false, offset: 0 }
     }
 
     /// Sets whether the lock's functions are concerned too, as by [`migrate_functions`]. Off by
@@ -141,6 +147,15 @@ impl<DB: Database> Migration<DB> {
     #[must_use]
     pub fn functions(mut self, functions: bool) -> Self {
         self.functions = functions;
+        self
+    }
+
+    /// Declares that other programs on the table write local time at this offset, as
+    /// [`LeaseLockBuilder::article_clients`](crate::LeaseLockBuilder::article_clients) does: their
+    /// times are no reason for a note.
+    #[must_use]
+    pub fn article_clients(mut self, utc_offset: FixedOffset) -> Self {
+        self.offset = utc_offset.local_minus_utc().into();
         self
     }
 
@@ -159,11 +174,11 @@ impl<DB: Database> Migration<DB> {
             plan.parts.extend(parts);
             plan.notes.extend(notes);
         }
-        plan.notes.extend(work.look_for_local_time().await?);
+        plan.notes.extend(work.look_for_local_time(self.offset).await);
         Ok(plan)
     }
 
-    /// Creates what is missing, as [`migrate`] does, and returns what was sent.
+    /// Creates what is missing, as [`migrate`] does, and returns the plan that was carried out.
     ///
     /// # Errors
     /// Those of [`migrate`].
@@ -188,7 +203,7 @@ impl<DB: Database> Migration<DB> {
     /// # Cancel safety
     /// Nothing is changed.
     pub async fn installed_functions(&self) -> Result<Functions, Error> {
-        Work::new(&self.pool).installed().await
+        Work::new(&self.pool).installed().await.map(|found| found.judge())
     }
 
     /// Returns the statements that [`undo`](Self::undo) would send now. Changes and locks nothing.
@@ -199,10 +214,15 @@ impl<DB: Database> Migration<DB> {
     /// # Cancel safety
     /// Nothing is changed.
     pub async fn plan_undo(&self) -> Result<Plan, Error> {
-        Work::new(&self.pool).look_back().await.map(|(_, plan)| plan)
+        let (_, mut plan) = Work::new(&self.pool).look_back().await?;
+        if !plan.is_empty() {
+            plan.notes.push(UNCHECKED.to_owned());
+        }
+        Ok(plan)
     }
 
-    /// Takes the columns, the tables and the functions of rowlock away, and returns what was sent.
+    /// Takes the columns, the tables and the functions of rowlock away, and returns the plan that
+    /// was carried out.
     /// The seven columns of `t_resource_lock` stay, with all rows.
     ///
     /// Locks and schedules of programs that run on fail from then on.
@@ -214,10 +234,7 @@ impl<DB: Database> Migration<DB> {
     /// # Cancel safety
     /// That of [`migrate`].
     pub async fn undo(&self) -> Result<Plan, Error> {
-        let mut work = Work::new(&self.pool);
-        #[cfg(feature = "schedule")]
-        work.refuse_instances(&self.pool).await?;
-        work.remove().await
+        Work::new(&self.pool).remove().await
     }
 
     fn parts(&self) -> impl Iterator<Item = Part> + use<DB> {

@@ -2,12 +2,7 @@
 
 use std::fmt;
 
-use crate::store::{
-    Database,
-    schema::{OURS, Schema, Step, TABLES},
-};
-
-const DROPPED: &str = "exclusive, on what is dropped";
+use crate::store::schema::Step;
 
 /// The statements of a migration. It is displayed as a script for the database's own client.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +18,11 @@ pub struct PlannedPart {
 }
 
 impl Plan {
+    pub(super) fn of(around: (&'static str, &'static str), steps: Vec<Step>) -> Self {
+        let part = (!steps.is_empty()).then_some(PlannedPart { around, steps });
+        Self { parts: part.into_iter().collect(), notes: Vec::new() }
+    }
+
     /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
@@ -53,27 +53,4 @@ impl fmt::Display for Plan {
         }
         Ok(())
     }
-}
-
-/// Returns the statements that leave the article's table alone. Functions come first: they need the
-/// columns.
-pub fn removal<DB: Database>(schema: &Schema, functions: &[String]) -> Vec<Step> {
-    let dropped = |sql: String| Step { sql, locks: DROPPED };
-    let functions = functions.iter().map(|name| dropped(format!("DROP {} {name}", DB::ROUTINE)));
-    let ours: Vec<_> = OURS.into_iter().filter(|name| schema.column(name).is_some()).collect();
-    let columns: Vec<String> = match DB::ALTERS_TOGETHER {
-        true if ours.is_empty() => Vec::new(),
-        true => vec![ours.join(",\n    DROP COLUMN ")],
-        false => ours.into_iter().map(str::to_owned).collect(),
-    };
-    let columns = columns.into_iter().map(|columns| Step {
-        sql: format!("ALTER TABLE t_resource_lock\n    DROP COLUMN {columns}"),
-        locks: "exclusive, on t_resource_lock: for a moment, or until it is copied",
-    });
-    let tables = TABLES.into_iter().filter(|table| schema.has(table));
-    let tables = tables.map(|table| dropped(format!("DROP TABLE {table}")));
-    let steps: Vec<_> = functions.chain(columns).chain(tables).collect();
-    let path = schema.place.as_ref().filter(|_| !steps.is_empty());
-    let path = path.map(|place| Step { sql: format!("SET LOCAL search_path = {place}"), locks: "none" });
-    path.into_iter().chain(steps).collect()
 }

@@ -5,17 +5,20 @@ use sqlx::Pool;
 use crate::{
     error::Error,
     migration::{
-        Functions, Plan,
-        attempts::{Attempts, LIMIT},
-        plan::{PlannedPart, removal},
+        Plan,
+        attempts::{Attempts, LIMIT, LOOK},
+        plan::PlannedPart,
     },
     schema::{schema, unfit},
-    session::sessions::{Purpose, Sessions},
+    session::{
+        sessions::{Purpose, Sessions},
+        time::Instant,
+    },
     store::{
         Database,
         failure::Failure,
         fault::Fault,
-        schema::{Part, Schema, THEIRS},
+        schema::{Installed, Part, Schema, THEIRS},
     },
 };
 
@@ -57,92 +60,76 @@ impl<DB: Database> Work<DB> {
         if let Some(wrong) = schema.wrong {
             return Err(unfit(wrong));
         }
-        if part == Part::Functions && self.installed().await? == Functions::Current {
+        if part == Part::Functions && self.installed().await?.is_enough() {
             return Ok(Plan::default());
         }
         let steps = DB::steps(&schema, part);
         let is_seen = part == Part::Locks && exists && !schema.missing_columns().is_empty() && !schema.hides_columns;
-        Ok(Plan {
-            parts: if steps.is_empty() { Vec::new() } else { vec![PlannedPart { around: DB::around(part), steps }] },
-            notes: is_seen.then(|| NOT_HIDDEN.to_owned()).into_iter().collect(),
-        })
+        let mut plan = Plan::of(DB::around(part), steps);
+        plan.notes.extend(is_seen.then(|| NOT_HIDDEN.to_owned()));
+        Ok(plan)
     }
 
-    /// Returns a note if a row is of a time that has not come yet.
-    pub async fn look_for_local_time(&self) -> Result<Option<String>, Error> {
-        let schema = schema(&self.connections, self.attempts.limit, LIMIT, Part::Locks).await?;
-        if schema.columns.is_empty() {
-            return Ok(None);
-        }
-        let found = self.connections.send_repeatedly(self.attempts.limit, async |conn| DB::ahead(conn).await).await;
-        let key = found.map_err(|failure| self.attempts.failed(failure, Part::Locks))?;
-        Ok(key.map(|key| {
+    /// Returns a note if a row is of a time that has not come yet, by the clock of other programs.
+    /// A table that does not reply within a moment has none.
+    pub async fn look_for_local_time(&self, offset: i64) -> Option<String> {
+        let limit = (Instant::now() + LOOK).min(self.attempts.limit);
+        let found = self.connections.send(limit, async |conn| DB::ahead(conn, offset).await).await;
+        found.ok().flatten().map(|key| {
             format!(
                 "the begin_time of key {key:?} is in the future: programs that write local time do that, and others \
-                 then wait too long; declare them (`article_clients`, `--article-clients +08:00`)"
+                 then wait too long; declare them with their offset (`article_clients`, `--article-clients +08:00`)"
             )
-        }))
+        })
     }
 
     /// Returns the statements that leave the article's table alone.
     pub async fn look_back(&self) -> Result<(Schema, Plan), Error> {
-        let schema = schema(&self.connections, self.attempts.limit, LIMIT, Part::Locks).await?;
+        let mut schema = schema(&self.connections, self.attempts.limit, LIMIT, Part::Locks).await?;
         if let Some(wrong) = schema.refused {
             return Err(Error::Unsupported { wrong });
         }
-        let found = self.connections.send_repeatedly(self.attempts.limit, async |conn| DB::functions(conn).await).await;
-        let found = found.map_err(|failure| self.attempts.failed(failure, Part::Functions))?.unwrap_or_default();
-        let steps = removal::<DB>(&schema, &found.names);
-        let parts = match steps.is_empty() {
-            true => Vec::new(),
-            false => vec![PlannedPart { around: DB::around(Part::Locks), steps }],
-        };
-        Ok((schema, Plan { parts, notes: Vec::new() }))
+        schema.routines = self.found_functions().await?.unwrap_or_default().routines;
+        let plan = Plan::of(DB::around(Part::Removal), DB::steps(&schema, Part::Removal));
+        Ok((schema, plan))
     }
 
-    #[cfg(feature = "schedule")]
-    pub async fn refuse_instances(&self, pool: &Pool<DB>) -> Result<(), Error> {
-        let instances = match crate::Schedules::new(pool.clone()).instances().await {
-            Err(Error::ScheduleTablesMissing) => return Ok(()),
-            instances => instances?,
-        };
-        match instances.iter().find(|instance| instance.alive) {
-            Some(instance) => {
-                Err(Error::StillUsed { by: format!("instance {:?} runs schedules; stop it", instance.label) })
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Removes what [`look_back`](Self::look_back) returns, unless a claim stands.
+    /// Removes what [`look_back`](Self::look_back) returns, unless a claim or an instance needs it.
     pub async fn remove(&mut self) -> Result<Plan, Error> {
+        let mut done = Plan::default();
         loop {
             let (schema, plan) = self.look_back().await?;
-            let Some(PlannedPart { steps, .. }) = plan.parts.first() else { return Ok(plan) };
-            // Without the column there are no claims.
-            let has_claims = schema.column("holder").is_some();
-            let removed = self.connections.send(self.attempts.limit, async |conn| match has_claims {
-                true => DB::remove(conn, &schema, steps).await,
-                false => DB::alter(conn, steps).await.map(|()| None),
-            });
-            match removed.await {
-                Ok(None) => return Ok(plan),
-                Ok(Some((key, label))) => {
-                    let by = format!("key {key:?} is claimed by {label:?}; release it, by force if its holder is gone");
-                    return Err(Error::StillUsed { by });
+            let Some(PlannedPart { steps, .. }) = plan.parts.first() else { return Ok(done) };
+            let limit = self.attempts.limit;
+            let removed = async |conn: &mut DB::Connection| {
+                DB::check_rights(conn, steps).await?;
+                DB::remove(conn, &schema, steps).await
+            };
+            match self.connections.send(limit, removed).await {
+                Ok(None) => {
+                    self.attempts.changed();
+                    done.parts.extend(plan.parts);
                 }
-                Err(failure) if failure.fault() == Fault::Contention => {
-                    self.attempts.blocked(&self.connections).await?
+                Ok(Some(by)) => return Err(Error::StillUsed { by }),
+                Err(failure) if failure.fault() == Fault::Denied => {
+                    if self.look_back().await?.1 != plan {
+                        self.attempts.changed();
+                    }
+                    return Err(self.attempts.failed(failure, Part::Removal));
                 }
-                Err(failure) => self.attempts.again::<DB>(failure, Part::Locks).await?,
+                Err(failure) => self.attempts.after::<DB>(failure, Part::Removal, &self.connections).await?,
             }
         }
     }
 
-    pub async fn installed(&self) -> Result<Functions, Error> {
+    async fn found_functions(&self) -> Result<Option<Installed>, Error> {
         let found = self.connections.send_repeatedly(self.attempts.limit, async |conn| DB::functions(conn).await).await;
-        let found = found.map_err(|failure| self.attempts.failed(failure, Part::Functions))?;
-        found.map(|found| found.judge()).ok_or_else(|| Error::Unsupported { wrong: NO_FUNCTIONS.into() })
+        found.map_err(|failure| self.attempts.failed(failure, Part::Functions))
+    }
+
+    /// Returns the functions that exist.
+    pub async fn installed(&self) -> Result<Installed, Error> {
+        self.found_functions().await?.ok_or_else(|| Error::Unsupported { wrong: NO_FUNCTIONS.into() })
     }
 
     /// Creates what a part lacks, until nothing is missing.
@@ -167,32 +154,31 @@ impl<DB: Database> Work<DB> {
                 _ => false,
             };
             match self.connections.send(limit, async |conn| DB::check_rights(conn, steps).await).await {
-                Err(failure) if denied(&failure) => return self.denied(failure, part),
+                Ok(()) => {}
+                Err(failure) if denied(&failure) => return self.denied(failure, part, done),
                 Err(failure) => {
-                    self.attempts.again::<DB>(failure, part).await?;
+                    self.attempts.after::<DB>(failure, part, &self.connections).await?;
                     continue;
                 }
-                Ok(()) => {}
             }
             match self.connections.send(limit, async |conn| DB::alter(conn, steps).await).await {
                 Ok(()) => {
                     self.attempts.changed();
                     done.parts.extend(plan.parts);
                 }
-                Err(failure) if denied(&failure) => return self.denied(failure, part),
-                Err(failure) if failure.fault() == Fault::Contention => {
-                    self.attempts.blocked(&self.connections).await?
-                }
-                Err(failure) => self.attempts.again::<DB>(failure, part).await?,
+                Err(failure) if denied(&failure) => return self.denied(failure, part, done),
+                Err(failure) => self.attempts.after::<DB>(failure, part, &self.connections).await?,
             }
         }
     }
 
     /// Locks do without the tables of schedules.
-    fn denied(&self, failure: Failure, part: Part) -> Result<(), Error> {
+    fn denied(&self, failure: Failure, part: Part, done: &mut Plan) -> Result<(), Error> {
         #[cfg(feature = "schedule")]
         if part == Part::Schedules {
-            tracing::warn!(%failure, "the tables of schedules do not exist, and could not be created");
+            let note = format!("the tables of schedules do not exist, and could not be created: {failure}");
+            tracing::warn!("{note}");
+            done.notes.push(note);
             return Ok(());
         }
         Err(self.attempts.failed(failure, part))

@@ -16,6 +16,10 @@ pub struct Schema {
     pub has_awaited: bool,
     /// The other tables of rowlock that exist, and indexes.
     pub relations: Vec<String>,
+    /// PostgreSQL: those of them that are in another schema than the table.
+    pub apart: Vec<String>,
+    /// The lock's functions, as DROP takes them, if they were looked for.
+    pub routines: Vec<String>,
     /// PostgreSQL: the schema of the lock's tables, if the `search_path` does not begin with it.
     pub place: Option<String>,
     /// Whether a column can be added that statements without a list of columns do not see.
@@ -80,6 +84,7 @@ impl KeyLimit {
     }
 }
 
+pub const INSTANCES: &str = "t_resource_schedule_instance";
 const QUEUE: &str = "t_resource_lock_queue";
 
 /// The columns that every program on the table knows.
@@ -106,6 +111,8 @@ impl Schema {
             columns: Vec::new(),
             has_awaited: false,
             relations: Vec::new(),
+            apart: Vec::new(),
+            routines: Vec::new(),
             place: None,
             hides_columns: false,
             adds_at_once: true,
@@ -148,6 +155,11 @@ impl Schema {
         self.missing_columns().into_iter().chain(queue).collect()
     }
 
+    /// Returns the tables beside `t_resource_lock` that belong to it.
+    pub fn tables(&self) -> impl Iterator<Item = &'static str> {
+        TABLES.into_iter().filter(|table| self.has(table) && !self.apart.iter().any(|apart| apart == table))
+    }
+
     pub fn has(&self, relation: &str) -> bool {
         self.relations.iter().any(|has| has.eq_ignore_ascii_case(relation))
     }
@@ -180,6 +192,8 @@ pub enum Part {
     #[cfg(feature = "schedule")]
     Schedules,
     Functions,
+    /// What takes all of it away.
+    Removal,
 }
 
 impl Part {
@@ -189,6 +203,9 @@ impl Part {
             #[cfg(feature = "schedule")]
             Self::Schedules => "the tables of schedules",
             Self::Functions => "the lock's functions",
+            Self::Removal => {
+                "the tables, whose removal takes the rights ALTER, DROP and, on MySQL and MariaDB, LOCK TABLES,"
+            }
         }
     }
 }
@@ -201,23 +218,20 @@ pub const RELATIONS: [&str; 8] = [
     "t_resource_schedule_due",
     "t_resource_schedule_run",
     "t_resource_schedule_run_end",
-    "t_resource_schedule_instance",
+    INSTANCES,
     "t_resource_schedule_times",
 ];
 
 /// Those of them that are tables; those of schedules follow the first.
-pub const TABLES: [&str; 5] = [
-    QUEUE,
-    "t_resource_schedule",
-    "t_resource_schedule_run",
-    "t_resource_schedule_instance",
-    "t_resource_schedule_times",
-];
+pub const TABLES: [&str; 5] =
+    [QUEUE, "t_resource_schedule", "t_resource_schedule_run", INSTANCES, "t_resource_schedule_times"];
 
 /// The functions of the lock that exist.
 #[derive(Debug, Default)]
 pub struct Installed {
     pub names: Vec<String>,
+    /// The same, as DROP takes them.
+    pub routines: Vec<String>,
     pub version: Option<i64>,
 }
 
@@ -244,13 +258,18 @@ pub enum Functions {
     Absent,
     /// Some of them; these are missing.
     Incomplete(Vec<&'static str>),
-    /// All of them, in an older version.
+    /// All of them, in an older version; or only `rowlock_version` is missing.
     Older,
     /// All of them, in this version or a newer one.
     Current,
 }
 
 impl Installed {
+    /// Returns whether nothing is to be replaced. What a newer version has installed is its own.
+    pub fn is_enough(&self) -> bool {
+        self.version > Some(FUNCTIONS_VERSION) || self.judge() == Functions::Current
+    }
+
     pub fn judge(&self) -> Functions {
         let missing = FUNCTIONS.into_iter().filter(|name| !self.names.iter().any(|found| found == name));
         let missing: Vec<_> = missing.collect();
@@ -264,6 +283,61 @@ impl Installed {
             Functions::Current
         }
     }
+}
+
+/// Returns the statements that leave the article's table alone: between the lock and its end the
+/// tables, which takes the right that is likeliest to lack, and the columns; then the functions.
+pub fn removal(
+    schema: &Schema,
+    together: bool,
+    routine: &str,
+    lock: (&str, &str, &str),
+    end: Option<Step>,
+) -> Vec<Step> {
+    let (before, between, after) = lock;
+    let ours: Vec<_> = OURS.into_iter().filter(|name| schema.column(name).is_some()).collect();
+    let mut steps: Vec<Step> = schema
+        .place
+        .iter()
+        .map(|place| Step { sql: format!("SET LOCAL search_path = {place}"), locks: "none" })
+        .collect();
+    let is_nothing = ours.is_empty() && schema.tables().next().is_none() && schema.routines.is_empty();
+    if is_nothing {
+        return Vec::new();
+    }
+    if !schema.columns.is_empty() && !before.is_empty() {
+        let tables = ["t_resource_lock"].into_iter().chain(schema.tables()).collect::<Vec<_>>().join(between);
+        steps.push(Step { sql: format!("{before}{tables}{after}"), locks: "exclusive, on these, up to the end" });
+    }
+    let dropped = |sql: String| Step { sql, locks: "exclusive, on what is dropped" };
+    steps.extend(schema.tables().map(|table| dropped(format!("DROP TABLE {table}"))));
+    let columns: Vec<String> = match together {
+        true if ours.is_empty() => Vec::new(),
+        true => vec![ours.join(",\n    DROP COLUMN ")],
+        false => ours.into_iter().map(str::to_owned).collect(),
+    };
+    steps.extend(columns.into_iter().map(|columns| Step {
+        sql: format!("ALTER TABLE t_resource_lock\n    DROP COLUMN {columns}"),
+        locks: "exclusive, on t_resource_lock: for a moment where only the definition is changed, else while it is copied",
+    }));
+    steps.extend(end.filter(|_| !schema.columns.is_empty()));
+    steps.extend(schema.routines.iter().map(|name| dropped(format!("DROP {routine} {name}"))));
+    steps
+}
+
+/// Says that a key is claimed.
+pub fn claimed((key, label): (String, String)) -> String {
+    format!("key {key:?} is claimed by {label:?}; release it, by force if its holder is gone (`rowlock list --held`)")
+}
+
+/// Says that an instance is alive.
+pub fn alive(label: String) -> String {
+    format!("instance {label:?} runs schedules; stop it, or forget it if it is gone (`rowlock instances --forget`)")
+}
+
+/// Returns how many of the steps come before the tables are locked.
+pub fn until_locked(steps: &[Step]) -> usize {
+    steps.iter().position(|step| step.sql.starts_with("LOCK TABLE")).map_or(0, |at| at + 1)
 }
 
 /// Returns the definitions of the columns that the table lacks. In `ours`, `{begin}` and `{end}`
@@ -318,18 +392,13 @@ pub trait SchemaStore: Store {
     /// Whether the steps of a part are carried out as a whole or not at all, since they are one
     /// transaction.
     const CHANGES_ATOMICALLY: bool = false;
-    /// What the lock's functions are.
-    const ROUTINE: &'static str;
-    /// Whether one ALTER changes several columns.
-    const ALTERS_TOGETHER: bool = true;
-
     /// What precedes the steps of a part where a person carries them out, and what follows them.
     fn around(part: Part) -> (&'static str, &'static str);
 
     /// Reads the definition of the tables.
     fn schema(conn: &mut Self::Connection) -> impl Future<Output = Reply<Schema>> + Send;
 
-    /// Returns the statements that create what a part lacks.
+    /// Returns the statements that create what a part lacks, or that take all away.
     fn steps(schema: &Schema, part: Part) -> Vec<Step>;
 
     /// Carries the steps of a part out. It may run at any time, in any number of processes. It
@@ -346,16 +415,17 @@ pub trait SchemaStore: Store {
     /// found. Changes nothing.
     fn blocker(conn: &mut Self::Connection) -> impl Future<Output = Reply<Option<String>>> + Send;
 
-    /// Returns a key whose row has a `begin_time` more than five minutes in the future.
-    fn ahead(conn: &mut Self::Connection) -> impl Future<Output = Reply<Option<String>>> + Send;
+    /// Returns a key whose row has a `begin_time` more than five minutes in the future, on clocks
+    /// that are ahead of UTC by these seconds.
+    fn ahead(conn: &mut Self::Connection, offset: i64) -> impl Future<Output = Reply<Option<String>>> + Send;
 
-    /// Carries these steps out, unless a row is locked by a claim of rowlock: then nothing is
-    /// changed, and the key and the label of the claim are returned.
+    /// Carries the steps of a removal out, unless something stands that needs the tables: then
+    /// nothing is changed, and that is returned.
     fn remove(
         conn: &mut Self::Connection,
         schema: &Schema,
         steps: &[Step],
-    ) -> impl Future<Output = Reply<Option<(String, String)>>> + Send;
+    ) -> impl Future<Output = Reply<Option<String>>> + Send;
 
     /// Returns the lock's functions that exist here. `None` where the database has no functions.
     fn functions(conn: &mut Self::Connection) -> impl Future<Output = Reply<Option<Installed>>> + Send;

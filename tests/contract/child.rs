@@ -70,6 +70,7 @@ async fn work<DB: TestDatabase>() {
         "hold behind a hook" => blocked::hold(pool, &var("JOB_URL"), true).await,
         "hold behind a pipe" => blocked::hold(pool, &var("JOB_URL"), false).await,
         "migrate" => rowlock::migrate(&pool).await.unwrap(),
+        "undo" => drop(rowlock::migration::Migration::new(pool).undo().await.unwrap()),
         "stall" => blocked::stall(pool, &var("JOB_URL")).await,
         "hold a tick" => ticks_exclusive::hold(pool).await,
         "hold a place" => at_most::hold(pool, &key).await,

@@ -6,12 +6,13 @@ use std::{convert::Infallible, time::Duration};
 use harness::{DIRECT, TestDatabase, TestDb, acquired, eventually, pool, refused};
 use rowlock::{
     Error, Reason, Schedule, Schedules, Status, Tick,
-    migration::{Migration, Plan},
+    migration::{Functions, Migration, Plan},
 };
 
 use crate::{
     article::shapes,
     migrations::{drop_all, files_of},
+    migrations_live::waiting,
     ticks::instance,
     upgrade::{definitions, make, rows},
 };
@@ -26,7 +27,13 @@ harness::tests!(
         a_column_of_the_article_is_not_added
     ),
     everywhere(other_programs_do_not_see_what_is_added),
-    mysql_and_mariadb[DIRECT](a_right_that_is_missing_is_named_first),
+    servers[DIRECT](a_look_waits_for_no_lock),
+    postgres(another_schemas_tables_are_not_taken_away),
+    mysql_and_mariadb(other_procedures_are_not_taken_away),
+    mysql_and_mariadb[DIRECT](
+        a_right_that_is_missing_is_named_first,
+        a_right_to_remove_that_is_missing_changes_nothing
+    ),
     mysql_and_mariadb(a_table_without_row_locks_is_refused, a_table_that_is_compressed_is_completed)
 );
 
@@ -125,9 +132,16 @@ async fn undone_the_table_is_the_articles_again<DB: TestDatabase>(db: TestDb<DB>
 }
 
 async fn what_is_in_use_is_not_taken_away<DB: TestDatabase>(db: TestDb<DB>) {
+    let has_functions = db.server.name != "sqlite";
+    if has_functions {
+        rowlock::migrate_functions(&db.pool).await.unwrap();
+    }
     let before = tables(&db).await;
     let used = async || match migration(&db).undo().await {
-        Err(Error::StillUsed { by, .. }) => by,
+        Err(Error::StillUsed { by, .. }) => {
+            assert!(!has_functions || migration(&db).installed_functions().await.unwrap() == Functions::Current);
+            by
+        }
         other => panic!("{other:?}"),
     };
     let lease = acquired(db.builder().label("a holder").build().unwrap().try_acquire("k").await);
@@ -210,27 +224,89 @@ async fn a_column_of_the_article_is_not_added<DB: TestDatabase>(db: TestDb<DB>) 
     assert_eq!(tables(&db).await, before);
 }
 
+/// Returns the error of a migration by a user who has only these rights.
+async fn error_of<DB: TestDatabase>(
+    db: &TestDb<DB>,
+    granted: &str,
+    work: impl AsyncFnOnce(Migration<DB>) -> Result<Plan, Error>,
+) -> String {
+    let database = harness::database_of(&db.url);
+    let user = format!("rowlock_{:08x}", fastrand::u32(..));
+    for host in ["%", "localhost"] {
+        db.execute(&format!("CREATE USER {user}@'{host}' IDENTIFIED BY 'hunter2'")).await;
+        db.execute(&format!("GRANT {granted} ON {database}.* TO {user}@'{host}'")).await;
+    }
+    let (scheme, rest) = db.url.split_once("://").unwrap();
+    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
+    let own = pool::<DB>(&format!("{scheme}://{user}:hunter2@{address}"), 2).await;
+    let error = work(Migration::new(own.clone())).await.unwrap_err();
+    own.close().await;
+    db.execute(&format!("DROP USER {user}@'%', {user}@'localhost'")).await;
+    format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string))
+}
+
 async fn a_right_that_is_missing_is_named_first<DB: TestDatabase>(db: TestDb<DB>) {
-    let database = harness::database_of(&db.url).to_owned();
     for (granted, missing) in [("SELECT, ALTER", "CREATE"), ("SELECT, CREATE", "ALTER")] {
         drop_all(&db).await;
         db.execute(&shapes(db.server.name)[0]).await;
         let before = tables(&db).await;
-        let user = format!("rowlock_{:08x}", fastrand::u32(..));
-        for host in ["%", "localhost"] {
-            db.execute(&format!("CREATE USER {user}@'{host}' IDENTIFIED BY 'hunter2'")).await;
-            db.execute(&format!("GRANT {granted} ON {database}.* TO {user}@'{host}'")).await;
-        }
-        let (scheme, rest) = db.url.split_once("://").unwrap();
-        let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-        let own = pool::<DB>(&format!("{scheme}://{user}:hunter2@{address}"), 2).await;
-        let error = rowlock::migrate(&own).await.unwrap_err();
-        own.close().await;
-        db.execute(&format!("DROP USER {user}@'%', {user}@'localhost'")).await;
-        let text = format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string));
+        let text = error_of(&db, granted, async |migration| migration.run().await).await;
         assert!(text.contains(&format!("{missing} command denied")) && text.contains("nothing was changed"), "{text}");
         assert_eq!(tables(&db).await, before);
     }
+}
+
+async fn a_right_to_remove_that_is_missing_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    rowlock::migrate_functions(&db.pool).await.unwrap();
+    let before = tables(&db).await;
+    for granted in ["SELECT, DROP, LOCK TABLES", "SELECT, ALTER, DROP", "SELECT, ALTER, LOCK TABLES, EXECUTE"] {
+        let text = error_of(&db, &format!("{granted}, EXECUTE"), async |migration| migration.undo().await).await;
+        assert!(text.contains("nothing was changed") && text.contains("ALTER, DROP and"), "{granted}: {text}");
+        assert_eq!(tables(&db).await, before, "{granted}");
+        assert_eq!(migration(&db).installed_functions().await.unwrap(), Functions::Current);
+    }
+}
+
+/// A hint that is not found in a moment is not waited for, and nothing stays behind on the server.
+async fn a_look_waits_for_no_lock<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
+    let lock = match db.server.name {
+        "postgres" => "BEGIN; LOCK TABLE t_resource_lock",
+        _ => "LOCK TABLES t_resource_lock WRITE",
+    };
+    DB::execute_on(&mut other, lock).await.unwrap();
+    let plan = tokio::time::timeout(Duration::from_secs(20), migration(&db).plan()).await.unwrap().unwrap();
+    assert!(plan.is_empty() && plan.notes().is_empty());
+    tokio::time::timeout(Duration::from_secs(20), rowlock::migrate(&db.pool)).await.unwrap().unwrap();
+    eventually("nothing waits", || async { waiting(&db).await == 0 }).await;
+}
+
+async fn another_schemas_tables_are_not_taken_away<DB: TestDatabase>(db: TestDb<DB>) {
+    let before = tables(&db).await;
+    let mut conn = db.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut conn, "CREATE SCHEMA nearer").await.unwrap();
+    let url = format!("{}{}options[search_path]=nearer,public", db.url, if db.url.contains('?') { "&" } else { "?" });
+    let both = pool::<DB>(&url, 2).await;
+    DB::execute_on(&mut conn, "CREATE TABLE nearer.t_resource_lock AS SELECT * FROM t_resource_lock").await.unwrap();
+    DB::execute_on(&mut conn, "CREATE TABLE nearer.t_resource_lock_queue AS SELECT * FROM t_resource_lock_queue")
+        .await
+        .unwrap();
+    let plan = Migration::new(both.clone()).plan_undo().await.unwrap();
+    assert!(statements(&plan).iter().all(|sql| !sql.contains("t_resource_schedule")), "{plan}");
+    Migration::new(both).undo().await.unwrap();
+    assert_eq!(tables(&db).await, before);
+    let left = "SELECT COUNT(*) FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid WHERE relnamespace = 'nearer'::regnamespace
+                AND relkind = 'r' AND attnum > 0 AND NOT attisdropped";
+    assert_eq!(db.number(left).await, Some(7));
+}
+
+async fn other_procedures_are_not_taken_away<DB: TestDatabase>(db: TestDb<DB>) {
+    rowlock::migrate_functions(&db.pool).await.unwrap();
+    db.execute("CREATE PROCEDURE rowlock_report() SELECT 1").await;
+    migration(&db).undo().await.unwrap();
+    let left = "SELECT COUNT(*) FROM information_schema.routines WHERE routine_schema = DATABASE()";
+    assert_eq!(db.number(left).await, Some(1));
+    db.execute("CALL rowlock_report()").await;
 }
 
 async fn a_table_without_row_locks_is_refused<DB: TestDatabase>(db: TestDb<DB>) {

@@ -2,10 +2,7 @@
 
 use std::time::SystemTime;
 
-use rowlock::{
-    Error, LeaseLock, ListOptions, Schedule, Schedules,
-    migration::{Functions, Migration},
-};
+use rowlock::{Error, LeaseLock, ListOptions, Schedule, Schedules, migration::Functions};
 use sqlx::Pool;
 
 use crate::{
@@ -15,9 +12,11 @@ use crate::{
         servers::{Notifications, Server},
     },
     exit::Failure,
+    migrate::described,
 };
 
-const MIGRATE: &str = "run `rowlock migrate` once, as a user that may create tables";
+const LOCKS: &str = "tables of locks";
+const MIGRATE: &str = "run `rowlock migrate` once, as a user that may create and alter tables";
 /// By how much, in microseconds, the clocks may differ unnoticed.
 const NEAR: i64 = 1_000_000;
 /// By how much, in microseconds, this machine's clock may be ahead for `run --cron`.
@@ -165,23 +164,27 @@ async fn place<DB: Server>(conn: &mut DB::Connection) -> Finding {
     }
 }
 
+fn unfit(error: Error) -> Finding {
+    let advice = "change the table as said, or let rowlock use a database or schema of its own";
+    Finding::problem(LOCKS, Failure::from(error).to_string(), advice)
+}
+
 /// Asks the library, which reads the shape of the table before it uses it.
 async fn locks<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
-    const CHECK: &str = "tables of locks";
     match LeaseLock::new(pool.clone()).list(&ListOptions::default().limit(1)).await {
-        Ok(_) => (Finding::good(CHECK, "t_resource_lock and t_resource_lock_queue are complete"), true),
+        Ok(_) => (Finding::good(LOCKS, "t_resource_lock and t_resource_lock_queue are complete"), true),
         Err(error @ (Error::TableMissing | Error::ColumnMissing { .. })) => {
-            (Finding::problem(CHECK, first_part(error), MIGRATE), false)
+            match described(pool.clone()).plan().await {
+                Err(error @ Error::TableUnfit { .. }) => (unfit(error), false),
+                _ => (Finding::problem(LOCKS, first_part(error), MIGRATE), false),
+            }
         }
-        Err(error @ Error::TableUnfit { .. }) => {
-            let advice = "change the table as said, or let rowlock use a database or schema of its own";
-            (Finding::problem(CHECK, Failure::from(error).to_string(), advice), false)
-        }
+        Err(error @ Error::TableUnfit { .. }) => (unfit(error), false),
         Err(error @ Error::Unsupported { .. }) => {
-            (Finding::problem(CHECK, Failure::from(error).to_string(), "use another database for the locks"), false)
+            (Finding::problem(LOCKS, Failure::from(error).to_string(), "use another database for the locks"), false)
         }
         // The rights tell more.
-        Err(error) => (Finding::problem(CHECK, Failure::from(error).to_string(), "see the rights below"), true),
+        Err(error) => (Finding::problem(LOCKS, Failure::from(error).to_string(), "see the rights below"), true),
     }
 }
 
@@ -199,7 +202,7 @@ async fn schedules<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
 async fn table<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
     const CHECK: &str = "functions";
     const MIGRATE: &str = "run `rowlock migrate --functions`, before programs that call them are replaced";
-    let migration = Migration::new(pool.clone());
+    let migration = described(pool.clone());
     let notes = migration.plan().await.map(|plan| plan.notes().to_vec()).unwrap_or_default();
     let mut findings: Vec<_> = notes
         .iter()
@@ -212,7 +215,9 @@ async fn table<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
         Ok(Functions::Incomplete(missing)) => {
             Some(Finding::problem(CHECK, format!("{} is missing", missing.join(", ")), MIGRATE))
         }
-        Ok(Functions::Older) => Some(Finding::problem(CHECK, "they are older than this program", MIGRATE)),
+        Ok(Functions::Older) => {
+            Some(Finding::problem(CHECK, "they are older than this program, or rowlock_version is missing", MIGRATE))
+        }
         Ok(Functions::Current) => Some(Finding::good(CHECK, "all exist, in this version or a newer one")),
         Ok(_) => None,
         Err(Error::Unsupported { .. }) => None,

@@ -33,6 +33,8 @@ async fn migrate_prints_what_it_does<DB: TestDatabase>(db: TestDb<DB>) {
     let refused = db.rowlock("migrate --undo --yes", &[]).await.with(75);
     assert!(refused.err.contains("key \"k\" is claimed by"), "{refused:?}");
     db.rowlock("release k --holder", &[claimed["holder"].as_str().unwrap()]).await.with(0);
+    let (note, to_undo) = to_undo.split_once('\n').unwrap();
+    assert!(note.starts_with("-- NOTE: these statements do not look for claims"), "{note}");
     assert_eq!(db.rowlock("migrate --undo --yes", &[]).await.with(0).out, to_undo);
     let planned = db.rowlock("migrate --dry-run", &[]).await.with(0).out;
     assert!(planned.contains("\n-- lock: ") && planned.contains("ALTER TABLE t_resource_lock"), "{planned}");
@@ -49,9 +51,13 @@ async fn local_time_of_other_programs_is_declared<DB: TestDatabase>(db: TestDb<D
     db.set("k", &format!("begin_time = {}", DB::ago(-8 * 3_600_000))).await;
     let noted = db.rowlock("migrate", &[]).await.with(0).out;
     assert!(noted.starts_with("-- NOTE: the begin_time of key \"k\" is in the future"), "{noted}");
-    let found = db.rowlock("doctor --json", &[]).await.with(0).json();
-    let check = found["checks"].as_array().unwrap().iter().find(|of| of["check"] == "times of other programs");
-    assert_eq!(check.unwrap()["result"], "note");
+    for (option, result) in
+        [("", Some("note")), ("--article-clients +07:00", Some("note")), ("--article-clients +08:00", None)]
+    {
+        let found = db.rowlock(&format!("doctor --json {option}"), &[]).await.with(0).json();
+        let check = found["checks"].as_array().unwrap().iter().find(|of| of["check"] == "times of other programs");
+        assert_eq!(check.and_then(|check| check["result"].as_str()), result, "{option}");
+    }
     let until = |refused: crate::program::Ended| refused.err.clone();
     let strict = until(db.rowlock("run k --min-interval 10m -- true", &[]).await.with(75));
     let aware = until(db.rowlock("run k --min-interval 10m --article-clients +08:00 -- true", &[]).await.with(75));
@@ -86,6 +92,12 @@ async fn functions_that_are_missing_or_old_are_named<DB: TestDatabase>(db: TestD
         assert!(functions().await.unwrap().starts_with(result));
         let migrated = db.rowlock("migrate --functions", &[]).await.with(0).out;
         assert_eq!(migrated.contains("rowlock_try_acquire"), version < 20_260_000, "a newer version is left alone");
+        if version > 20_260_000 {
+            db.execute(&format!("DROP {routine} rowlock_renew")).await;
+            assert_eq!(functions().await.unwrap(), "problem: rowlock_renew is missing");
+            db.rowlock("migrate --functions", &[]).await.with(0);
+            assert_eq!(functions().await.unwrap(), "problem: rowlock_renew is missing", "also without one of them");
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, Executor as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _};
 
 use crate::store::schema::{
-    Column, Freshness, Functions, Installed, MARKER, Part, Schema, SchemaStore, Step, TABLES, additions, creations,
-    unfit, without_end,
+    Column, Freshness, INSTANCES, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, alive, claimed,
+    creations, removal, unfit, until_locked, without_end,
 };
 use crate::store::{Form, Reply};
 
@@ -51,7 +51,7 @@ SELECT CONVERT(CONCAT('connection ', t.processlist_id, ' of user ', COALESCE(t.p
            t.processlist_time, ' s, last statement: ', COALESCE(LEFT(s.sql_text, 80), '?')) USING utf8mb4)
 FROM performance_schema.metadata_locks m JOIN performance_schema.threads t ON t.thread_id = m.owner_thread_id
 LEFT JOIN performance_schema.events_statements_current s ON s.thread_id = t.thread_id AND s.nesting_event_level = 0
-WHERE m.object_schema = DATABASE() AND m.object_name = 't_resource_lock' AND m.lock_status = 'GRANTED' AND t.processlist_id <> CONNECTION_ID()
+WHERE m.object_schema = DATABASE() AND LEFT(m.object_name, 11) = 't_resource_' AND m.lock_status = 'GRANTED' AND t.processlist_id <> CONNECTION_ID()
 ORDER BY t.processlist_time DESC LIMIT 1",
     "
 SELECT CONVERT(CONCAT('connection ', p.id, ' of user ', p.user, ', in a transaction since ', t.trx_started, ' (the oldest one), ',
@@ -80,20 +80,24 @@ SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type US
 FROM (SELECT VERSION() AS version) banner
 LEFT JOIN information_schema.columns ON table_schema = DATABASE() AND table_name = 't_resource_lock'";
 
+/// The last one is left behind by an installation that was refused.
 const INSTALLED: &str = "
 SELECT CONVERT(LOWER(routine_name) USING utf8mb4) FROM information_schema.routines
-WHERE routine_schema = DATABASE() AND routine_name LIKE 'rowlock\\_%'";
+WHERE routine_schema = DATABASE() AND routine_type = 'PROCEDURE' AND LOWER(routine_name) IN (
+    'rowlock_try_acquire', 'rowlock_unmatched', 'rowlock_renew', 'rowlock_release', 'rowlock_abandon', 'rowlock_confirm', 'rowlock_list',
+    'rowlock_version', 'rowlock_check')";
 
 const STANDING: &str = "
 SELECT CONVERT(key_resource USING utf8mb4), CONVERT(client_ip USING utf8mb4) FROM t_resource_lock
 WHERE lock_flag = 1 AND holder IS NOT NULL ORDER BY t_resource_lock.key_resource LIMIT 1";
 
 const AHEAD: &str = "
-SELECT CONVERT(key_resource USING utf8mb4) FROM t_resource_lock WHERE begin_time > UTC_TIMESTAMP(6) + INTERVAL 5 MINUTE LIMIT 1";
+SELECT CONVERT(key_resource USING utf8mb4) FROM t_resource_lock WHERE begin_time > UTC_TIMESTAMP(6) + INTERVAL 300 + ? SECOND LIMIT 1";
+
+const ALIVE: &str = "
+SELECT CONVERT(label USING utf8mb4) FROM t_resource_schedule_instance WHERE beat_at + INTERVAL lives MICROSECOND > UTC_TIMESTAMP(6) LIMIT 1";
 
 impl SchemaStore for MySql {
-    const ROUTINE: &'static str = "PROCEDURE";
-
     fn around(part: Part) -> (&'static str, &'static str) {
         match part {
             Part::Functions => ("DELIMITER //\n", "//\nDELIMITER ;\n"),
@@ -110,13 +114,13 @@ impl SchemaStore for MySql {
             schema.relations = row.try_get::<String, _>("relations")?.split(',').map(str::to_owned).collect();
             let is_mariadb = row.try_get::<i64, _>("mariadb")? == 1;
             schema.hides_columns = is_mariadb || version(&banner) >= (8, 0, 23);
-            // The server returns its version even without a table.
-            let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             if row.try_get::<i64, _>("autocommit")? == 0 {
                 schema.wrong = Some(
                     "the connection's autocommit is off, so that a claim would not be committed; switch it on".into(),
                 );
             }
+            // The server returns its version even without a table.
+            let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             schema.form = if is_mariadb { Form::NoWait } else { Form::Common };
             schema.freshness = match row.try_get::<i64, _>("member")? {
                 0 if is_mariadb => Freshness::SyncWait,
@@ -156,6 +160,10 @@ impl SchemaStore for MySql {
             Part::Locks => creations(LOCKS, exists),
             #[cfg(feature = "schedule")]
             Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
+            Part::Removal => {
+                let end = Step { sql: "UNLOCK TABLES".to_owned(), locks: "none" };
+                return removal(schema, true, "PROCEDURE", ("LOCK TABLES ", " WRITE, ", " WRITE"), Some(end));
+            }
             Part::Functions => vec![Step { sql: without_end(FUNCTIONS_FILE), locks: REPLACING }],
         };
         let added = additions(schema, &ADDED, "datetime(6)");
@@ -172,23 +180,22 @@ impl SchemaStore for MySql {
         if let [functions @ Step { locks: REPLACING, .. }] = steps {
             return replace(conn, functions).await;
         }
-        sqlx::raw_sql(LOCK_LIMIT).execute(&mut *conn).await?;
-        let mut changed = Ok(());
-        for step in steps {
-            changed = sqlx::raw_sql(AssertSqlSafe(step.sql.as_str())).execute(&mut *conn).await.map(drop);
-            if changed.as_ref().is_err_and(is_not_instant) {
-                tracing::warn!(
-                    "the server cannot add columns by a change of the definition alone: it copies the table, while clients go on"
-                );
-                let sql = step.sql.replace(AT_ONCE, ONLINE);
-                changed = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *conn).await.map(drop);
+        limited(conn, async |conn| {
+            for step in steps {
+                let changed = sqlx::raw_sql(AssertSqlSafe(step.sql.as_str())).execute(&mut *conn).await;
+                if changed.as_ref().is_err_and(is_not_instant) {
+                    tracing::warn!(
+                        "the server adds no columns to this table at once: it copies the table, while clients go on"
+                    );
+                    let sql = step.sql.replace(AT_ONCE, ONLINE);
+                    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *conn).await?;
+                } else {
+                    changed?;
+                }
             }
-            if changed.is_err() {
-                break;
-            }
-        }
-        let restored = sqlx::raw_sql(RESTORE).execute(conn).await;
-        changed.and(restored.map(drop))
+            Ok(())
+        })
+        .await
     }
 
     /// The server refuses to prepare the creation of a table that the user may not create. An
@@ -201,7 +208,8 @@ impl SchemaStore for MySql {
         }
         let alters = |step: &Step| step.sql.starts_with("ALTER TABLE");
         if steps.iter().any(alters) && !steps.iter().any(|step| step.sql.contains(" t_resource_lock (")) {
-            sqlx::raw_sql("ALTER TABLE t_resource_lock").execute(conn).await?;
+            limited(conn, async |conn| sqlx::raw_sql("ALTER TABLE t_resource_lock").execute(conn).await.map(drop))
+                .await?;
         }
         Ok(())
     }
@@ -215,17 +223,19 @@ impl SchemaStore for MySql {
         Ok(None)
     }
 
-    async fn ahead(conn: &mut MySqlConnection) -> Reply<Option<String>> {
-        sqlx::query_scalar(AHEAD).fetch_optional(conn).await
+    async fn ahead(conn: &mut MySqlConnection, offset: i64) -> Reply<Option<String>> {
+        limited(conn, async |conn| sqlx::query_scalar(AHEAD).bind(offset).fetch_optional(conn).await).await
     }
 
-    async fn remove(conn: &mut MySqlConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<(String, String)>> {
-        sqlx::raw_sql(LOCK_LIMIT).execute(&mut *conn).await?;
-        let removed = remove_locked(conn, schema, steps).await;
-        let unlocked = sqlx::raw_sql("UNLOCK TABLES").execute(&mut *conn).await;
-        let restored = sqlx::raw_sql(RESTORE).execute(conn).await;
+    /// Each statement commits. The tables stay locked in between, so that no claim comes before
+    /// the columns are gone.
+    async fn remove(conn: &mut MySqlConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<String>> {
+        let (lock, rest) = steps.split_at(until_locked(steps));
+        Self::alter(conn, lock).await?;
+        let removed = remove_unless_used(conn, schema, rest).await;
+        let unlocked = sqlx::raw_sql("UNLOCK TABLES").execute(conn).await;
         let standing = removed?;
-        unlocked.and(restored).map(|_| standing)
+        unlocked.map(|_| standing)
     }
 
     async fn functions(conn: &mut MySqlConnection) -> Reply<Option<Installed>> {
@@ -236,43 +246,44 @@ impl SchemaStore for MySql {
         };
         // The procedure may have been dropped since.
         let version = version.or_else(|error| if number(&error) == Some(1305) { Ok(None) } else { Err(error) })?;
-        Ok(Some(Installed { names, version }))
+        Ok(Some(Installed { routines: names.clone(), names, version }))
     }
 }
 
-/// Instances that start together replace the functions once, one after the other.
-async fn replace(conn: &mut MySqlConnection, functions: &Step) -> Reply<()> {
-    sqlx::raw_sql("DO GET_LOCK(CONCAT('rowlock ', LEFT(DATABASE(), 50)), 30)").execute(&mut *conn).await?;
-    let is_current = MySql::functions(conn).await?.is_some_and(|found| found.judge() == Functions::Current);
-    let replaced = match is_current {
-        true => Ok(()),
-        false => sqlx::raw_sql(AssertSqlSafe(functions.sql.as_str())).execute(&mut *conn).await.map(drop),
-    };
-    let unlocked = sqlx::raw_sql("DO RELEASE_LOCK(CONCAT('rowlock ', LEFT(DATABASE(), 50)))").execute(conn).await;
-    replaced.and(unlocked.map(drop))
-}
-
-/// Each statement commits. The tables stay locked in between, so that no claim comes before the
-/// columns are gone; procedures cannot be dropped then.
-async fn remove_locked(conn: &mut MySqlConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<(String, String)>> {
-    let standing = sqlx::query_as(STANDING).fetch_optional(&mut *conn).await?;
-    if standing.is_some() {
-        return Ok(standing);
+async fn remove_unless_used(conn: &mut MySqlConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<String>> {
+    let mut standing = None;
+    if schema.column("holder").is_some() {
+        standing = sqlx::query_as(STANDING).fetch_optional(&mut *conn).await?.map(claimed);
     }
-    let (routines, others): (Vec<_>, Vec<_>) = steps.iter().partition(|step| step.sql.starts_with("DROP PROCEDURE"));
-    for step in routines {
-        sqlx::raw_sql(AssertSqlSafe(step.sql.as_str())).execute(&mut *conn).await?;
+    if standing.is_none() && schema.has(INSTANCES) {
+        standing = sqlx::query_scalar(ALIVE).fetch_optional(&mut *conn).await?.map(alive);
     }
-    let tables = TABLES.into_iter().filter(|table| schema.has(table)).chain(["t_resource_lock"]);
-    let lock = format!("LOCK TABLES {} WRITE", tables.collect::<Vec<_>>().join(" WRITE, "));
-    sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *conn).await?;
-    let standing = sqlx::query_as(STANDING).fetch_optional(&mut *conn).await?;
     if standing.is_none() {
-        for step in others {
-            sqlx::raw_sql(AssertSqlSafe(step.sql.as_str())).execute(&mut *conn).await?;
-        }
+        MySql::alter(conn, steps).await?;
     }
     Ok(standing)
+}
+
+/// Executes statements that wait for a lock for a second at most.
+async fn limited<T>(conn: &mut MySqlConnection, send: impl AsyncFnOnce(&mut MySqlConnection) -> Reply<T>) -> Reply<T> {
+    sqlx::raw_sql(LOCK_LIMIT).execute(&mut *conn).await?;
+    let reply = send(conn).await;
+    let restored = sqlx::raw_sql(RESTORE).execute(conn).await;
+    let reply = reply?;
+    restored.map(|_| reply)
+}
+
+/// Instances that start together replace the functions once, one after the other. Some nodes of
+/// Galera have no such locks: there the functions may be replaced more than once.
+async fn replace(conn: &mut MySqlConnection, functions: &Step) -> Reply<()> {
+    let _ = sqlx::raw_sql("DO GET_LOCK(CONCAT('rowlock ', LEFT(DATABASE(), 50)), 30)").execute(&mut *conn).await;
+    let replaced = match MySql::functions(conn).await {
+        Ok(found) if found.as_ref().is_some_and(Installed::is_enough) => Ok(()),
+        Ok(_) => sqlx::raw_sql(AssertSqlSafe(functions.sql.as_str())).execute(&mut *conn).await.map(drop),
+        Err(error) => Err(error),
+    };
+    let _ = sqlx::raw_sql("DO RELEASE_LOCK(CONCAT('rowlock ', LEFT(DATABASE(), 50)))").execute(conn).await;
+    replaced
 }
 
 /// Returns whether the server refuses to change the definition alone: of this row format, after as
@@ -299,7 +310,9 @@ fn misfit(column: &str, data_type: &str, more: &str) -> Option<&'static str> {
     match column {
         // A TIMESTAMP cannot hold the epoch, and a time that changes with each update would make
         // every renewal a loss.
-        "begin_time" | "end_time" if data_type != "datetime" || !more.is_empty() => Some("DATETIME(6) NULL"),
+        "begin_time" | "end_time" if data_type != "datetime" || !more.is_empty() => {
+            Some("DATETIME(6) NULL, without ON UPDATE")
+        }
         "lock_flag" | "time" if !data_type.ends_with("int") => Some("INT"),
         _ => None,
     }
@@ -316,7 +329,7 @@ fn judge_key(schema: &mut Schema, column_type: &str, data_type: &str, collation:
         }
         _ => {
             schema.wrong = Some(format!(
-                "its column key_resource ({}) does not compare byte by byte; use VARBINARY(255)",
+                "its column key_resource ({}) does not compare byte by byte; use VARBINARY(255), or a collation such as utf8mb4_bin",
                 schema.key_type
             ));
         }

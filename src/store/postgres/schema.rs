@@ -4,8 +4,8 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, Row as _};
 
 use crate::store::Reply;
 use crate::store::schema::{
-    Column, FUNCTIONS, Freshness, Installed, MARKER, NO_KEY, Part, RELATIONS, Schema, SchemaStore, Step, additions,
-    creations, unfit, without_end,
+    Column, FUNCTIONS, Freshness, INSTANCES, Installed, MARKER, NO_KEY, Part, RELATIONS, Schema, SchemaStore, Step,
+    TABLES, additions, alive, claimed, creations, removal, unfit, until_locked, without_end,
 };
 
 const LOCKS: &str = include_str!("../../../migrations/postgres/20260101000000_rowlock.sql");
@@ -41,7 +41,7 @@ const BLOCKER: &str = r"
 SELECT format('process %s of user %s, %s, in a transaction since %s UTC, last statement: %s', a.pid, a.usename, a.state,
               date_trunc('seconds', a.xact_start AT TIME ZONE 'UTC'), left(regexp_replace(a.query, '\s+', ' ', 'g'), 80))
 FROM pg_locks l JOIN pg_stat_activity a USING (pid)
-WHERE l.granted AND l.pid <> pg_backend_pid() AND l.relation IN (to_regclass('t_resource_lock'), to_regclass('t_resource_lock_queue'))
+WHERE l.granted AND l.pid <> pg_backend_pid() AND l.relation IN (SELECT to_regclass(r) FROM unnest($1::text[]) AS r)
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ORDER BY a.xact_start LIMIT 1";
 
@@ -49,7 +49,9 @@ ORDER BY a.xact_start LIMIT 1";
 const SCHEMA: &str = "
 SELECT a.attname::text AS name, a.atttypmod - 4 AS width,
        format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull AND a.attname = 'end_time' THEN ' NOT NULL' ELSE '' END AS type,
-       coalesce(l.collisdeterministic, true) AS exact, s.zone, s.banner, s.relations,
+       coalesce(l.collisdeterministic, true) AS exact, s.zone, s.banner, s.relations, c.relkind IN ('r', 'p') AS is_table,
+       ARRAY(SELECT r FROM unnest(s.relations) AS r JOIN pg_class o ON o.oid = to_regclass(r)
+             WHERE o.relnamespace <> coalesce(c.relnamespace, to_regnamespace(s.first))) AS apart,
        nullif(coalesce(c.relnamespace::regnamespace::text, s.first), s.first) AS moved,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indimmediate
                  AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS is_key,
@@ -62,17 +64,20 @@ LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisd
 LEFT JOIN pg_collation l ON l.oid = a.attcollation";
 
 const INSTALLED: &str = "
-SELECT p.proname::text FROM pg_proc p WHERE p.proname = ANY ($1::text[]) AND p.pronamespace = coalesce(
+SELECT p.proname::text, p.oid::regprocedure::text FROM pg_proc p WHERE p.proname = ANY ($1::text[]) AND p.pronamespace = coalesce(
     (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('t_resource_lock')), to_regnamespace(quote_ident(current_schema())))";
 
 const STANDING: &str = "
 SELECT key_resource::text, client_ip::text FROM t_resource_lock WHERE lock_flag = 1 AND holder IS NOT NULL ORDER BY key_resource LIMIT 1";
 
-const AHEAD: &str = "
-SELECT key_resource::text FROM t_resource_lock WHERE begin_time > clock_timestamp() + interval '5 minutes' LIMIT 1";
+const ALIVE: &str = "
+SELECT label::text FROM t_resource_schedule_instance WHERE beat_at + lives * interval '1 microsecond' > clock_timestamp() LIMIT 1";
+
+/// The limits are those of the transaction which the texts are together.
+const AHEAD: &str = "SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '2s';
+SELECT key_resource::text FROM t_resource_lock WHERE begin_time > clock_timestamp() + interval '5 minutes'";
 
 impl SchemaStore for Postgres {
-    const ROUTINE: &'static str = "FUNCTION";
     const CHANGES_ATOMICALLY: bool = true;
 
     fn around(_: Part) -> (&'static str, &'static str) {
@@ -86,9 +91,13 @@ impl SchemaStore for Postgres {
         for row in rows {
             schema.judge_server(row.try_get("banner")?);
             (schema.relations, schema.place) = (row.try_get("relations")?, row.try_get("moved")?);
+            schema.apart = row.try_get("apart")?;
             let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             if schema.untried.is_none() {
                 schema.freshness = Freshness::Primary;
+            }
+            if !row.try_get::<bool, _>("is_table")? {
+                schema.wrong = Some("it is not a table; rowlock writes rows of its own there".to_owned());
             }
             let place: String = row.try_get("place")?;
             if let Some(queue) = row.try_get::<Option<String>, _>("queue_place")?.filter(|queue| *queue != place) {
@@ -125,6 +134,9 @@ impl SchemaStore for Postgres {
             Part::Locks => creations(LOCKS, exists),
             #[cfg(feature = "schedule")]
             Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
+            Part::Removal => {
+                return removal(schema, true, "FUNCTION", ("LOCK TABLE ", ", ", " IN ACCESS EXCLUSIVE MODE"), None);
+            }
             Part::Functions => vec![Step { sql: without_end(FUNCTIONS_FILE), locks: "none: callers go on" }],
         };
         let added = additions(schema, &ADDED, "timestamptz");
@@ -144,32 +156,42 @@ impl SchemaStore for Postgres {
     }
 
     async fn blocker(conn: &mut PgConnection) -> Reply<Option<String>> {
-        sqlx::query_scalar(BLOCKER).fetch_optional(conn).await
+        let tables: Vec<_> = TABLES.into_iter().chain(["t_resource_lock"]).collect();
+        sqlx::query_scalar(BLOCKER).bind(tables).fetch_optional(conn).await
     }
 
-    async fn ahead(conn: &mut PgConnection) -> Reply<Option<String>> {
-        sqlx::query_scalar(AHEAD).fetch_optional(conn).await
+    async fn ahead(conn: &mut PgConnection, offset: i64) -> Reply<Option<String>> {
+        let sql = format!("{AHEAD} + interval '{offset} seconds' LIMIT 1");
+        let row = sqlx::raw_sql(AssertSqlSafe(sql)).fetch_optional(conn).await?;
+        row.map(|row| row.try_get(0)).transpose()
     }
 
-    async fn remove(conn: &mut PgConnection, _: &Schema, steps: &[Step]) -> Reply<Option<(String, String)>> {
+    async fn remove(conn: &mut PgConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<String>> {
+        let (lock, rest) = steps.split_at(until_locked(steps));
         let mut tx = conn.begin().await?;
-        let lock = format!("{LOCK_LIMIT} LOCK TABLE t_resource_lock IN ACCESS EXCLUSIVE MODE");
-        sqlx::raw_sql(AssertSqlSafe(lock)).execute(&mut *tx).await?;
-        let standing = sqlx::query_as(STANDING).fetch_optional(&mut *tx).await?;
+        Self::alter(&mut tx, lock).await?;
+        let mut standing = None;
+        if schema.column("holder").is_some() {
+            standing = sqlx::query_as(STANDING).fetch_optional(&mut *tx).await?.map(claimed);
+        }
+        if standing.is_none() && schema.tables().any(|table| table == INSTANCES) {
+            standing = sqlx::query_scalar(ALIVE).fetch_optional(&mut *tx).await?.map(alive);
+        }
         if standing.is_none() {
-            Self::alter(&mut tx, steps).await?;
+            Self::alter(&mut tx, rest).await?;
         }
         tx.commit().await?;
         Ok(standing)
     }
 
     async fn functions(conn: &mut PgConnection) -> Reply<Option<Installed>> {
-        let names: Vec<String> = sqlx::query_scalar(INSTALLED).bind(&FUNCTIONS[..]).fetch_all(&mut *conn).await?;
+        let found: Vec<(String, String)> = sqlx::query_as(INSTALLED).bind(&FUNCTIONS[..]).fetch_all(&mut *conn).await?;
+        let (names, routines): (Vec<_>, Vec<_>) = found.into_iter().unzip();
         let version = match names.iter().any(|name| name == MARKER) {
             true => Some(sqlx::query_scalar("SELECT rowlock_version()::bigint").fetch_one(conn).await?),
             false => None,
         };
-        Ok(Some(Installed { names, version }))
+        Ok(Some(Installed { names, routines, version }))
     }
 }
 

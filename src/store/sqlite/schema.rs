@@ -2,7 +2,10 @@
 
 use sqlx::{AssertSqlSafe, Connection as _, Row as _, Sqlite, SqliteConnection};
 
-use crate::store::schema::{Column, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, creations, unfit};
+use crate::store::schema::{
+    Column, INSTANCES, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, alive, claimed, creations,
+    removal, unfit,
+};
 use crate::store::{Form, Reply};
 
 const LOCKS: &str = include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql");
@@ -55,12 +58,12 @@ SELECT key_resource, client_ip FROM t_resource_lock WHERE lock_flag = 1 AND hold
 /// Other programs keep their times as text.
 const AHEAD: &str = "
 SELECT key_resource FROM t_resource_lock
-WHERE CASE typeof(begin_time) WHEN 'text' THEN unixepoch(begin_time) ELSE begin_time / 1000000 END > unixepoch() + 300 LIMIT 1";
+WHERE CASE typeof(begin_time) WHEN 'text' THEN unixepoch(begin_time) ELSE begin_time / 1000000 END > unixepoch() + 300 + ?1 LIMIT 1";
+
+const ALIVE: &str = "
+SELECT label FROM t_resource_schedule_instance WHERE beat_at + lives > CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000 LIMIT 1";
 
 impl SchemaStore for Sqlite {
-    const ROUTINE: &'static str = "FUNCTION";
-    const ALTERS_TOGETHER: bool = false;
-
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
         let mut schema = Schema::empty();
         schema.refused = wide(conn).await?;
@@ -88,7 +91,7 @@ impl SchemaStore for Sqlite {
                 if !["TEXT", "CHAR"].iter().any(|text| schema.key_type.to_ascii_uppercase().contains(text)) {
                     schema.wrong = Some(format!("its column key_resource ({}) is not text; use TEXT", schema.key_type));
                 }
-                if definition.to_ascii_uppercase().contains("COLLATE") {
+                if definition.to_ascii_uppercase().replace("COLLATE BINARY", "").contains("COLLATE") {
                     schema.wrong = Some("its column key_resource has a COLLATE clause and may not compare byte by byte; use TEXT without one".into());
                 }
             }
@@ -98,8 +101,8 @@ impl SchemaStore for Sqlite {
         Ok(schema)
     }
 
-    fn around(_: Part) -> (&'static str, &'static str) {
-        ("", "")
+    fn around(part: Part) -> (&'static str, &'static str) {
+        if part == Part::Removal { ("BEGIN IMMEDIATE;\n", "COMMIT;\n") } else { ("", "") }
     }
 
     fn steps(schema: &Schema, part: Part) -> Vec<Step> {
@@ -109,6 +112,7 @@ impl SchemaStore for Sqlite {
             #[cfg(feature = "schedule")]
             Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
             Part::Functions => Vec::new(),
+            Part::Removal => return removal(schema, false, "", ("", "", ""), None),
         };
         if part == Part::Locks && !schema.columns.is_empty() {
             let added = additions(schema, &ADDED, "ANY").into_iter();
@@ -133,13 +137,19 @@ impl SchemaStore for Sqlite {
         Ok(None)
     }
 
-    async fn ahead(conn: &mut SqliteConnection) -> Reply<Option<String>> {
-        sqlx::query_scalar(AHEAD).fetch_optional(conn).await
+    async fn ahead(conn: &mut SqliteConnection, offset: i64) -> Reply<Option<String>> {
+        sqlx::query_scalar(AHEAD).bind(offset).fetch_optional(conn).await
     }
 
-    async fn remove(conn: &mut SqliteConnection, _: &Schema, steps: &[Step]) -> Reply<Option<(String, String)>> {
+    async fn remove(conn: &mut SqliteConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<String>> {
         let mut tx = conn.begin_with("BEGIN IMMEDIATE").await?;
-        let standing = sqlx::query_as(STANDING).fetch_optional(&mut *tx).await?;
+        let mut standing = None;
+        if schema.column("holder").is_some() {
+            standing = sqlx::query_as(STANDING).fetch_optional(&mut *tx).await?.map(claimed);
+        }
+        if standing.is_none() && schema.has(INSTANCES) {
+            standing = sqlx::query_scalar(ALIVE).fetch_optional(&mut *tx).await?.map(alive);
+        }
         if standing.is_none() {
             Self::alter(&mut tx, steps).await?;
         }
