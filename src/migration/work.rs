@@ -174,13 +174,12 @@ impl<DB: Database> Work<DB> {
 
     /// Locks do without the tables of schedules.
     fn denied(&self, failure: Failure, part: Part, done: &mut Plan) -> Result<(), Error> {
-        #[cfg(feature = "schedule")]
-        if part == Part::Schedules {
-            let note = format!("the tables of schedules do not exist, and could not be created: {failure}");
-            tracing::warn!("{note}");
-            done.notes.push(note);
-            return Ok(());
+        if matches!(part, Part::Locks | Part::Functions | Part::Removal) {
+            return Err(self.attempts.failed(failure, part));
         }
-        Err(self.attempts.failed(failure, part))
+        let note = format!("the tables of schedules do not exist, and could not be created: {failure}");
+        tracing::warn!("{note}");
+        done.notes.push(note);
+        Ok(())
     }
 }

@@ -211,6 +211,7 @@ impl Part {
 }
 
 /// Tables and indexes beside `t_resource_lock`.
+#[cfg(feature = "postgres")]
 pub const RELATIONS: [&str; 8] = [
     QUEUE,
     "t_resource_lock_queue_ticket",
@@ -336,6 +337,7 @@ pub fn alive(label: String) -> String {
 }
 
 /// Returns how many of the steps come before the tables are locked.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub fn until_locked(steps: &[Step]) -> usize {
     steps.iter().position(|step| step.sql.starts_with("LOCK TABLE")).map_or(0, |at| at + 1)
 }
