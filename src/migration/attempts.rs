@@ -67,9 +67,26 @@ impl Attempts {
         part: Part,
         connections: &Sessions<DB>,
     ) -> Result<(), Error> {
+        let was_sent = !matches!(failure, Failure::NoThreads(_) | Failure::NoConnection(_));
+        if failure.is_unanswered() || (was_sent && !DB::CHANGES_ATOMICALLY) {
+            self.changed(); // a part may be there
+        }
+        self.after_check::<DB>(failure, part, connections).await
+    }
+
+    /// Pauses after a check that failed, which changes nothing.
+    ///
+    /// # Errors
+    /// The error of the call, if there is no next attempt.
+    pub async fn after_check<DB: Database>(
+        &mut self,
+        failure: Failure,
+        part: Part,
+        connections: &Sessions<DB>,
+    ) -> Result<(), Error> {
         match failure.fault() {
             Fault::Contention => self.blocked(connections).await,
-            _ => self.again::<DB>(failure, part).await,
+            _ => self.again(failure, part).await,
         }
     }
 
@@ -77,11 +94,8 @@ impl Attempts {
     ///
     /// # Errors
     /// The error of the failure, if it was the tenth, or no connection was available.
-    async fn again<DB: Database>(&mut self, failure: Failure, part: Part) -> Result<(), Error> {
+    async fn again(&mut self, failure: Failure, part: Part) -> Result<(), Error> {
         let was_sent = !matches!(failure, Failure::NoThreads(_) | Failure::NoConnection(_));
-        if failure.is_unanswered() || (was_sent && !DB::CHANGES_ATOMICALLY) {
-            self.changed();
-        }
         if !was_sent || !self.looks_again().await {
             return Err(self.failed(failure, part));
         }
@@ -105,13 +119,10 @@ impl Attempts {
     /// # Errors
     /// [`Error::InUse`], if the time is over.
     async fn blocked<DB: Database>(&mut self, connections: &Sessions<DB>) -> Result<(), Error> {
-        if !DB::CHANGES_ATOMICALLY {
-            self.changed(); // a part may be there
-        }
         let limit = (Instant::now() + LOOK).min(self.limit);
         if let Ok(Some(by)) = connections.send(limit, async |conn| DB::blocker(conn).await).await {
             if self.blocker.is_none() {
-                tracing::warn!(by, "the table t_resource_lock is in use: waiting to complete it");
+                tracing::warn!(by, "the table t_resource_lock is in use: waiting to change it");
             }
             self.blocker = Some(by);
         }
@@ -130,11 +141,18 @@ impl Attempts {
 #[cfg(all(test, feature = "sqlite"))]
 mod tests {
     use super::*;
+    use crate::session::sessions::Purpose;
 
-    async fn outcome_after<DB: Database>(failures: impl IntoIterator<Item = Failure>) -> Certainty {
+    fn connections<DB: Database>(url: &str) -> Sessions<DB> {
+        let Ok(pool) = sqlx::Pool::connect_lazy(url) else { panic!("{url}") };
+        Sessions::new(pool, Purpose::Requests)
+    }
+
+    async fn outcome_after<DB: Database>(url: &str, failures: impl IntoIterator<Item = Failure>) -> Certainty {
         let mut attempts = Attempts::new();
+        let connections = connections::<DB>(url);
         for failure in failures {
-            match attempts.again::<DB>(failure, Part::Locks).await {
+            match attempts.after::<DB>(failure, Part::Locks, &connections).await {
                 Ok(()) => {}
                 Err(Error::NoConnection { action: Action::Migrate, outcome, .. }) => return outcome,
                 Err(error) => panic!("{error:?}"),
@@ -155,7 +173,7 @@ mod tests {
         let mut attempts = Attempts::new();
         let nothing = attempts.error(looked());
         assert!(matches!(nothing, Error::TimedOut { action: Action::Inspect, outcome: Certainty::NothingChanged, .. }));
-        attempts.again::<sqlx::Sqlite>(Failure::NoReply, Part::Locks).await.unwrap();
+        attempts.after(Failure::NoReply, Part::Locks, &connections::<sqlx::Sqlite>("sqlite::memory:")).await.unwrap();
         let unknown = attempts.error(looked());
         assert!(matches!(unknown, Error::TimedOut { action: Action::Migrate, outcome: Certainty::Unknown, .. }));
     }
@@ -164,9 +182,15 @@ mod tests {
     #[tokio::test]
     async fn an_attempt_that_may_have_done_a_part_is_not_forgotten() {
         let no_connection = || Failure::NoConnection(sqlx::Error::PoolTimedOut);
-        assert_eq!(outcome_after::<sqlx::Sqlite>([no_connection()]).await, Certainty::NothingChanged);
+        assert_eq!(
+            outcome_after::<sqlx::Sqlite>("sqlite::memory:", [no_connection()]).await,
+            Certainty::NothingChanged
+        );
         for sent in [Failure::NoReply, Failure::Undone] {
-            assert_eq!(outcome_after::<sqlx::Sqlite>([sent, no_connection()]).await, Certainty::Unknown);
+            assert_eq!(
+                outcome_after::<sqlx::Sqlite>("sqlite::memory:", [sent, no_connection()]).await,
+                Certainty::Unknown
+            );
         }
     }
 
@@ -175,9 +199,12 @@ mod tests {
     async fn an_attempt_that_was_undone_has_changed_nothing() {
         let no_connection = || Failure::NoConnection(sqlx::Error::PoolTimedOut);
         assert_eq!(
-            outcome_after::<sqlx::Postgres>([Failure::Undone, no_connection()]).await,
+            outcome_after::<sqlx::Postgres>("postgres://nowhere", [Failure::Undone, no_connection()]).await,
             Certainty::NothingChanged
         );
-        assert_eq!(outcome_after::<sqlx::Postgres>([Failure::NoReply, no_connection()]).await, Certainty::Unknown);
+        assert_eq!(
+            outcome_after::<sqlx::Postgres>("postgres://nowhere", [Failure::NoReply, no_connection()]).await,
+            Certainty::Unknown
+        );
     }
 }

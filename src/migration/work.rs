@@ -1,5 +1,7 @@
 //! One migration: what a database lacks, and how it is created.
 
+use std::time::Duration;
+
 use sqlx::Pool;
 
 use crate::{
@@ -22,6 +24,9 @@ use crate::{
     },
 };
 
+/// How long a removal may take once it has the lock: where a column is dropped by a copy, the table
+/// is copied.
+const REMOVAL: Duration = Duration::from_secs(600);
 const NO_FUNCTIONS: &str =
     "SQLite has no stored functions: use the crate, the program `rowlock` or the Python client there";
 const NOT_HIDDEN: &str = "this database has no INVISIBLE columns: statements of other programs that INSERT into \
@@ -85,11 +90,12 @@ impl<DB: Database> Work<DB> {
 
     /// Returns the statements that leave the article's table alone.
     pub async fn look_back(&self) -> Result<(Schema, Plan), Error> {
-        let mut schema = schema(&self.connections, self.attempts.limit, LIMIT, Part::Locks).await?;
+        let schema = schema(&self.connections, self.attempts.limit, LIMIT, Part::Locks).await;
+        let mut schema = schema.map_err(|error| self.attempts.error(error))?;
         if let Some(wrong) = schema.refused {
             return Err(Error::Unsupported { wrong });
         }
-        schema.routines = self.found_functions().await?.unwrap_or_default().routines;
+        schema.routines = self.found_functions(false).await?.unwrap_or_default().routines;
         let plan = Plan::of(DB::around(Part::Removal), DB::steps(&schema, Part::Removal));
         Ok((schema, plan))
     }
@@ -100,19 +106,25 @@ impl<DB: Database> Work<DB> {
         loop {
             let (schema, plan) = self.look_back().await?;
             let Some(PlannedPart { steps, .. }) = plan.parts.first() else { return Ok(done) };
+            let refused = |failure: &Failure| matches!(failure.fault(), Fault::Denied | Fault::ReadOnly);
             let limit = self.attempts.limit;
-            let removed = async |conn: &mut DB::Connection| {
-                DB::check_rights(conn, steps).await?;
-                DB::remove(conn, &schema, steps).await
-            };
-            match self.connections.send(limit, removed).await {
+            match self.connections.send(limit, async |conn| DB::check_rights(conn, steps).await).await {
+                Ok(()) => {}
+                Err(failure) if refused(&failure) => return Err(self.attempts.failed(failure, Part::Removal)),
+                Err(failure) => {
+                    self.attempts.after_check::<DB>(failure, Part::Removal, &self.connections).await?;
+                    continue;
+                }
+            }
+            let limit = Instant::now() + REMOVAL;
+            match self.connections.send(limit, async |conn| DB::remove(conn, &schema, steps).await).await {
                 Ok(None) => {
                     self.attempts.changed();
                     done.parts.extend(plan.parts);
                 }
                 Ok(Some(by)) => return Err(Error::StillUsed { by }),
-                Err(failure) if failure.fault() == Fault::Denied => {
-                    if self.look_back().await?.1 != plan {
+                Err(failure) if refused(&failure) => {
+                    if !self.look_back().await.is_ok_and(|(_, now)| now == plan) {
                         self.attempts.changed();
                     }
                     return Err(self.attempts.failed(failure, Part::Removal));
@@ -122,14 +134,15 @@ impl<DB: Database> Work<DB> {
         }
     }
 
-    async fn found_functions(&self) -> Result<Option<Installed>, Error> {
-        let found = self.connections.send_repeatedly(self.attempts.limit, async |conn| DB::functions(conn).await).await;
+    async fn found_functions(&self, with_version: bool) -> Result<Option<Installed>, Error> {
+        let found = async |conn: &mut DB::Connection| DB::functions(conn, with_version).await;
+        let found = self.connections.send_repeatedly(self.attempts.limit, found).await;
         found.map_err(|failure| self.attempts.failed(failure, Part::Functions))
     }
 
     /// Returns the functions that exist.
     pub async fn installed(&self) -> Result<Installed, Error> {
-        self.found_functions().await?.ok_or_else(|| Error::Unsupported { wrong: NO_FUNCTIONS.into() })
+        self.found_functions(true).await?.ok_or_else(|| Error::Unsupported { wrong: NO_FUNCTIONS.into() })
     }
 
     /// Creates what a part lacks, until nothing is missing.
@@ -157,7 +170,7 @@ impl<DB: Database> Work<DB> {
                 Ok(()) => {}
                 Err(failure) if denied(&failure) => return self.denied(failure, part, done),
                 Err(failure) => {
-                    self.attempts.after::<DB>(failure, part, &self.connections).await?;
+                    self.attempts.after_check::<DB>(failure, part, &self.connections).await?;
                     continue;
                 }
             }

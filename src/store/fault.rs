@@ -214,8 +214,8 @@ fn mysql_fault(error: &sqlx::mysql::MySqlDatabaseError) -> Fault {
         // 1290: `read_only` or `super_read_only`; 1792: a read-only transaction; 1836: a read-only
         // server
         1290 | 1792 | 1836 => Fault::ReadOnly,
-        // 1044: the database; 1045: the password; 1142, 1143: a table, a column
-        1044 | 1045 | 1142 | 1143 => Fault::Denied,
+        // 1044: the database; 1045: the password; 1142, 1143: a table, a column; 1370: a procedure
+        1044 | 1045 | 1142 | 1143 | 1370 => Fault::Denied,
         // 1040, 1203, 1226: too many connections, of all users or of this one; 1053: the server is
         // shut down; 1927, 3169, 4031: the session was ended; 1047: a Galera node outside its
         // cluster; 1180, 1317, 1969: an interrupted COMMIT; 1598: the binary log cannot be written,

@@ -85,6 +85,7 @@ impl KeyLimit {
 }
 
 pub const INSTANCES: &str = "t_resource_schedule_instance";
+pub const SCHEDULE: &str = "t_resource_schedule";
 const QUEUE: &str = "t_resource_lock_queue";
 
 /// The columns that every program on the table knows.
@@ -296,7 +297,8 @@ pub fn removal(
     end: Option<Step>,
 ) -> Vec<Step> {
     let (before, between, after) = lock;
-    let ours: Vec<_> = OURS.into_iter().filter(|name| schema.column(name).is_some()).collect();
+    let is_ours = |name: &&str| schema.column(name).is_some() && (schema.has_awaited || *name != "awaited");
+    let ours: Vec<_> = OURS.into_iter().filter(is_ours).collect();
     let mut steps: Vec<Step> = schema
         .place
         .iter()
@@ -307,7 +309,7 @@ pub fn removal(
         return Vec::new();
     }
     if !schema.columns.is_empty() && !before.is_empty() {
-        let tables = ["t_resource_lock"].into_iter().chain(schema.tables()).collect::<Vec<_>>().join(between);
+        let tables = schema.tables().chain(["t_resource_lock"]).collect::<Vec<_>>().join(between);
         steps.push(Step { sql: format!("{before}{tables}{after}"), locks: "exclusive, on these, up to the end" });
     }
     let dropped = |sql: String| Step { sql, locks: "exclusive, on what is dropped" };
@@ -329,6 +331,11 @@ pub fn removal(
 /// Says that a key is claimed.
 pub fn claimed((key, label): (String, String)) -> String {
     format!("key {key:?} is claimed by {label:?}; release it, by force if its holder is gone (`rowlock list --held`)")
+}
+
+/// Says that a run is under way.
+pub fn running((name, label): (String, String)) -> String {
+    format!("{label:?} runs {name:?}; stop it, or wait for the end of its lease")
 }
 
 /// Says that an instance is alive.
@@ -430,5 +437,8 @@ pub trait SchemaStore: Store {
     ) -> impl Future<Output = Reply<Option<String>>> + Send;
 
     /// Returns the lock's functions that exist here. `None` where the database has no functions.
-    fn functions(conn: &mut Self::Connection) -> impl Future<Output = Reply<Option<Installed>>> + Send;
+    fn functions(
+        conn: &mut Self::Connection,
+        with_version: bool,
+    ) -> impl Future<Output = Reply<Option<Installed>>> + Send;
 }

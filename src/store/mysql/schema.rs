@@ -4,8 +4,8 @@ use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, Executor as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _};
 
 use crate::store::schema::{
-    Column, Freshness, INSTANCES, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, alive, claimed,
-    creations, removal, unfit, until_locked, without_end,
+    Column, Freshness, INSTANCES, Installed, MARKER, Part, SCHEDULE, Schema, SchemaStore, Step, additions, alive,
+    claimed, creations, removal, running, unfit, until_locked, without_end,
 };
 use crate::store::{Form, Reply};
 
@@ -88,11 +88,14 @@ WHERE routine_schema = DATABASE() AND routine_type = 'PROCEDURE' AND LOWER(routi
     'rowlock_version', 'rowlock_check')";
 
 const STANDING: &str = "
-SELECT CONVERT(key_resource USING utf8mb4), CONVERT(client_ip USING utf8mb4) FROM t_resource_lock
-WHERE lock_flag = 1 AND holder IS NOT NULL ORDER BY t_resource_lock.key_resource LIMIT 1";
+SELECT CONVERT(key_resource USING utf8mb4), CONVERT(COALESCE(client_ip, '') USING utf8mb4) FROM t_resource_lock
+WHERE lock_flag = 1 AND holder IS NOT NULL AND claimed_at = begin_time AND end_time IS NULL ORDER BY t_resource_lock.key_resource LIMIT 1";
 
 const AHEAD: &str = "
 SELECT CONVERT(key_resource USING utf8mb4) FROM t_resource_lock WHERE begin_time > UTC_TIMESTAMP(6) + INTERVAL 300 + ? SECOND LIMIT 1";
+
+/// Until its lease ends, `due_at` is that end.
+const RUNNING: &str = "SELECT CONVERT(name USING utf8mb4), CONVERT(client_ip USING utf8mb4) FROM t_resource_schedule WHERE holder IS NOT NULL AND due_at > UTC_TIMESTAMP(6) LIMIT 1";
 
 const ALIVE: &str = "
 SELECT CONVERT(label USING utf8mb4) FROM t_resource_schedule_instance WHERE beat_at + INTERVAL lives MICROSECOND > UTC_TIMESTAMP(6) LIMIT 1";
@@ -202,6 +205,10 @@ impl SchemaStore for MySql {
     /// ALTER without a change needs the right, and waits for no transaction.
     async fn check_rights(conn: &mut MySqlConnection, steps: &[Step]) -> Reply<()> {
         for step in steps {
+            if let Some(name) = step.sql.strip_prefix("DROP PROCEDURE ") {
+                let same = format!("ALTER PROCEDURE {name} SQL SECURITY INVOKER");
+                limited(conn, async |conn| sqlx::raw_sql(AssertSqlSafe(same)).execute(conn).await.map(drop)).await?;
+            }
             if step.sql.starts_with("CREATE TABLE") {
                 conn.prepare(AssertSqlSafe(step.sql.clone()).into_sql_str()).await?;
             }
@@ -238,9 +245,9 @@ impl SchemaStore for MySql {
         unlocked.map(|_| standing)
     }
 
-    async fn functions(conn: &mut MySqlConnection) -> Reply<Option<Installed>> {
+    async fn functions(conn: &mut MySqlConnection, with_version: bool) -> Reply<Option<Installed>> {
         let names: Vec<String> = sqlx::query_scalar(INSTALLED).fetch_all(&mut *conn).await?;
-        let version = match names.iter().any(|name| name == MARKER) {
+        let version = match with_version && names.iter().any(|name| name == MARKER) {
             true => sqlx::query_scalar("CALL rowlock_version()").fetch_optional(conn).await,
             false => Ok(None),
         };
@@ -254,6 +261,9 @@ async fn remove_unless_used(conn: &mut MySqlConnection, schema: &Schema, steps: 
     let mut standing = None;
     if schema.column("holder").is_some() {
         standing = sqlx::query_as(STANDING).fetch_optional(&mut *conn).await?.map(claimed);
+    }
+    if standing.is_none() && schema.has(SCHEDULE) {
+        standing = sqlx::query_as(RUNNING).fetch_optional(&mut *conn).await?.map(running);
     }
     if standing.is_none() && schema.has(INSTANCES) {
         standing = sqlx::query_scalar(ALIVE).fetch_optional(&mut *conn).await?.map(alive);
@@ -277,7 +287,7 @@ async fn limited<T>(conn: &mut MySqlConnection, send: impl AsyncFnOnce(&mut MySq
 /// Galera have no such locks: there the functions may be replaced more than once.
 async fn replace(conn: &mut MySqlConnection, functions: &Step) -> Reply<()> {
     let _ = sqlx::raw_sql("DO GET_LOCK(CONCAT('rowlock ', LEFT(DATABASE(), 50)), 30)").execute(&mut *conn).await;
-    let replaced = match MySql::functions(conn).await {
+    let replaced = match MySql::functions(conn, true).await {
         Ok(found) if found.as_ref().is_some_and(Installed::is_enough) => Ok(()),
         Ok(_) => sqlx::raw_sql(AssertSqlSafe(functions.sql.as_str())).execute(&mut *conn).await.map(drop),
         Err(error) => Err(error),

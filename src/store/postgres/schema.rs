@@ -4,8 +4,8 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, Row as _};
 
 use crate::store::Reply;
 use crate::store::schema::{
-    Column, FUNCTIONS, Freshness, INSTANCES, Installed, MARKER, NO_KEY, Part, RELATIONS, Schema, SchemaStore, Step,
-    TABLES, additions, alive, claimed, creations, removal, unfit, until_locked, without_end,
+    Column, FUNCTIONS, Freshness, INSTANCES, Installed, MARKER, NO_KEY, Part, RELATIONS, SCHEDULE, Schema, SchemaStore,
+    Step, TABLES, additions, alive, claimed, creations, removal, running, unfit, until_locked, without_end,
 };
 
 const LOCKS: &str = include_str!("../../../migrations/postgres/20260101000000_rowlock.sql");
@@ -64,11 +64,14 @@ LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisd
 LEFT JOIN pg_collation l ON l.oid = a.attcollation";
 
 const INSTALLED: &str = "
-SELECT p.proname::text, p.oid::regprocedure::text FROM pg_proc p WHERE p.proname = ANY ($1::text[]) AND p.pronamespace = coalesce(
+SELECT p.proname::text, p.oid::regprocedure::text, substring(p.prosrc FROM '[0-9]+$')::bigint FROM pg_proc p WHERE p.proname = ANY ($1::text[]) AND p.pronamespace = coalesce(
     (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('t_resource_lock')), to_regnamespace(quote_ident(current_schema())))";
 
 const STANDING: &str = "
-SELECT key_resource::text, client_ip::text FROM t_resource_lock WHERE lock_flag = 1 AND holder IS NOT NULL ORDER BY key_resource LIMIT 1";
+SELECT key_resource::text, coalesce(client_ip::text, '') FROM t_resource_lock WHERE lock_flag = 1 AND holder IS NOT NULL AND claimed_at = begin_time AND end_time IS NULL ORDER BY key_resource LIMIT 1";
+
+/// Until its lease ends, `due_at` is that end.
+const RUNNING: &str = "SELECT name::text, client_ip::text FROM t_resource_schedule WHERE holder IS NOT NULL AND due_at > clock_timestamp() LIMIT 1";
 
 const ALIVE: &str = "
 SELECT label::text FROM t_resource_schedule_instance WHERE beat_at + lives * interval '1 microsecond' > clock_timestamp() LIMIT 1";
@@ -174,6 +177,9 @@ impl SchemaStore for Postgres {
         if schema.column("holder").is_some() {
             standing = sqlx::query_as(STANDING).fetch_optional(&mut *tx).await?.map(claimed);
         }
+        if standing.is_none() && schema.tables().any(|table| table == SCHEDULE) {
+            standing = sqlx::query_as(RUNNING).fetch_optional(&mut *tx).await?.map(running);
+        }
         if standing.is_none() && schema.tables().any(|table| table == INSTANCES) {
             standing = sqlx::query_scalar(ALIVE).fetch_optional(&mut *tx).await?.map(alive);
         }
@@ -184,14 +190,19 @@ impl SchemaStore for Postgres {
         Ok(standing)
     }
 
-    async fn functions(conn: &mut PgConnection) -> Reply<Option<Installed>> {
-        let found: Vec<(String, String)> = sqlx::query_as(INSTALLED).bind(&FUNCTIONS[..]).fetch_all(&mut *conn).await?;
-        let (names, routines): (Vec<_>, Vec<_>) = found.into_iter().unzip();
-        let version = match names.iter().any(|name| name == MARKER) {
-            true => Some(sqlx::query_scalar("SELECT rowlock_version()::bigint").fetch_one(conn).await?),
-            false => None,
-        };
-        Ok(Some(Installed { names, routines, version }))
+    /// The version is read, and not asked for: a function that is called runs as this user.
+    async fn functions(conn: &mut PgConnection, _: bool) -> Reply<Option<Installed>> {
+        let found: Vec<(String, String, Option<i64>)> =
+            sqlx::query_as(INSTALLED).bind(&FUNCTIONS[..]).fetch_all(conn).await?;
+        let mut installed = Installed::default();
+        for (name, routine, number) in found {
+            if name == MARKER {
+                installed.version = number;
+            }
+            installed.names.push(name);
+            installed.routines.push(routine);
+        }
+        Ok(Some(installed))
     }
 }
 

@@ -3,8 +3,8 @@
 use sqlx::{AssertSqlSafe, Connection as _, Row as _, Sqlite, SqliteConnection};
 
 use crate::store::schema::{
-    Column, INSTANCES, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, alive, claimed, creations,
-    removal, unfit,
+    Column, INSTANCES, Installed, NO_KEY, Part, SCHEDULE, Schema, SchemaStore, Step, additions, alive, claimed,
+    creations, removal, running, unfit,
 };
 use crate::store::{Form, Reply};
 
@@ -53,12 +53,15 @@ pub async fn wide(conn: &mut SqliteConnection) -> Reply<Option<String>> {
 }
 
 const STANDING: &str = "
-SELECT key_resource, client_ip FROM t_resource_lock WHERE lock_flag = 1 AND holder IS NOT NULL ORDER BY key_resource LIMIT 1";
+SELECT key_resource, coalesce(client_ip, '') FROM t_resource_lock WHERE lock_flag = 1 AND holder IS NOT NULL AND claimed_at = begin_time AND end_time IS NULL ORDER BY key_resource LIMIT 1";
 
 /// Other programs keep their times as text.
 const AHEAD: &str = "
 SELECT key_resource FROM t_resource_lock
 WHERE CASE typeof(begin_time) WHEN 'text' THEN unixepoch(begin_time) ELSE begin_time / 1000000 END > unixepoch() + 300 + ?1 LIMIT 1";
+
+/// Until its lease ends, `due_at` is that end.
+const RUNNING: &str = "SELECT name, client_ip FROM t_resource_schedule WHERE holder IS NOT NULL AND due_at > CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000 LIMIT 1";
 
 const ALIVE: &str = "
 SELECT label FROM t_resource_schedule_instance WHERE beat_at + lives > CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000 LIMIT 1";
@@ -147,6 +150,9 @@ impl SchemaStore for Sqlite {
         if schema.column("holder").is_some() {
             standing = sqlx::query_as(STANDING).fetch_optional(&mut *tx).await?.map(claimed);
         }
+        if standing.is_none() && schema.has(SCHEDULE) {
+            standing = sqlx::query_as(RUNNING).fetch_optional(&mut *tx).await?.map(running);
+        }
         if standing.is_none() && schema.has(INSTANCES) {
             standing = sqlx::query_scalar(ALIVE).fetch_optional(&mut *tx).await?.map(alive);
         }
@@ -157,7 +163,7 @@ impl SchemaStore for Sqlite {
         Ok(standing)
     }
 
-    async fn functions(_: &mut SqliteConnection) -> Reply<Option<Installed>> {
+    async fn functions(_: &mut SqliteConnection, _: bool) -> Reply<Option<Installed>> {
         Ok(None)
     }
 }
