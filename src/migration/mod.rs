@@ -232,8 +232,8 @@ impl<DB: Database> Migration<DB> {
     /// nothing is changed. Otherwise those of [`migrate`].
     ///
     /// # Cancel safety
-    /// If the future is dropped, everything is there, or gone, or (MySQL, MariaDB) gone in part. The
-    /// call can be repeated.
+    /// If the future is dropped, everything is there, or gone, or (MySQL, MariaDB) gone in part.
+    /// The call can be repeated.
     pub async fn undo(&self) -> Result<Plan, Error> {
         Work::new(&self.pool).remove().await
     }

@@ -329,17 +329,30 @@ pub fn removal(
 }
 
 /// Says that a key is claimed.
-pub fn claimed((key, label): (String, String)) -> String {
+fn claimed((key, label): (String, String)) -> String {
     format!("key {key:?} is claimed by {label:?}; release it, by force if its holder is gone (`rowlock list --held`)")
 }
 
+/// Returns the statements, of these for claims, runs and instances, whose tables exist. Each one
+/// finds one row that needs the tables: its name and its label.
+pub fn uses(schema: &Schema, sql: [&'static str; 3]) -> impl Iterator<Item = (&'static str, Says)> {
+    let has = |wanted: &str| schema.tables().any(|table| table == wanted);
+    // Without the column there are no claims.
+    let exist = [schema.column("holder").is_some(), has(SCHEDULE), has(INSTANCES)];
+    let says: [Says; 3] = [claimed, running, alive];
+    sql.into_iter().zip(says).zip(exist).filter_map(|(one, exists)| exists.then_some(one))
+}
+
+/// Says what uses the tables, and what to do about it.
+pub type Says = fn((String, String)) -> String;
+
 /// Says that a run is under way.
-pub fn running((name, label): (String, String)) -> String {
+fn running((name, label): (String, String)) -> String {
     format!("{label:?} runs {name:?}; stop it, or wait for the end of its lease")
 }
 
 /// Says that an instance is alive.
-pub fn alive(label: String) -> String {
+fn alive((_, label): (String, String)) -> String {
     format!("instance {label:?} runs schedules; stop it, or forget it if it is gone (`rowlock instances --forget`)")
 }
 

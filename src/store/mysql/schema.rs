@@ -4,8 +4,8 @@ use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, Executor as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _};
 
 use crate::store::schema::{
-    Column, Freshness, INSTANCES, Installed, MARKER, Part, SCHEDULE, Schema, SchemaStore, Step, additions, alive,
-    claimed, creations, removal, running, unfit, until_locked, without_end,
+    Column, Freshness, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, creations, removal, unfit,
+    until_locked, uses, without_end,
 };
 use crate::store::{Form, Reply};
 
@@ -98,7 +98,7 @@ SELECT CONVERT(key_resource USING utf8mb4) FROM t_resource_lock WHERE begin_time
 const RUNNING: &str = "SELECT CONVERT(name USING utf8mb4), CONVERT(client_ip USING utf8mb4) FROM t_resource_schedule WHERE holder IS NOT NULL AND due_at > UTC_TIMESTAMP(6) LIMIT 1";
 
 const ALIVE: &str = "
-SELECT CONVERT(label USING utf8mb4) FROM t_resource_schedule_instance WHERE beat_at + INTERVAL lives MICROSECOND > UTC_TIMESTAMP(6) LIMIT 1";
+SELECT '', CONVERT(label USING utf8mb4) FROM t_resource_schedule_instance WHERE beat_at + INTERVAL lives MICROSECOND > UTC_TIMESTAMP(6) LIMIT 1";
 
 impl SchemaStore for MySql {
     fn around(part: Part) -> (&'static str, &'static str) {
@@ -258,20 +258,12 @@ impl SchemaStore for MySql {
 }
 
 async fn remove_unless_used(conn: &mut MySqlConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<String>> {
-    let mut standing = None;
-    if schema.column("holder").is_some() {
-        standing = sqlx::query_as(STANDING).fetch_optional(&mut *conn).await?.map(claimed);
+    for (sql, says) in uses(schema, [STANDING, RUNNING, ALIVE]) {
+        if let Some(used) = sqlx::query_as(sql).fetch_optional(&mut *conn).await? {
+            return Ok(Some(says(used)));
+        }
     }
-    if standing.is_none() && schema.has(SCHEDULE) {
-        standing = sqlx::query_as(RUNNING).fetch_optional(&mut *conn).await?.map(running);
-    }
-    if standing.is_none() && schema.has(INSTANCES) {
-        standing = sqlx::query_scalar(ALIVE).fetch_optional(&mut *conn).await?.map(alive);
-    }
-    if standing.is_none() {
-        MySql::alter(conn, steps).await?;
-    }
-    Ok(standing)
+    MySql::alter(conn, steps).await.map(|()| None)
 }
 
 /// Executes statements that wait for a lock for a second at most.

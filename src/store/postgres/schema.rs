@@ -4,8 +4,8 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, Row as _};
 
 use crate::store::Reply;
 use crate::store::schema::{
-    Column, FUNCTIONS, Freshness, INSTANCES, Installed, MARKER, NO_KEY, Part, RELATIONS, SCHEDULE, Schema, SchemaStore,
-    Step, TABLES, additions, alive, claimed, creations, removal, running, unfit, until_locked, without_end,
+    Column, FUNCTIONS, Freshness, Installed, MARKER, NO_KEY, Part, RELATIONS, Schema, SchemaStore, Step, TABLES,
+    additions, creations, removal, unfit, until_locked, uses, without_end,
 };
 
 const LOCKS: &str = include_str!("../../../migrations/postgres/20260101000000_rowlock.sql");
@@ -74,7 +74,7 @@ SELECT key_resource::text, coalesce(client_ip::text, '') FROM t_resource_lock WH
 const RUNNING: &str = "SELECT name::text, client_ip::text FROM t_resource_schedule WHERE holder IS NOT NULL AND due_at > clock_timestamp() LIMIT 1";
 
 const ALIVE: &str = "
-SELECT label::text FROM t_resource_schedule_instance WHERE beat_at + lives * interval '1 microsecond' > clock_timestamp() LIMIT 1";
+SELECT '', label::text FROM t_resource_schedule_instance WHERE beat_at + lives * interval '1 microsecond' > clock_timestamp() LIMIT 1";
 
 /// The limits are those of the transaction which the texts are together.
 const AHEAD: &str = "SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '2s';
@@ -173,21 +173,13 @@ impl SchemaStore for Postgres {
         let (lock, rest) = steps.split_at(until_locked(steps));
         let mut tx = conn.begin().await?;
         Self::alter(&mut tx, lock).await?;
-        let mut standing = None;
-        if schema.column("holder").is_some() {
-            standing = sqlx::query_as(STANDING).fetch_optional(&mut *tx).await?.map(claimed);
+        for (sql, says) in uses(schema, [STANDING, RUNNING, ALIVE]) {
+            if let Some(used) = sqlx::query_as(sql).fetch_optional(&mut *tx).await? {
+                return tx.rollback().await.map(|()| Some(says(used)));
+            }
         }
-        if standing.is_none() && schema.tables().any(|table| table == SCHEDULE) {
-            standing = sqlx::query_as(RUNNING).fetch_optional(&mut *tx).await?.map(running);
-        }
-        if standing.is_none() && schema.tables().any(|table| table == INSTANCES) {
-            standing = sqlx::query_scalar(ALIVE).fetch_optional(&mut *tx).await?.map(alive);
-        }
-        if standing.is_none() {
-            Self::alter(&mut tx, rest).await?;
-        }
-        tx.commit().await?;
-        Ok(standing)
+        Self::alter(&mut tx, rest).await?;
+        tx.commit().await.map(|()| None)
     }
 
     /// The version is read, and not asked for: a function that is called runs as this user.

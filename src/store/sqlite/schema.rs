@@ -3,8 +3,7 @@
 use sqlx::{AssertSqlSafe, Connection as _, Row as _, Sqlite, SqliteConnection};
 
 use crate::store::schema::{
-    Column, INSTANCES, Installed, NO_KEY, Part, SCHEDULE, Schema, SchemaStore, Step, additions, alive, claimed,
-    creations, removal, running, unfit,
+    Column, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, creations, removal, unfit, uses,
 };
 use crate::store::{Form, Reply};
 
@@ -64,7 +63,7 @@ WHERE CASE typeof(begin_time) WHEN 'text' THEN unixepoch(begin_time) ELSE begin_
 const RUNNING: &str = "SELECT name, client_ip FROM t_resource_schedule WHERE holder IS NOT NULL AND due_at > CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000 LIMIT 1";
 
 const ALIVE: &str = "
-SELECT label FROM t_resource_schedule_instance WHERE beat_at + lives > CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000 LIMIT 1";
+SELECT '', label FROM t_resource_schedule_instance WHERE beat_at + lives > CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000 LIMIT 1";
 
 impl SchemaStore for Sqlite {
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
@@ -146,21 +145,13 @@ impl SchemaStore for Sqlite {
 
     async fn remove(conn: &mut SqliteConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<String>> {
         let mut tx = conn.begin_with("BEGIN IMMEDIATE").await?;
-        let mut standing = None;
-        if schema.column("holder").is_some() {
-            standing = sqlx::query_as(STANDING).fetch_optional(&mut *tx).await?.map(claimed);
+        for (sql, says) in uses(schema, [STANDING, RUNNING, ALIVE]) {
+            if let Some(used) = sqlx::query_as(sql).fetch_optional(&mut *tx).await? {
+                return tx.rollback().await.map(|()| Some(says(used)));
+            }
         }
-        if standing.is_none() && schema.has(SCHEDULE) {
-            standing = sqlx::query_as(RUNNING).fetch_optional(&mut *tx).await?.map(running);
-        }
-        if standing.is_none() && schema.has(INSTANCES) {
-            standing = sqlx::query_scalar(ALIVE).fetch_optional(&mut *tx).await?.map(alive);
-        }
-        if standing.is_none() {
-            Self::alter(&mut tx, steps).await?;
-        }
-        tx.commit().await?;
-        Ok(standing)
+        Self::alter(&mut tx, steps).await?;
+        tx.commit().await.map(|()| None)
     }
 
     async fn functions(_: &mut SqliteConnection, _: bool) -> Reply<Option<Installed>> {
