@@ -13,6 +13,7 @@ mod operator;
 mod out;
 mod process;
 mod schedule;
+mod secrets;
 #[cfg(feature = "ui")]
 mod ui;
 mod writer;
@@ -121,7 +122,9 @@ async fn dispatch(arguments: Arguments) -> Result<u8, Failure> {
 
 fn choose_source(source: &SourceArguments) -> Result<Source, Failure> {
     rowlock::accept_any_server(source.any_server);
-    Source::choose(source)
+    let source = Source::choose(source)?;
+    secrets::keep(&source.url);
+    Ok(source)
 }
 
 /// `front`: the process that stands before this one on a terminal.

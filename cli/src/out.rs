@@ -17,6 +17,7 @@ use serde_json::Value;
 use crate::{
     exit::{Failure, IO, OK, SIGNAL},
     process::descendants,
+    secrets::masked,
     writer::Writer,
 };
 
@@ -59,9 +60,18 @@ pub async fn say_json_aside(value: Value) -> Result<(), Failure> {
 
 /// Writes an error to stderr. If stderr cannot be written, the work continues.
 pub fn print_error(text: impl Display) {
-    let line = format!("rowlock: {}\n", printable(&text.to_string()));
+    let line = format!("rowlock: {}\n", printable(&masked(&text.to_string())));
     // The line is written in one call, since the command writes to the same stderr.
     STDERR.write(line.as_bytes());
+}
+
+/// What a notice begins with.
+pub const NOTICE: &str = "\u{1e}";
+
+/// Writes what the process above a command has done. `rowlock cron` tells it by its first character
+/// from what the command writes to the same stderr.
+pub fn print_notice(text: impl Display) {
+    STDERR.write(format!("{NOTICE}rowlock: {}\n", printable(&text.to_string())).as_bytes());
 }
 
 /// Writes why nothing was run. If that counts as success, cron would mail a line for each tick of

@@ -1,6 +1,6 @@
 //! The arguments of the commands that claim keys.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, time::Duration};
 
 use clap::{Args, ValueEnum};
 use rowlock::{Database, Error, Key, LeaseLock, Rules};
@@ -13,16 +13,6 @@ use crate::{
     database,
     exit::{OK, REFUSED},
 };
-
-#[derive(Debug, Args)]
-pub struct Stub {
-    pub parent: i32,
-    /// The parent's descriptor of a pipe, for why the command did not begin
-    pub report: i32,
-    pub program: PathBuf,
-    #[arg(last = true, required = true)]
-    pub command: Vec<OsString>,
-}
 
 /// How a key is taken.
 #[derive(Debug, Args)]

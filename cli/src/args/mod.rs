@@ -2,6 +2,7 @@
 
 pub mod claims;
 pub mod keys;
+pub mod process;
 pub mod schedules;
 pub mod source;
 #[cfg(feature = "ui")]
@@ -15,9 +16,10 @@ use clap_complete::Shell;
 use rowlock::Schedule;
 
 use crate::args::{
-    claims::{Acquire, Hold, Lead, Leader, Run, Stub},
+    claims::{Acquire, Hold, Lead, Leader, Run},
     keys::{List, MinInterval, Release, Renew, Show, Watch},
-    schedules::{Cron, Instances, Named, Next, Removed, Runs, Schedules, Supervise, Trigger},
+    process::{Stub, Supervise},
+    schedules::{Cron, Instances, Named, Next, Removed, Runs, Schedules, Trigger},
     source::{Doctor, Migrate, SourceArguments},
     values::duration,
 };
@@ -40,7 +42,8 @@ zone = \"Europe/Berlin\"                        # default: UTC
 command = [\"/opt/app/report\", \"--full\"]       # no shell reads it
 retry = 3                                      # default: 0
 timeout = \"2h\"                                 # default: none
-# Further keys: catch_up, max, grace, backoff, lease, timeout, exclusive_with, renamed_from, removed";
+# Further keys: catch_up, max, grace, backoff, lease, jitter, env, path, cwd, user, umask, database_url, on_success,
+# on_failure, enabled, exclusive_with, renamed_from, removed. [defaults] has those of all jobs.";
 
 /// Scheduled jobs and locks in the SQL database that an application already has: PostgreSQL, MySQL,
 /// MariaDB or SQLite.
@@ -59,7 +62,6 @@ pub struct Arguments {
     pub action: Action,
 }
 
-#[expect(clippy::large_enum_variant, reason = "a process has one value of it")]
 #[derive(Debug, Subcommand)]
 pub enum Action {
     #[command(flatten)]

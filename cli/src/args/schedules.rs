@@ -1,6 +1,6 @@
 //! The arguments of the commands for schedules.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
@@ -13,19 +13,22 @@ use crate::args::values::{duration, instant, key};
 pub struct Cron {
     /// The jobs, in TOML; SIGHUP reads it anew
     pub file: PathBuf,
-    /// How long runs may go on after SIGTERM or SIGINT, and how long a command that is to stop may
-    /// take before it is killed
+    /// How long a command that is to stop may take before it is killed
     #[arg(long, value_name = "D", default_value = "20s", value_parser = duration)]
     pub grace: Duration,
+    /// How long runs may go on after SIGTERM or SIGINT; a second signal ends it [default: as
+    /// --grace]
+    #[arg(long, value_name = "D", value_parser = duration)]
+    pub drain: Option<Duration>,
     /// The name of this instance that operators see [default: host/process id]
     #[arg(long, value_name = "TEXT")]
     pub label: Option<String>,
     /// The version or the commit of what this instance runs, for operators
     #[arg(long, value_name = "TEXT")]
     pub build: Option<String>,
-    /// How many commands this machine runs at the same time
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub max_runs: u32,
+    /// How many commands this machine runs at the same time [default: max_runs in the file, or 32]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub max_runs: Option<u32>,
     /// Read the file, print every error in it, and end; exit with 2 if there is one
     #[arg(long)]
     pub check: bool,
@@ -173,17 +176,4 @@ pub struct Instances {
     /// alive announces itself again
     #[arg(long, value_name = "ID", conflicts_with = "json")]
     pub forget: Option<Uuid>,
-}
-
-#[derive(Debug, Args)]
-pub struct Supervise {
-    pub parent: i32,
-    /// The job, for those who list processes. Any text can follow the sign, also `--help`.
-    #[arg(long, require_equals = true)]
-    pub job: String,
-    /// How long the command may take to stop
-    #[arg(value_parser = duration)]
-    pub grace: Duration,
-    #[arg(last = true, required = true)]
-    pub command: Vec<OsString>,
 }

@@ -46,6 +46,16 @@ pub fn within(time: Duration, possible: RangeInclusive<Duration>, why: &str) -> 
     possible.contains(&time).then_some(time).ok_or_else(|| why.to_owned())
 }
 
+/// How many commands a machine may run at the same time.
+pub const MAX_RUNS: RangeInclusive<u32> = 1..=10_000;
+
+/// The permissions that new files do not have, as octal digits.
+pub fn umask(text: &str) -> Result<u32, String> {
+    let digits = (1..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+    let mask = digits.then(|| u32::from_str_radix(text, 8).ok()).flatten().filter(|mask| *mask <= 0o777);
+    mask.ok_or_else(|| "it has to be octal digits in quotes, like \"027\"".to_owned())
+}
+
 /// How long to wait for a key.
 pub fn wait(text: &str) -> Result<Duration, String> {
     if text == "forever" { Ok(Duration::MAX) } else { duration(text) }

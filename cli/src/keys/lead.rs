@@ -8,7 +8,10 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use crate::{
-    args::claims::{Lead, Leader, RuleSet},
+    args::{
+        claims::{Lead, Leader, RuleSet},
+        process::Beginning,
+    },
     exit::{self, Failure},
     format::{clock, precise},
     keys::{
@@ -48,7 +51,13 @@ pub async fn lead<DB: Database>(lock: LeaseLock<DB>, lead: Lead, front: Option<P
         if !lease.is_held() {
             continue;
         }
-        let work = match Work::start(program.clone(), &lead.command, &environment(lease.claim()), front) {
+        let work = match Work::start(
+            program.clone(),
+            &lead.command,
+            &environment(lease.claim()),
+            &Beginning::default(),
+            front,
+        ) {
             Ok(work) => work,
             Err(failure) => return Err(job.put_back(&lock, lease, &mut stop, failure).await),
         };

@@ -12,7 +12,10 @@ use rustix::process::Pid;
 use serde_json::Value;
 
 use crate::{
-    args::claims::{RuleSet, Run},
+    args::{
+        claims::{RuleSet, Run},
+        process::Beginning,
+    },
     exit::{self, Failure},
     keys::waiting::{Wait, Waited},
     out,
@@ -84,7 +87,7 @@ impl<DB: Database> Begun<'_, DB> {
             return Err(lost_before(job.key));
         }
         let started = Instant::now();
-        let work = match Work::start(program, words, environment, front) {
+        let work = match Work::start(program, words, environment, &Beginning::default(), front) {
             Ok(work) => work,
             Err(failure) => return Err(job.put_back(lock, lease, stop, failure).await),
         };

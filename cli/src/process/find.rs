@@ -10,16 +10,22 @@ use std::{
 
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 
+/// Looks for the command along the `PATH` of this process, from its folder.
 pub fn find(command: &[impl AsRef<OsStr>]) -> Result<PathBuf, Failure> {
+    find_in(command, std::env::var_os("PATH").as_deref(), Path::new("."))
+}
+
+pub fn find_in(command: &[impl AsRef<OsStr>], path: Option<&OsStr>, folder: &Path) -> Result<PathBuf, Failure> {
     let name = command.first().map(AsRef::as_ref).unwrap_or_default();
-    let program = which::which(name).map_err(|_| {
-        let there = name.as_encoded_bytes().contains(&b'/') && Path::new(name).exists();
+    let which = |name: &OsStr| which::which_in(name, path, std::path::absolute(folder).unwrap_or_default());
+    let program = which(name).map_err(|_| {
+        let there = name.as_encoded_bytes().contains(&b'/') && folder.join(name).exists();
         let (code, why) = if there { (NOT_EXECUTABLE, "cannot be run") } else { (NOT_FOUND, "command not found") };
         Failure::new(code, format_args!("{}: {why}", name.display()))
     })?;
     match interpreter(&program) {
-        // An interpreter path without a slash is resolved in the current directory, not along PATH.
-        Some(interpreter) if which::which(Path::new(".").join(&interpreter)).is_err() => Err(Failure::new(
+        // An interpreter path without a slash is resolved in the command's folder, not along PATH.
+        Some(interpreter) if which(Path::new(".").join(&interpreter).as_os_str()).is_err() => Err(Failure::new(
             NOT_EXECUTABLE,
             format_args!("{}: its interpreter {} cannot be run", name.display(), interpreter.display()),
         )),

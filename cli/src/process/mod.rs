@@ -8,4 +8,5 @@ pub mod orphans;
 pub mod parent;
 pub mod signals;
 pub mod stub;
+pub mod surroundings;
 pub mod work;

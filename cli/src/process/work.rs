@@ -20,6 +20,7 @@ use tokio::{
 };
 
 use crate::{
+    args::process::Beginning,
     exit::{self, Failure},
     out,
     process::{
@@ -109,6 +110,7 @@ impl Work {
         program: PathBuf,
         words: &[OsString],
         environment: &[(&str, String)],
+        beginning: &Beginning,
         front: Option<Pid>,
     ) -> Result<Self, Failure> {
         let cannot = |error: std::io::Error| {
@@ -124,6 +126,7 @@ impl Work {
             .arg(std::process::id().to_string())
             .arg(report.1.as_raw_fd().to_string())
             .arg(program)
+            .args(beginning.words())
             .arg("--")
             .args(words)
             .envs(environment.iter().map(|(name, value)| (name, value)));
@@ -340,10 +343,12 @@ async fn continue_when_orphaned(front: Process, group: Pid) {
     }
 }
 
-/// Says what happened to a command. The key is empty if each line of the program has it already.
+/// Says what happened to a command. The key is empty below `rowlock cron`, which adds the job's.
 fn say(key: &str, what: fmt::Arguments<'_>) {
-    let colon = if key.is_empty() { "" } else { ": " };
-    out::print_error(format_args!("{key}{colon}{what}"));
+    match key {
+        "" => out::print_notice(what),
+        key => out::print_error(format_args!("{key}: {what}")),
+    }
 }
 
 /// Waits until the time of a command is over, and returns how long it was.

@@ -21,15 +21,21 @@ use crate::{
         signals::{listen, received},
     },
     schedule::{
+        command,
         file::{self, Jobs},
-        job::{self, Shared},
+        job::{self, Phase, Shared},
     },
 };
 
-/// How long the database has to take back the runs whose commands were stopped.
-const HAND_BACK: Duration = Duration::from_secs(10);
+/// How long the database has to record how the last commands ended, and then to take back the other
+/// runs.
+const DATABASE: Duration = Duration::from_secs(10);
 /// The pause before the file is read again if the database failed.
 const AGAIN: Duration = Duration::from_secs(5);
+/// The pause before another look for commands that this machine cannot run.
+const LOOK: Duration = Duration::from_secs(60);
+/// How many commands run at the same time, unless the arguments or the file say so.
+const MAX_RUNS: u32 = 32;
 
 /// Opens the database, and waits until that is possible. An error that does not pass by itself is
 /// returned, as is one of the file.
@@ -68,44 +74,65 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
         jobs = read(&cron.file) => jobs?,
         () = signals.stop.received() => return Ok(exit::OK),
     };
-    let (stop, stopped) = watch::channel(false);
+    let (phase, phases) = watch::channel(Phase::Runs);
     let (commands, no_commands) = mpsc::channel(1);
     let (works, no_works) = mpsc::channel(1);
-    let runs = Arc::new(Semaphore::new(cron.max_runs as usize));
-    let shared = Shared { grace: cron.grace, runs, stop: stopped, commands: commands.downgrade() };
-    let (running, ending) = (None, JoinSet::new());
-    let (label, build, max_runs) = (cron.label.clone(), cron.build.clone(), cron.max_runs);
-    let mut instance = Instance { pool, label, build, max_runs, shared, works, running, ending };
+    let runs = Arc::new(Semaphore::new(0));
+    let shared = Shared { grace: cron.grace, runs, phase: phases, commands: commands.downgrade() };
+    let mut instance = Instance {
+        pool,
+        label: cron.label.clone(),
+        build: cron.build.clone(),
+        max_runs: cron.max_runs,
+        places: 0,
+        shared,
+        works,
+        jobs: Jobs::default(),
+        running: None,
+        ending: JoinSet::new(),
+    };
     tokio::select! {
-        started = until_it_passes(async || instance.start(&cron.file, jobs.clone()).await) => started?,
+        started = until_it_passes(async || instance.start(jobs.clone()).await) => started?,
         () = signals.stop.received() => return Ok(exit::OK),
     }
     if signals.hang_up.is_none() {
         out::print_error("SIGHUP is ignored, as nohup does: the file is not read again");
     }
-    let mut again: Option<Instant> = None;
-    let mut reading: JoinSet<Result<Jobs, Failure>> = JoinSet::new();
+    let (mut again, mut look) = (None, instance.looks_again_at());
+    // `None`: nothing has changed.
+    let mut reading: JoinSet<Option<Result<Jobs, Failure>>> = JoinSet::new();
     loop {
         tokio::select! {
             () = signals.stop.received() => break,
             () = received(&mut signals.hang_up) => {
                 // What is read later is newer.
                 (reading, again) = (JoinSet::new(), None);
-                reading.spawn(read(&cron.file));
+                let read = read(&cron.file);
+                reading.spawn(async { Some(read.await) });
             }
             () = until(again) => {
                 again = None;
-                reading.spawn(read(&cron.file));
+                let read = read(&cron.file);
+                reading.spawn(async { Some(read.await) });
             }
-            Some(Ok(jobs)) = reading.join_next() => tokio::select! {
-                failed = instance.replace(&cron.file, jobs) => again = failed.then(|| Instant::now() + AGAIN),
-                () = signals.stop.received() => break,
-            },
-            () = received(&mut signals.children) => job::reap_orphans(),
+            () = until(look) => {
+                look = None;
+                reading.spawn(look_again(instance.jobs.clone()));
+            }
+            Some(Ok(jobs)) = reading.join_next() => {
+                if let Some(jobs) = jobs {
+                    tokio::select! {
+                        failed = instance.replace(jobs) => again = failed.then(|| Instant::now() + AGAIN),
+                        () = signals.stop.received() => break,
+                    }
+                }
+                look = instance.looks_again_at();
+            }
+            () = received(&mut signals.children) => command::reap_orphans(),
             Some(_) = instance.ending.join_next() => {}
         }
     }
-    let end = End { stop, commands, no_commands, no_works, grace: cron.grace };
+    let end = End { phase, commands, no_commands, no_works, drain: cron.drain.unwrap_or(cron.grace) };
     end.end(instance, signals.stop).await;
     Ok(exit::OK)
 }
@@ -126,6 +153,17 @@ fn read(file: &Path) -> impl Future<Output = Result<Jobs, Failure>> + use<> {
         let jobs = spawn_blocking(move || file::read(&file)).await;
         jobs.unwrap_or_else(|error| Err(Failure::new(exit::USAGE, format_args!("the file was not read: {error}"))))
     }
+}
+
+/// Looks for the commands of jobs once more. Returns the jobs if this machine can run others now.
+async fn look_again(jobs: Jobs) -> Option<Result<Jobs, Failure>> {
+    let mut now = jobs.clone();
+    let now = spawn_blocking(move || {
+        now.look_for_commands();
+        now
+    });
+    let now = now.await.ok()?;
+    now.unable().ne(jobs.unable()).then_some(Ok(now))
 }
 
 /// The signals of `rowlock cron`.
@@ -166,11 +204,16 @@ struct Instance<DB: Database> {
     pool: Pool<DB>,
     label: Option<String>,
     build: Option<String>,
-    max_runs: u32,
+    /// The arguments' number of commands at the same time, which goes before that of the file.
+    max_runs: Option<u32>,
+    /// The number that is in effect.
+    places: u32,
     shared: Shared,
     /// The works of all jobs have a clone, so that the channel closes when no instance of the
     /// library is left.
     works: mpsc::Sender<()>,
+    /// The file whose jobs run.
+    jobs: Jobs,
     running: Option<Running>,
     /// The jobs of earlier files, whose runs end.
     ending: JoinSet<()>,
@@ -182,17 +225,43 @@ impl<DB: Database> Instance<DB> {
     /// Those of before leave when the new ones are there: they see then which jobs have gone from
     /// the file, and nothing stops if the new ones cannot start. Other times of a job apply at the
     /// next beat.
-    async fn start(&mut self, file: &Path, jobs: Jobs) -> Result<(), Failure> {
-        let number = jobs.number();
-        let started = self.schedules(jobs)?.start().await?;
+    async fn start(&mut self, jobs: Jobs) -> Result<(), Failure> {
+        self.have_places(self.max_runs.or(jobs.max_runs).unwrap_or(MAX_RUNS));
+        let started = self.schedules(&jobs)?.start().await?;
         self.let_end();
         self.running = Some(started);
-        out::print_error(format_args!("{}: {number}", file.display()));
+        out::print_error(&jobs);
+        for why in jobs.unable() {
+            out::print_error(format_args!("{why}; the job is left to other machines, and looked at every {LOOK:?}"));
+        }
+        self.jobs = jobs;
         Ok(())
     }
 
-    fn schedules(&self, jobs: Jobs) -> Result<Schedules<DB>, Failure> {
-        let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(self.max_runs)?;
+    /// Returns when the commands are looked for again that this machine cannot run.
+    fn looks_again_at(&self) -> Option<Instant> {
+        self.jobs.unable().next().map(|_| Instant::now() + LOOK)
+    }
+
+    /// Lets this many commands run at the same time. Runs that are under way go on.
+    fn have_places(&mut self, places: u32) {
+        let runs = self.shared.runs.clone();
+        match places.checked_sub(self.places) {
+            Some(more) => runs.add_permits(more as usize),
+            None => {
+                let fewer = self.places - places;
+                tokio::spawn(async move {
+                    if let Ok(permits) = runs.acquire_many_owned(fewer).await {
+                        permits.forget();
+                    }
+                });
+            }
+        }
+        self.places = places;
+    }
+
+    fn schedules(&self, jobs: &Jobs) -> Result<Schedules<DB>, Failure> {
+        let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(self.places)?;
         if let Some(label) = &self.label {
             schedules = schedules.label(label)?;
         }
@@ -205,8 +274,8 @@ impl<DB: Database> Instance<DB> {
         for name in &jobs.removed {
             schedules = schedules.removed(name.as_str())?;
         }
-        for job in jobs.jobs {
-            let (job, shared, works) = (Arc::new(job), self.shared.clone(), self.works.clone());
+        for job in jobs.jobs.iter().filter(|job| job.unable.is_none()) {
+            let (job, shared, works) = (Arc::new(job.clone()), self.shared.clone(), self.works.clone());
             schedules = schedules.on(job.schedule.clone(), move |tick: Tick<DB>| {
                 let (job, shared, works) = (job.clone(), shared.clone(), works.clone());
                 async move {
@@ -231,7 +300,7 @@ impl<DB: Database> Instance<DB> {
     /// Replaces the jobs by those of the file that was read anew. If that fails, the runs and the
     /// commands stay as they are. Returns whether it has to be done again: the database failed, and
     /// may have some of the new times.
-    async fn replace(&mut self, file: &Path, jobs: Result<Jobs, Failure>) -> bool {
+    async fn replace(&mut self, jobs: Result<Jobs, Failure>) -> bool {
         let jobs = match jobs {
             Ok(jobs) => jobs,
             Err(wrong) => {
@@ -239,7 +308,7 @@ impl<DB: Database> Instance<DB> {
                 return false;
             }
         };
-        match self.start(file, jobs).await {
+        match self.start(jobs).await {
             Ok(()) => false,
             Err(failure) => {
                 out::print_error(format_args!("{failure}; the file is read again in {AGAIN:?}"));
@@ -251,35 +320,39 @@ impl<DB: Database> Instance<DB> {
 
 /// The end of the program.
 struct End {
-    stop: watch::Sender<bool>,
+    phase: watch::Sender<Phase>,
     /// What commands take their senders from.
     commands: mpsc::Sender<()>,
     no_commands: mpsc::Receiver<()>,
     no_works: mpsc::Receiver<()>,
-    grace: Duration,
+    drain: Duration,
 }
 
 impl End {
-    /// Lets runs end within the grace period, then stops their commands and hands them back.
-    /// Another signal ends the grace period.
+    /// Lets commands end for a while, then stops them and hands their runs back, as it does with runs
+    /// whose commands have not begun. Another signal ends the while.
     async fn end<DB: Database>(mut self, mut instance: Instance<DB>, mut stop: Stop) {
+        self.phase.send_replace(Phase::Drains);
         instance.let_end();
         let Instance { works, mut ending, .. } = instance;
-        let all_ended = async { while ending.join_next().await.is_some() {} };
+        // The channels end with the last of their senders; nothing is sent. Runs that were lost have
+        // commands too.
+        drop((works, self.commands));
         let ended = tokio::select! {
-            ended = timeout(self.grace, all_ended) => ended.is_ok(),
+            ended = timeout(self.drain, self.no_commands.recv()) => ended.is_ok(),
             () = stop.received() => false,
         };
-        if !ended {
-            let _ = self.stop.send(true);
+        if ended {
+            let all_recorded = async { while ending.join_next().await.is_some() {} };
+            let _ = timeout(DATABASE, all_recorded).await;
+        } else {
+            self.phase.send_replace(Phase::Stops);
             out::print_error("stopping commands; other instances run their ticks again");
+            // The leases are renewed until then.
+            self.no_commands.recv().await;
         }
-        // The channels end with the last of their senders; nothing is sent. The leases are renewed
-        // until the commands have stopped. Runs that were lost have commands too.
-        drop((works, self.commands));
-        self.no_commands.recv().await;
         ending.shutdown().await;
-        if timeout(HAND_BACK, self.no_works.recv()).await.is_err() {
+        if timeout(DATABASE, self.no_works.recv()).await.is_err() {
             out::print_error("runs were not handed back; their leases end by themselves");
         }
     }

@@ -1,45 +1,29 @@
-//! The command of one run of `rowlock cron`.
+//! One run of a job of `rowlock cron`: its command, and the one that follows its end.
 //!
 //! The library drops the work of a run that is lost. The command has to be stopped then, which
 //! takes time, so the command is in a task of its own and the work only waits for it.
 
-use std::{
-    os::unix::process::ExitStatusExt as _,
-    path::PathBuf,
-    process::{ExitStatus, Stdio},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{ffi::OsString, sync::Arc, time::Duration};
 
 use rowlock::{Database, Tick};
-use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader},
-    process::{Child, Command},
     sync::{Semaphore, mpsc, oneshot, watch},
-    task::{JoinHandle, JoinSet},
-    time::timeout,
+    task::JoinHandle,
+    time::sleep,
 };
 
 use crate::{
     out,
-    process::{
-        child::{self, code, wait_failed},
-        descendants,
-        find::this_program,
-        orphans::Mark,
-        work::expired,
+    process::{orphans::Mark, work::expired},
+    schedule::{
+        command::{Started, Variable},
+        environment,
+        file::Job,
     },
-    schedule::{environment, file::Job, supervise::STOPPED},
-    writer::Writer,
 };
 
-/// How long the end of a run waits for output. Daemons of the command may keep its streams open.
-const LAST_OUTPUT: Duration = Duration::from_secs(1);
-/// The longest line that is passed on as one.
-const LINE: u64 = 64 * 1024;
-/// How many bytes of the last line of stderr are recorded with a failure.
-const RECORDED: usize = 200;
+/// How long the command that follows the end of a tick may take.
+const HOOK: Duration = Duration::from_secs(60);
 
 /// What all commands of the program share.
 #[derive(Clone)]
@@ -48,26 +32,56 @@ pub struct Shared {
     pub grace: Duration,
     /// How many commands may run. Those of an earlier file count too.
     pub runs: Arc<Semaphore>,
-    /// Turns true when all commands are to stop.
-    pub stop: watch::Receiver<bool>,
+    pub phase: watch::Receiver<Phase>,
     /// Each command holds a sender, so that the channel closes after the last one.
     pub commands: mpsc::WeakSender<()>,
 }
 
+/// What the program does, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// It runs commands.
+    Runs,
+    /// It begins no further command.
+    Drains,
+    /// It stops all commands.
+    Stops,
+}
+
+impl Shared {
+    async fn until(&self, phase: Phase) {
+        drop(self.phase.clone().wait_for(|now| *now >= phase).await);
+    }
+}
+
 /// The work of a tick: starts the command, and waits for its end.
 pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) -> Result<(), String> {
+    let begin = async {
+        sleep(job.jitter.mul_f64(fastrand::f64())).await;
+        shared.runs.clone().acquire_owned().await
+    };
+    let permit = tokio::select! {
+        biased;
+        // It is handed back.
+        () = shared.until(Phase::Drains) => return std::future::pending().await,
+        permit = begin => permit,
+    };
     let (reply, ended) = oneshot::channel();
-    let permit = shared.runs.clone().acquire_owned().await;
     let Some(counted) = shared.commands.upgrade() else { return std::future::pending().await };
-    let started = Started::start(&job, &environment(&tick), shared.grace)?;
+    let run = Run { job, variables: environment(&tick).to_vec(), attempt: tick.attempt(), shared };
+    let started = run.start(&run.job.command)?;
     // The run keeps its leases until the command has ended.
     let going_on = tick.going_on();
     // The command counts until the library has its result, which is recorded then.
     let taken = counted.clone();
     let mark = started.mark.clone();
     let watching = tokio::spawn(async move {
-        started.watch(job, shared.stop, reply).await;
-        drop((counted, going_on, permit));
+        let result = run.watch(started, reply).await;
+        drop((going_on, permit));
+        if let Some(result) = result {
+            run.follow(result).await;
+        }
+        drop(counted);
     });
     let ended = ended.await;
     drop(taken);
@@ -89,190 +103,97 @@ async fn without_reply(watching: JoinHandle<()>, mark: &Mark) -> Result<(), Stri
     }
 }
 
-/// The processes above commands, for which this module waits.
-static OWN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
-
-/// Waits for orphans of commands that have ended.
-pub fn reap_orphans() {
-    let own = OWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    descendants::reap(|child| own.contains(&child));
+/// One attempt at a tick.
+struct Run {
+    job: Arc<Job>,
+    variables: Vec<Variable>,
+    attempt: u32,
+    shared: Shared,
 }
 
-/// A command, and the process above it.
-struct Started {
-    child: Child,
-    pid: Option<Pid>,
-    mark: Mark,
-    output: JoinSet<()>,
-    /// The last line of stderr that is not blank.
-    last_line: LastLine,
-}
+impl Run {
+    fn name(&self) -> &str {
+        self.job.schedule.name()
+    }
 
-type LastLine = Arc<Mutex<String>>;
-
-impl Started {
-    fn start(job: &Job, environment: &[(&'static str, String)], grace: Duration) -> Result<Self, String> {
-        let name = job.schedule.name();
-        let cannot = |error: std::io::Error| format!("the command cannot be started: {error}");
-        let program: PathBuf = this_program().map_err(|failure| failure.to_string())?;
-        let mut command = Command::new(program);
-        command
-            .arg0("rowlock")
-            .arg("supervise")
-            .args([std::process::id().to_string(), humantime::format_duration(grace).to_string()])
-            .arg(format!("--job={name}"))
-            .arg("--")
-            .args(&job.command)
-            .envs(environment.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            // The keys of a terminal reach this program alone.
-            .process_group(0)
-            .kill_on_drop(true);
-        let mut child = command.spawn().map_err(cannot)?;
-        let (mut output, last_line) = (JoinSet::new(), LastLine::default());
-        if let Some(from) = child.stdout.take() {
-            output.spawn(pass_on(name.to_owned(), from, &out::STDOUT, None));
-        }
-        if let Some(from) = child.stderr.take() {
-            output.spawn(pass_on(name.to_owned(), from, &out::STDERR, Some(last_line.clone())));
-        }
-        let pid = child::pid(&child);
-        OWN.lock().unwrap_or_else(PoisonError::into_inner).extend(pid);
-        // A `rowlock run` within the command sets a token of its own.
-        let variables = environment.iter().filter(|(name, _)| *name != "ROWLOCK_TOKEN");
-        let mark = Mark::new(pid, variables.map(|(name, value)| format!("{name}={value}")).collect());
-        Ok(Self { child, pid, mark, output, last_line })
+    fn start(&self, words: &[OsString]) -> Result<Started, String> {
+        Started::start(self.name(), words, &self.job.surroundings, &self.variables, self.shared.grace)
     }
 
     /// Waits for the command's end, and stops it when its run is lost, takes too long, or ends with
-    /// the program.
+    /// the program. Returns the result that was recorded, if one was.
     async fn watch(
-        mut self,
-        job: Arc<Job>,
-        mut stop: watch::Receiver<bool>,
+        &self,
+        mut command: Started,
         mut reply: oneshot::Sender<Result<(), String>>,
-    ) {
-        let name = job.schedule.name();
-        let (result, by_itself) = tokio::select! {
+    ) -> Option<Result<(), String>> {
+        let name = self.name();
+        let ended = tokio::select! {
             biased;
-            status = self.ended() => {
-                let by_itself = status.as_ref().is_ok_and(|status| status.code().is_some());
-                (result_of(status), by_itself)
-            }
-            () = async { drop(stop.wait_for(|stop| *stop).await) } => match self.stop().await {
-                Some(result) => (result, true),
-                // Without a reply, the run is not recorded.
-                None => return,
-            },
+            ended = command.ended() => Ok(ended),
+            // Without a reply, the run is not recorded.
+            () = self.shared.until(Phase::Stops) => Ok(command.stop().await?),
             () = reply.closed() => {
-                self.terminate();
+                command.terminate();
                 out::print_error(format_args!("{name}: lost; stopping the command"));
-                self.stop().await;
-                return;
+                command.stop().await;
+                return None;
             }
-            limit = expired(job.timeout) => match self.stop().await {
-                Some(result) => (result, true),
-                None => (Err(format!("stopped after its timeout of {limit:?}")), false),
-            },
+            limit = expired(self.job.timeout) => {
+                command.stop().await.ok_or_else(|| format!("stopped after its timeout of {limit:?}"))
+            }
         };
-        self.last_output().await;
+        command.last_output().await;
+        let (result, is_told) = match ended {
+            Ok(ended) => (ended.result, ended.code.is_some()),
+            Err(stopped) => (Err(stopped), false),
+        };
         if let Err(error) = &result {
             out::print_error(format_args!("{name}: {error}"));
         }
         // Of a command that was stopped, the cause is known.
-        let _ = reply.send(result.map_err(|error| if by_itself { self.with_last_line(error) } else { error }));
+        let result = result.map_err(|error| if is_told { command.with_last_line(error) } else { error });
+        reply.send(result.clone()).ok().map(|()| result)
     }
 
-    /// Adds what the command said last to the error that is recorded.
-    fn with_last_line(&self, error: String) -> String {
-        let line = self.last_line.lock().unwrap_or_else(PoisonError::into_inner);
-        if line.is_empty() { error } else { format!("{error}: {line}") }
-    }
-
-    /// Waits for the process above the command, which stops what the command has started. If a
-    /// signal has ended that process, this one does so.
-    async fn ended(&mut self) -> std::io::Result<ExitStatus> {
-        let status = self.child.wait().await?;
-        if status.signal().is_some() {
-            self.mark.kill().await;
+    /// Runs the command that follows the end of the tick. It changes nothing of how that ended.
+    async fn follow(mut self, result: Result<(), String>) {
+        let hooks = &self.job.hooks;
+        let (hook, words, outcome) = match &result {
+            Ok(()) => ("on_success", &hooks.on_success, "succeeded"),
+            // The tick is run again.
+            Err(_) if self.attempt <= self.job.retries => return,
+            Err(_) => ("on_failure", &hooks.on_failure, "failed"),
+        };
+        let Some(words) = words.clone() else { return };
+        let error = result.err().unwrap_or_default();
+        self.variables.extend([("ROWLOCK_OUTCOME", outcome.to_owned()), ("ROWLOCK_ERROR", error)]);
+        let result = match self.start(&words) {
+            Ok(command) => self.hook_to_its_end(command).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = result {
+            out::print_error(format_args!("{}: {hook}: {error}", self.name()));
         }
-        Ok(status)
     }
 
-    /// Asks the process above the command to stop it.
-    fn terminate(&self) {
-        // The process may have ended already; the error is ignored.
-        let _ = child::pid(&self.child).map(|pid| kill_process(pid, Signal::TERM));
-    }
-
-    /// Stops the command. The process above it kills what is left after the grace period. Returns
-    /// the result of a command that had ended by itself, so that only what it had left running was
-    /// stopped.
-    async fn stop(&mut self) -> Option<Result<(), String>> {
-        self.terminate();
-        let status = self.ended().await;
-        self.last_output().await;
-        let code = status.as_ref().ok().and_then(ExitStatus::code)?;
-        (code != i32::from(STOPPED)).then(|| result_of(status))
-    }
-
-    async fn last_output(&mut self) {
-        let _ = timeout(LAST_OUTPUT, async { while self.output.join_next().await.is_some() {} }).await;
-        // The output of daemons is passed on for as long as they live.
-        self.output.detach_all();
-    }
-}
-
-impl Drop for Started {
-    fn drop(&mut self) {
-        let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
-        own.retain(|pid| Some(*pid) != self.pid);
-    }
-}
-
-fn result_of(status: std::io::Result<ExitStatus>) -> Result<(), String> {
-    let status = status.map_err(|error| wait_failed(error).to_string())?;
-    match (code(status), status.signal()) {
-        (_, Some(signal)) => Err(format!("the command was stopped: signal {signal} ended the process above it")),
-        (0, None) => Ok(()),
-        (code, None) => Err(format!("exit code {code}")),
-    }
-}
-
-/// Returns a line as the history has it, unless it is blank.
-fn recorded(line: &[u8]) -> Option<String> {
-    let line = String::from_utf8_lossy(line);
-    let line = out::printable(line.trim());
-    let end = line.floor_char_boundary(RECORDED);
-    Some(line[..end].to_owned()).filter(|line| !line.is_empty())
-}
-
-/// Passes output on by lines, each behind the job's name. If it cannot be written, or is not read
-/// any more, it is dropped, since the command must not wait for a reader that is gone.
-async fn pass_on(name: String, from: impl AsyncRead + Unpin, to: &'static Writer, last_line: Option<LastLine>) {
-    let mut from = BufReader::new(from);
-    let prefix = format!("{}: ", out::printable(&name));
-    loop {
-        let mut line = prefix.clone().into_bytes();
-        match (&mut from).take(LINE).read_until(b'\n', &mut line).await {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {}
-        }
-        if let Some((last_line, said)) = last_line.as_ref().zip(recorded(&line[prefix.len()..])) {
-            *last_line.lock().unwrap_or_else(PoisonError::into_inner) = said;
-        }
-        if !line.ends_with(b"\n") {
-            line.push(b'\n');
-        }
-        // One write for each line, so that the lines of several commands do not mix.
-        to.pass(&line).await;
+    async fn hook_to_its_end(&self, mut command: Started) -> Result<(), String> {
+        let ended = tokio::select! {
+            biased;
+            ended = command.ended() => Some(ended),
+            () = self.shared.until(Phase::Stops) => command.stop().await,
+            () = sleep(HOOK) => command.stop().await,
+        };
+        command.last_output().await;
+        let stopped = || Err(format!("stopped: it may take {HOOK:?}, and goes on no longer than the program"));
+        ended.map_or_else(stopped, |ended| ended.result)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::timeout;
+
     use super::*;
 
     #[tokio::test]

@@ -43,9 +43,13 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
             return Ok(exit::USAGE);
         }
     };
+    jobs.unable().for_each(out::print_error);
+    let code = if jobs.unable().next().is_some() { exit::USAGE } else { exit::OK };
     let Some(count) = cron.next else {
-        let number = jobs.number();
-        out::say(format_args!("{}: {number}, no error", printable(&cron.file.display().to_string())))?;
+        if code != exit::OK {
+            return Ok(code);
+        }
+        out::say(format_args!("{}, no error", printable(&jobs.to_string())))?;
         return Ok(exit::OK);
     };
     let now = now();
@@ -62,7 +66,7 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
     });
     let header = ["NAME", "NEXT", "IN ITS ZONE"].map(str::to_owned);
     out::say(table(std::iter::once(header).chain(rows).chain(removed)))?;
-    Ok(exit::OK)
+    Ok(code)
 }
 
 fn ticks(schedule: &Schedule, after: DateTime<Utc>, count: u32) -> impl Iterator<Item = DateTime<Utc>> {

@@ -4,15 +4,15 @@
 //! commands of the same program are not its descendants. If it is killed, the command is killed
 //! too, and `rowlock cron` kills the rest. If `rowlock cron` is killed, all of them are.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use rustix::process::{Pid, setpgid, setsid};
 use tokio::time::sleep;
 
 use crate::{
-    args::schedules::Supervise,
+    args::process::Supervise,
     exit::{self, Failure},
-    process::{child::code, descendants::Process, find::find, parent, signals::StopSignals, work::Work},
+    process::{child::code, descendants::Process, find::find_in, parent, signals::StopSignals, work::Work},
 };
 
 /// The interval at which the process looks for its parent.
@@ -26,7 +26,9 @@ pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
     let mut stop = StopSignals::listen()?;
     parent::check(run.parent)?;
     begin_session(run.parent);
-    let mut work = Work::start(find(&run.command)?, &run.command, &[], None)?;
+    let folder = run.beginning.cwd.as_deref().unwrap_or(Path::new("."));
+    let program = find_in(&run.command, std::env::var_os("PATH").as_deref(), folder)?;
+    let mut work = Work::start(program, &run.command, &[], &run.beginning, None)?;
     tokio::select! {
         biased;
         () = orphaned(run.parent) => {}

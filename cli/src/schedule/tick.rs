@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use crate::{
-    args::claims::Run,
+    args::{claims::Run, process::Beginning},
     database::lock_of_schedules,
     exit::{self, Failure},
     format::clock,
@@ -220,7 +220,7 @@ impl Started<'_> {
         if lost.is_cancelled() {
             return Err(Failure::new(exit::LOST, format_args!("{name}: lost before the command began")));
         }
-        let mut work = match Work::start(program, &run.words(), &environment(&tick), front) {
+        let mut work = match Work::start(program, &run.words(), &environment(&tick), &Beginning::default(), front) {
             Ok(work) => work,
             Err(failure) => return Err(record_not_started(reply, attempt, stop, run, failure).await),
         };

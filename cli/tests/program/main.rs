@@ -14,6 +14,7 @@ mod program_forced;
 mod program_hold;
 mod program_input;
 mod program_instances;
+mod program_jobs;
 mod program_lead;
 mod program_limits;
 mod program_lost;
@@ -70,6 +71,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_lead::register::<DB>(suite);
     program_limits::register::<DB>(suite);
     program_cron::register::<DB>(suite);
+    program_jobs::register::<DB>(suite);
     program_preview::register::<DB>(suite);
     program_schedules::register::<DB>(suite);
     program_shared::register::<DB>(suite);

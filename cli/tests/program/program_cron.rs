@@ -77,8 +77,13 @@ async fn schedules<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<Value> {
 }
 
 /// Waits until the last run has this status, and returns it.
-async fn ended_as<DB: TestDatabase>(db: &TestDb<DB>, name: &str, status: &str) -> Value {
-    eventually(status, async || runs(db, name).await.iter().any(|run| run["status"] == status)).await;
+pub async fn ended_as<DB: TestDatabase>(db: &TestDb<DB>, name: &str, status: &str) -> Value {
+    let is_listed = async || {
+        let listed = db.rowlock("runs --json --limit 1000", &[name]).await;
+        // Until it is declared, no schedule has this name.
+        listed.code == 0 && listed.json().as_array().unwrap().iter().any(|run| run["status"] == status)
+    };
+    eventually(status, is_listed).await;
     runs(db, name).await.into_iter().find(|run| run["status"] == status).unwrap()
 }
 

@@ -1,0 +1,258 @@
+//! One command of `rowlock cron`, with the process above it.
+
+use std::{
+    ffi::OsString,
+    os::unix::process::ExitStatusExt as _,
+    process::{ExitStatus, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use nix::sys::signal;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader},
+    process::{Child, Command},
+    task::JoinSet,
+    time::timeout,
+};
+
+use crate::{
+    exit,
+    out::{self, NOTICE},
+    process::{
+        child::{self, code, wait_failed},
+        descendants,
+        find::this_program,
+        orphans::Mark,
+        surroundings::Surroundings,
+    },
+    schedule::supervise::STOPPED,
+    secrets,
+    writer::Writer,
+};
+
+/// How long the end of a command waits for output. Daemons of the command may keep its streams
+/// open.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
+/// The longest line that is passed on as one.
+const LINE: u64 = 64 * 1024;
+/// How many bytes of the last line of stderr are recorded with a failure.
+const RECORDED: usize = 200;
+/// How much longer than the grace period the process above a command may take to stop it.
+const MARGIN: Duration = Duration::from_secs(5);
+
+/// The processes above commands, for which this module waits.
+static OWN: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// Waits for orphans of commands that have ended.
+pub fn reap_orphans() {
+    let own = OWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    descendants::reap(|child| own.contains(&child));
+}
+
+/// A variable of a command.
+pub type Variable = (&'static str, String);
+
+/// A command, and the process above it.
+pub struct Started {
+    child: Child,
+    pid: Option<Pid>,
+    pub mark: Mark,
+    /// How long the command may take to stop.
+    grace: Duration,
+    output: JoinSet<()>,
+    /// The last line of stderr that is not blank.
+    last_line: LastLine,
+}
+
+type LastLine = Arc<Mutex<String>>;
+
+impl Started {
+    /// Starts a command of a job.
+    pub fn start(
+        job: &str,
+        words: &[OsString],
+        surroundings: &Surroundings,
+        variables: &[Variable],
+        grace: Duration,
+    ) -> Result<Self, String> {
+        let cannot = |error: std::io::Error| format!("the command cannot be started: {error}");
+        let mut command = Command::new(this_program().map_err(|failure| failure.to_string())?);
+        surroundings.apply(&mut command);
+        command
+            .arg0("rowlock")
+            .arg("supervise")
+            .args([std::process::id().to_string(), humantime::format_duration(grace).to_string()])
+            .arg(format!("--job={job}"))
+            .args(surroundings.beginning.words())
+            .arg("--")
+            .args(words)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // The keys of a terminal reach this program alone.
+            .process_group(0)
+            .kill_on_drop(true);
+        let mut child = command.spawn().map_err(cannot)?;
+        let (mut output, last_line) = (JoinSet::new(), LastLine::default());
+        if let Some(from) = child.stdout.take() {
+            output.spawn(pass_on(job.to_owned(), from, &out::STDOUT, None));
+        }
+        if let Some(from) = child.stderr.take() {
+            output.spawn(pass_on(job.to_owned(), from, &out::STDERR, Some(last_line.clone())));
+        }
+        let pid = child::pid(&child);
+        OWN.lock().unwrap_or_else(PoisonError::into_inner).extend(pid);
+        // A `rowlock run` within the command sets a token of its own.
+        let variables = variables.iter().filter(|(name, _)| *name != "ROWLOCK_TOKEN");
+        let mark = Mark::new(pid, variables.map(|(name, value)| format!("{name}={value}")).collect());
+        Ok(Self { child, pid, mark, grace, output, last_line })
+    }
+
+    /// Waits for the command's end. If the process above the command was ended by a signal, what it
+    /// had started is killed.
+    pub async fn ended(&mut self) -> Ended {
+        let status = self.child.wait().await;
+        if status.as_ref().is_ok_and(|status| status.signal().is_some()) {
+            self.mark.kill().await;
+        }
+        Ended::new(status)
+    }
+
+    /// Asks the process above the command to stop it.
+    pub fn terminate(&self) {
+        self.send(Signal::TERM);
+        // A stopped process handles other signals only after SIGCONT.
+        self.send(Signal::CONT);
+    }
+
+    fn send(&self, signal: Signal) {
+        // The process may have ended already; the error is ignored.
+        let _ = child::pid(&self.child).map(|pid| kill_process(pid, signal));
+    }
+
+    /// Stops the command. The process above it kills what is left after the grace period, and is
+    /// killed itself if it does not. Returns the end of a command that had ended by itself, so that
+    /// only what it had left running was stopped.
+    pub async fn stop(&mut self) -> Option<Ended> {
+        self.terminate();
+        if timeout(self.grace.saturating_add(MARGIN), self.child.wait()).await.is_err() {
+            self.send(Signal::KILL);
+        }
+        let ended = self.ended().await;
+        self.last_output().await;
+        matches!(ended.code, Some(code) if code != STOPPED).then_some(ended)
+    }
+
+    /// Waits a moment for what the command wrote last.
+    pub async fn last_output(&mut self) {
+        let _ = timeout(LAST_OUTPUT, async { while self.output.join_next().await.is_some() {} }).await;
+        // The output of daemons is passed on for as long as they live.
+        self.output.detach_all();
+    }
+
+    /// Returns an error with what the command said last.
+    pub fn with_last_line(&self, error: String) -> String {
+        let line = self.last_line.lock().unwrap_or_else(PoisonError::into_inner);
+        if line.is_empty() { error } else { format!("{error}: {line}") }
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+        own.retain(|pid| Some(*pid) != self.pid);
+    }
+}
+
+/// How a command ended.
+pub struct Ended {
+    /// The exit code; `None` if the process above the command was killed.
+    pub code: Option<u8>,
+    pub result: Result<(), String>,
+}
+
+impl Ended {
+    fn new(status: std::io::Result<ExitStatus>) -> Self {
+        let status = match status {
+            Ok(status) => status,
+            Err(error) => return Self { code: None, result: Err(wait_failed(error).to_string()) },
+        };
+        match (code(status), status.signal()) {
+            (_, Some(signal)) => {
+                let error = format!("the command was stopped: signal {signal} ended the process above it");
+                Self { code: None, result: Err(error) }
+            }
+            (code @ exit::OK, None) => Self { code: Some(code), result: Ok(()) },
+            (code, None) => Self { code: Some(code), result: Err(described(code)) },
+        }
+    }
+}
+
+/// Describes an exit code. Of a command that a signal ended, it is that of a shell.
+fn described(code: u8) -> String {
+    let signal = code.checked_sub(exit::SIGNAL).and_then(|number| signal::Signal::try_from(i32::from(number)).ok());
+    match signal {
+        Some(signal) => format!("exit code {code} ({signal})"),
+        None => format!("exit code {code}"),
+    }
+}
+
+/// Returns a line as the history has it, unless it is blank.
+fn recorded(line: &str) -> Option<String> {
+    let line = out::printable(line.trim());
+    let end = line.floor_char_boundary(RECORDED);
+    Some(line[..end].to_owned()).filter(|line| !line.is_empty())
+}
+
+/// Passes output on by lines, each behind the job's name. If it cannot be written, or is not read
+/// any more, it is dropped, since the command must not wait for a reader that is gone.
+async fn pass_on(job: String, from: impl AsyncRead + Unpin, to: &'static Writer, last_line: Option<LastLine>) {
+    let mut from = BufReader::new(from);
+    let prefix = format!("{}: ", out::printable(&job));
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        match (&mut from).take(LINE).read_until(b'\n', &mut line).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {}
+        }
+        // What the process above the command says is not what the command said.
+        let is_notice = line.starts_with(NOTICE.as_bytes());
+        if is_notice {
+            line.drain(..NOTICE.len());
+        }
+        secrets::mask(&mut line);
+        if let Some(last_line) = last_line.as_ref().filter(|_| !is_notice)
+            && let Some(said) = recorded(&String::from_utf8_lossy(&line))
+        {
+            *last_line.lock().unwrap_or_else(PoisonError::into_inner) = said;
+        }
+        if !line.ends_with(b"\n") {
+            line.push(b'\n');
+        }
+        // One write for each line, so that the lines of several commands do not mix.
+        to.pass(&[prefix.as_bytes(), &line].concat()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_of_a_signal_has_its_name() {
+        for (code, text) in [
+            (1, "exit code 1"),
+            (128, "exit code 128"),
+            (137, "exit code 137 (SIGKILL)"),
+            (143, "exit code 143 (SIGTERM)"),
+            (139, "exit code 139 (SIGSEGV)"),
+            (255, "exit code 255"),
+        ] {
+            assert_eq!(described(code), text);
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The file of `rowlock cron`: its jobs, and what is wrong with it, by line.
+
+mod section;
+mod values;
+
+use std::{
+    collections::BTreeSet,
+    ffi::OsString,
+    fmt,
+    ops::Range,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rowlock::{Key, Schedule};
+use toml::de::DeTable;
+
+use crate::{
+    exit::{Failure, USAGE},
+    process::surroundings::Surroundings,
+    schedule::file::{
+        section::{DEFAULTS, Defaults, Entry, Wrong, entry},
+        values::{max_runs, version},
+    },
+};
+
+/// A job: its schedule, and the command of each tick.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub schedule: Schedule,
+    pub command: Vec<OsString>,
+    /// The offset of the command in the text.
+    command_at: usize,
+    /// The longest a run may take.
+    pub timeout: Option<Duration>,
+    /// The longest a run waits before its command begins.
+    pub jitter: Duration,
+    /// How often a tick whose command failed is run again.
+    pub retries: u32,
+    pub surroundings: Surroundings,
+    pub hooks: Hooks,
+    renamed_from: Vec<Key>,
+    /// Why this machine cannot run the command, with the line, if it cannot.
+    pub unable: Option<String>,
+}
+
+/// The commands that follow the end of a tick.
+#[derive(Clone, Debug, Default)]
+pub struct Hooks {
+    pub on_success: Option<Vec<OsString>>,
+    pub on_failure: Option<Vec<OsString>>,
+}
+
+/// The jobs of a file, and the names of those that were removed.
+#[derive(Clone, Debug, Default)]
+pub struct Jobs {
+    pub jobs: Vec<Job>,
+    pub removed: Vec<Key>,
+    /// The number of jobs that are not enabled.
+    disabled: usize,
+    /// How many commands the machine runs at the same time.
+    pub max_runs: Option<u32>,
+    path: PathBuf,
+    text: String,
+}
+
+/// Reads the jobs of a file. A file that is wrong in one place is refused as a whole.
+pub fn read(path: &Path) -> Result<Jobs, Failure> {
+    check(path).map_err(|wrong| {
+        let more = wrong.len().saturating_sub(1);
+        let Some(first) = wrong.into_iter().next() else { return Failure::new(USAGE, path.display()) };
+        match more {
+            0 => first,
+            _ => Failure::new(USAGE, format_args!("{first} ({more} more: `rowlock cron --check FILE` lists them)")),
+        }
+    })
+}
+
+/// Reads the jobs of a file, or returns all that is wrong with it, in the order of its lines.
+pub fn check(path: &Path) -> Result<Jobs, Vec<Failure>> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| vec![Failure::new(USAGE, format_args!("{}: {error}", path.display()))])?;
+    let failure = |wrong: Wrong| Failure::new(USAGE, at_line(path, &text, &wrong));
+    let mut jobs = parse(&text).map_err(|all| all.into_iter().map(failure).collect::<Vec<_>>())?;
+    (jobs.path, jobs.text) = (path.to_owned(), text);
+    jobs.look_for_commands();
+    Ok(jobs)
+}
+
+fn at_line(path: &Path, text: &str, Wrong { at, why }: &Wrong) -> String {
+    let line = 1 + text.bytes().take(*at).filter(|byte| *byte == b'\n').count();
+    format!("{}, line {line}: {why}", path.display())
+}
+
+/// The file's name, and the numbers of its jobs.
+impl fmt::Display for Jobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let jobs = self.jobs.len();
+        let jobs = format!("{jobs} {}", if jobs == 1 { "job" } else { "jobs" });
+        let others = [(self.disabled, "not enabled"), (self.removed.len(), "removed")];
+        let others = others.into_iter().filter(|(number, _)| *number > 0);
+        let number = others.fold(jobs, |text, (number, what)| format!("{text}, {number} {what}"));
+        write!(f, "{}: {number}", self.path.display())
+    }
+}
+
+impl Jobs {
+    /// Looks whether this machine can run the commands.
+    pub fn look_for_commands(&mut self) {
+        for job in &mut self.jobs {
+            let wrong = |why| Wrong { at: job.command_at, why: format!("{}: {why}", job.schedule.name()) };
+            let refusal = job.surroundings.refusal(&job.command).map(wrong);
+            job.unable = refusal.map(|wrong| at_line(&self.path, &self.text, &wrong));
+        }
+    }
+
+    /// Returns why the machine cannot run some of the jobs.
+    pub fn unable(&self) -> impl Iterator<Item = &str> {
+        self.jobs.iter().filter_map(|job| job.unable.as_deref())
+    }
+}
+
+fn parse(text: &str) -> Result<Jobs, Vec<Wrong>> {
+    let begin = |span: Option<Range<usize>>| span.map(|span| span.start).unwrap_or_default();
+    let (parsed, errors) = DeTable::parse_recoverable(text);
+    let error = |error: toml::de::Error| Wrong { at: begin(error.span()), why: error.message().to_owned() };
+    let mut wrong: Vec<Wrong> = errors.into_iter().map(error).collect();
+    // What is missing may be in a part that could not be read.
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    let root = parsed.get_ref();
+    let defaults = root.get(DEFAULTS).and_then(|value| value.get_ref().as_table()).map(Defaults::read);
+    let defaults = defaults.unwrap_or(Ok(Defaults::default())).unwrap_or_else(|all| {
+        wrong.extend(all);
+        Defaults::default()
+    });
+    let mut jobs = Jobs::default();
+    let mut entries = Vec::with_capacity(root.len());
+    for (name, value) in root {
+        let (at, name, value) = (name.span().start, &**name.get_ref(), value.get_ref());
+        let mut says = |why: String| wrong.push(Wrong { at, why: format!("{name}: {why}") });
+        match (name, value.as_table()) {
+            (DEFAULTS, Some(_)) => {}
+            (_, Some(table)) => match entry((at, name), table, &defaults) {
+                Ok(entry) => entries.push((at, entry)),
+                Err(all) => wrong.extend(all),
+            },
+            ("version", None) => version(value).unwrap_or_else(says),
+            ("max_runs", None) => jobs.max_runs = max_runs(value).map_err(&mut says).ok(),
+            (_, None) => {
+                let why = format!("{name:?} is outside of a job: begin one with its name, like [nightly-report]");
+                wrong.push(Wrong { at, why });
+            }
+        }
+    }
+    wrong.extend(used_twice(root.keys().map(|name| &**name.get_ref()), &entries));
+    wrong.sort_by_key(|wrong| wrong.at);
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    entries.sort_by_key(|(at, _)| *at);
+    for (_, entry) in entries {
+        match entry {
+            Entry::Job(job) => jobs.jobs.push(*job),
+            Entry::Disabled => jobs.disabled += 1,
+            Entry::Removed(name) => jobs.removed.push(name),
+        }
+    }
+    Ok(jobs)
+}
+
+/// Returns the old names that are those of other sections, or have two new ones.
+fn used_twice<'a>(names: impl Iterator<Item = &'a str>, entries: &[(usize, Entry)]) -> Vec<Wrong> {
+    let mut names: BTreeSet<String> = names.map(str::to_owned).collect();
+    let mut wrong = Vec::new();
+    for (at, entry) in entries {
+        let Entry::Job(job) = entry else { continue };
+        for old in job.renamed_from.iter().filter(|old| !names.insert(old.as_str().to_owned())) {
+            let (name, old) = (job.schedule.name(), old.as_str());
+            let why = format!("{name}: renamed_from: {old:?} has a section of its own, or another new name");
+            wrong.push(Wrong { at: *at, why });
+        }
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests;

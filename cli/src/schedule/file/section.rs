@@ -1,0 +1,365 @@
+//! A section of a file of jobs: its keys, and what they say.
+
+use std::{collections::BTreeMap, fmt::Display, time::Duration};
+
+use rowlock::{CatchUp, Error, Key, Retries, Schedule};
+use toml::de::{DeTable, DeValue};
+
+use crate::{
+    args::{process::Beginning, schedules::DEFAULT_MAX},
+    process::surroundings::Surroundings,
+    schedule::file::{Hooks, Job, values::*},
+};
+
+/// The section whose keys apply to all jobs.
+pub const DEFAULTS: &str = "defaults";
+/// How long a pause between retries becomes, as a multiple of the first.
+const LONGEST: u32 = 64;
+const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+/// The keys that a job alone has.
+const OF_JOB: [&str; 8] = ["cron", "every", "after", "command", "enabled", "exclusive_with", "renamed_from", "removed"];
+/// The keys that `[defaults]` has too.
+const OF_ALL: [&str; 17] = [
+    "zone",
+    "catch_up",
+    "max",
+    "grace",
+    "retry",
+    "backoff",
+    "lease",
+    "timeout",
+    "jitter",
+    "env",
+    "path",
+    "cwd",
+    "user",
+    "umask",
+    "database_url",
+    "on_success",
+    "on_failure",
+];
+
+/// What is wrong, and the offset in the text.
+#[derive(Debug)]
+pub struct Wrong {
+    pub at: usize,
+    pub why: String,
+}
+
+/// A value with its place.
+struct At<T> {
+    at: usize,
+    value: T,
+}
+
+/// The value of a key, with its place and the section that it is from.
+#[derive(Clone, Copy)]
+struct Field<'a> {
+    at: usize,
+    of: &'a str,
+    value: &'a DeValue<'a>,
+}
+
+type Fields<'a> = BTreeMap<&'a str, Field<'a>>;
+
+/// The keys of `[defaults]`.
+#[derive(Default)]
+pub struct Defaults<'a>(Fields<'a>);
+
+impl<'a> Defaults<'a> {
+    /// Reads the section, as if it was that of a job.
+    pub fn read(table: &'a DeTable<'a>) -> Result<Self, Vec<Wrong>> {
+        let defaults = Self(fields(DEFAULTS, table));
+        let mut section = Section::new(0, DEFAULTS, defaults.0.clone());
+        for (key, field) in &defaults.0 {
+            if !OF_ALL.contains(key) {
+                let keys = OF_ALL.join(", ");
+                section.wrong(field.at, format_args!("{key:?} is no key that all jobs can have: they are {keys}"));
+            }
+        }
+        let says_all = defaults.0.get("catch_up").is_some_and(|with| with.value.as_str() == Some("all"));
+        // They go with a key that a job may have.
+        if !says_all {
+            section.take("max", integer);
+        }
+        if !defaults.0.contains_key("retry") {
+            section.take("backoff", time);
+        }
+        section.terms(Schedule::cron(DEFAULTS, "@daily").ok());
+        if section.wrong.is_empty() { Ok(defaults) } else { Err(section.wrong) }
+    }
+}
+
+fn fields<'a>(of: &'a str, table: &'a DeTable<'a>) -> Fields<'a> {
+    let field = |key: &'a str, at, value| (key, Field { at, of, value });
+    table.iter().map(|(key, value)| field(key.get_ref(), key.span().start, value.get_ref())).collect()
+}
+
+/// What a section says.
+pub enum Entry {
+    Job(Box<Job>),
+    /// A job that this machine does not run.
+    Disabled,
+    Removed(Key),
+}
+
+/// The section of one job. Each key is taken out when it is read.
+struct Section<'a> {
+    at: usize,
+    name: &'a str,
+    /// The name, or another one if it is not possible.
+    key: &'a str,
+    fields: Fields<'a>,
+    wrong: Vec<Wrong>,
+}
+
+/// Reads the section of a job.
+pub fn entry<'a>(
+    (at, name): (usize, &'a str),
+    table: &'a DeTable<'a>,
+    defaults: &Defaults<'a>,
+) -> Result<Entry, Vec<Wrong>> {
+    let mut section = Section::new(at, name, fields(name, table));
+    if section.fields.contains_key("removed") {
+        return section.removed();
+    }
+    section.inherit(defaults);
+    section.job(defaults)
+}
+
+impl<'a> Section<'a> {
+    fn new(at: usize, name: &'a str, fields: Fields<'a>) -> Self {
+        let mut section = Self { at, name, key: name, fields, wrong: Vec::new() };
+        if let Err(error) = Key::new(name) {
+            section.key = "job";
+            section.wrong.push(Wrong { at, why: error.to_string() });
+        }
+        section
+    }
+
+    /// Adds the defaults that the section does not have itself, as far as they go with its own keys.
+    fn inherit(&mut self, defaults: &Defaults<'a>) {
+        let mut add = |key: &'a str, applies: bool| {
+            if let Some(field) = defaults.0.get(key).filter(|_| applies) {
+                self.fields.entry(key).or_insert(*field);
+            }
+            self.fields.get(key).copied()
+        };
+        let is_cron = add("cron", false).is_some();
+        let says_all = add("catch_up", true).is_some_and(|with| with.value.as_str() == Some("all"));
+        let has_retry = add("retry", true).is_some();
+        for key in OF_ALL {
+            let applies = match key {
+                "zone" => is_cron,
+                "max" => says_all,
+                "backoff" => has_retry,
+                // The variables of both are put together.
+                "env" => false,
+                _ => true,
+            };
+            add(key, applies);
+        }
+    }
+
+    fn wrong(&mut self, at: usize, why: impl Display) {
+        self.wrong.push(Wrong { at, why: format!("{}: {why}", self.name) });
+    }
+
+    /// Takes a key out, and reads its value.
+    fn take<T>(&mut self, key: &str, read: impl FnOnce(&DeValue<'_>) -> Result<T, String>) -> Option<At<T>> {
+        let Field { at, of, value } = self.fields.remove(key)?;
+        match read(value) {
+            Ok(value) => Some(At { at, value }),
+            Err(why) => {
+                self.wrong.push(Wrong { at, why: format!("{of}: {key}: {why}") });
+                None
+            }
+        }
+    }
+
+    /// Takes a key out whose value needs no place.
+    fn value<T>(&mut self, key: &str, read: impl FnOnce(&DeValue<'_>) -> Result<T, String>) -> Option<T> {
+        self.take(key, read).map(|value| value.value)
+    }
+
+    /// Does what a value says.
+    fn apply<T, U>(&mut self, value: At<T>, apply: impl FnOnce(T) -> Result<U, Error>) -> Option<U> {
+        let why = |error: Error| match error {
+            Error::InvalidSetting { .. } => format!("{}: {error}", self.name),
+            error => error.to_string(),
+        };
+        let wrong = |error: Error| Wrong { at: value.at, why: why(error) };
+        apply(value.value).map_err(wrong).map_err(|wrong| self.wrong.push(wrong)).ok()
+    }
+
+    /// Changes the schedule as a value says. If the times are wrong, a schedule with other times
+    /// shows what else is wrong.
+    fn set<T>(
+        &mut self,
+        schedule: Option<Schedule>,
+        value: Option<At<T>>,
+        set: impl FnOnce(Schedule, T) -> Result<Schedule, Error>,
+    ) -> Option<Schedule> {
+        let Some(value) = value else { return schedule };
+        let is_right = schedule.is_some();
+        let schedule = schedule.or_else(|| Schedule::cron(self.key, "@daily").ok())?;
+        self.apply(value, |value| set(schedule, value)).filter(|_| is_right)
+    }
+
+    fn removed(mut self) -> Result<Entry, Vec<Wrong>> {
+        self.take("removed", yes);
+        for (key, value) in std::mem::take(&mut self.fields) {
+            self.wrong(value.at, format_args!("{key}: a job that is removed has no other key"));
+        }
+        match Key::new(self.name) {
+            Ok(name) if self.wrong.is_empty() => Ok(Entry::Removed(name)),
+            _ => Err(self.wrong),
+        }
+    }
+
+    fn job(mut self, defaults: &Defaults<'a>) -> Result<Entry, Vec<Wrong>> {
+        let schedule = self.times();
+        let key = self.take("exclusive_with", string);
+        let schedule = self.set(schedule, key, |schedule, key| schedule.exclusive_with(&key));
+        let olds = self.take("renamed_from", names);
+        let keys = |olds: &At<Vec<String>>| olds.value.iter().filter_map(|old| Key::new(old).ok()).collect();
+        let renamed_from = olds.as_ref().map(keys).unwrap_or_default();
+        let schedule =
+            self.set(schedule, olds, |schedule, olds| olds.iter().try_fold(schedule, |one, old| one.renamed_from(old)));
+        let enabled = self.value("enabled", boolean).unwrap_or(true);
+        let Terms { schedule, retries, timeout, jitter, mut surroundings, hooks } = self.terms(schedule);
+        let inherited = defaults.0.get("env").and_then(|env| variables(env.value).ok()).unwrap_or_default();
+        for (name, value) in inherited {
+            surroundings.variables.entry(name).or_insert(value);
+        }
+        if !self.fields.contains_key("command") {
+            let why = "it has no command: write one like command = [\"/opt/app/report\", \"--full\"]";
+            self.wrong(self.at, why);
+        }
+        let command = self.take("command", words);
+        for (key, value) in std::mem::take(&mut self.fields) {
+            let keys = OF_JOB.into_iter().chain(OF_ALL).collect::<Vec<_>>().join(", ");
+            self.wrong(value.at, format_args!("{key:?} is no key of a job: it has {keys}"));
+        }
+        let (Some(schedule), Some(At { at, value: command }), true) = (schedule, command, self.wrong.is_empty()) else {
+            return Err(self.wrong);
+        };
+        if !enabled {
+            return Ok(Entry::Disabled);
+        }
+        Ok(Entry::Job(Box::new(Job {
+            schedule,
+            command,
+            command_at: at,
+            timeout,
+            jitter,
+            retries,
+            surroundings,
+            hooks,
+            renamed_from,
+            unable: None,
+        })))
+    }
+
+    /// Reads the times: exactly one of three keys.
+    fn times(&mut self) -> Option<Schedule> {
+        let name = self.key;
+        let number = ["cron", "every", "after"].iter().filter(|key| self.fields.contains_key(**key)).count();
+        let (cron, every, after) = (self.take("cron", string), self.take("every", period), self.take("after", period));
+        if number != 1 {
+            let why = "it needs exactly one of these: cron = \"30 2 * * *\", every = \"30s\", after = \"10m\"";
+            self.wrong(self.at, why);
+            // Without times it cannot be said whether a zone goes with them.
+            self.fields.remove("zone");
+            return None;
+        }
+        match (cron, every, after) {
+            (Some(cron), _, _) => self.apply(cron, |cron| Schedule::cron(name, &cron)),
+            (_, Some(every), _) => self.apply(every, |every| Schedule::every(name, every)),
+            (_, _, after) => after.and_then(|after| self.apply(after, |after| Schedule::after(name, after))),
+        }
+    }
+
+    /// Reads the keys that all jobs may have in common.
+    fn terms(&mut self, schedule: Option<Schedule>) -> Terms {
+        let zone = self.take("zone", string);
+        let schedule = self.set(schedule, zone, |schedule, zone| schedule.zone(&zone));
+        let schedule = self.lateness(schedule);
+        let (schedule, retries) = self.retries(schedule);
+        let lease = self.take("lease", time);
+        let schedule = self.set(schedule, lease, Schedule::lease);
+        let timeout = self.value("timeout", timeout);
+        let jitter = self.value("jitter", jitter).unwrap_or_default();
+        let surroundings = self.surroundings();
+        let hooks = Hooks { on_success: self.value("on_success", words), on_failure: self.value("on_failure", words) };
+        Terms { schedule, retries, timeout, jitter, surroundings, hooks }
+    }
+
+    /// Reads what happens with late ticks.
+    fn lateness(&mut self, schedule: Option<Schedule>) -> Option<Schedule> {
+        let says_all = self.fields.get("catch_up").is_some_and(|with| with.value.as_str() == Some("all"));
+        let (with, max) = (self.take("catch_up", catch_up), self.take("max", integer));
+        let with = match (with, max) {
+            (_, Some(max)) if says_all => Some(At { at: max.at, value: CatchUp::All(max.value) }),
+            (_, Some(max)) => {
+                self.wrong(max.at, "max goes with catch_up = \"all\" alone");
+                None
+            }
+            (with, None) => with.map(|with| At { at: with.at, value: with.value.at_most(DEFAULT_MAX) }),
+        };
+        let schedule = self.set(schedule, with, Schedule::catch_up);
+        let grace = self.take("grace", time);
+        self.set(schedule, grace, Schedule::grace)
+    }
+
+    fn retries(&mut self, schedule: Option<Schedule>) -> (Option<Schedule>, u32) {
+        let (has_retry, retry) = (self.fields.contains_key("retry"), self.take("retry", integer));
+        let backoff = self.take("backoff", time);
+        if let (Some(backoff), false) = (&backoff, has_retry) {
+            self.wrong(backoff.at, "backoff goes with retry: write one like retry = 3");
+        }
+        let Some(At { at, value }) = retry else { return (schedule, 0) };
+        let retries =
+            At { at: backoff.as_ref().map_or(at, |backoff| backoff.at.min(at)), value: Retries::times(value) };
+        let retries = match backoff {
+            None => Some(retries),
+            Some(At { at, value: first }) => {
+                let longest = first.saturating_mul(LONGEST).min(YEAR);
+                let place = retries.at;
+                self.apply(At { at, value: retries.value }, |retries| retries.backoff(first, longest))
+                    .map(|value| At { at: place, value })
+            }
+        };
+        match retries {
+            Some(retries) => (self.set(schedule, Some(retries), Schedule::retry), value),
+            None => (None, value),
+        }
+    }
+
+    fn surroundings(&mut self) -> Surroundings {
+        let variables_at = self.fields.get("env").map(|env| env.at);
+        let mut variables = self.value("env", variables).unwrap_or_default();
+        if let Some((at, _)) = variables_at.zip(variables.remove("PATH")) {
+            self.wrong(at, "env: PATH is a key of its own: write path = \"/usr/local/bin:/usr/bin:/bin\"");
+        }
+        let path = self.value("path", string);
+        variables.extend(path.map(|path| ("PATH".to_owned(), path)));
+        let beginning = Beginning {
+            user: self.value("user", user),
+            umask: self.value("umask", umask),
+            cwd: self.value("cwd", folder),
+        };
+        let database_url = self.value("database_url", boolean).unwrap_or_default();
+        Surroundings { variables, beginning, database_url }
+    }
+}
+
+/// What the keys say that all jobs may have in common.
+struct Terms {
+    schedule: Option<Schedule>,
+    retries: u32,
+    timeout: Option<Duration>,
+    jitter: Duration,
+    surroundings: Surroundings,
+    hooks: Hooks,
+}

@@ -1,0 +1,125 @@
+//! The values of a file of jobs.
+
+use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, time::Duration};
+
+use toml::de::DeValue;
+
+use crate::args::{
+    schedules::CatchUpWith,
+    values::{self, duration},
+};
+
+/// The variables that the program itself gives to commands begin with this.
+const OWN: &str = "ROWLOCK_";
+
+pub fn string(value: &DeValue<'_>) -> Result<String, String> {
+    value.as_str().map(str::to_owned).ok_or_else(|| "it has to be a text in quotes".to_owned())
+}
+
+pub fn boolean(value: &DeValue<'_>) -> Result<bool, String> {
+    value.as_bool().ok_or_else(|| "it has to be true or false, without quotes".to_owned())
+}
+
+pub fn yes(value: &DeValue<'_>) -> Result<(), String> {
+    let wrong = "it has to be true; a job that is run has no such key";
+    value.as_bool().filter(|yes| *yes).map(drop).ok_or_else(|| wrong.to_owned())
+}
+
+pub fn time(value: &DeValue<'_>) -> Result<Duration, String> {
+    duration(&string(value)?)
+}
+
+pub fn period(value: &DeValue<'_>) -> Result<Duration, String> {
+    values::period(&string(value)?)
+}
+
+pub fn timeout(value: &DeValue<'_>) -> Result<Duration, String> {
+    values::timeout(&string(value)?)
+}
+
+pub fn jitter(value: &DeValue<'_>) -> Result<Duration, String> {
+    let most = Duration::from_secs(24 * 60 * 60);
+    values::within(time(value)?, Duration::ZERO..=most, "it has to be at most 1day")
+}
+
+pub fn integer(value: &DeValue<'_>) -> Result<u32, String> {
+    let digits = value.as_integer().filter(|integer| integer.radix() == 10);
+    let number = digits.and_then(|integer| integer.as_str().parse().ok());
+    number.ok_or_else(|| "it has to be a whole number, without quotes".to_owned())
+}
+
+pub fn max_runs(value: &DeValue<'_>) -> Result<u32, String> {
+    let number = integer(value)?;
+    values::MAX_RUNS.contains(&number).then_some(number).ok_or_else(|| "it has to be from 1 to 10000".to_owned())
+}
+
+/// The only version of the file that there is.
+pub fn version(value: &DeValue<'_>) -> Result<(), String> {
+    let known = "it has to be 1, the only version that this program knows";
+    integer(value)?.eq(&1).then_some(()).ok_or_else(|| known.to_owned())
+}
+
+pub fn catch_up(value: &DeValue<'_>) -> Result<CatchUpWith, String> {
+    match value.as_str() {
+        Some("skip") => Ok(CatchUpWith::Skip),
+        Some("once") => Ok(CatchUpWith::Once),
+        Some("all") => Ok(CatchUpWith::All),
+        _ => Err("it has to be \"skip\", \"once\" or \"all\"".to_owned()),
+    }
+}
+
+/// One name, or several.
+pub fn names(value: &DeValue<'_>) -> Result<Vec<String>, String> {
+    let texts = match value.as_array() {
+        Some(names) => names.iter().map(|name| name.get_ref().as_str().map(str::to_owned)).collect(),
+        None => value.as_str().map(|name| vec![name.to_owned()]),
+    };
+    texts.ok_or_else(|| "it has to be a text in quotes, or a list of texts".to_owned())
+}
+
+/// The words of a command, which no shell splits.
+pub fn words(value: &DeValue<'_>) -> Result<Vec<OsString>, String> {
+    let words = value.as_array().map(|words| words.iter().map(|word| word.get_ref().as_str()));
+    match words.and_then(|words| words.collect::<Option<Vec<_>>>()) {
+        Some(words) if words.iter().any(|word| word.contains('\0')) => Err("a word has a zero byte".to_owned()),
+        Some(words) if !words.is_empty() => Ok(words.into_iter().map(OsString::from).collect()),
+        _ => Err("it has to be a list of texts, like [\"/opt/app/report\", \"--full\"]".to_owned()),
+    }
+}
+
+/// Variables by their names.
+pub fn variables(value: &DeValue<'_>) -> Result<BTreeMap<String, String>, String> {
+    let wrong = "it has to be a table of texts, like { LANG = \"C.UTF-8\", TARGET = \"archive\" }";
+    let table = value.as_table().ok_or(wrong)?;
+    let variable = |(name, value): (&toml::Spanned<_>, &toml::Spanned<DeValue<'_>>)| {
+        let name: &toml::de::DeString<'_> = name.get_ref();
+        let value = value.get_ref().as_str().ok_or(wrong)?;
+        match name.as_ref() {
+            "" => Err("a name is empty".to_owned()),
+            name if name.contains(['=', '\0']) || value.contains('\0') => {
+                Err(format!("{name:?}: a name has no equals sign, and neither part has a zero byte"))
+            }
+            name if name.starts_with(OWN) => {
+                Err(format!("{name}: the names that begin with {OWN} are the program's own"))
+            }
+            name => Ok((name.to_owned(), value.to_owned())),
+        }
+    };
+    table.iter().map(variable).collect()
+}
+
+pub fn folder(value: &DeValue<'_>) -> Result<PathBuf, String> {
+    let path = PathBuf::from(string(value)?);
+    path.is_absolute().then_some(path).ok_or_else(|| "it has to begin with a slash".to_owned())
+}
+
+pub fn umask(value: &DeValue<'_>) -> Result<u32, String> {
+    values::umask(&string(value)?)
+}
+
+/// The name of a user.
+pub fn user(value: &DeValue<'_>) -> Result<String, String> {
+    let name = string(value)?;
+    let is_name = !name.is_empty() && !name.contains(['\0', ':', '/']);
+    is_name.then_some(name).ok_or_else(|| "it has to be the name of a user".to_owned())
+}

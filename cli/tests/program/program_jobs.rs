@@ -1,0 +1,298 @@
+//! The jobs of a file: what their commands find, and what follows their ends.
+
+use std::{path::PathBuf, time::Duration};
+
+use harness::{TestDatabase, TestDb, eventually};
+use rustix::process::{Pid, Signal, getuid, kill_process};
+use tokio::time::sleep;
+
+use crate::{
+    program::{Program as _, Stage, read, start},
+    program_cron::{cron, ended_as, job, runs},
+};
+
+harness::tests!(
+    everywhere(what_follows_the_end_of_a_tick_is_run_once, a_drain_is_longer_than_the_grace),
+    sqlite(
+        a_command_finds_what_its_job_says,
+        a_command_runs_as_its_user,
+        a_command_that_is_missing_costs_its_job_alone,
+        a_file_may_lose_its_last_job,
+        the_file_says_how_many_commands_run,
+        a_process_above_a_command_that_is_stopped_stops_nothing,
+        the_error_is_what_the_command_said,
+        a_run_that_waits_is_handed_back
+    ),
+    sqlite.long(a_command_that_appears_is_found),
+    postgres(a_password_is_masked)
+);
+
+/// Writes a file with the text of jobs, whose commands are scripts in the stage's folder.
+fn file(stage: &Stage, text: &str) -> PathBuf {
+    let file = stage.file("jobs.toml");
+    std::fs::write(&file, text.replace("$STAGE", stage.path())).unwrap();
+    file
+}
+
+/// A command that appends a line of shell words to the file `said`.
+fn says(words: &str) -> String {
+    format!("[\"sh\", \"-c\", '''echo {words} >> \"$0/said\"''', \"$STAGE\"]")
+}
+
+async fn said(stage: &Stage, lines: usize) -> String {
+    let said = stage.file("said");
+    eventually("it says so", async || std::fs::read_to_string(&said).is_ok_and(|said| said.lines().count() >= lines))
+        .await;
+    read(&said)
+}
+
+async fn ends(cron: crate::program::Started) -> crate::program::Ended {
+    cron.signal(Signal::TERM);
+    cron.ended().await.with(0)
+}
+
+async fn a_command_finds_what_its_job_says<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    std::fs::create_dir(stage.file("folder")).unwrap();
+    let words = "$LANG $TARGET $PATH $(pwd) $(umask) ${DATABASE_URL-none}";
+    let text = format!(
+        "[defaults]\npath = \"/usr/bin:/bin\"\nenv = {{ LANG = \"C\", TARGET = \"tape\" }}\numask = \"027\"\n\
+         [one]\nafter = \"1h\"\ncwd = \"$STAGE/folder\"\nenv = {{ TARGET = \"disk\" }}\ncommand = {}\n",
+        says(words)
+    );
+    let running = cron(&db, "", &file(&stage, &text));
+    assert_eq!(said(&stage, 1).await, format!("C disk /usr/bin:/bin {}/folder 0027 none", stage.path()));
+    ends(running).await;
+    let asks = "[two]\nafter = \"1h\"\ndatabase_url = true\ncommand = ".to_owned() + &says("$DATABASE_URL");
+    let running = cron(&db, "", &file(&stage, &asks));
+    assert!(said(&stage, 2).await.ends_with(&format!("\n{}", db.url)));
+    ends(running).await;
+}
+
+/// Only root can run commands as another user.
+async fn a_command_runs_as_its_user<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let own = nix::unistd::User::from_uid(nix::unistd::Uid::effective()).unwrap().unwrap();
+    let (user, other) = if getuid().is_root() { ("nobody", None) } else { (own.name.as_str(), Some("root")) };
+    let script = "echo \"$(id -un) $(id -Gn) $USER $LOGNAME $HOME\"; ";
+    let text =
+        format!("[one]\nafter = \"1h\"\nuser = \"{user}\"\ncwd = \"/\"\ncommand = [\"sh\", \"-c\", '''{script}''']\n");
+    let mut running = cron(&db, "", &file(&stage, &text));
+    let record = nix::unistd::User::from_name(user).unwrap().unwrap();
+    let groups = std::process::Command::new("id").args(["-Gn", user]).output().unwrap().stdout;
+    let groups = String::from_utf8(groups).unwrap();
+    let line = format!("one: {user} {} {user} {user} {}\n", groups.trim(), record.dir.display());
+    running.says(&line, 1).await;
+    // The process above the command is not that user's, and stops it all the same.
+    ended_as(&db, "one", "succeeded").await;
+    ends(running).await;
+    if let Some(other) = other {
+        let text = text.replace(user, other);
+        let checked = db.rowlock("cron --check", &[file(&stage, &text).to_str().unwrap()]).await.with(2);
+        assert!(checked.err.contains("only root can run commands as root"), "{checked:?}");
+    }
+    let text =
+        format!("[two]\nafter = \"1h\"\nuser = \"{user}\"\ntimeout = \"500ms\"\ncommand = [\"sleep\", \"1000\"]\n");
+    let running = cron(&db, "", &file(&stage, &text));
+    assert_eq!(ended_as(&db, "two", "failed").await["error"], "stopped after its timeout of 500ms");
+    ends(running).await;
+}
+
+const MISSING: &str = "[fine]\nevery = \"1s\"\ncommand = [\"true\"]\n\
+                       [missing]\nafter = \"1h\"\ncommand = [\"$STAGE/program\"]\n";
+
+/// Makes the command of [`MISSING`].
+fn make_it(stage: &Stage) {
+    std::os::unix::fs::symlink("/bin/true", stage.file("program")).unwrap();
+}
+
+async fn a_command_that_is_missing_costs_its_job_alone<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = file(&stage, MISSING);
+    let check = db.rowlock("cron --check", &[file.to_str().unwrap()]).await.with(2);
+    let wrong = format!("line 6: missing: command: {}/program: command not found", stage.path());
+    assert!(check.err.contains(&wrong), "{check:?}");
+    let mut running = cron(&db, "", &file);
+    running.complains(&wrong).await;
+    ended_as(&db, "fine", "succeeded").await;
+    assert!(db.rowlock("runs --json", &["missing"]).await.with(75).err.contains("there is no schedule"));
+    make_it(&stage);
+    running.signal(Signal::HUP);
+    ended_as(&db, "missing", "succeeded").await;
+    ends(running).await;
+}
+
+async fn a_command_that_appears_is_found<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let mut running = cron(&db, "", &file(&stage, MISSING));
+    running.complains("looked at every 60s").await;
+    make_it(&stage);
+    sleep(Duration::from_secs(61)).await;
+    ended_as(&db, "missing", "succeeded").await;
+    ends(running).await;
+}
+
+async fn a_file_may_lose_its_last_job<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let path = job(&stage, "k", "after = \"1s\"", "true");
+    let mut running = cron(&db, "", &path);
+    ended_as(&db, "k", "succeeded").await;
+    std::fs::write(&path, "").unwrap();
+    running.signal(Signal::HUP);
+    running.complains("0 jobs").await;
+    let before = runs(&db, "k").await.len();
+    sleep(Duration::from_secs(3)).await;
+    assert!(runs(&db, "k").await.len() <= before + 1, "a run may have been under way");
+    assert!(!running.is_over());
+    ends(running).await;
+    let mut running = cron(&db, "", &path);
+    running.complains("0 jobs").await;
+    ends(running).await;
+}
+
+async fn the_file_says_how_many_commands_run<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let job = |name: &str| {
+        let script = r#"echo "$ROWLOCK_JOB" >> "$0/said"; while [ ! -e "$0/go" ]; do sleep 0.05; done"#;
+        format!("[{name}]\nafter = \"1h\"\ncommand = [\"sh\", \"-c\", '''{script}''', \"$STAGE\"]\n")
+    };
+    let text = |most: u32| format!("max_runs = {most}\n{}{}{}", job("a"), job("b"), job("c"));
+    let running = cron(&db, "", &file(&stage, &text(1)));
+    said(&stage, 1).await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(said(&stage, 1).await.lines().count(), 1);
+    file(&stage, &text(2));
+    running.signal(Signal::HUP);
+    said(&stage, 2).await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(said(&stage, 2).await.lines().count(), 2);
+    stage.go();
+    said(&stage, 3).await;
+    for name in ["a", "b", "c"] {
+        ended_as(&db, name, "succeeded").await;
+    }
+    ends(running).await;
+}
+
+fn signal_to(pid: &str, signal: Signal) {
+    kill_process(Pid::from_raw(pid.trim().parse().unwrap()).unwrap(), signal).unwrap();
+}
+
+async fn a_process_above_a_command_that_is_stopped_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let text = |name: &str, terms: &str| {
+        let script = r#"echo $PPID > "$0/new"; mv "$0/new" "$0/up"; exec sleep 1000"#;
+        format!("[{name}]\nafter = \"1h\"\n{terms}\ncommand = [\"sh\", \"-c\", '''{script}''', \"$STAGE\"]\n")
+    };
+    let running = cron(&db, "--grace 300ms", &file(&stage, &text("late", "timeout = \"1s\"")));
+    signal_to(&stage.up().await, Signal::STOP);
+    assert_eq!(ended_as(&db, "late", "failed").await["error"], "stopped after its timeout of 1s");
+    ends(running).await;
+    std::fs::remove_file(stage.file("up")).unwrap();
+    let running = cron(&db, "--grace 300ms", &file(&stage, &text("ends", "")));
+    let above = stage.up().await;
+    let stops = async {
+        // However often it is stopped.
+        loop {
+            let _ = kill_process(Pid::from_raw(above.trim().parse().unwrap()).unwrap(), Signal::STOP);
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        _ = ends(running) => {}
+        () = stops => {}
+    }
+    assert_eq!(runs(&db, "ends").await[0]["error"], "handed back: its work was stopped");
+}
+
+async fn the_error_is_what_the_command_said<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let left = "sleep 1000 & echo disk full >&2; exit 3";
+    let killed = "echo dying >&2; kill -KILL $$";
+    let text = [("left", left), ("killed", killed)]
+        .map(|(name, script)| format!("[{name}]\nafter = \"1h\"\ncommand = [\"sh\", \"-c\", '''{script}''']\n"));
+    let mut running = cron(&db, "--grace 300ms", &file(&stage, &text.concat()));
+    for (name, error) in [("left", "exit code 3: disk full"), ("killed", "exit code 137 (SIGKILL): dying")] {
+        assert_eq!(ended_as(&db, name, "failed").await["error"], error);
+    }
+    running.complains("left: rowlock: stopped what the command had left running\n").await;
+    ends(running).await;
+}
+
+async fn what_follows_the_end_of_a_tick_is_run_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let hook = says("$ROWLOCK_OUTCOME $ROWLOCK_JOB $ROWLOCK_ATTEMPT $ROWLOCK_ERROR $TARGET");
+    let text = format!(
+        "[defaults]\nenv = {{ TARGET = \"tape\" }}\non_failure = {hook}\non_success = {hook}\nretry = 2\n\
+         [fails]\nafter = \"1h\"\ncommand = [\"sh\", \"-c\", \"echo no >&2; exit 3\"]\n"
+    );
+    let running = cron(&db, "", &file(&stage, &text));
+    assert_eq!(said(&stage, 1).await, "failed fails 3 exit code 3: no tape");
+    ends(running).await;
+    assert_eq!(runs(&db, "fails").await.len(), 3);
+    let text = format!("[fine]\nafter = \"1h\"\ncommand = [\"true\"]\non_failure = {hook}\non_success = {hook}\n");
+    let running = cron(&db, "", &file(&stage, &text));
+    assert_eq!(said(&stage, 2).await.lines().nth(1), Some("succeeded fine 1"));
+    ends(running).await;
+    // What the hook does changes nothing.
+    let text = "[odd]\nafter = \"1h\"\ncommand = [\"true\"]\non_success = [\"sh\", \"-c\", \"exit 9\"]\n";
+    let mut running = cron(&db, "", &file(&stage, text));
+    running.complains("odd: on_success: exit code 9").await;
+    assert_eq!(ended_as(&db, "odd", "succeeded").await["error"], serde_json::Value::Null);
+    ends(running).await;
+}
+
+async fn a_drain_is_longer_than_the_grace<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let script = "touch \"$0/up\"; while [ ! -e \"$0/go\" ]; do sleep 0.05; done";
+    let running = cron(&db, "--drain 1h --grace 100ms", &job(&stage, "k", "after = \"1h\"", script));
+    stage.up().await;
+    running.signal(Signal::TERM);
+    sleep(Duration::from_secs(1)).await;
+    stage.go();
+    running.ended().await.with(0);
+    ended_as(&db, "k", "succeeded").await;
+    let other = Stage::new();
+    let mut running = cron(&db, "--drain 1h --grace 100ms", &job(&other, "l", "after = \"1h\"", script));
+    other.up().await;
+    running.signal(Signal::TERM);
+    sleep(Duration::from_millis(500)).await;
+    assert!(!running.is_over());
+    ends(running).await;
+    assert_eq!(runs(&db, "l").await[0]["error"], "handed back: its work was stopped");
+}
+
+async fn a_run_that_waits_is_handed_back<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let path = file(&stage, &format!("[k]\nafter = \"1h\"\njitter = \"1day\"\ncommand = {}\n", says("begun")));
+    let running = cron(&db, "--drain 1h", &path);
+    eventually("it is claimed", async || {
+        let listed = db.rowlock("schedules --json", &[]).await;
+        listed.code == 0 && listed.json()[0]["state"] == "running"
+    })
+    .await;
+    ends(running).await;
+    assert_eq!(runs(&db, "k").await[0]["error"], "handed back: its work was stopped");
+    assert!(!stage.file("said").exists());
+}
+
+async fn a_password_is_masked<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let (scheme, rest) = db.url.split_once("://").unwrap();
+    let (user, rest) = rest.split_once('@').unwrap();
+    let user = user.split(':').next().unwrap();
+    // The server of the tests asks for none.
+    let url = format!("{scheme}://{user}:secret%2Dword@{rest}");
+    let script = "echo $DATABASE_URL; echo of secret-word >&2; exit 3";
+    let path = file(
+        &stage,
+        &format!("[k]\nafter = \"1h\"\ndatabase_url = true\ncommand = [\"sh\", \"-c\", '''{script}''']\n"),
+    );
+    let mut command = db.command("cron", &[path.to_str().unwrap()]);
+    command.env("DATABASE_URL", &url);
+    let running = start(command);
+    assert_eq!(ended_as(&db, "k", "failed").await["error"], "exit code 3: of ***");
+    let ended = ends(running).await;
+    assert_eq!(ended.out, format!("k: {}\n", url.replace("secret%2Dword", "***")));
+    assert!(!(ended.out + &ended.err).contains("secret"), "it is shown");
+}
