@@ -12,7 +12,7 @@ use crate::{
     exit::{self, Failure},
     format::{aligned, clock, precise},
     out::{self, printable},
-    schedule::file,
+    schedule::{crontab, file},
 };
 
 pub fn next(next: &Next) -> Result<u8, Failure> {
@@ -34,8 +34,14 @@ pub fn next(next: &Next) -> Result<u8, Failure> {
     Ok(exit::OK)
 }
 
-/// Checks a file of jobs, and prints its errors or the ticks of its jobs.
+/// Checks a file of jobs, and prints its errors or the ticks of its jobs; or makes such a file of a
+/// crontab.
 pub fn cron(cron: &Cron) -> Result<u8, Failure> {
+    if cron.from_crontab {
+        let zone = jiff::tz::TimeZone::system();
+        out::say(crontab::convert(&cron.file, zone.iana_name().unwrap_or("UTC"))?.trim_end())?;
+        return Ok(exit::OK);
+    }
     let jobs = match file::check(&cron.file) {
         Ok(jobs) => jobs,
         Err(wrong) => {

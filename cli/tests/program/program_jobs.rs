@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, getuid, kill_process};
 use tokio::time::sleep;
 
 use crate::{
-    program::{Program as _, Stage, read, start},
+    program::{Program as _, Stage, read, rowlock, start},
     program_cron::{cron, ended_as, job, runs},
 };
 
@@ -18,6 +18,7 @@ harness::tests!(
         a_command_runs_as_its_user,
         a_command_that_is_missing_costs_its_job_alone,
         a_file_may_lose_its_last_job,
+        a_crontab_becomes_a_file_whose_jobs_run,
         the_file_says_how_many_commands_run,
         a_process_above_a_command_that_is_stopped_stops_nothing,
         the_error_is_what_the_command_said,
@@ -147,6 +148,30 @@ async fn a_file_may_lose_its_last_job<DB: TestDatabase>(db: TestDb<DB>) {
     ends(running).await;
     let mut running = cron(&db, "", &path);
     running.complains("0 jobs").await;
+    ends(running).await;
+}
+
+async fn a_crontab_becomes_a_file_whose_jobs_run<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let crontab = stage.file("crontab");
+    let text =
+        "WORDS=as it is\n0 0 1 1 *  cat - said.txt%Happy\\%%new year\n0 0 1 1 * echo \"$WORDS: $(pwd)\" >&2; exit 3\n";
+    std::fs::write(&crontab, text).unwrap();
+    std::fs::write(stage.file("said.txt"), "and so on\n").unwrap();
+    let mut command = rowlock("cron --from-crontab", &[crontab.to_str().unwrap()]);
+    command.env("HOME", stage.path());
+    let converted = start(command).ended().await.with(0);
+    let file = file(&stage, &converted.out);
+    db.rowlock("cron --check", &[file.to_str().unwrap()]).await.with(0);
+    let mut running = cron(&db, "", &file);
+    running.complains("2 jobs").await;
+    for name in ["cat", "echo"] {
+        db.rowlock("trigger", &[name]).await.with(0);
+    }
+    running.says("cat: Happy%\ncat: new year\ncat: and so on\n", 1).await;
+    ended_as(&db, "cat", "succeeded").await;
+    let failed = ended_as(&db, "echo", "failed").await;
+    assert_eq!(failed["error"], format!("exit code 3: as it is: {}", stage.path()));
     ends(running).await;
 }
 

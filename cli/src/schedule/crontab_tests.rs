@@ -1,0 +1,126 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::schedule::file;
+
+const SYSTEM: &str = r#"# /etc/crontab
+SHELL=/bin/bash
+PATH = /usr/local/bin:/usr/bin
+MAILTO="ops@example.org"
+LANG='C.UTF-8'
+
+17 *	* * *	root	cd / && run-parts --report /etc/cron.hourly
+30 2 * * *  app   /opt/app/report --full
+@daily      app   /opt/app/report "a \"quoted\" word"
+@reboot     app   /opt/app/warm
+0 6 1 * *   app   date +\%F > /tmp/day
+5 4 * * sun app   mail -s hello ops%Dear all,%it's done
+61 * * * *  app   /opt/app/never
+~ 3 * * *   app   /opt/app/sometime
+CRON_TZ=America/New_York
+*/5 9-17 * * 1-5 app nice -n 10 /opt/app/market
+0 0 * * *   app
+"#;
+
+fn home(user: Option<&str>) -> Option<String> {
+    match user {
+        None => Some("/home/me".to_owned()),
+        Some("root") => Some("/root".to_owned()),
+        Some("app") => Some("/srv/app".to_owned()),
+        Some(_) => None,
+    }
+}
+
+/// Returns the jobs of a text, as they are run.
+fn jobs(text: &str) -> Vec<file::Job> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jobs.toml");
+    std::fs::write(&path, text).unwrap();
+    file::read(&path).unwrap_or_else(|error| panic!("{error}\n{text}")).jobs
+}
+
+#[test]
+fn a_crontab_of_a_system_is_converted() {
+    let text = converted(SYSTEM, "Europe/Berlin", &home);
+    let expected = r#"
+[defaults]
+catch_up = "skip"
+zone = "Europe/Berlin"
+user = "app"
+cwd = "/srv/app"
+path = "/usr/local/bin:/usr/bin"
+env = { LANG = "C.UTF-8" }
+# /etc/crontab
+# MAILTO=ops@example.org: no mail is sent; write on_failure = ["..."] in [defaults] for what is to happen instead
+
+# 17 *	* * *	root	cd / && run-parts --report /etc/cron.hourly
+# no job: each machine needs it for itself; leave it in the machine's crontab
+[report]
+cron = "30 2 * * *"
+command = ["/bin/bash", "-c", "/opt/app/report --full"]
+[report-2]
+cron = "@daily"
+command = ["/bin/bash", "-c", "/opt/app/report \"a \\\"quoted\\\" word\""]
+# @reboot     app   /opt/app/warm
+# no job: it runs when a machine starts; leave it there, or make a systemd unit of it
+[date]
+cron = "0 6 1 * *"
+command = ["/bin/bash", "-c", "date +%F > /tmp/day"]
+[mail]
+cron = "5 4 * * sun"
+command = ["/bin/bash", "-c", "printf '%s\\n' 'Dear all,' 'it'\\''s done' | {\nmail -s hello ops\n}"]
+"#;
+    let (converted, rest) = text.strip_prefix(HEAD).unwrap().split_at(expected.len());
+    assert_eq!(converted, expected);
+    assert!(
+        rest.starts_with("# 61 * * * *  app   /opt/app/never\n# no job: the cron pattern \"61 * * * *\": "),
+        "{rest}"
+    );
+    assert!(rest.contains("# ~ 3 * * *   app   /opt/app/sometime\n# no job: "), "{rest}");
+    assert!(rest.contains("nice -n 10 /opt/app/market\"]\nzone = \"America/New_York\"\n"), "{rest}");
+    assert!(rest.ends_with("# 0 0 * * *   app\n# no job: there is no command\n"), "{rest}");
+    assert_eq!(jobs(&text).len(), 5);
+}
+
+#[test]
+fn what_the_jobs_of_a_user_have_in_common_is_a_default() {
+    let text = "*/10 * * * * ./sync.sh >/dev/null 2>&1\nHOME=/tmp\n0 1 * * * cd /srv/app && nice ./sync.sh\n";
+    let expected = r#"
+[defaults]
+catch_up = "skip"
+zone = "UTC"
+["sync.sh"]
+cron = "*/10 * * * *"
+command = ["/bin/sh", "-c", "./sync.sh >/dev/null 2>&1"]
+cwd = "/home/me"
+["sync.sh-2"]
+cron = "0 1 * * *"
+command = ["/bin/sh", "-c", "cd /srv/app && nice ./sync.sh"]
+cwd = "/tmp"
+env = { HOME = "/tmp" }
+"#;
+    let text = converted(text, "UTC", &home);
+    assert_eq!(text.strip_prefix(HEAD), Some(expected));
+    assert_eq!(jobs(&text).len(), 2);
+    let text = converted("PATH=/bin\n0 1 * * * a\n0 2 * * * b\n", "UTC", &home);
+    assert!(text.contains("zone = \"UTC\"\ncwd = \"/home/me\"\npath = \"/bin\"\n[a]"), "{text}");
+}
+
+#[test]
+fn whatever_a_crontab_says_the_file_can_be_read() {
+    let command = "[ -~\t\u{e4}\\\\\"'%=]{0,40}";
+    let name = "[A-Za-z_ROWLOCK=\"' ]{0,12}";
+    let lines = prop::collection::vec(
+        prop_oneof![
+            command.prop_map(|text| text),
+            (command, "[0-9*/@, a-z-]{1,12}").prop_map(|(command, times)| format!("{times} {command}")),
+            command.prop_map(|command| format!("0 1 * * * {command}")),
+            (name, command).prop_map(|(name, value)| format!("{name}={value}")),
+        ],
+        0..12,
+    );
+    proptest!(|(lines in lines, zone in prop_oneof![Just("UTC"), Just("Europe/Berlin")])| {
+        let text = lines.join("\n");
+        jobs(&converted(&text, zone, &home));
+    });
+}
