@@ -1,5 +1,7 @@
 //! Tables and times, for people and for programs.
 
+use std::time::Duration;
+
 use anstyle::Style;
 use chrono::{DateTime, SecondsFormat, Utc};
 use unicode_width::UnicodeWidthStr as _;
@@ -22,6 +24,12 @@ pub fn aligned<const N: usize>(rows: &[(Style, [String; N])]) -> String {
 
 pub fn clock(time: DateTime<Utc>) -> String {
     time.format("%Y-%m-%d %H:%M:%SZ").to_string()
+}
+
+/// Milliseconds are enough for a person.
+pub fn brief(duration: Duration) -> String {
+    let millis = Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
+    humantime::format_duration(millis).to_string()
 }
 
 pub fn precise(time: DateTime<Utc>) -> String {

@@ -207,6 +207,7 @@ async fn run_action<DB: Database>(
         TableAction::Schedules(list) => schedule::show::list(&Schedules::new(pool), &list).await,
         TableAction::Runs(runs) => schedule::show::runs(&Schedules::new(pool), &runs).await,
         TableAction::Instances(asked) => schedule::instances::instances(&Schedules::new(pool), &asked).await,
+        TableAction::Why(named) => schedule::why::why(&Schedules::new(pool), &named).await,
         TableAction::Pause(named) => schedule::change::pause(&Schedules::new(pool), &named).await,
         TableAction::Resume(named) => schedule::change::resume(&Schedules::new(pool), &named).await,
         TableAction::Trigger(trigger) => schedule::change::trigger(&Schedules::new(pool), &trigger).await,

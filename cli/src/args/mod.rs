@@ -155,9 +155,12 @@ pub enum TableAction {
     Schedules(Schedules),
     /// List the last runs of a schedule, or of all schedules
     #[command(
-        after_help = "Examples: rowlock runs nightly-report --limit 100\n          rowlock runs --failed --since 24h"
+        after_help = "Examples: rowlock runs nightly-report --limit 100\n          rowlock runs --failed --since 24h\n          rowlock runs --running\n          rowlock runs nightly-report --stats"
     )]
     Runs(Runs),
+    /// Say why a schedule does not run: what it waits for, who runs it, how it ended last
+    #[command(after_help = "Example: rowlock why nightly-report")]
+    Why(Named),
     /// Pause a schedule: no run begins until it is resumed; one that is under way goes on
     #[command(after_help = "Example: rowlock pause nightly-report")]
     Pause(Named),

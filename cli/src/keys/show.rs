@@ -1,7 +1,5 @@
 //! `show`: one key, and what else has its name.
 
-use std::time::Duration;
-
 use anstyle::Style;
 use chrono::{DateTime, Utc};
 use rowlock::{Database, Error, LeaseLock, LockInfo, LockState, ScheduleInfo, Schedules};
@@ -10,7 +8,7 @@ use serde_json::{Value, json};
 use crate::{
     args::keys::Show,
     exit::{self, Failure},
-    format::{aligned, clock},
+    format::{aligned, brief, clock},
     keys::{
         names::Parts,
         queues::{self, Queues},
@@ -71,8 +69,8 @@ fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {
     let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
     let so_far = || (entry.now - entry.since?).to_std().ok().filter(|_| entry.state == LockState::Held);
     let took = match (duration(entry), so_far()) {
-        (Some(took), _) => text(took),
-        (None, Some(took)) => format!("{} so far", text(took)),
+        (Some(took), _) => brief(took),
+        (None, Some(took)) => format!("{} so far", brief(took)),
         (None, None) => "-".to_owned(),
     };
     let who = if entry.by.is_empty() { "-" } else { &entry.by };
@@ -97,10 +95,4 @@ fn about(schedule: &ScheduleInfo) -> String {
     let (times, next) = (schedule::show::times(schedule), schedule::show::next(schedule));
     let state = schedule::state::described(schedule);
     format!("schedule {}: {}, {state}, next at {next}", printable(&schedule.name), printable(&times))
-}
-
-/// Milliseconds are enough for a person.
-fn text(duration: Duration) -> String {
-    let millis = Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
-    humantime::format_duration(millis).to_string()
 }

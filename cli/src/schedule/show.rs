@@ -1,6 +1,9 @@
 //! `schedules` and `runs`.
 
+use std::time::Duration;
+
 use anstyle::{AnsiColor, Style};
+use chrono::{DateTime, Utc};
 use rowlock::{Database, RunInfo, RunOptions, RunStatus, ScheduleInfo, Schedules};
 use serde_json::{Value, json};
 
@@ -9,7 +12,10 @@ use crate::{
     exit::{self, Failure},
     format::{aligned, clock, precise},
     out::{self, printable},
-    schedule::state::{described, state, states},
+    schedule::{
+        state::{described, state, states},
+        stats,
+    },
 };
 
 pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &schedules::Schedules) -> Result<u8, Failure> {
@@ -30,6 +36,11 @@ pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &schedules::Sch
 }
 
 pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs) -> Result<u8, Failure> {
+    match &runs.name {
+        _ if runs.running => return running(schedules, runs).await,
+        Some(name) if runs.stats => return statistics(schedules, name.as_str(), runs).await,
+        _ => {}
+    }
     let mut options = RunOptions::default().limit(runs.limit);
     if runs.failed {
         options = options.unsuccessful();
@@ -62,6 +73,56 @@ pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Run
         }
     };
     known.iter().for_each(tell_lost);
+    Ok(exit::OK)
+}
+
+/// Prints what runs now.
+async fn running<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs) -> Result<u8, Failure> {
+    const HEADER: [&str; 7] = ["NAME", "SLOT", "ATTEMPT", "WHO", "SINCE", "TOKEN", "LEASE UNTIL"];
+    let mut all = match &runs.name {
+        Some(name) => vec![find(schedules, name.as_str()).await?],
+        None => schedules.list().await?,
+    };
+    all.iter().for_each(tell_lost);
+    all.retain(|info| info.running);
+    if runs.json {
+        out::say_json(&all.iter().map(object).collect())?;
+        return Ok(exit::OK);
+    }
+    let row = |info: &ScheduleInfo| {
+        let time = |time: Option<DateTime<Utc>>| time.map_or("-".to_owned(), clock);
+        let (slot, since, until) = (time(info.run_slot), time(info.since), clock(info.due));
+        let (attempt, token) = (info.attempt.to_string(), info.token.to_string());
+        let cells = [info.name.as_str(), &slot, &attempt, info.by.as_str(), &since, &token, &until];
+        (style("running"), cells.map(printable))
+    };
+    out::say(aligned(&with_header(HEADER, all.iter().map(row))))?;
+    Ok(exit::OK)
+}
+
+/// The runs of which statistics are made, and for how long back.
+const MOST: u32 = 100_000;
+const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+async fn statistics<DB: Database>(
+    schedules: &Schedules<DB>,
+    name: &str,
+    runs: &schedules::Runs,
+) -> Result<u8, Failure> {
+    let options = RunOptions::default().of(name).within(runs.since.unwrap_or(MONTH)).limit(MOST);
+    let history = schedules.runs(&options).await?;
+    if history.is_empty() {
+        find(schedules, name).await?;
+    }
+    if history.len() >= MOST as usize {
+        out::print_error(format_args!("{name}: only the last {MOST} runs count: --since shows fewer days"));
+    }
+    let days = stats::days(&history);
+    if runs.json {
+        out::say_json(&stats::objects(&days))?;
+    } else {
+        out::say(stats::table(&days))?;
+    }
     Ok(exit::OK)
 }
 

@@ -8,7 +8,7 @@ use crate::format::clock;
 /// The times of a schedule that instances declare as removed.
 const REMOVED: &str = "none";
 /// An instance that lives has run what is due for longer, unless it is busy.
-const LATE: TimeDelta = TimeDelta::seconds(10);
+pub const LATE: TimeDelta = TimeDelta::seconds(10);
 
 /// Returns what holds for a schedule, as names for programs. A paused schedule may still run: the
 /// pause counts from the next run.

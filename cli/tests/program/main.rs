@@ -30,6 +30,7 @@ mod program_supervisor;
 mod program_terminal;
 mod program_upgrade;
 mod program_waiting;
+mod program_why;
 mod ui;
 mod ui_browser;
 mod ui_changes;
@@ -68,6 +69,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_names::register::<DB>(suite);
     program_runs::register::<DB>(suite);
     program_waiting::register::<DB>(suite);
+    program_why::register::<DB>(suite);
     program_lead::register::<DB>(suite);
     program_limits::register::<DB>(suite);
     program_cron::register::<DB>(suite);

@@ -7,7 +7,8 @@ use crate::program::Program as _;
 
 harness::tests!(everywhere(
     without_a_name_the_latest_runs_of_all_schedules_are_listed,
-    runs_are_selected_by_outcome_and_age
+    runs_are_selected_by_outcome_and_age,
+    the_days_of_a_schedule_are_compared
 ));
 
 /// Writes runs into the history: the schedule, how many minutes ago each ended, the status. Their
@@ -57,4 +58,30 @@ async fn runs_are_selected_by_outcome_and_age<DB: TestDatabase>(db: TestDb<DB>) 
     let none = db.rowlock("runs none --failed", &[]).await.with(75);
     assert!(none.err.contains("there is no schedule \"none\""), "{none:?}");
     assert_eq!(db.rowlock("runs --failed --since 1s --json", &[]).await.with(0).json(), Value::Array(Vec::new()));
+}
+
+async fn the_days_of_a_schedule_are_compared<DB: TestDatabase>(db: TestDb<DB>) {
+    const DAY: i64 = 24 * 60;
+    // Each run takes a minute, but for the failed one of the day before.
+    let days = [("a", DAY, "S"), ("a", DAY, "F"), ("b", 1, "S"), ("a", 9 * DAY, "S"), ("a", 40 * DAY, "S")];
+    for (index, (name, ago, status)) in days.into_iter().enumerate() {
+        let (begin, end) = (DB::ago((ago + 1 + index as i64) * 60_000), DB::ago(ago * 60_000));
+        db.execute(&format!(
+            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status)
+             VALUES ('{name}', {begin}, 1, {ago}, 'me', {begin}, {end}, '{status}')"
+        ))
+        .await;
+    }
+    let stats = db.rowlock("runs a --stats --json", &[]).await.with(0).json();
+    let numbers = |day: &Value| {
+        let seconds = |name: &str| day[name].as_f64().unwrap().round() as u64;
+        (day["runs"].clone(), day["succeeded"].clone(), ["p50", "p95", "longest"].map(seconds))
+    };
+    let days: Vec<_> = stats.as_array().unwrap().iter().map(numbers).collect();
+    let day = |runs: u32, succeeded: u32, times| (runs.into(), succeeded.into(), times);
+    assert_eq!(days, [day(2, 1, [60, 120, 120]), day(1, 1, [240, 240, 240])], "{stats}");
+    let table = db.rowlock("runs a --stats --since 2d", &[]).await.with(0).out;
+    let lines: Vec<Vec<&str>> = table.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((lines.len(), &lines[0][1..4]), (1, &["2", "50", "%"][..]), "{table}");
+    assert!(db.rowlock("runs none --stats", &[]).await.with(75).err.contains("there is no schedule"));
 }
