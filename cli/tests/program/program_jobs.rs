@@ -24,6 +24,7 @@ harness::tests!(
         the_error_is_what_the_command_said,
         a_run_that_waits_is_handed_back
     ),
+    everywhere.long(old_runs_are_forgotten_by_the_job_of_the_guide),
     sqlite.long(a_command_that_appears_is_found),
     postgres(a_password_is_masked)
 );
@@ -172,6 +173,31 @@ async fn a_crontab_becomes_a_file_whose_jobs_run<DB: TestDatabase>(db: TestDb<DB
     ended_as(&db, "cat", "succeeded").await;
     let failed = ended_as(&db, "echo", "failed").await;
     assert_eq!(failed["error"], format!("exit code 3: as it is: {}", stage.path()));
+    ends(running).await;
+}
+
+async fn old_runs_are_forgotten_by_the_job_of_the_guide<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let guide = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operating.md");
+    let guide = std::fs::read_to_string(guide).unwrap();
+    let shown = guide.split("```toml\n").find(|block| block.contains("[forget-runs]")).unwrap();
+    let shown = shown.split("```").next().unwrap();
+    let ours = shown.replace("command = [\"rowlock\"", &format!("command = [\"{}\"", crate::program::PROGRAM));
+    assert_ne!(ours, shown);
+    let (old, young) = (DB::ago(100 * 86_400_000), DB::ago(80 * 86_400_000));
+    for (slot, time) in [(&old, &old), (&young, &young)] {
+        db.execute(&format!(
+            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status)
+             VALUES ('other', {slot}, 1, 1, 'me', {time}, {time}, 'F')"
+        ))
+        .await;
+    }
+    let mut running = cron(&db, "", &file(&stage, &ours));
+    running.complains("1 job").await;
+    db.rowlock("trigger forget-runs", &[]).await.with(0);
+    running.says("forget-runs: 1 deleted\n", 1).await;
+    ended_as(&db, "forget-runs", "succeeded").await;
+    assert_eq!(runs(&db, "other").await.len(), 1);
     ends(running).await;
 }
 

@@ -142,6 +142,18 @@ user = "no-such-user"
 }
 
 #[test]
+fn the_files_of_the_guide_are_right() {
+    let (cli, operating) = (include_str!("../../../../docs/cli.md"), include_str!("../../../../docs/operating.md"));
+    let blocks = |text: &'static str| text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let all: Vec<&str> = blocks(cli).chain(blocks(operating)).filter(|block| block.contains("command = ")).collect();
+    assert!(all.len() >= 3, "{all:?}");
+    for block in all {
+        let file = parse(block).expect(block);
+        assert!(!file.jobs.is_empty(), "{block}");
+    }
+}
+
+#[test]
 fn what_is_wrong_has_its_line() {
     for (text, line, says) in [
         ("x = 1", 1, "\"x\" is outside of a job"),
