@@ -8,6 +8,7 @@ mod doctor;
 mod exit;
 mod format;
 mod keys;
+mod log;
 mod migrate;
 mod operator;
 mod out;
@@ -24,11 +25,6 @@ use clap::{CommandFactory as _, Parser as _};
 use rowlock::{Database, LeaseLock, Schedules};
 use rustix::process::Pid;
 use tokio::runtime::Builder;
-use tracing_subscriber::{
-    filter::{Targets, filter_fn},
-    layer::SubscriberExt as _,
-    util::SubscriberInitExt as _,
-};
 
 use args::{Action, Arguments, TableAction, source::SourceArguments};
 use database::{Kind, Opened, Source};
@@ -42,7 +38,7 @@ const BLOCKED: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    init_tracing(arguments.verbose);
+    log::init(&arguments.log);
     let code = match run(arguments) {
         Ok(code) => code,
         Err(failure) => {
@@ -66,26 +62,6 @@ fn run(arguments: Arguments) -> Result<u8, Failure> {
     let result = runtime.block_on(dispatch(arguments));
     runtime.shutdown_timeout(BLOCKED);
     result
-}
-
-/// Sends rowlock's own events to stderr: warnings by default, informational events with `-v`, debug
-/// events with `-vv`. The driver's events are left out, since they repeat parts of the URL.
-fn init_tracing(verbose: u8) {
-    let level = match verbose {
-        0 => tracing::Level::WARN,
-        1 => tracing::Level::INFO,
-        _ => tracing::Level::DEBUG,
-    };
-    let to_stderr = tracing_subscriber::fmt().with_max_level(level).with_writer(|| out::Stderr).with_ansi(false);
-    // A stderr that cannot be written must not cause a panic.
-    let to_stderr = to_stderr.log_internal_errors(false).finish();
-    let ours = Targets::new().with_target("rowlock", level);
-    // A forced release is a warning for an application, but not for the user who has just requested
-    // it.
-    let ours = if verbose == 0 { ours.with_target("rowlock::lease::admin", tracing::Level::ERROR) } else { ours };
-    // An event says by itself what it concerns.
-    let events = filter_fn(|metadata| metadata.is_event());
-    to_stderr.with(ours).with(events).init();
 }
 
 async fn dispatch(arguments: Arguments) -> Result<u8, Failure> {

@@ -7,15 +7,16 @@ use std::{
     io::{ErrorKind, IsTerminal as _, Write},
     os::fd::AsFd,
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use rustix::termios::{LocalModes, tcgetattr, tcgetpgrp};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     exit::{Failure, IO, OK, SIGNAL},
+    format::precise,
     process::descendants,
     secrets::masked,
     writer::Writer,
@@ -60,9 +61,30 @@ pub async fn say_json_aside(value: Value) -> Result<(), Failure> {
 
 /// Writes an error to stderr. If stderr cannot be written, the work continues.
 pub fn print_error(text: impl Display) {
+    if is_json() {
+        return STDERR.write(&object("ERROR", json!({ "message": masked(&text.to_string()) })));
+    }
     let line = format!("rowlock: {}\n", printable(&masked(&text.to_string())));
     // The line is written in one call, since the command writes to the same stderr.
     STDERR.write(line.as_bytes());
+}
+
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// From now on, each line of the log is an object.
+pub fn write_objects() {
+    JSON.store(true, Ordering::Relaxed);
+}
+
+pub fn is_json() -> bool {
+    JSON.load(Ordering::Relaxed)
+}
+
+/// Returns a line of the log, in the form of those of events.
+pub fn object(level: &str, mut line: Value) -> Vec<u8> {
+    line["timestamp"] = precise(SystemTime::now().into()).into();
+    line["level"] = level.into();
+    format!("{line}\n").into_bytes()
 }
 
 /// What a notice begins with.

@@ -15,13 +15,16 @@ use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use rowlock::Schedule;
 
-use crate::args::{
-    claims::{Acquire, Hold, Lead, Leader, Run},
-    keys::{List, MinInterval, Release, Renew, Show, Watch},
-    process::{Stub, Supervise},
-    schedules::{Cron, Instances, Named, Next, Removed, Runs, Schedules, Trigger},
-    source::{Doctor, Migrate, SourceArguments},
-    values::duration,
+use crate::{
+    args::{
+        claims::{Acquire, Hold, Lead, Leader, Run},
+        keys::{List, MinInterval, Release, Renew, Show, Watch},
+        process::{Stub, Supervise},
+        schedules::{Cron, Instances, Named, Next, Removed, Runs, Schedules, Trigger},
+        source::{Doctor, Migrate, SourceArguments},
+        values::duration,
+    },
+    log::LogArguments,
 };
 
 /// The version of the program, and that of the time zones that it brings.
@@ -42,8 +45,9 @@ zone = \"Europe/Berlin\"                        # default: UTC
 command = [\"/opt/app/report\", \"--full\"]       # no shell reads it
 retry = 3                                      # default: 0
 timeout = \"2h\"                                 # default: none
-# Further keys: catch_up, max, grace, backoff, lease, jitter, env, path, cwd, user, umask, database_url, on_success,
-# on_failure, enabled, exclusive_with, renamed_from, removed. [defaults] has those of all jobs.";
+# Further keys: catch_up, max, grace, backoff, lease, jitter, env, path, cwd, user, umask,
+# database_url, on_success, on_failure, enabled, exclusive_with, renamed_from, removed.
+# [defaults] has the keys of all jobs.";
 
 /// Scheduled jobs and locks in the SQL database that an application already has: PostgreSQL, MySQL,
 /// MariaDB or SQLite.
@@ -52,9 +56,8 @@ timeout = \"2h\"                                 # default: none
 pub struct Arguments {
     #[command(flatten)]
     pub source: SourceArguments,
-    /// Print events on stderr; twice: all events
-    #[arg(long, short, action = clap::ArgAction::Count, global = true)]
-    pub verbose: u8,
+    #[command(flatten)]
+    pub log: LogArguments,
     /// The process that stands before this one on a terminal
     #[arg(long, hide = true)]
     pub behind: Option<i32>,

@@ -10,6 +10,7 @@ use std::{
 
 use nix::sys::signal;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader},
     process::{Child, Command},
@@ -98,10 +99,10 @@ impl Started {
         let mut child = command.spawn().map_err(cannot)?;
         let (mut output, last_line) = (JoinSet::new(), LastLine::default());
         if let Some(from) = child.stdout.take() {
-            output.spawn(pass_on(job.to_owned(), from, &out::STDOUT, None));
+            output.spawn(pass_on(job.to_owned(), from, ("stdout", &out::STDOUT), None));
         }
         if let Some(from) = child.stderr.take() {
-            output.spawn(pass_on(job.to_owned(), from, &out::STDERR, Some(last_line.clone())));
+            output.spawn(pass_on(job.to_owned(), from, ("stderr", &out::STDERR), Some(last_line.clone())));
         }
         let pid = child::pid(&child);
         OWN.lock().unwrap_or_else(PoisonError::into_inner).extend(pid);
@@ -209,7 +210,12 @@ fn recorded(line: &str) -> Option<String> {
 
 /// Passes output on by lines, each behind the job's name. If it cannot be written, or is not read
 /// any more, it is dropped, since the command must not wait for a reader that is gone.
-async fn pass_on(job: String, from: impl AsyncRead + Unpin, to: &'static Writer, last_line: Option<LastLine>) {
+async fn pass_on(
+    job: String,
+    from: impl AsyncRead + Unpin,
+    (stream, to): (&str, &'static Writer),
+    last_line: Option<LastLine>,
+) {
     let mut from = BufReader::new(from);
     let prefix = format!("{}: ", out::printable(&job));
     let mut line = Vec::new();
@@ -230,11 +236,18 @@ async fn pass_on(job: String, from: impl AsyncRead + Unpin, to: &'static Writer,
         {
             *last_line.lock().unwrap_or_else(PoisonError::into_inner) = said;
         }
+        if out::is_json() {
+            let text = String::from_utf8_lossy(&line);
+            let text = text.strip_suffix('\n').unwrap_or(&text);
+            line = out::object("INFO", json!({ "job": job, "stream": stream, "message": text }));
+        } else {
+            line.splice(..0, prefix.bytes());
+        }
         if !line.ends_with(b"\n") {
             line.push(b'\n');
         }
         // One write for each line, so that the lines of several commands do not mix.
-        to.pass(&[prefix.as_bytes(), &line].concat()).await;
+        to.pass(&line).await;
     }
 }
 

@@ -3,8 +3,13 @@
 //! The library drops the work of a run that is lost. The command has to be stopped then, which
 //! takes time, so the command is in a task of its own and the work only waits for it.
 
-use std::{ffi::OsString, sync::Arc, time::Duration};
+use std::{
+    ffi::OsString,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
 
+use chrono::{DateTime, Utc};
 use rowlock::{Database, Tick};
 use tokio::{
     sync::{Semaphore, mpsc, oneshot, watch},
@@ -13,6 +18,8 @@ use tokio::{
 };
 
 use crate::{
+    format::{brief, precise},
+    log::RUNS,
     out,
     process::{orphans::Mark, work::expired},
     schedule::{
@@ -68,15 +75,19 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     };
     let (reply, ended) = oneshot::channel();
     let Some(counted) = shared.commands.upgrade() else { return std::future::pending().await };
-    let run = Run { job, variables: environment(&tick).to_vec(), attempt: tick.attempt(), shared };
+    let (slot, attempt) = (tick.slot(), tick.attempt());
+    let run = Run { job, variables: environment(&tick).to_vec(), slot, attempt, shared };
     let started = run.start(&run.job.command)?;
+    tracing::info!(target: RUNS, job = run.name(), slot = precise(slot), attempt, "started");
     // The run keeps its leases until the command has ended.
     let going_on = tick.going_on();
     // The command counts until the library has its result, which is recorded then.
     let taken = counted.clone();
     let mark = started.mark.clone();
     let watching = tokio::spawn(async move {
+        let began = Instant::now();
         let result = run.watch(started, reply).await;
+        run.tell_end(began.elapsed(), result.as_ref());
         drop((going_on, permit));
         if let Some(result) = result {
             run.follow(result).await;
@@ -107,6 +118,7 @@ async fn without_reply(watching: JoinHandle<()>, mark: &Mark) -> Result<(), Stri
 struct Run {
     job: Arc<Job>,
     variables: Vec<Variable>,
+    slot: DateTime<Utc>,
     attempt: u32,
     shared: Shared,
 }
@@ -156,13 +168,33 @@ impl Run {
         reply.send(result.clone()).ok().map(|()| result)
     }
 
+    /// Logs how the command ended, and what comes next. `None`: its run was lost or is handed back.
+    fn tell_end(&self, took: Duration, result: Option<&Result<(), String>>) {
+        let (job, slot, attempt, took) = (self.name(), precise(self.slot), self.attempt, brief(took));
+        let next = match result {
+            Some(Err(_)) if self.fails_again() => format!("attempt {}", attempt.saturating_add(1)),
+            Some(_) => self.job.schedule.upcoming(SystemTime::now().into()).next().map(precise).unwrap_or_default(),
+            None => "its tick is run again, here or elsewhere".to_owned(),
+        };
+        match result {
+            Some(Ok(())) => tracing::info!(target: RUNS, job, slot, attempt, took, next, "succeeded"),
+            Some(Err(error)) => tracing::info!(target: RUNS, job, slot, attempt, took, error, next, "failed"),
+            None => tracing::info!(target: RUNS, job, slot, attempt, took, next, "stopped"),
+        }
+    }
+
+    /// Returns whether the tick is run again after a failure.
+    fn fails_again(&self) -> bool {
+        self.attempt <= self.job.retries
+    }
+
     /// Runs the command that follows the end of the tick. It changes nothing of how that ended.
     async fn follow(mut self, result: Result<(), String>) {
         let hooks = &self.job.hooks;
         let (hook, words, outcome) = match &result {
             Ok(()) => ("on_success", &hooks.on_success, "succeeded"),
             // The tick is run again.
-            Err(_) if self.attempt <= self.job.retries => return,
+            Err(_) if self.fails_again() => return,
             Err(_) => ("on_failure", &hooks.on_failure, "failed"),
         };
         let Some(words) = words.clone() else { return };

@@ -17,6 +17,7 @@ mod program_instances;
 mod program_jobs;
 mod program_lead;
 mod program_limits;
+mod program_log;
 mod program_lost;
 mod program_names;
 mod program_preview;
@@ -65,6 +66,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_terminal::register::<DB>(suite);
     program_input::register::<DB>(suite);
     program_instances::register::<DB>(suite);
+    program_log::register::<DB>(suite);
     program_lost::register::<DB>(suite);
     program_names::register::<DB>(suite);
     program_runs::register::<DB>(suite);

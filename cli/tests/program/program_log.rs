@@ -1,0 +1,82 @@
+//! The log: its lines for runs, as text and as JSON, and which of them are written.
+
+use harness::{TestDatabase, TestDb};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::{
+    program::{Ended, Program as _, Stage, start},
+    program_cron::{ended_as, jobs, runs},
+};
+
+harness::tests!(sqlite(each_run_has_a_line_for_its_start_and_its_end, each_line_is_an_object, levels_select_the_lines));
+
+/// A job that succeeds, and one that fails twice.
+async fn ran<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Ended {
+    let stage = Stage::new();
+    let path = jobs(
+        &stage,
+        &[
+            ("fine", "cron = \"0 0 1 1 *\"", "echo \"it's \\\"fine\\\"\""),
+            ("fails", "cron = \"0 0 1 1 *\"\nretry = 1", "echo disk full >&2; exit 3"),
+        ],
+    );
+    let mut command = db.command(words, &["cron", "--label", "node-1", path.to_str().unwrap()]);
+    command.env_remove("RUST_LOG");
+    let running = start(command);
+    for name in ["fine", "fails"] {
+        harness::eventually("it is declared", async || db.rowlock("trigger", &[name]).await.code == 0).await;
+    }
+    ended_as(db, "fine", "succeeded").await;
+    harness::eventually("it has failed", async || runs(db, "fails").await.len() == 2).await;
+    running.signal(Signal::TERM);
+    running.ended().await.with(0)
+}
+
+async fn each_run_has_a_line_for_its_start_and_its_end<DB: TestDatabase>(db: TestDb<DB>) {
+    let ended = ran(&db, "").await;
+    let lines = |what: &str| -> Vec<&str> { ended.err.lines().filter(|line| line.contains(what)).collect() };
+    assert_eq!(
+        [lines("cron: started job=\"fine\"").len(), lines("cron: started job=\"fails\"").len()],
+        [1, 2],
+        "{ended:?}"
+    );
+    let fine = lines("cron: succeeded job=\"fine\"");
+    assert!(fine[0].contains(" INFO ") && fine[0].contains(" attempt=1 took=\""), "{fine:?}");
+    assert!(fine[0].contains("-01-01T00:00:00.000000Z\"") && fine[0].contains(" next=\"2"), "{fine:?}");
+    let fails = lines("cron: failed job=\"fails\"");
+    assert!(
+        fails[0].contains("attempt=1 ") && fails[0].ends_with("error=\"exit code 3: disk full\" next=\"attempt 2\""),
+        "{fails:?}"
+    );
+    assert!(fails[1].contains("attempt=2 ") && fails[1].contains("next=\"2"), "{fails:?}");
+    assert!(!ended.err.contains("WARN"), "{ended:?}");
+}
+
+async fn each_line_is_an_object<DB: TestDatabase>(db: TestDb<DB>) {
+    let ended = ran(&db, "--log-format json").await;
+    let objects =
+        |text: &str| -> Vec<Value> { text.lines().map(|line| serde_json::from_str(line).expect(line)).collect() };
+    let (out, err) = (objects(&ended.out), objects(&ended.err));
+    for line in out.iter().chain(&err) {
+        assert!(line["timestamp"].as_str().unwrap().ends_with('Z') && line["level"].is_string(), "{line}");
+    }
+    let has = |lines: &[Value], fields: &[(&str, &str)]| {
+        lines.iter().any(|line| fields.iter().all(|(name, value)| line[*name] == *value))
+    };
+    assert!(has(&out, &[("job", "fine"), ("stream", "stdout"), ("message", "it's \"fine\"")]), "{out:?}");
+    assert!(has(&err, &[("job", "fails"), ("stream", "stderr"), ("message", "disk full")]), "{err:?}");
+    assert!(has(&err, &[("job", "fails"), ("message", "failed"), ("error", "exit code 3: disk full")]), "{err:?}");
+    assert!(has(&err, &[("message", "started"), ("target", "rowlock::cron")]), "{err:?}");
+    assert!(err.iter().any(|line| line["message"].as_str().unwrap().ends_with("jobs.toml: 2 jobs")), "{err:?}");
+}
+
+async fn levels_select_the_lines<DB: TestDatabase>(db: TestDb<DB>) {
+    let ended = ran(&db, "--log-level warn").await;
+    assert!(!ended.err.contains("started"), "{ended:?}");
+    db.execute("DELETE FROM t_resource_schedule_run").await;
+    let ended = ran(&db, "--log-level rowlock::cron=off,rowlock=debug").await;
+    assert!(!ended.err.contains("started") && ended.err.contains("DEBUG"), "{ended:?}");
+    let wrong = db.rowlock("--log-level much list", &[]).await.with(2);
+    assert!(wrong.err.contains("write it like info"), "{wrong:?}");
+}
