@@ -19,7 +19,7 @@ mod secrets;
 mod ui;
 mod writer;
 
-use std::{process::ExitCode, time::Duration};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use clap::{CommandFactory as _, Parser as _};
 use rowlock::{Database, LeaseLock, Schedules};
@@ -74,10 +74,7 @@ async fn dispatch(arguments: Arguments) -> Result<u8, Failure> {
         Action::OnTables(TableAction::Cron(cron)) if cron.only_reads() => schedule::preview::cron(&cron),
         Action::OnTables(action) => run_on_tables(&source, action, front).await,
         Action::Next(next) => schedule::preview::next(&next),
-        Action::Doctor(doctor) => {
-            let Source { kind, url, timeout, .. } = choose_source(&source)?;
-            doctor::examine(kind, &url, timeout, &doctor).await
-        }
+        Action::Doctor(doctor) => doctor::examine(&choose_source(&source)?, &doctor).await,
         Action::Completions { shell } => {
             let mut program = Arguments::command();
             let mut script = Vec::new();
@@ -96,11 +93,10 @@ async fn dispatch(arguments: Arguments) -> Result<u8, Failure> {
     }
 }
 
-fn choose_source(source: &SourceArguments) -> Result<Source, Failure> {
+fn choose_source(source: &SourceArguments) -> Result<Arc<Source>, Failure> {
     rowlock::accept_any_server(source.any_server);
-    let source = Source::choose(source)?;
-    secrets::keep(&source.url);
-    Ok(source)
+    database::set_article_clients(source.article_clients);
+    Source::choose(source).map(Arc::new)
 }
 
 /// `front`: the process that stands before this one on a terminal.
@@ -109,22 +105,23 @@ async fn run_on_tables(source: &SourceArguments, action: TableAction, front: Opt
         parent::die_with(front.as_raw_nonzero().get())?;
         out::never_stop();
     }
-    let Source { kind, url, own_file, timeout } = choose_source(source)?;
-    let create = own_file || matches!(&action, TableAction::Migrate(migrate) if !migrate.dry_run && !migrate.undo);
+    let source = choose_source(source)?;
+    let Source { kind, url, own_file, timeout, .. } = &*source;
+    let create = *own_file || matches!(&action, TableAction::Migrate(migrate) if !migrate.dry_run && !migrate.undo);
     match kind {
         Kind::Sqlite => {
-            let opened = open(&action, async || database::open_sqlite(&url, create, timeout).await).await?;
-            if own_file {
+            let opened = open(&action, async || database::open_sqlite(url, create, *timeout).await).await?;
+            if *own_file {
                 rowlock::migrate(&opened.pool).await?;
             }
             run_and_close(opened, action, front).await
         }
         Kind::Postgres => {
-            let opened = open(&action, async || database::open::<sqlx::Postgres>(&url, timeout).await).await?;
+            let opened = open(&action, async || database::open::<sqlx::Postgres>(&source).await).await?;
             run_and_close(opened, action, front).await
         }
         Kind::MySql => {
-            let opened = open(&action, async || database::open::<sqlx::MySql>(&url, timeout).await).await?;
+            let opened = open(&action, async || database::open::<sqlx::MySql>(&source).await).await?;
             run_and_close(opened, action, front).await
         }
     }

@@ -1,25 +1,42 @@
 //! The passwords that the program knows. They are masked in its messages, and in what it passes on
 //! and records of the output of commands.
 
-use std::{borrow::Cow, sync::OnceLock};
+use std::{
+    borrow::Cow,
+    sync::{PoisonError, RwLock},
+};
 
 use percent_encoding::percent_decode_str;
+
+use crate::database::{Kind, Secrets, client};
 
 /// What stands in the place of a password.
 const MASK: &str = "***";
 /// Shorter passwords are not masked: they are parts of other words.
 const SHORTEST: usize = 4;
 
-static KNOWN: OnceLock<Vec<String>> = OnceLock::new();
+static KNOWN: RwLock<Vec<String>> = RwLock::new(Vec::new());
 
-/// Keeps the passwords of a database's URL, and of the variable that its driver reads.
-pub fn keep(url: &str) {
-    let _ = KNOWN.set(passwords(url, std::env::var("PGPASSWORD").ok()));
+/// Adds passwords to those that are known: of the database's URL, and of the files and the variable
+/// that its driver reads.
+pub fn keep(secrets: &Secrets) {
+    let Secrets { kind, url, passwords: text } = secrets;
+    let of_file: Vec<String> = match kind {
+        Kind::Sqlite => Vec::new(),
+        // host:port:database:user:password
+        Kind::Postgres => text.lines().filter_map(|line| line.splitn(5, ':').nth(4)).map(str::to_owned).collect(),
+        Kind::MySql => client(text).remove("password").into_iter().collect(),
+    };
+    let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
+    known.extend(passwords(url, of_file.into_iter().chain(std::env::var("PGPASSWORD").ok())));
+    // One may contain another.
+    known.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+    known.dedup();
 }
 
 /// Returns a text without the passwords.
 pub fn masked(text: &str) -> Cow<'_, str> {
-    without(text, KNOWN.get().map(Vec::as_slice).unwrap_or_default())
+    without(text, &KNOWN.read().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Masks the passwords in a line. Without one, the line stays as it is, also if it is no text.
@@ -35,9 +52,8 @@ fn without<'a>(text: &'a str, known: &[String]) -> Cow<'a, str> {
     found.fold(Cow::Borrowed(text), |text, secret| text.replace(secret, MASK).into())
 }
 
-/// Returns the passwords as they are written in the URL, and as the server gets them, the longest
-/// first: one may contain another.
-fn passwords(url: &str, variable: Option<String>) -> Vec<String> {
+/// Returns the passwords as they are written in the URL, and as the server gets them, and others.
+fn passwords(url: &str, others: impl Iterator<Item = String>) -> Vec<String> {
     let rest = url.split_once("://").map_or("", |(_, rest)| rest);
     // Also of a password whose special characters are not encoded.
     let of_user = rest.rsplit_once('@').and_then(|(user, _)| user.split_once(':')).map(|(_, password)| password);
@@ -45,10 +61,7 @@ fn passwords(url: &str, variable: Option<String>) -> Vec<String> {
     let of_settings = settings.filter_map(|setting| setting.strip_prefix("password="));
     let written = of_user.into_iter().chain(of_settings);
     let both = written.flat_map(|text| [text.to_owned(), percent_decode_str(text).decode_utf8_lossy().into_owned()]);
-    let mut all: Vec<String> = both.chain(variable).filter(|secret| secret.chars().count() >= SHORTEST).collect();
-    all.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
-    all.dedup();
-    all
+    both.chain(others).filter(|secret| secret.chars().count() >= SHORTEST).collect()
 }
 
 #[cfg(test)]
@@ -57,7 +70,8 @@ mod tests {
 
     #[test]
     fn passwords_are_masked_as_they_are_written_and_as_they_are() {
-        let known = passwords("postgres://app:p%40ss/w@rd@db:5432/app?password=other+one", Some("third".to_owned()));
+        let known =
+            passwords("postgres://app:p%40ss/w@rd@db:5432/app?password=other+one", std::iter::once("third".to_owned()));
         for (text, masked) in [
             ("login failed: p%40ss/w@rd", "login failed: ***"),
             ("p@ss/w@rd, other+one and third", "***, *** and ***"),
@@ -77,7 +91,7 @@ mod tests {
             "",
             "postgres://a:abc@db/x",
         ] {
-            let known = passwords(url, None);
+            let known = passwords(url, std::iter::empty());
             assert!(known.is_empty(), "{url}: {known:?}");
         }
     }

@@ -7,7 +7,7 @@ mod checks;
 mod finding;
 mod servers;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anstyle::Style;
 use rowlock::LeaseLock;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::{
     args::source::Doctor,
-    database::{self, Kind, Opened},
+    database::{self, Kind, Opened, Source},
     exit::{self, Failure},
     format::aligned,
     out::{self, printable},
@@ -23,11 +23,11 @@ use crate::{
 use finding::{Finding, Mark};
 use servers::Server;
 
-pub async fn examine(kind: Kind, url: &str, timeout: Duration, doctor: &Doctor) -> Result<u8, Failure> {
-    let (findings, code) = match kind {
-        Kind::Sqlite => findings(database::open_sqlite(url, false, timeout).await).await,
-        Kind::Postgres => findings(database::open::<sqlx::Postgres>(url, timeout).await).await,
-        Kind::MySql => findings(database::open::<sqlx::MySql>(url, timeout).await).await,
+pub async fn examine(source: &Arc<Source>, doctor: &Doctor) -> Result<u8, Failure> {
+    let (findings, code) = match source.kind {
+        Kind::Sqlite => findings(database::open_sqlite(&source.url, false, source.timeout).await).await,
+        Kind::Postgres => findings(database::open::<sqlx::Postgres>(source).await).await,
+        Kind::MySql => findings(database::open::<sqlx::MySql>(source).await).await,
     };
     match doctor.json {
         true => out::say_json(&object(&findings))?,

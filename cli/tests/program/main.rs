@@ -20,6 +20,7 @@ mod program_limits;
 mod program_log;
 mod program_lost;
 mod program_names;
+mod program_passwords;
 mod program_preview;
 mod program_run;
 mod program_runs;
@@ -76,6 +77,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_limits::register::<DB>(suite);
     program_cron::register::<DB>(suite);
     program_jobs::register::<DB>(suite);
+    program_passwords::register::<DB>(suite);
     program_preview::register::<DB>(suite);
     program_schedules::register::<DB>(suite);
     program_shared::register::<DB>(suite);

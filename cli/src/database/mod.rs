@@ -1,7 +1,15 @@
-//! The choice of the database, and the connection to it.
+//! The connection to the database that was chosen.
+
+mod my_cnf;
+mod rotation;
+mod source;
 
 use std::{
-    io::ErrorKind, os::unix::fs::DirBuilderExt as _, path::PathBuf, str::FromStr as _, sync::OnceLock, time::Duration,
+    io::ErrorKind,
+    path::PathBuf,
+    str::FromStr as _,
+    sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use chrono::FixedOffset;
@@ -14,16 +22,17 @@ use sqlx::{
     sqlite::{SqliteConnectOptions, SqliteJournalMode},
 };
 
-use crate::{
-    args::source::SourceArguments,
-    exit::{Failure, IO, UNAVAILABLE, USAGE},
-};
-
-/// The longest wait for a connection. The pool adds it to the time of the clock, which has an end.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+use crate::exit::{Failure, UNAVAILABLE, USAGE};
+pub use my_cnf::client;
+pub use source::{Kind, Secrets, Source};
 
 /// The offset at which programs that know only the article's columns write their times.
 static ARTICLE_CLIENTS: OnceLock<Option<FixedOffset>> = OnceLock::new();
+
+/// Tells of the other programs on the table, once in a process.
+pub fn set_article_clients(offset: Option<FixedOffset>) {
+    let _ = ARTICLE_CLIENTS.set(offset);
+}
 
 /// Returns a lock on the table, which knows of the other programs on it.
 pub fn lock<DB: rowlock::Database>(pool: Pool<DB>, label: Option<&str>) -> Result<LeaseLock<DB>, rowlock::Error> {
@@ -50,60 +59,6 @@ pub fn article_clients() -> Option<FixedOffset> {
     ARTICLE_CLIENTS.get().copied().flatten()
 }
 
-pub enum Kind {
-    Sqlite,
-    Postgres,
-    MySql,
-}
-
-/// The database that was chosen.
-pub struct Source {
-    pub kind: Kind,
-    pub url: String,
-    /// The program's own file, which is created and migrated as needed.
-    pub own_file: bool,
-    pub timeout: Duration,
-}
-
-impl Source {
-    pub fn choose(arguments: &SourceArguments) -> Result<Self, Failure> {
-        let _ = ARTICLE_CLIENTS.set(arguments.article_clients); // once in a process
-        let timeout = arguments.connect_timeout.min(LONGEST);
-        if arguments.local {
-            return Ok(Self { kind: Kind::Sqlite, url: local_file()?, own_file: true, timeout });
-        }
-        let Some(url) = arguments.database_url.clone().filter(|url| !url.is_empty()) else {
-            let text = "no database: give --database-url URL, set DATABASE_URL, or use --local for a lock on this machine only";
-            return Err(Failure::new(USAGE, text));
-        };
-        let scheme = url.split(':').next().unwrap_or_default();
-        let kind = match scheme {
-            "sqlite" => Kind::Sqlite,
-            "postgres" | "postgresql" => Kind::Postgres,
-            "mysql" | "mariadb" => Kind::MySql,
-            // The text before the colon is not printed, since it may be a password.
-            _ => {
-                let text = "the database URL has to begin with postgres:, mysql:, mariadb: or sqlite:";
-                return Err(Failure::new(USAGE, text));
-            }
-        };
-        Ok(Self { kind, url, own_file: false, timeout })
-    }
-}
-
-/// Returns `$XDG_STATE_HOME/rowlock/locks.db`, or the same path below `~/.local/state`.
-fn local_file() -> Result<String, Failure> {
-    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = state.or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
-    let folder =
-        state.ok_or_else(|| Failure::new(IO, "--local: neither XDG_STATE_HOME nor HOME is set"))?.join("rowlock");
-    // The folder is accessible to this user alone: a process that knows a holder's id can end its
-    // claim.
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-    made.map_err(|error| Failure::io(&folder, &error))?;
-    Ok(folder.join("locks.db").display().to_string())
-}
-
 /// A database that replies.
 pub struct Opened<DB: sqlx::Database> {
     pub pool: Pool<DB>,
@@ -124,13 +79,19 @@ pub async fn open_sqlite(url: &str, create: bool, timeout: Duration) -> Result<O
         .await
 }
 
-pub async fn open<DB>(url: &str, timeout: Duration) -> Result<Opened<DB>, Failure>
+/// Opens a server's database. Passwords that change later are followed until the pool is closed.
+pub async fn open<DB>(source: &Arc<Source>) -> Result<Opened<DB>, Failure>
 where
-    DB: sqlx::Database<Connection: Connection<Options: Address>>,
+    DB: sqlx::Database<Connection: Connection<Options: Server>>,
 {
-    let options = <DB::Connection as Connection>::Options::from_str(url).map_err(unreadable)?;
-    let address = is_plain(url).then(|| options.address());
-    connect(options, address, "check that the server runs, and the database URL", timeout).await
+    let secrets = source.secrets()?;
+    let options = <DB::Connection as Connection>::Options::read(&secrets)?;
+    let address = is_plain(&secrets.url).then(|| options.address());
+    let next = "check that the server runs, and the database URL";
+    let opened: Opened<DB> = connect(options, address, next, source.timeout).await?;
+    let (pool, mut closed, source) = (opened.pool.clone(), opened.pool.close_event(), source.clone());
+    tokio::spawn(async move { closed.do_until(rotation::follow(pool, source)).await });
+    Ok(opened)
 }
 
 /// Returns whether the URL was parsed as intended. A password with a slash in it turns the rest of
@@ -140,8 +101,10 @@ fn is_plain(url: &str) -> bool {
     rest.is_some_and(|rest| !rest.contains('@'))
 }
 
-/// The address of a server for messages, without user name and settings.
-pub trait Address {
+/// How connections to a server are opened.
+pub trait Server: Sized + Send {
+    fn read(secrets: &Secrets) -> Result<Self, Failure>;
+    /// The address of the server for messages, without user name and settings.
     fn address(&self) -> String;
 }
 
@@ -151,13 +114,33 @@ fn on_server(host: &str, port: u16, socket: Option<&PathBuf>, database: Option<&
     database.map_or(server.clone(), |database| format!("{server}, database {database}"))
 }
 
-impl Address for PgConnectOptions {
+impl Server for PgConnectOptions {
+    /// The driver reads `.pgpass` by itself.
+    fn read(secrets: &Secrets) -> Result<Self, Failure> {
+        Self::from_str(&secrets.url).map_err(unreadable)
+    }
+
     fn address(&self) -> String {
         on_server(self.get_host(), self.get_port(), self.get_socket(), self.get_database())
     }
 }
 
-impl Address for MySqlConnectOptions {
+impl Server for MySqlConnectOptions {
+    /// The section `[client]` of `.my.cnf` has the user and the password that the URL does not have.
+    fn read(secrets: &Secrets) -> Result<Self, Failure> {
+        let mut options = Self::from_str(&secrets.url).map_err(unreadable)?;
+        let rest = secrets.url.split_once("://").map_or("", |(_, rest)| rest);
+        let user = rest.rsplit_once('@').map(|(user, _)| user).filter(|user| !user.is_empty());
+        let client = client(&secrets.passwords);
+        if let Some(name) = client.get("user").filter(|_| user.is_none()) {
+            options = options.username(name);
+        }
+        if let Some(password) = client.get("password").filter(|_| user.is_none_or(|user| !user.contains(':'))) {
+            options = options.password(password);
+        }
+        Ok(options)
+    }
+
     fn address(&self) -> String {
         on_server(self.get_host(), self.get_port(), self.get_socket(), self.get_database())
     }

@@ -1,0 +1,109 @@
+//! The choice of the database, and the files that have its URL or its password.
+
+use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, time::Duration};
+
+use crate::{
+    args::source::SourceArguments,
+    exit::{Failure, IO, USAGE},
+    secrets,
+};
+
+/// The longest wait for a connection. The pool adds it to the time of the clock, which has an end.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Sqlite,
+    Postgres,
+    MySql,
+}
+
+/// The database that was chosen.
+pub struct Source {
+    pub kind: Kind,
+    pub url: String,
+    /// The file that has the URL.
+    pub file: Option<PathBuf>,
+    /// The program's own file, which is created and migrated as needed.
+    pub own_file: bool,
+    pub timeout: Duration,
+}
+
+impl Source {
+    pub fn choose(arguments: &SourceArguments) -> Result<Self, Failure> {
+        let timeout = arguments.connect_timeout.min(LONGEST);
+        if arguments.local {
+            return Ok(Self { kind: Kind::Sqlite, url: local_file()?, file: None, own_file: true, timeout });
+        }
+        let file = arguments.database_url_file.clone();
+        let url = match &file {
+            Some(file) => url_of(file)?,
+            None => arguments.database_url.clone().unwrap_or_default(),
+        };
+        if url.is_empty() {
+            let text = "no database: give --database-url-file FILE, set DATABASE_URL, or use --local for a lock on this machine only";
+            return Err(Failure::new(USAGE, text));
+        }
+        let source = Self { kind: kind(&url)?, url, file, own_file: false, timeout };
+        secrets::keep(&source.secrets()?);
+        Ok(source)
+    }
+
+    /// Reads what may change while the program runs: the URL, and the text of the file that has
+    /// passwords.
+    pub fn secrets(&self) -> Result<Secrets, Failure> {
+        let url = self.file.as_ref().map_or_else(|| Ok(self.url.clone()), url_of)?;
+        let home = |name: &str| std::env::home_dir().map(|home| home.join(name));
+        let passwords = match self.kind {
+            Kind::Sqlite => None,
+            Kind::Postgres => std::env::var_os("PGPASSFILE").map(PathBuf::from).or_else(|| home(".pgpass")),
+            Kind::MySql => home(".my.cnf"),
+        };
+        // The driver says what is wrong with a file that it cannot read.
+        let passwords = passwords.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
+        Ok(Secrets { kind: self.kind, url, passwords })
+    }
+}
+
+/// What may change while the program runs.
+#[derive(Clone, PartialEq)]
+pub struct Secrets {
+    pub kind: Kind,
+    pub url: String,
+    /// The text of `.pgpass` or `.my.cnf`; empty if there is none.
+    pub passwords: String,
+}
+
+fn url_of(file: &PathBuf) -> Result<String, Failure> {
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        Failure::new(USAGE, format_args!("the file of the database URL, {}: {error}", file.display()))
+    })?;
+    let url = text.trim();
+    match url.is_empty() || url.contains('\n') {
+        true => Err(Failure::new(USAGE, format_args!("{}: the database URL has to be its only line", file.display()))),
+        false => Ok(url.to_owned()),
+    }
+}
+
+fn kind(url: &str) -> Result<Kind, Failure> {
+    match url.split(':').next().unwrap_or_default() {
+        "sqlite" => Ok(Kind::Sqlite),
+        "postgres" | "postgresql" => Ok(Kind::Postgres),
+        "mysql" | "mariadb" => Ok(Kind::MySql),
+        // The text before the colon is not printed, since it may be a password.
+        _ => Err(Failure::new(USAGE, "the database URL has to begin with postgres:, mysql:, mariadb: or sqlite:")),
+    }
+}
+
+/// Returns `$XDG_STATE_HOME/rowlock/locks.db`, or the same path below `~/.local/state`.
+fn local_file() -> Result<String, Failure> {
+    let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = state.or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
+    let folder =
+        state.ok_or_else(|| Failure::new(IO, "--local: neither XDG_STATE_HOME nor HOME is set"))?.join("rowlock");
+    // The folder is accessible to this user alone: a process that knows a holder's id can end its
+    // claim.
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.map_err(|error| Failure::io(&folder, &error))?;
+    Ok(folder.join("locks.db").display().to_string())
+}
