@@ -51,6 +51,14 @@ fn assert_none(problems: &[String]) {
 }
 
 #[test]
+fn the_unit_of_the_guide_is_that_of_the_package() {
+    let read = |path: &str| std::fs::read_to_string(repository().join(path)).unwrap();
+    let (guide, unit) = (read("docs/cli.md"), read("packaging/rowlock-cron.service"));
+    let shown = guide.split("```ini\n# packaging/rowlock-cron.service\n").nth(1).unwrap();
+    assert_eq!(shown.split("```").next().unwrap(), unit);
+}
+
+#[test]
 fn the_readme_is_short() {
     let text = std::fs::read_to_string(repository().join("README.md")).unwrap();
     let (lines, bytes) = (text.lines().count(), text.len());

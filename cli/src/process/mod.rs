@@ -6,6 +6,7 @@ pub mod find;
 pub mod front;
 pub mod orphans;
 pub mod parent;
+pub mod service;
 pub mod signals;
 pub mod stub;
 pub mod surroundings;

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, ffi::OsString, path::Path};
 use nix::unistd::{Uid, User};
 use tokio::process::Command;
 
-use crate::{args::process::Beginning, process::find::find_in};
+use crate::{
+    args::process::Beginning,
+    process::{find::find_in, service},
+};
 
 /// The variable that has the database's password. A command gets it only if its job asks for it.
 const DATABASE_URL: &str = "DATABASE_URL";
@@ -39,6 +42,10 @@ impl Surroundings {
     pub fn apply(&self, command: &mut Command) {
         if !self.database_url {
             command.env_remove(DATABASE_URL);
+        }
+        // A command does not speak for the service.
+        for name in service::VARIABLES {
+            command.env_remove(name);
         }
         if self.beginning.user.is_some() {
             for name in OF_USER {

@@ -17,7 +17,7 @@ use crate::{
     exit::{self, Failure},
     out,
     process::{
-        descendants,
+        descendants, service,
         signals::{listen, received},
     },
     schedule::{
@@ -42,6 +42,8 @@ const MAX_RUNS: u32 = 32;
 pub async fn open_when_available<T>(cron: &Cron, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
     file::read(&cron.file)?;
     let mut signals = CronSignals::listen()?;
+    service::begins("it waits for the database");
+    tokio::spawn(service::go_on());
     tokio::select! {
         opened = until_it_passes(open) => opened,
         () = signals.stop.received() => Err(Failure::new(exit::OK, "")),
@@ -231,6 +233,7 @@ impl<DB: Database> Instance<DB> {
         self.let_end();
         self.running = Some(started);
         out::print_error(&jobs);
+        service::does(&jobs.to_string());
         for why in jobs.unable() {
             out::print_error(format_args!("{why}; the job is left to other machines, and looked at every {LOOK:?}"));
         }
@@ -333,6 +336,7 @@ impl End {
     /// whose commands have not begun. Another signal ends the while.
     async fn end<DB: Database>(mut self, mut instance: Instance<DB>, mut stop: Stop) {
         self.phase.send_replace(Phase::Drains);
+        service::ends("it waits for its commands");
         instance.let_end();
         let Instance { works, mut ending, .. } = instance;
         // The channels end with the last of their senders; nothing is sent. Runs that were lost have

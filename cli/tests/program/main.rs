@@ -25,6 +25,7 @@ mod program_preview;
 mod program_run;
 mod program_runs;
 mod program_schedules;
+mod program_service;
 mod program_shared;
 mod program_stalled;
 mod program_stop;
@@ -80,6 +81,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_passwords::register::<DB>(suite);
     program_preview::register::<DB>(suite);
     program_schedules::register::<DB>(suite);
+    program_service::register::<DB>(suite);
     program_shared::register::<DB>(suite);
     program_stalled::register::<DB>(suite);
     program_supervisor::register::<DB>(suite);
