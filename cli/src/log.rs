@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use tracing::Level;
 use tracing_subscriber::{
     Layer as _,
-    filter::{FilterExt as _, LevelFilter, ParseError, Targets, filter_fn},
+    filter::{FilterExt as _, LevelFilter, Targets, filter_fn},
     layer::SubscriberExt as _,
     registry,
     util::SubscriberInitExt as _,
@@ -35,18 +35,18 @@ pub enum Format {
     Json,
 }
 
+/// Reads levels. One without a part is that of the program and the library, not of the driver, which
+/// repeats parts of the URL.
 fn levels(text: &str) -> Result<Targets, String> {
-    let wrong = |why: &str| format!("{why}; write it like info, or warn,rowlock::cron=off");
-    let level = |part: &str| part.rsplit('=').next().unwrap_or(part).trim().parse::<LevelFilter>();
-    match text.split(',').find(|part| level(part).is_err()) {
-        // A part without a level would be that of a level that is misspelt.
-        Some(part) => Err(wrong(&format!("{part:?} has no level"))),
-        None => text.parse().map_err(|error: ParseError| wrong(&error.to_string())),
-    }
+    let part = |part: &str| {
+        let (target, level) = part.split_once('=').unwrap_or(("rowlock", part));
+        let wrong = |_| format!("{part:?} has no level; write it like info, or warn,rowlock::cron=off");
+        level.trim().parse::<LevelFilter>().map(|level| (target.trim().to_owned(), level)).map_err(wrong)
+    };
+    text.split(',').map(part).collect()
 }
 
-/// Sends events to stderr. Those of the driver are left out unless they are asked for, since they
-/// repeat parts of the URL.
+/// Sends events to stderr.
 pub fn init(arguments: &LogArguments) {
     let of = |level: Level| Targets::new().with_target("rowlock", level);
     let levels = arguments.log_level.clone().unwrap_or_else(|| match arguments.verbose {

@@ -114,15 +114,15 @@ async fn run_on_tables(source: &SourceArguments, action: TableAction, front: Opt
             if *own_file {
                 rowlock::migrate(&opened.pool).await?;
             }
-            run_and_close(opened, action, front).await
+            run_and_close(opened, source.clone(), action, front).await
         }
         Kind::Postgres => {
             let opened = open(&action, async || database::open::<sqlx::Postgres>(&source).await).await?;
-            run_and_close(opened, action, front).await
+            run_and_close(opened, source.clone(), action, front).await
         }
         Kind::MySql => {
             let opened = open(&action, async || database::open::<sqlx::MySql>(&source).await).await?;
-            run_and_close(opened, action, front).await
+            run_and_close(opened, source.clone(), action, front).await
         }
     }
 }
@@ -137,11 +137,12 @@ async fn open<T>(action: &TableAction, open: impl AsyncFn() -> Result<T, Failure
 
 async fn run_and_close<DB: Database>(
     database: Opened<DB>,
+    source: Arc<Source>,
     action: TableAction,
     front: Option<Pid>,
 ) -> Result<u8, Failure> {
     let Opened { pool, place } = database;
-    let result = run_action(pool.clone(), &place, action, front).await;
+    let result = run_action(pool.clone(), (&place, source), action, front).await;
     // All locks of a pool share their connections. This call closes those connections too.
     LeaseLock::new(pool.clone()).shutdown(Duration::ZERO).await;
     database::within_second(pool.close()).await;
@@ -151,7 +152,7 @@ async fn run_and_close<DB: Database>(
 #[cfg_attr(not(feature = "ui"), allow(unused_variables))] // `place`
 async fn run_action<DB: Database>(
     pool: sqlx::Pool<DB>,
-    place: &str,
+    (place, source): (&str, Arc<Source>),
     action: TableAction,
     front: Option<Pid>,
 ) -> Result<u8, Failure> {
@@ -176,7 +177,7 @@ async fn run_action<DB: Database>(
             out::say(format_args!("{rows} deleted"))?;
             Ok(exit::OK)
         }
-        TableAction::Cron(cron) => schedule::cron::run(pool, cron).await,
+        TableAction::Cron(cron) => schedule::cron::run(pool, source, cron).await,
         TableAction::Schedules(list) => schedule::show::list(&Schedules::new(pool), &list).await,
         TableAction::Runs(runs) => schedule::show::runs(&Schedules::new(pool), &runs).await,
         TableAction::Instances(asked) => schedule::instances::instances(&Schedules::new(pool), &asked).await,

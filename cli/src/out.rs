@@ -31,7 +31,7 @@ pub static STDOUT: Writer = Writer::new(|| unless_it_stops(std::io::stdout()), |
 
 /// Says that lines are missing. The caller is a writer's thread, which waits for none.
 fn dropped(stream: &str, lines: u64) {
-    STDERR.add_note(format!("rowlock: {stream} was not read: {lines} lines were dropped\n").as_bytes());
+    STDERR.add_note(&line("WARN", &format!("{stream} was not read: {lines} lines were dropped")));
 }
 
 /// Writes the requested output to stdout.
@@ -61,12 +61,20 @@ pub async fn say_json_aside(value: Value) -> Result<(), Failure> {
 
 /// Writes an error to stderr. If stderr cannot be written, the work continues.
 pub fn print_error(text: impl Display) {
-    if is_json() {
-        return STDERR.write(&object("ERROR", json!({ "message": masked(&text.to_string()) })));
-    }
-    let line = format!("rowlock: {}\n", printable(&masked(&text.to_string())));
     // The line is written in one call, since the command writes to the same stderr.
-    STDERR.write(line.as_bytes());
+    STDERR.write(&line("ERROR", &masked(&text.to_string())));
+}
+
+/// Writes to stderr what the program does.
+pub fn print_info(text: impl Display) {
+    STDERR.write(&line("INFO", &masked(&text.to_string())));
+}
+
+fn line(level: &str, text: &str) -> Vec<u8> {
+    match is_json() {
+        true => object(level, json!({ "message": text })),
+        false => format!("rowlock: {}\n", printable(text)).into_bytes(),
+    }
 }
 
 static JSON: AtomicBool = AtomicBool::new(false);
@@ -88,12 +96,13 @@ pub fn object(level: &str, mut line: Value) -> Vec<u8> {
 }
 
 /// What a notice begins with.
-pub const NOTICE: &str = "\u{1e}";
+pub const NOTICE: u8 = b'\x1e';
 
-/// Writes what the process above a command has done. `rowlock cron` tells it by its first character
-/// from what the command writes to the same stderr.
+/// Writes what the process above a command has done. `rowlock cron` tells it by its first byte from
+/// what the command writes to the same stderr.
 pub fn print_notice(text: impl Display) {
-    STDERR.write(format!("{NOTICE}rowlock: {}\n", printable(&text.to_string())).as_bytes());
+    let line = format!("rowlock: {}\n", printable(&text.to_string()));
+    STDERR.write(&[&[NOTICE], line.as_bytes()].concat());
 }
 
 /// Writes why nothing was run. If that counts as success, cron would mail a line for each tick of
@@ -115,7 +124,7 @@ pub struct Stderr;
 
 impl Write for Stderr {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        STDERR.write(line);
+        STDERR.write(masked(&String::from_utf8_lossy(line)).as_bytes());
         Ok(line.len())
     }
 

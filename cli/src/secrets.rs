@@ -23,8 +23,7 @@ pub fn keep(secrets: &Secrets) {
     let Secrets { kind, url, passwords: text } = secrets;
     let of_file: Vec<String> = match kind {
         Kind::Sqlite => Vec::new(),
-        // host:port:database:user:password
-        Kind::Postgres => text.lines().filter_map(|line| line.splitn(5, ':').nth(4)).map(str::to_owned).collect(),
+        Kind::Postgres => text.lines().filter_map(of_pgpass).collect(),
         Kind::MySql => client(text).remove("password").into_iter().collect(),
     };
     let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
@@ -52,16 +51,33 @@ fn without<'a>(text: &'a str, known: &[String]) -> Cow<'a, str> {
     found.fold(Cow::Borrowed(text), |text, secret| text.replace(secret, MASK).into())
 }
 
+/// Returns the password of a line of `.pgpass`: `host:port:database:user:password`, with a backslash
+/// before a colon or a backslash of a field.
+fn of_pgpass(line: &str) -> Option<String> {
+    let (mut fields, mut chars) = (vec![String::new()], line.chars());
+    while let Some(c) = chars.next() {
+        match (c, fields.len()) {
+            (':', ..5) => fields.push(String::new()),
+            ('\\', _) => fields.last_mut()?.extend(chars.next()),
+            _ => fields.last_mut()?.push(c),
+        }
+    }
+    fields.into_iter().nth(4)
+}
+
 /// Returns the passwords as they are written in the URL, and as the server gets them, and others.
 fn passwords(url: &str, others: impl Iterator<Item = String>) -> Vec<String> {
     let rest = url.split_once("://").map_or("", |(_, rest)| rest);
-    // Also of a password whose special characters are not encoded.
-    let of_user = rest.rsplit_once('@').and_then(|(user, _)| user.split_once(':')).map(|(_, password)| password);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    // The second one is of a password whose special characters are not encoded.
+    let users = [authority, rest].into_iter().filter_map(|text| text.rsplit_once('@'));
+    let of_users = users.filter_map(|(user, _)| user.split_once(':')).map(|(_, password)| password);
     let settings = rest.split_once('?').map_or("", |(_, settings)| settings).split('&');
     let of_settings = settings.filter_map(|setting| setting.strip_prefix("password="));
-    let written = of_user.into_iter().chain(of_settings);
-    let both = written.flat_map(|text| [text.to_owned(), percent_decode_str(text).decode_utf8_lossy().into_owned()]);
-    both.chain(others).filter(|secret| secret.chars().count() >= SHORTEST).collect()
+    let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    let of_users = of_users.flat_map(|text| [text.to_owned(), decoded(text)]);
+    let of_settings = of_settings.flat_map(|text| [text.to_owned(), decoded(&text.replace('+', " "))]);
+    of_users.chain(of_settings).chain(others).filter(|secret| secret.chars().count() >= SHORTEST).collect()
 }
 
 #[cfg(test)]
@@ -74,11 +90,23 @@ mod tests {
             passwords("postgres://app:p%40ss/w@rd@db:5432/app?password=other+one", std::iter::once("third".to_owned()));
         for (text, masked) in [
             ("login failed: p%40ss/w@rd", "login failed: ***"),
-            ("p@ss/w@rd, other+one and third", "***, *** and ***"),
+            ("p@ss/w@rd, other one and third", "***, *** and ***"),
             ("nothing of it: app", "nothing of it: app"),
         ] {
             assert_eq!(without(text, &known), masked);
         }
+    }
+
+    #[test]
+    fn an_at_sign_elsewhere_hides_no_password() {
+        let known = passwords("postgres://app:secret@db/app?application_name=cron@host", std::iter::empty());
+        assert_eq!(without("of secret", &known), "of ***");
+    }
+
+    #[test]
+    fn the_fifth_field_of_a_line_is_its_password() {
+        assert_eq!(of_pgpass(r"*:5432:app:me:a\:b\\c:d").as_deref(), Some(r"a:b\c:d"));
+        assert_eq!((of_pgpass("# a comment"), of_pgpass("a:b:c:d")), (None, None));
     }
 
     #[test]

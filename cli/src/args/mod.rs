@@ -45,7 +45,7 @@ zone = \"Europe/Berlin\"                        # default: UTC
 command = [\"/opt/app/report\", \"--full\"]       # no shell reads it
 retry = 3                                      # default: 0
 timeout = \"2h\"                                 # default: none
-# Further keys: catch_up, max, grace, backoff, lease, jitter, env, path, cwd, user, umask,
+# Further keys: catch_up, max, grace, backoff, lease, env, path, cwd, user, umask,
 # database_url, on_success, on_failure, enabled, exclusive_with, renamed_from, removed.
 # [defaults] has the keys of all jobs.";
 

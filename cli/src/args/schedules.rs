@@ -32,19 +32,25 @@ pub struct Cron {
     /// Read the file, print every error in it, and end; exit with 2 if there is one
     #[arg(long)]
     pub check: bool,
-    /// Print a file of jobs for FILE, which is the crontab of a user or of a system, and end; what
-    /// has no equal is a comment
-    #[arg(long, conflicts_with_all = ["check", "next"])]
-    pub from_crontab: bool,
+    /// Print a file of jobs for FILE, which is the crontab of a user or of a system, where the name
+    /// of a user stands before each command, and end; what has no equal is a comment
+    #[arg(long, value_name = "WHOSE", value_enum, conflicts_with_all = ["check", "next"])]
+    pub from_crontab: Option<Crontab>,
     /// Check the file, and print the next N ticks of each job
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub next: Option<u32>,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Crontab {
+    User,
+    System,
+}
+
 impl Cron {
     /// Returns whether no job is run.
     pub fn only_reads(&self) -> bool {
-        self.check || self.next.is_some() || self.from_crontab
+        self.check || self.next.is_some() || self.from_crontab.is_some()
     }
 }
 

@@ -1,9 +1,12 @@
 //! The process that becomes the command. It ends with the program that started it.
 
-use std::{ffi::CString, fs::File, io::Write as _, os::unix::process::CommandExt as _, process::Command};
+use std::{fs::File, io::Write as _, os::fd::AsFd as _, os::unix::process::CommandExt as _, process::Command};
 
 use nix::unistd::{Uid, User, setgid, setuid};
-use rustix::{fs::Mode, process::umask};
+use rustix::{
+    fs::{self, Mode},
+    process::umask,
+};
 
 use crate::{
     args::process::{Beginning, Stub},
@@ -64,8 +67,13 @@ fn begin(beginning: &Beginning, command: &mut Command) -> Result<(), String> {
 
 /// Gives up all rights of this process's user. The order matters: the last step forbids the others.
 fn become_user(user: &User) -> nix::Result<()> {
+    // A command may open its own output by name, as /dev/stderr.
+    for output in [std::io::stdout().as_fd(), std::io::stderr().as_fd()] {
+        let (uid, gid) = (fs::Uid::from_raw(user.uid.as_raw()), fs::Gid::from_raw(user.gid.as_raw()));
+        let _ = fs::fchown(output, Some(uid), Some(gid));
+    }
     #[cfg(not(target_vendor = "apple"))]
-    nix::unistd::initgroups(&CString::new(user.name.as_str()).map_err(|_| nix::Error::EINVAL)?, user.gid)?;
+    nix::unistd::initgroups(&std::ffi::CString::new(user.name.as_str()).map_err(|_| nix::Error::EINVAL)?, user.gid)?;
     setgid(user.gid)?;
     setuid(user.uid)
 }

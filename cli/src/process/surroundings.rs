@@ -1,19 +1,18 @@
 //! What a command of `rowlock cron` finds when it begins.
 
-use std::{collections::BTreeMap, ffi::OsString, path::Path};
+use std::{collections::BTreeMap, ffi::OsString, io::ErrorKind, path::Path};
 
 use nix::unistd::{Uid, User};
 use tokio::process::Command;
 
 use crate::{
     args::process::Beginning,
+    exit::Failure,
     process::{find::find_in, service},
 };
 
-/// The variable that has the database's password. A command gets it only if its job asks for it.
-const DATABASE_URL: &str = "DATABASE_URL";
-/// The variables that tell a command about its user.
-const OF_USER: [&str; 3] = ["HOME", "USER", "LOGNAME"];
+/// The variables that lead to the database, with its password.
+const OF_DATABASE: [&str; 4] = ["DATABASE_URL", "DATABASE_URL_FILE", "PGPASSWORD", "PGPASSFILE"];
 
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
@@ -28,8 +27,11 @@ impl Surroundings {
     pub fn refusal(&self, command: &[OsString]) -> Option<String> {
         let Beginning { user, cwd, .. } = &self.beginning;
         let folder = cwd.as_deref().unwrap_or(Path::new("."));
-        if !folder.is_dir() {
-            return Some(format!("cwd: there is no folder {}", folder.display()));
+        match std::fs::metadata(folder) {
+            Ok(found) if found.is_dir() => {}
+            // The command's user may have a folder that root cannot enter.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied && user.is_some() => {}
+            _ => return Some(format!("cwd: there is no folder {}", folder.display())),
         }
         if let Some(Err(wrong)) = user.as_deref().map(user_of_commands) {
             return Some(format!("user: {wrong}"));
@@ -38,21 +40,22 @@ impl Surroundings {
         find_in(command, path.as_deref(), folder).err().map(|failure| format!("command: {failure}"))
     }
 
-    /// Gives the process above the command what the command is to have.
-    pub fn apply(&self, command: &mut Command) {
-        if !self.database_url {
-            command.env_remove(DATABASE_URL);
+    /// Gives the process above the command what the command is to have. A command of another user
+    /// gets none of this program's variables but `PATH`.
+    pub fn apply(&self, command: &mut Command, url: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
+        if self.beginning.user.is_some() {
+            command.env_clear();
+            command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         }
-        // A command does not speak for the service.
-        for name in service::VARIABLES {
+        // A command does not speak for the service either.
+        for name in OF_DATABASE.into_iter().chain(service::VARIABLES) {
             command.env_remove(name);
         }
-        if self.beginning.user.is_some() {
-            for name in OF_USER {
-                command.env_remove(name);
-            }
+        if self.database_url {
+            command.env("DATABASE_URL", url()?);
         }
         command.envs(&self.variables);
+        Ok(())
     }
 }
 
@@ -61,6 +64,11 @@ pub fn user_of_commands(name: &str) -> Result<User, String> {
     let user = User::from_name(name).map_err(|error| format!("{name} could not be looked up: {error}"))?;
     let user = user.ok_or_else(|| format!("there is no user {name}"))?;
     let own = Uid::effective();
-    let possible = user.uid == own || own.is_root();
-    possible.then_some(user).ok_or_else(|| format!("only root can run commands as {name}"))
+    match () {
+        () if user.uid == own => Ok(user),
+        () if !own.is_root() => Err(format!("only root can run commands as {name}")),
+        // Its groups cannot be given up there.
+        () if cfg!(target_vendor = "apple") => Err(format!("commands cannot run as {name} on this system")),
+        () => Ok(user),
+    }
 }

@@ -28,7 +28,7 @@ use crate::{
         orphans::Mark,
         surroundings::Surroundings,
     },
-    schedule::supervise::STOPPED,
+    schedule::{job::Shared, supervise::STOPPED},
     secrets,
     writer::Writer,
 };
@@ -76,11 +76,14 @@ impl Started {
         words: &[OsString],
         surroundings: &Surroundings,
         variables: &[Variable],
-        grace: Duration,
+        shared: &Shared,
     ) -> Result<Self, String> {
+        let grace = shared.grace;
         let cannot = |error: std::io::Error| format!("the command cannot be started: {error}");
         let mut command = Command::new(this_program().map_err(|failure| failure.to_string())?);
-        surroundings.apply(&mut command);
+        surroundings
+            .apply(&mut command, || shared.source.secrets().map(|secrets| secrets.url))
+            .map_err(|failure| failure.to_string())?;
         command
             .arg0("rowlock")
             .arg("supervise")
@@ -208,8 +211,8 @@ fn recorded(line: &str) -> Option<String> {
     Some(line[..end].to_owned()).filter(|line| !line.is_empty())
 }
 
-/// Passes output on by lines, each behind the job's name. If it cannot be written, or is not read
-/// any more, it is dropped, since the command must not wait for a reader that is gone.
+/// Passes output on by lines. If it cannot be written, or is not read any more, it is dropped, since
+/// the command must not wait for a reader that is gone.
 async fn pass_on(
     job: String,
     from: impl AsyncRead + Unpin,
@@ -217,7 +220,6 @@ async fn pass_on(
     last_line: Option<LastLine>,
 ) {
     let mut from = BufReader::new(from);
-    let prefix = format!("{}: ", out::printable(&job));
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -225,29 +227,28 @@ async fn pass_on(
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        // What the process above the command says is not what the command said.
-        let is_notice = line.starts_with(NOTICE.as_bytes());
-        if is_notice {
-            line.drain(..NOTICE.len());
-        }
         secrets::mask(&mut line);
-        if let Some(last_line) = last_line.as_ref().filter(|_| !is_notice)
-            && let Some(said) = recorded(&String::from_utf8_lossy(&line))
-        {
+        // What the process above the command says may follow a line that has no end.
+        let notice = last_line.as_ref().and_then(|_| line.iter().position(|byte| *byte == NOTICE));
+        let (said, notice) = line.split_at(notice.unwrap_or(line.len()));
+        if let Some((last_line, said)) = last_line.as_ref().zip(recorded(&String::from_utf8_lossy(said))) {
             *last_line.lock().unwrap_or_else(PoisonError::into_inner) = said;
         }
-        if out::is_json() {
-            let text = String::from_utf8_lossy(&line);
-            let text = text.strip_suffix('\n').unwrap_or(&text);
-            line = out::object("INFO", json!({ "job": job, "stream": stream, "message": text }));
-        } else {
-            line.splice(..0, prefix.bytes());
+        for text in [said, notice.strip_prefix(&[NOTICE]).unwrap_or_default()] {
+            if !text.is_empty() {
+                // One write for each line, so that the lines of several commands do not mix.
+                to.pass(&of_job(&job, stream, text)).await;
+            }
         }
-        if !line.ends_with(b"\n") {
-            line.push(b'\n');
-        }
-        // One write for each line, so that the lines of several commands do not mix.
-        to.pass(&line).await;
+    }
+}
+
+/// Returns a line of a job's output: behind the job's name, or as an object.
+fn of_job(job: &str, stream: &str, text: &[u8]) -> Vec<u8> {
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    match out::is_json() {
+        true => out::object("INFO", json!({ "job": job, "stream": stream, "message": String::from_utf8_lossy(text) })),
+        false => [format!("{}: ", out::printable(job)).as_bytes(), text, b"\n"].concat(),
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::{
 
 use crate::{
     args::schedules::Cron,
-    database::lock_of_schedules,
+    database::{Source, lock_of_schedules},
     exit::{self, Failure},
     out,
     process::{
@@ -23,12 +23,11 @@ use crate::{
     schedule::{
         command,
         file::{self, Jobs},
-        job::{self, Phase, Shared},
+        job::{self, Shared},
     },
 };
 
-/// How long the database has to record how the last commands ended, and then to take back the other
-/// runs.
+/// How long the database has to take back the runs whose commands were stopped.
 const DATABASE: Duration = Duration::from_secs(10);
 /// The pause before the file is read again if the database failed.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -68,7 +67,7 @@ async fn until_it_passes<T>(mut what: impl AsyncFnMut() -> Result<T, Failure>) -
     }
 }
 
-pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure> {
+pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) -> Result<u8, Failure> {
     out::never_stop();
     descendants::become_subreaper();
     let mut signals = CronSignals::listen()?;
@@ -76,11 +75,11 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
         jobs = read(&cron.file) => jobs?,
         () = signals.stop.received() => return Ok(exit::OK),
     };
-    let (phase, phases) = watch::channel(Phase::Runs);
+    let (stop, stopped) = watch::channel(false);
     let (commands, no_commands) = mpsc::channel(1);
     let (works, no_works) = mpsc::channel(1);
     let runs = Arc::new(Semaphore::new(0));
-    let shared = Shared { grace: cron.grace, runs, phase: phases, commands: commands.downgrade() };
+    let shared = Shared { source, grace: cron.grace, runs, stop: stopped, commands: commands.downgrade() };
     let mut instance = Instance {
         pool,
         label: cron.label.clone(),
@@ -98,7 +97,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
         () = signals.stop.received() => return Ok(exit::OK),
     }
     if signals.hang_up.is_none() {
-        out::print_error("SIGHUP is ignored, as nohup does: the file is not read again");
+        out::print_info("SIGHUP is ignored, as nohup does: the file is not read again");
     }
     let (mut again, mut look) = (None, instance.looks_again_at());
     // `None`: nothing has changed.
@@ -108,12 +107,12 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
             () = signals.stop.received() => break,
             () = received(&mut signals.hang_up) => {
                 // What is read later is newer.
-                (reading, again) = (JoinSet::new(), None);
+                (reading, again, look) = (JoinSet::new(), None, None);
                 let read = read(&cron.file);
                 reading.spawn(async { Some(read.await) });
             }
             () = until(again) => {
-                again = None;
+                (again, look) = (None, None);
                 let read = read(&cron.file);
                 reading.spawn(async { Some(read.await) });
             }
@@ -134,7 +133,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, cron: Cron) -> Result<u8, Failure
             Some(_) = instance.ending.join_next() => {}
         }
     }
-    let end = End { phase, commands, no_commands, no_works, drain: cron.drain.unwrap_or(cron.grace) };
+    let end = End { stop, commands, no_commands, no_works, drain: cron.drain.unwrap_or(cron.grace) };
     end.end(instance, signals.stop).await;
     Ok(exit::OK)
 }
@@ -232,11 +231,12 @@ impl<DB: Database> Instance<DB> {
         let started = self.schedules(&jobs)?.start().await?;
         self.let_end();
         self.running = Some(started);
-        out::print_error(&jobs);
+        out::print_info(&jobs);
         service::does(&jobs.to_string());
         for why in jobs.unable() {
             out::print_error(format_args!("{why}; the job is left to other machines, and looked at every {LOOK:?}"));
         }
+        jobs.warnings().for_each(out::print_error);
         self.jobs = jobs;
         Ok(())
     }
@@ -323,7 +323,7 @@ impl<DB: Database> Instance<DB> {
 
 /// The end of the program.
 struct End {
-    phase: watch::Sender<Phase>,
+    stop: watch::Sender<bool>,
     /// What commands take their senders from.
     commands: mpsc::Sender<()>,
     no_commands: mpsc::Receiver<()>,
@@ -332,29 +332,25 @@ struct End {
 }
 
 impl End {
-    /// Lets commands end for a while, then stops them and hands their runs back, as it does with runs
-    /// whose commands have not begun. Another signal ends the while.
+    /// Lets runs end for a while, then stops their commands and hands them back. Another signal ends
+    /// the while.
     async fn end<DB: Database>(mut self, mut instance: Instance<DB>, mut stop: Stop) {
-        self.phase.send_replace(Phase::Drains);
         service::ends("it waits for its commands");
         instance.let_end();
         let Instance { works, mut ending, .. } = instance;
-        // The channels end with the last of their senders; nothing is sent. Runs that were lost have
-        // commands too.
-        drop((works, self.commands));
+        let all_ended = async { while ending.join_next().await.is_some() {} };
         let ended = tokio::select! {
-            ended = timeout(self.drain, self.no_commands.recv()) => ended.is_ok(),
+            ended = timeout(self.drain, all_ended) => ended.is_ok(),
             () = stop.received() => false,
         };
-        if ended {
-            let all_recorded = async { while ending.join_next().await.is_some() {} };
-            let _ = timeout(DATABASE, all_recorded).await;
-        } else {
-            self.phase.send_replace(Phase::Stops);
-            out::print_error("stopping commands; other instances run their ticks again");
-            // The leases are renewed until then.
-            self.no_commands.recv().await;
+        if !ended {
+            let _ = self.stop.send(true);
+            out::print_info("stopping commands; other instances run their ticks again");
         }
+        // The channels end with the last of their senders; nothing is sent. The leases are renewed
+        // until the commands have stopped. Runs that were lost have commands too.
+        drop((works, self.commands));
+        self.no_commands.recv().await;
         ending.shutdown().await;
         if timeout(DATABASE, self.no_works.recv()).await.is_err() {
             out::print_error("runs were not handed back; their leases end by themselves");

@@ -2,14 +2,19 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
+    fmt::{Display, Write as _},
+    os::unix::fs::MetadataExt as _,
     path::Path,
 };
 
-use nix::unistd::User;
+use jiff::tz::TimeZone;
+use nix::unistd::{Uid, User};
 use rowlock::{Error, Schedule};
 
-use crate::exit::{Failure, USAGE};
+use crate::{
+    exit::{Failure, USAGE},
+    schedule::file::is_user,
+};
 
 const HEAD: &str = "\
 # Each job runs on one of the machines that have this file. A job that every machine needs for itself,
@@ -19,15 +24,33 @@ const HEAD: &str = "\
 version = 1
 ";
 
-/// Reads a crontab, and returns a file with its jobs.
-pub fn convert(path: &Path, zone: &str) -> Result<String, Failure> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::new(USAGE, format_args!("{}: {error}", path.display())))?;
-    let home = |user: Option<&str>| match user {
-        Some(user) => User::from_name(user).ok().flatten().map(|user| user.dir.display().to_string()),
-        None => std::env::home_dir().map(|home| home.display().to_string()),
+/// Reads a crontab, and returns a file with its jobs. In that of a system, the name of a user stands
+/// before each command.
+pub fn convert(path: &Path, is_system: bool) -> Result<String, Failure> {
+    let failed = |why: &dyn Display| Failure::new(USAGE, format_args!("{}: {why}", path.display()));
+    let zone = TimeZone::system();
+    let zone = zone.iana_name().ok_or_else(|| {
+        failed(&"this machine's time zone has no name: set the variable TZ to it, such as TZ=Europe/Berlin")
+    })?;
+    let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+    let owner = std::fs::metadata(path).map_err(|error| failed(&error))?.uid();
+    let owner = User::from_uid(owner.into()).ok().flatten().filter(|user| user.uid != Uid::effective());
+    let home = |name: &str| User::from_name(name).ok().flatten().map(|user| user.dir.display().to_string());
+    let of_all = match (is_system, owner) {
+        (true, _) => None,
+        // Cron runs the jobs of a crontab as the user whose it is.
+        (false, Some(owner)) => Some((Some(owner.name), Some(owner.dir.display().to_string()))),
+        (false, None) => Some((None, std::env::home_dir().map(|home| home.display().to_string()))),
     };
-    Ok(converted(&text, zone, &home))
+    Ok(converted(&text, zone, Users { of_all, home: &home }))
+}
+
+/// Whose jobs they are.
+struct Users<'a> {
+    /// The user of all jobs and the user's home; `None` if each job names its user.
+    of_all: Option<(Option<String>, Option<String>)>,
+    /// Returns the home of a user who exists here.
+    home: &'a dyn Fn(&str) -> Option<String>,
 }
 
 /// A line of a crontab.
@@ -69,20 +92,6 @@ fn unquoted(text: &str) -> &str {
     within('"').or_else(|| within('\'')).unwrap_or(text)
 }
 
-/// Returns whether a crontab is that of a system: each of its jobs has the name of a user before the
-/// command.
-fn has_users(text: &str, home: Home<'_>) -> bool {
-    let jobs = text.lines().map(line).filter_map(|line| match line {
-        Line::Job(_, rest) => Some(rest),
-        _ => None,
-    });
-    let mut users = jobs.map(|rest| rest.split_whitespace().next().is_some_and(|user| home(Some(user)).is_some()));
-    users.next() == Some(true) && users.all(|known| known)
-}
-
-/// Returns the home of a user, if there is one, or of the user whose crontab it is.
-type Home<'a> = &'a dyn Fn(Option<&str>) -> Option<String>;
-
 /// A part of the file.
 enum Part {
     Text(String),
@@ -93,24 +102,20 @@ enum Part {
 /// The jobs of a crontab, as they are read.
 struct Conversion<'a> {
     parts: Vec<Part>,
-    /// The time zone of the machine, and the one in effect.
-    own_zone: String,
+    /// The time zone in effect.
     zone: String,
-    has_users: bool,
-    home: Home<'a>,
+    users: Users<'a>,
     /// The variables in effect.
     variables: BTreeMap<String, String>,
     shell: String,
     names: BTreeSet<String>,
 }
 
-fn converted(text: &str, zone: &str, home: Home<'_>) -> String {
+fn converted(text: &str, zone: &str, users: Users<'_>) -> String {
     let mut conversion = Conversion {
         parts: Vec::new(),
-        own_zone: zone.to_owned(),
         zone: zone.to_owned(),
-        has_users: has_users(text, home),
-        home,
+        users,
         variables: BTreeMap::new(),
         shell: "/bin/sh".to_owned(),
         names: BTreeSet::from(["defaults".to_owned(), "version".to_owned(), "max_runs".to_owned()]),
@@ -127,11 +132,11 @@ fn converted(text: &str, zone: &str, home: Home<'_>) -> String {
             }
         }
     }
-    file(&conversion.parts, zone)
+    text_of(&conversion.parts, zone)
 }
 
 /// Writes the file. What all jobs have in common is a default.
-fn file(parts: &[Part], zone: &str) -> String {
+fn text_of(parts: &[Part], zone: &str) -> String {
     let jobs = || {
         parts.iter().filter_map(|part| match part {
             Part::Job(_, _, lines) => Some(lines),
@@ -140,15 +145,18 @@ fn file(parts: &[Part], zone: &str) -> String {
     };
     let is_common = |line: &&String| jobs().all(|lines| lines.contains(line));
     let common: Vec<&String> = jobs().next().into_iter().flatten().filter(is_common).collect();
-    let mut out = format!("{HEAD}\n[defaults]\ncatch_up = \"skip\"\nzone = {}\n", quoted(zone));
+    let zone = format!("zone = {}", quoted(zone));
+    let own = Some(&zone).filter(|_| !common.iter().any(|line| line.starts_with("zone = ")));
+    let defaults: Vec<&String> = own.into_iter().chain(common).collect();
+    let mut out = format!("{HEAD}\n[defaults]\ncatch_up = \"skip\"\n");
     let mut say = |line: &str| out.extend([line, "\n"]);
-    common.iter().for_each(|line| say(line));
+    defaults.iter().for_each(|line| say(line));
     for part in parts {
         match part {
             Part::Text(text) => say(text),
             Part::Job(name, own, lines) => {
                 say(&format!("[{}]", key(name)));
-                own.iter().chain(lines.iter().filter(|line| !common.contains(line))).for_each(|line| say(line));
+                own.iter().chain(lines.iter().filter(|line| !defaults.contains(line))).for_each(|line| say(line));
             }
         }
     }
@@ -157,7 +165,9 @@ fn file(parts: &[Part], zone: &str) -> String {
 
 impl Conversion<'_> {
     fn say(&mut self, text: &str) {
-        self.parts.push(Part::Text(text.to_owned()));
+        // TOML has no control characters in comments.
+        let text = text.chars().filter(|c| !c.is_control() || *c == '\t').collect();
+        self.parts.push(Part::Text(text));
     }
 
     /// Says why a line has no equal.
@@ -174,18 +184,23 @@ impl Conversion<'_> {
                 "{name}={value}: no mail is sent; write on_failure = [\"...\"] in [defaults] for what is to happen instead"
             )),
             "SHELL" => value.clone_into(&mut self.shell),
-            "CRON_TZ" | "TZ" => value.clone_into(&mut self.zone),
+            "CRON_TZ" => value.clone_into(&mut self.zone),
             _ => drop(self.variables.insert(name.to_owned(), value.to_owned())),
         }
     }
 
     /// Writes the section of a job, or returns why there is none.
     fn job(&mut self, times: &str, rest: &str) -> Result<(), String> {
-        let (user, command) = match self.has_users {
-            true => rest.split_once(char::is_whitespace).map(|(user, rest)| (Some(user), rest.trim_start())),
-            false => Some((None, rest)),
+        let (user, home, command) = match &self.users.of_all {
+            Some((user, home)) => (user.clone(), home.clone(), rest),
+            None => {
+                let (user, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+                (Some(user.to_owned()), (self.users.home)(user), rest.trim_start())
+            }
+        };
+        if let Some(user) = user.as_ref().filter(|user| !is_user(user)) {
+            return Err(format!("no job: {user:?} is not the name of a user"));
         }
-        .unwrap_or_default();
         if command.is_empty() {
             return Err("no job: there is no command".to_owned());
         }
@@ -210,13 +225,13 @@ impl Conversion<'_> {
             format!("command = [{}, \"-c\", {}]", quoted(&self.shell), quoted(&script)),
         ];
         // Cron begins there.
-        let home = self.variables.get("HOME").cloned().or_else(|| (self.home)(user));
+        let home = self.variables.get("HOME").cloned().or(home);
         let others = self.variables.iter().filter(|(name, _)| *name != "PATH" && !name.starts_with("ROWLOCK_"));
         let others: Vec<_> = others.map(|(name, value)| format!("{} = {}", key(name), quoted(value))).collect();
         let line = |key: &str, value: &str| format!("{key} = {}", quoted(value));
         let lines = [
-            (self.zone != self.own_zone).then(|| line("zone", &self.zone)),
-            user.map(|user| line("user", user)),
+            Some(line("zone", &self.zone)),
+            user.map(|user| line("user", &user)),
             home.filter(|home| Path::new(home).is_absolute()).map(|home| line("cwd", &home)),
             self.variables.get("PATH").map(|path| line("path", path)),
             (!others.is_empty()).then(|| format!("env = {{ {} }}", others.join(", "))),
@@ -246,30 +261,47 @@ impl Conversion<'_> {
     }
 }
 
-/// Returns what the shell is to do. The first `%` of a line begins the input of the command, and
-/// each further one a line of it.
+/// Returns what the shell is to do. As for cron, a `%` without a backslash before it ends the command,
+/// and begins its input.
 fn script(command: &str) -> String {
-    let mut parts = vec![String::new()];
-    let mut chars = command.chars().peekable();
+    let (mut script, mut chars, mut input) = (String::new(), command.chars(), None);
     while let Some(c) = chars.next() {
-        let part = parts.last_mut();
-        match (c, chars.peek(), part) {
-            ('\\', Some('%'), Some(part)) => {
-                part.push('%');
+        match (c, chars.clone().next()) {
+            ('\\', Some(next @ ('%' | '\\'))) => {
                 chars.next();
+                script.push(next);
             }
-            ('%', ..) => parts.push(String::new()),
-            (c, _, Some(part)) => part.push(c),
-            (_, _, None) => {}
+            ('%', _) => {
+                input = Some(chars.as_str());
+                break;
+            }
+            _ => script.push(c),
         }
     }
-    let mut parts = parts.into_iter();
-    let command = parts.next().unwrap_or_default();
-    let input: Vec<String> = parts.map(|line| format!("'{}'", line.replace('\'', r"'\''"))).collect();
-    match input.is_empty() {
-        true => command,
-        false => format!("printf '%s\\n' {} | {{\n{command}\n}}", input.join(" ")),
+    match input {
+        None => script,
+        Some(text) => format!("printf %s '{}' | {{\n{script}\n}}", lines(text).replace('\'', r"'\''")),
     }
+}
+
+/// Returns the input of a command: each `%` without a backslash before it ends a line, and the last
+/// line has an end.
+fn lines(text: &str) -> String {
+    let (mut lines, mut chars) = (String::new(), text.chars());
+    while let Some(c) = chars.next() {
+        match (c, chars.clone().next()) {
+            ('\\', Some('%')) => {
+                chars.next();
+                lines.push('%');
+            }
+            ('%', _) => lines.push('\n'),
+            _ => lines.push(c),
+        }
+    }
+    if !lines.is_empty() && !lines.ends_with('\n') {
+        lines.push('\n');
+    }
+    lines
 }
 
 /// Returns a name as TOML has it before an equals sign.

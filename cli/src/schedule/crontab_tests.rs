@@ -22,13 +22,20 @@ CRON_TZ=America/New_York
 0 0 * * *   app
 "#;
 
-fn home(user: Option<&str>) -> Option<String> {
+fn home(user: &str) -> Option<String> {
     match user {
-        None => Some("/home/me".to_owned()),
-        Some("root") => Some("/root".to_owned()),
-        Some("app") => Some("/srv/app".to_owned()),
-        Some(_) => None,
+        "root" => Some("/root".to_owned()),
+        "app" => Some("/srv/app".to_owned()),
+        _ => None,
     }
+}
+
+fn of_system(text: &str, zone: &str) -> String {
+    converted(text, zone, Users { of_all: None, home: &home })
+}
+
+fn of_user(text: &str, zone: &str) -> String {
+    converted(text, zone, Users { of_all: Some((None, Some("/home/me".to_owned()))), home: &home })
 }
 
 /// Returns the jobs of a text, as they are run.
@@ -41,7 +48,7 @@ fn jobs(text: &str) -> Vec<file::Job> {
 
 #[test]
 fn a_crontab_of_a_system_is_converted() {
-    let text = converted(SYSTEM, "Europe/Berlin", &home);
+    let text = of_system(SYSTEM, "Europe/Berlin");
     let expected = r#"
 [defaults]
 catch_up = "skip"
@@ -68,7 +75,7 @@ cron = "0 6 1 * *"
 command = ["/bin/bash", "-c", "date +%F > /tmp/day"]
 [mail]
 cron = "5 4 * * sun"
-command = ["/bin/bash", "-c", "printf '%s\\n' 'Dear all,' 'it'\\''s done' | {\nmail -s hello ops\n}"]
+command = ["/bin/bash", "-c", "printf %s 'Dear all,\nit'\\''s done\n' | {\nmail -s hello ops\n}"]
 "#;
     let (converted, rest) = text.strip_prefix(HEAD).unwrap().split_at(expected.len());
     assert_eq!(converted, expected);
@@ -99,11 +106,48 @@ command = ["/bin/sh", "-c", "cd /srv/app && nice ./sync.sh"]
 cwd = "/tmp"
 env = { HOME = "/tmp" }
 "#;
-    let text = converted(text, "UTC", &home);
+    let text = of_user(text, "UTC");
     assert_eq!(text.strip_prefix(HEAD), Some(expected));
     assert_eq!(jobs(&text).len(), 2);
-    let text = converted("PATH=/bin\n0 1 * * * a\n0 2 * * * b\n", "UTC", &home);
+    let text = of_user("PATH=/bin\n0 1 * * * a\n0 2 * * * b\n", "UTC");
     assert!(text.contains("zone = \"UTC\"\ncwd = \"/home/me\"\npath = \"/bin\"\n[a]"), "{text}");
+}
+
+#[test]
+fn a_zone_above_all_jobs_is_theirs() {
+    let text = of_user("CRON_TZ=Asia/Tokyo\nTZ=UTC\n0 1 * * * a\n0 2 * * * b\n", "Europe/Berlin");
+    assert!(
+        text.contains("catch_up = \"skip\"\nzone = \"Asia/Tokyo\"\n") && text.contains("env = { TZ = \"UTC\" }\n"),
+        "{text}"
+    );
+    assert!(!text.contains("Berlin"), "{text}");
+    assert_eq!(jobs(&text).len(), 2);
+}
+
+#[test]
+fn a_user_who_is_not_known_here_changes_nothing_of_the_others() {
+    let text = of_system("0 1 * * * other /opt/a\n0 2 * * * root /opt/b\n", "UTC");
+    assert!(
+        text.contains("\"/opt/a\"]\nuser = \"other\"\n[b]")
+            && text.contains("\"/opt/b\"]\nuser = \"root\"\ncwd = \"/root\"\n"),
+        "{text}"
+    );
+}
+
+/// As in Debian's cron.
+#[test]
+fn a_backslash_stands_before_a_percent_sign_and_before_itself() {
+    for (command, expected) in [
+        (r"date +\%F", "date +%F"),
+        (r"grep 'a\\.b'", r"grep 'a\.b'"),
+        (r"grep '\d\\\%'", r"grep '\d\%'"),
+        ("cmd%", "printf %s '' | {\ncmd\n}"),
+        ("cmd%a%", "printf %s 'a\n' | {\ncmd\n}"),
+        ("cmd%a%b", "printf %s 'a\nb\n' | {\ncmd\n}"),
+        (r"cmd%a\%b\c", "printf %s 'a%b\\c\n' | {\ncmd\n}"),
+    ] {
+        assert_eq!(script(command), expected, "{command}");
+    }
 }
 
 #[test]
@@ -116,11 +160,14 @@ fn whatever_a_crontab_says_the_file_can_be_read() {
             (command, "[0-9*/@, a-z-]{1,12}").prop_map(|(command, times)| format!("{times} {command}")),
             command.prop_map(|command| format!("0 1 * * * {command}")),
             (name, command).prop_map(|(name, value)| format!("{name}={value}")),
+            prop::sample::select(&["CRON_TZ=UTC", "CRON_TZ=Asia/Tokyo", "TZ=UTC", "# a form feed: \u{c}"][..])
+                .prop_map(str::to_owned),
         ],
         0..12,
     );
     proptest!(|(lines in lines, zone in prop_oneof![Just("UTC"), Just("Europe/Berlin")])| {
         let text = lines.join("\n");
-        jobs(&converted(&text, zone, &home));
+        jobs(&of_system(&text, zone));
+        jobs(&of_user(&text, zone));
     });
 }

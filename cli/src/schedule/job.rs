@@ -18,6 +18,7 @@ use tokio::{
 };
 
 use crate::{
+    database::Source,
     format::{brief, precise},
     log::RUNS,
     out,
@@ -35,49 +36,46 @@ const HOOK: Duration = Duration::from_secs(60);
 /// What all commands of the program share.
 #[derive(Clone)]
 pub struct Shared {
+    /// The database, of which a job may ask for the URL.
+    pub source: Arc<Source>,
     /// How long a command that is to stop may take.
     pub grace: Duration,
     /// How many commands may run. Those of an earlier file count too.
     pub runs: Arc<Semaphore>,
-    pub phase: watch::Receiver<Phase>,
+    /// Turns true when all commands are to stop.
+    pub stop: watch::Receiver<bool>,
     /// Each command holds a sender, so that the channel closes after the last one.
     pub commands: mpsc::WeakSender<()>,
 }
 
-/// What the program does, one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
-    /// It runs commands.
-    Runs,
-    /// It begins no further command.
-    Drains,
-    /// It stops all commands.
-    Stops,
-}
-
 impl Shared {
-    async fn until(&self, phase: Phase) {
-        drop(self.phase.clone().wait_for(|now| *now >= phase).await);
+    /// Waits until all commands are to stop.
+    async fn to_stop(&self) {
+        drop(self.stop.clone().wait_for(|stop| *stop).await);
     }
 }
 
 /// The work of a tick: starts the command, and waits for its end.
 pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) -> Result<(), String> {
-    let begin = async {
-        sleep(job.jitter.mul_f64(fastrand::f64())).await;
-        shared.runs.clone().acquire_owned().await
-    };
-    let permit = tokio::select! {
-        biased;
-        // It is handed back.
-        () = shared.until(Phase::Drains) => return std::future::pending().await,
-        permit = begin => permit,
-    };
+    let permit = shared.runs.clone().acquire_owned().await;
     let (reply, ended) = oneshot::channel();
     let Some(counted) = shared.commands.upgrade() else { return std::future::pending().await };
     let (slot, attempt) = (tick.slot(), tick.attempt());
     let run = Run { job, variables: environment(&tick).to_vec(), slot, attempt, shared };
-    let started = run.start(&run.job.command)?;
+    let started = match run.start(&run.job.command) {
+        Ok(started) => started,
+        Err(error) => {
+            out::print_error(format_args!("{}: {error}", run.name()));
+            let result = Err(error);
+            run.tell_end(Duration::ZERO, Some(&result));
+            let ends = result.clone();
+            tokio::spawn(async move {
+                run.follow(ends).await;
+                drop(counted);
+            });
+            return result;
+        }
+    };
     tracing::info!(target: RUNS, job = run.name(), slot = precise(slot), attempt, "started");
     // The run keeps its leases until the command has ended.
     let going_on = tick.going_on();
@@ -129,7 +127,7 @@ impl Run {
     }
 
     fn start(&self, words: &[OsString]) -> Result<Started, String> {
-        Started::start(self.name(), words, &self.job.surroundings, &self.variables, self.shared.grace)
+        Started::start(self.name(), words, &self.job.surroundings, &self.variables, &self.shared)
     }
 
     /// Waits for the command's end, and stops it when its run is lost, takes too long, or ends with
@@ -144,7 +142,7 @@ impl Run {
             biased;
             ended = command.ended() => Ok(ended),
             // Without a reply, the run is not recorded.
-            () = self.shared.until(Phase::Stops) => Ok(command.stop().await?),
+            () = self.shared.to_stop() => Ok(command.stop().await?),
             () = reply.closed() => {
                 command.terminate();
                 out::print_error(format_args!("{name}: lost; stopping the command"));
@@ -172,9 +170,10 @@ impl Run {
     fn tell_end(&self, took: Duration, result: Option<&Result<(), String>>) {
         let (job, slot, attempt, took) = (self.name(), precise(self.slot), self.attempt, brief(took));
         let next = match result {
-            Some(Err(_)) if self.fails_again() => format!("attempt {}", attempt.saturating_add(1)),
-            Some(_) => self.job.schedule.upcoming(SystemTime::now().into()).next().map(precise).unwrap_or_default(),
-            None => "its tick is run again, here or elsewhere".to_owned(),
+            Some(Err(_)) if self.fails_again() => Some(format!("attempt {}", attempt.saturating_add(1))),
+            // Of a fixed delay, only the row knows.
+            Some(_) => self.job.schedule.upcoming(SystemTime::now().into()).next().map(precise),
+            None => Some("the tick is run again, here or elsewhere".to_owned()),
         };
         match result {
             Some(Ok(())) => tracing::info!(target: RUNS, job, slot, attempt, took, next, "succeeded"),
@@ -197,7 +196,10 @@ impl Run {
             Err(_) if self.fails_again() => return,
             Err(_) => ("on_failure", &hooks.on_failure, "failed"),
         };
-        let Some(words) = words.clone() else { return };
+        if words.is_empty() {
+            return;
+        }
+        let words = words.clone();
         let error = result.err().unwrap_or_default();
         self.variables.extend([("ROWLOCK_OUTCOME", outcome.to_owned()), ("ROWLOCK_ERROR", error)]);
         let result = match self.start(&words) {
@@ -213,7 +215,7 @@ impl Run {
         let ended = tokio::select! {
             biased;
             ended = command.ended() => Some(ended),
-            () = self.shared.until(Phase::Stops) => command.stop().await,
+            () = self.shared.to_stop() => command.stop().await,
             () = sleep(HOOK) => command.stop().await,
         };
         command.last_output().await;

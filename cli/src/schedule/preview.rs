@@ -8,7 +8,7 @@ use rowlock::{Error, Schedule};
 use serde_json::json;
 
 use crate::{
-    args::schedules::{Cron, Next},
+    args::schedules::{Cron, Crontab, Next},
     exit::{self, Failure},
     format::{aligned, clock, precise},
     out::{self, printable},
@@ -37,9 +37,8 @@ pub fn next(next: &Next) -> Result<u8, Failure> {
 /// Checks a file of jobs, and prints its errors or the ticks of its jobs; or makes such a file of a
 /// crontab.
 pub fn cron(cron: &Cron) -> Result<u8, Failure> {
-    if cron.from_crontab {
-        let zone = jiff::tz::TimeZone::system();
-        out::say(crontab::convert(&cron.file, zone.iana_name().unwrap_or("UTC"))?.trim_end())?;
+    if let Some(whose) = cron.from_crontab {
+        out::say(crontab::convert(&cron.file, whose == Crontab::System)?.trim_end())?;
         return Ok(exit::OK);
     }
     let jobs = match file::check(&cron.file) {
@@ -49,8 +48,9 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
             return Ok(exit::USAGE);
         }
     };
-    jobs.unable().for_each(out::print_error);
-    let code = if jobs.unable().next().is_some() { exit::USAGE } else { exit::OK };
+    let wrong = || jobs.unable().chain(jobs.warnings());
+    wrong().for_each(out::print_error);
+    let code = if wrong().next().is_some() { exit::USAGE } else { exit::OK };
     let Some(count) = cron.next else {
         if code != exit::OK {
             return Ok(code);

@@ -22,12 +22,14 @@ const APART: TimeDelta = TimeDelta::seconds(5);
 
 pub async fn why<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
     let name = named.name.as_str();
+    let info = find(schedules, name).await?;
+    let here = std::time::SystemTime::now().into();
     let seen = Seen {
-        info: &find(schedules, name).await?,
+        info: &info,
+        here,
         runs: &schedules.history(name, RUNS).await?,
         all: &schedules.list().await?,
         instances: &schedules.instances().await?,
-        here: std::time::SystemTime::now().into(),
     };
     let reasons = seen.reasons();
     if named.json {
@@ -64,11 +66,9 @@ impl Seen<'_> {
         let ahead = info.clock_was_ahead.then(|| {
             "its next tick is far ahead, since the database's clock was: the next instance puts it back".to_owned()
         });
-        let all = [nobody, paused, self.run(), self.lateness(), ahead, versions(info), self.next(), self.success()];
-        all.into_iter()
-            .flatten()
-            .chain([self.failure(), self.passed_over(), self.clocks()].into_iter().flatten())
-            .collect()
+        let of_row = [nobody, paused, self.run(), self.lateness(), ahead, versions(info), self.next()];
+        let of_runs = [self.failure(), self.passed_over(), self.success()];
+        of_row.into_iter().chain(of_runs).chain([self.clocks()]).flatten().collect()
     }
 
     /// Says which instances that are silent had the schedule.
@@ -89,7 +89,7 @@ impl Seen<'_> {
         if info.running {
             let until = clock(info.due);
             return Some(format!(
-                "it runs: attempt {attempt} on {by} since {since}, under token {}; its lease, which is renewed, ends at {until}; a run that waits for its key or for its jitter counts",
+                "it runs: attempt {attempt} on {by} since {since}, under token {}; its lease, which is renewed, ends at {until}; a run that waits for its key counts",
                 info.token
             ));
         }
@@ -133,14 +133,18 @@ impl Seen<'_> {
         }
         Some(match info.triggered {
             Some(at) => format!("a run was asked for at {}: the next instance that polls runs it", clock(at)),
-            None => format!("it is not due: its next tick is at {}", clock(info.slot)),
+            None if info.due > info.now => format!("it is not due: its next tick is at {}", clock(info.slot)),
+            None => format!("it is due since {}: the next instance that polls runs it", clock(info.due)),
         })
     }
 
     fn success(&self) -> Option<String> {
         let run = self.runs.iter().find(|run| run.status == RunStatus::Succeeded);
-        run.map(|run| format!("it succeeded last at {}, on {}", clock(run.ended), run.by))
-            .or_else(|| self.runs.is_empty().then(|| "it has no run in the history".to_owned()))
+        Some(match run {
+            Some(run) => format!("it succeeded last at {}, on {}", clock(run.ended), run.by),
+            None if self.runs.is_empty() => "it has no run in the history".to_owned(),
+            None => format!("none of its last {} runs succeeded", self.runs.len()),
+        })
     }
 
     /// Describes the last run that failed or was lost, unless one has succeeded since.

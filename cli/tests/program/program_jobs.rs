@@ -16,13 +16,15 @@ harness::tests!(
     sqlite(
         a_command_finds_what_its_job_says,
         a_command_runs_as_its_user,
+        a_command_of_another_user_dies_with_the_process_above_it,
         a_command_that_is_missing_costs_its_job_alone,
         a_file_may_lose_its_last_job,
         a_crontab_becomes_a_file_whose_jobs_run,
         the_file_says_how_many_commands_run,
         a_process_above_a_command_that_is_stopped_stops_nothing,
         the_error_is_what_the_command_said,
-        a_run_that_waits_is_handed_back
+        a_command_that_cannot_begin_is_a_failure,
+        fewer_commands_run_once_others_have_ended
     ),
     everywhere.long(old_runs_are_forgotten_by_the_job_of_the_guide),
     sqlite.long(a_command_that_appears_is_found),
@@ -65,9 +67,23 @@ async fn a_command_finds_what_its_job_says<DB: TestDatabase>(db: TestDb<DB>) {
     let running = cron(&db, "", &file(&stage, &text));
     assert_eq!(said(&stage, 1).await, format!("C disk /usr/bin:/bin {}/folder 0027 none", stage.path()));
     ends(running).await;
-    let asks = "[two]\nafter = \"1h\"\ndatabase_url = true\ncommand = ".to_owned() + &says("$DATABASE_URL");
+    let asks = "[defaults]\non_failure = [\"/no/such/hook\"]\n[two]\nafter = \"1h\"\ndatabase_url = true\ncommand = "
+        .to_owned()
+        + &says("$DATABASE_URL");
     let running = cron(&db, "", &file(&stage, &asks));
     assert!(said(&stage, 2).await.ends_with(&format!("\n{}", db.url)));
+    let ended = ends(running).await;
+    assert!(ended.err.contains("two: on_failure: command: /no/such/hook: command not found"), "{ended:?}");
+    // The URL may stand in a file, which a command does not see.
+    std::fs::write(stage.file("url"), &db.url).unwrap();
+    let words = "${DATABASE_URL-none} ${DATABASE_URL_FILE-none} ${PGPASSWORD-none}";
+    let text = |name: &str, more: &str| format!("[{name}]\nafter = \"1h\"\n{more}command = {}\n", says(words));
+    let path = file(&stage, &[text("three", ""), text("four", "database_url = true\n")].concat());
+    let mut command = rowlock("cron", &[path.to_str().unwrap()]);
+    command.env("DATABASE_URL_FILE", stage.file("url")).env("PGPASSWORD", "a word");
+    let running = start(command);
+    let said = said(&stage, 4).await;
+    assert!(said.contains("none none none") && said.contains(&format!("{} none none", db.url)), "{said}");
     ends(running).await;
 }
 
@@ -93,11 +109,36 @@ async fn a_command_runs_as_its_user<DB: TestDatabase>(db: TestDb<DB>) {
         let checked = db.rowlock("cron --check", &[file(&stage, &text).to_str().unwrap()]).await.with(2);
         assert!(checked.err.contains("only root can run commands as root"), "{checked:?}");
     }
+    // Of the program's variables it has the path alone, and its output has a name for it too.
+    let script = "env | grep -v \"^ROWLOCK_\\|^PWD=\\|^_=\\|^SHLVL=\\|^OLDPWD=\" | cut -d= -f1 | sort | tr \"\\n\" \" \"; echo and so on > /dev/stderr";
+    let text = format!("[env]\nafter = \"1h\"\nuser = \"{user}\"\ncommand = [\"sh\", \"-c\", '''{script}''']\n");
+    let mut running = cron(&db, "", &file(&stage, &text));
+    running.says("env: HOME LOGNAME PATH USER \n", 1).await;
+    running.complains("env: and so on\n").await;
+    ends(running).await;
     let text =
         format!("[two]\nafter = \"1h\"\nuser = \"{user}\"\ntimeout = \"500ms\"\ncommand = [\"sleep\", \"1000\"]\n");
     let running = cron(&db, "", &file(&stage, &text));
     assert_eq!(ended_as(&db, "two", "failed").await["error"], "stopped after its timeout of 500ms");
     ends(running).await;
+}
+
+/// Neither the program nor the process above the command is there to stop it.
+async fn a_command_of_another_user_dies_with_the_process_above_it<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let user = if getuid().is_root() { "user = \"nobody\"\n" } else { "" };
+    let text = format!("[k]\nafter = \"1h\"\n{user}command = [\"sh\", \"-c\", '''echo $PPID $$; exec sleep 1000''']\n");
+    let mut running = cron(&db, "", &file(&stage, &text));
+    running.says("\n", 1).await;
+    let pids: Vec<String> = running.said().trim().split(' ').skip(1).map(str::to_owned).collect();
+    let [above, command] = pids.as_slice() else { panic!("{pids:?}") };
+    let command = PathBuf::from(format!("/proc/{command}/cmdline"));
+    assert!(std::fs::read(&command).is_ok_and(|words| words.starts_with(b"sleep")));
+    signal_to(above, Signal::STOP);
+    running.signal(Signal::KILL);
+    sleep(Duration::from_millis(500)).await;
+    signal_to(above, Signal::KILL);
+    eventually("it dies", async || !std::fs::read(&command).is_ok_and(|words| words.starts_with(b"sleep"))).await;
 }
 
 const MISSING: &str = "[fine]\nevery = \"1s\"\ncommand = [\"true\"]\n\
@@ -159,7 +200,7 @@ async fn a_crontab_becomes_a_file_whose_jobs_run<DB: TestDatabase>(db: TestDb<DB
         "WORDS=as it is\n0 0 1 1 *  cat - said.txt%Happy\\%%new year\n0 0 1 1 * echo \"$WORDS: $(pwd)\" >&2; exit 3\n";
     std::fs::write(&crontab, text).unwrap();
     std::fs::write(stage.file("said.txt"), "and so on\n").unwrap();
-    let mut command = rowlock("cron --from-crontab", &[crontab.to_str().unwrap()]);
+    let mut command = rowlock("cron --from-crontab user", &[crontab.to_str().unwrap()]);
     command.env("HOME", stage.path());
     let converted = start(command).ended().await.with(0);
     let file = file(&stage, &converted.out);
@@ -258,7 +299,7 @@ async fn a_process_above_a_command_that_is_stopped_stops_nothing<DB: TestDatabas
 
 async fn the_error_is_what_the_command_said<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let left = "sleep 1000 & echo disk full >&2; exit 3";
+    let left = "sleep 1000 & printf 'disk full' >&2; exit 3";
     let killed = "echo dying >&2; kill -KILL $$";
     let text = [("left", left), ("killed", killed)]
         .map(|(name, script)| format!("[{name}]\nafter = \"1h\"\ncommand = [\"sh\", \"-c\", '''{script}''']\n"));
@@ -313,18 +354,41 @@ async fn a_drain_is_longer_than_the_grace<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(runs(&db, "l").await[0]["error"], "handed back: its work was stopped");
 }
 
-async fn a_run_that_waits_is_handed_back<DB: TestDatabase>(db: TestDb<DB>) {
+/// More words than the system passes to a program.
+async fn a_command_that_cannot_begin_is_a_failure<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let path = file(&stage, &format!("[k]\nafter = \"1h\"\njitter = \"1day\"\ncommand = {}\n", says("begun")));
-    let running = cron(&db, "--drain 1h", &path);
-    eventually("it is claimed", async || {
-        let listed = db.rowlock("schedules --json", &[]).await;
-        listed.code == 0 && listed.json()[0]["state"] == "running"
-    })
-    .await;
+    let words = format!("\"{}\", ", "x".repeat(100_000)).repeat(40);
+    let hook = says("$ROWLOCK_OUTCOME $ROWLOCK_ATTEMPT");
+    let text = format!("[k]\nafter = \"1h\"\nretry = 1\ncommand = [\"true\", {words}]\non_failure = {hook}\n");
+    let mut running = cron(&db, "", &file(&stage, &text));
+    assert_eq!(said(&stage, 1).await, "failed 2");
+    running.complains("cron: failed job=\"k\"").await;
+    let error = ended_as(&db, "k", "failed").await["error"].clone();
+    assert!(error.as_str().unwrap().starts_with("the command cannot be started: "), "{error}");
     ends(running).await;
-    assert_eq!(runs(&db, "k").await[0]["error"], "handed back: its work was stopped");
-    assert!(!stage.file("said").exists());
+}
+
+/// Those that run when the file is read anew are not stopped.
+async fn fewer_commands_run_once_others_have_ended<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let job = |name: &str| {
+        let script = r#"echo "$ROWLOCK_JOB" >> "$0/said"; while [ ! -e "$0/$ROWLOCK_JOB" ]; do sleep 0.05; done"#;
+        format!("[{name}]\nafter = \"1h\"\ncommand = [\"sh\", \"-c\", '''{script}''', \"$STAGE\"]\n")
+    };
+    let mut running = cron(&db, "", &file(&stage, &format!("max_runs = 2\n{}{}", job("a"), job("b"))));
+    said(&stage, 2).await;
+    file(&stage, &format!("max_runs = 1\n{}{}{}", job("a"), job("b"), job("c")));
+    running.signal(Signal::HUP);
+    running.complains("3 jobs").await;
+    std::fs::write(stage.file("a"), "").unwrap();
+    ended_as(&db, "a", "succeeded").await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(said(&stage, 2).await.lines().count(), 2, "b still runs");
+    std::fs::write(stage.file("b"), "").unwrap();
+    assert!(said(&stage, 3).await.ends_with("\nc"));
+    std::fs::write(stage.file("c"), "").unwrap();
+    ended_as(&db, "c", "succeeded").await;
+    ends(running).await;
 }
 
 async fn a_password_is_masked<DB: TestDatabase>(db: TestDb<DB>) {

@@ -8,10 +8,12 @@ use std::{
     ffi::OsString,
     fmt,
     ops::Range,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use nix::unistd::Uid;
 use rowlock::{Key, Schedule};
 use toml::de::DeTable;
 
@@ -23,6 +25,7 @@ use crate::{
         values::{max_runs, version},
     },
 };
+pub use values::is_user;
 
 /// A job: its schedule, and the command of each tick.
 #[derive(Clone, Debug)]
@@ -33,8 +36,6 @@ pub struct Job {
     command_at: usize,
     /// The longest a run may take.
     pub timeout: Option<Duration>,
-    /// The longest a run waits before its command begins.
-    pub jitter: Duration,
     /// How often a tick whose command failed is run again.
     pub retries: u32,
     pub surroundings: Surroundings,
@@ -42,13 +43,15 @@ pub struct Job {
     renamed_from: Vec<Key>,
     /// Why this machine cannot run the command, with the line, if it cannot.
     pub unable: Option<String>,
+    /// What else is wrong with the job on this machine.
+    warnings: Vec<String>,
 }
 
-/// The commands that follow the end of a tick.
+/// The commands that follow the end of a tick; without words, none does.
 #[derive(Clone, Debug, Default)]
 pub struct Hooks {
-    pub on_success: Option<Vec<OsString>>,
-    pub on_failure: Option<Vec<OsString>>,
+    pub on_success: Vec<OsString>,
+    pub on_failure: Vec<OsString>,
 }
 
 /// The jobs of a file, and the names of those that were removed.
@@ -62,6 +65,8 @@ pub struct Jobs {
     pub max_runs: Option<u32>,
     path: PathBuf,
     text: String,
+    /// Who may change what runs as root, besides root.
+    open_to: Option<String>,
 }
 
 /// Reads the jobs of a file. A file that is wrong in one place is refused as a whole.
@@ -82,9 +87,20 @@ pub fn check(path: &Path) -> Result<Jobs, Vec<Failure>> {
         .map_err(|error| vec![Failure::new(USAGE, format_args!("{}: {error}", path.display()))])?;
     let failure = |wrong: Wrong| Failure::new(USAGE, at_line(path, &text, &wrong));
     let mut jobs = parse(&text).map_err(|all| all.into_iter().map(failure).collect::<Vec<_>>())?;
-    (jobs.path, jobs.text) = (path.to_owned(), text);
+    (jobs.path, jobs.text, jobs.open_to) = (path.to_owned(), text, open_to(path));
     jobs.look_for_commands();
     Ok(jobs)
+}
+
+/// Says who else may change a file of root's commands.
+fn open_to(path: &Path) -> Option<String> {
+    let found = std::fs::metadata(path).ok().filter(|_| Uid::effective().is_root())?;
+    let others = match (found.uid(), found.mode()) {
+        (0, mode) if mode & 0o022 == 0 => return None,
+        (0, _) => "others than root may write it".to_owned(),
+        (owner, _) => format!("it belongs to user {owner}"),
+    };
+    Some(format!("{}: {others}, and its commands run as root, or as any user", path.display()))
 }
 
 fn at_line(path: &Path, text: &str, Wrong { at, why }: &Wrong) -> String {
@@ -108,10 +124,22 @@ impl Jobs {
     /// Looks whether this machine can run the commands.
     pub fn look_for_commands(&mut self) {
         for job in &mut self.jobs {
-            let wrong = |why| Wrong { at: job.command_at, why: format!("{}: {why}", job.schedule.name()) };
-            let refusal = job.surroundings.refusal(&job.command).map(wrong);
-            job.unable = refusal.map(|wrong| at_line(&self.path, &self.text, &wrong));
+            let told = |why: String| {
+                let wrong = Wrong { at: job.command_at, why: format!("{}: {why}", job.schedule.name()) };
+                at_line(&self.path, &self.text, &wrong)
+            };
+            job.unable = job.surroundings.refusal(&job.command).map(told);
+            let hooks = [("on_success", &job.hooks.on_success), ("on_failure", &job.hooks.on_failure)];
+            let hooks = hooks.into_iter().filter(|(_, words)| job.unable.is_none() && !words.is_empty());
+            let refusals =
+                hooks.filter_map(|(hook, words)| Some(format!("{hook}: {}", job.surroundings.refusal(words)?)));
+            job.warnings = refusals.map(told).collect();
         }
+    }
+
+    /// Returns what is wrong on this machine with jobs that it runs.
+    pub fn warnings(&self) -> impl Iterator<Item = &str> {
+        self.open_to.iter().chain(self.jobs.iter().flat_map(|job| &job.warnings)).map(String::as_str)
     }
 
     /// Returns why the machine cannot run some of the jobs.

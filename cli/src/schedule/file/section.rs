@@ -19,7 +19,7 @@ const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// The keys that a job alone has.
 const OF_JOB: [&str; 8] = ["cron", "every", "after", "command", "enabled", "exclusive_with", "renamed_from", "removed"];
 /// The keys that `[defaults]` has too.
-const OF_ALL: [&str; 17] = [
+const OF_ALL: [&str; 16] = [
     "zone",
     "catch_up",
     "max",
@@ -28,7 +28,6 @@ const OF_ALL: [&str; 17] = [
     "backoff",
     "lease",
     "timeout",
-    "jitter",
     "env",
     "path",
     "cwd",
@@ -227,7 +226,7 @@ impl<'a> Section<'a> {
         let schedule =
             self.set(schedule, olds, |schedule, olds| olds.iter().try_fold(schedule, |one, old| one.renamed_from(old)));
         let enabled = self.value("enabled", boolean).unwrap_or(true);
-        let Terms { schedule, retries, timeout, jitter, mut surroundings, hooks } = self.terms(schedule);
+        let Terms { schedule, retries, timeout, mut surroundings, hooks } = self.terms(schedule);
         let inherited = defaults.0.get("env").and_then(|env| variables(env.value).ok()).unwrap_or_default();
         for (name, value) in inherited {
             surroundings.variables.entry(name).or_insert(value);
@@ -252,12 +251,12 @@ impl<'a> Section<'a> {
             command,
             command_at: at,
             timeout,
-            jitter,
             retries,
             surroundings,
             hooks,
             renamed_from,
             unable: None,
+            warnings: Vec::new(),
         })))
     }
 
@@ -289,10 +288,10 @@ impl<'a> Section<'a> {
         let lease = self.take("lease", time);
         let schedule = self.set(schedule, lease, Schedule::lease);
         let timeout = self.value("timeout", timeout);
-        let jitter = self.value("jitter", jitter).unwrap_or_default();
         let surroundings = self.surroundings();
-        let hooks = Hooks { on_success: self.value("on_success", words), on_failure: self.value("on_failure", words) };
-        Terms { schedule, retries, timeout, jitter, surroundings, hooks }
+        let mut hook = |key| self.value(key, hook).unwrap_or_default();
+        let hooks = Hooks { on_success: hook("on_success"), on_failure: hook("on_failure") };
+        Terms { schedule, retries, timeout, surroundings, hooks }
     }
 
     /// Reads what happens with late ticks.
@@ -359,7 +358,6 @@ struct Terms {
     schedule: Option<Schedule>,
     retries: u32,
     timeout: Option<Duration>,
-    jitter: Duration,
     surroundings: Surroundings,
     hooks: Hooks,
 }

@@ -26,7 +26,6 @@ exclusive_with = "billing"
 env = { TARGET = "tape" }
 cwd = "/"
 user = "root"
-jitter = "1m"
 database_url = true
 on_success = ["true"]
 on_failure = ["true"]
@@ -53,7 +52,7 @@ fn every_key_is_read() {
     assert_eq!(jobs[1].timeout, None);
     assert_eq!(jobs[2].renamed_from, ["an older name", "the oldest"].map(|old| Key::new(old).unwrap()));
     let [report, refresh, _] = jobs.as_slice() else { panic!("{jobs:?}") };
-    assert_eq!((report.retries, report.jitter, refresh.retries), (3, Duration::from_secs(60), 0));
+    assert_eq!((report.retries, refresh.retries), (3, 0));
     let variables = |job: &Job| job.surroundings.variables.clone().into_iter().collect::<Vec<_>>();
     let expected =
         |target: &str| [("LANG", "C.UTF-8"), ("PATH", "/usr/bin:/bin"), ("TARGET", target)].map(owned).to_vec();
@@ -62,9 +61,9 @@ fn every_key_is_read() {
     assert_eq!((beginning.user.as_deref(), beginning.cwd.as_deref()), (Some("root"), Some(Path::new("/"))));
     assert_eq!((beginning.umask, refresh.surroundings.beginning.umask), (Some(0o27), Some(0o27)));
     assert_eq!([report, refresh].map(|job| job.surroundings.database_url), [true, false]);
-    let command = |words: &[&str]| Some(words.iter().map(OsString::from).collect::<Vec<_>>());
+    let command = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
     assert_eq!((&report.hooks.on_success, &report.hooks.on_failure), (&command(&["true"]), &command(&["true"])));
-    assert_eq!((&refresh.hooks.on_success, &refresh.hooks.on_failure), (&None, &command(&["mail", "ops"])));
+    assert_eq!((&refresh.hooks.on_success, &refresh.hooks.on_failure), (&command(&[]), &command(&["mail", "ops"])));
 }
 
 fn owned((name, value): (&str, &str)) -> (String, String) {
@@ -95,6 +94,20 @@ fn a_default_gives_way_to_the_keys_of_a_job() {
         assert_eq!(format!("{:?}", job(keys).schedule), plain(schedule), "{keys}");
     }
     assert_eq!(job("every = \"1m\"\nretry = 0").retries, 0);
+}
+
+#[test]
+fn a_file_of_roots_commands_that_others_may_write_is_told() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("jobs.toml");
+    std::fs::write(&file, "").unwrap();
+    for (mode, told) in [(0o644, false), (0o664, true), (0o646, true), (0o600, false)] {
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        let warnings: Vec<String> = check(&file).unwrap().warnings().map(str::to_owned).collect();
+        let is_root = Uid::effective().is_root();
+        assert_eq!(warnings.len(), usize::from(told && is_root), "{mode:o}: {warnings:?}");
+    }
 }
 
 #[test]
@@ -177,7 +190,6 @@ fn what_is_wrong_has_its_line() {
         ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\numask = 22", 4, "a text in quotes"),
         ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\nuser = \"\"", 4, "the name of a user"),
         ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\nenabled = 1", 4, "true or false"),
-        ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\njitter = \"25h\"", 4, "at most 1day"),
         ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\non_failure = \"mail\"", 4, "a list of texts"),
         ("version = 2", 1, "the only version that this program knows"),
         ("max_runs = 0", 1, "from 1 to 10000"),

@@ -37,11 +37,6 @@ pub fn timeout(value: &DeValue<'_>) -> Result<Duration, String> {
     values::timeout(&string(value)?)
 }
 
-pub fn jitter(value: &DeValue<'_>) -> Result<Duration, String> {
-    let most = Duration::from_secs(24 * 60 * 60);
-    values::within(time(value)?, Duration::ZERO..=most, "it has to be at most 1day")
-}
-
 pub fn integer(value: &DeValue<'_>) -> Result<u32, String> {
     let digits = value.as_integer().filter(|integer| integer.radix() == 10);
     let number = digits.and_then(|integer| integer.as_str().parse().ok());
@@ -87,6 +82,11 @@ pub fn words(value: &DeValue<'_>) -> Result<Vec<OsString>, String> {
     }
 }
 
+/// The words of a command that may be left out.
+pub fn hook(value: &DeValue<'_>) -> Result<Vec<OsString>, String> {
+    if value.as_array().is_some_and(|words| words.is_empty()) { Ok(Vec::new()) } else { words(value) }
+}
+
 /// Variables by their names.
 pub fn variables(value: &DeValue<'_>) -> Result<BTreeMap<String, String>, String> {
     let wrong = "it has to be a table of texts, like { LANG = \"C.UTF-8\", TARGET = \"archive\" }";
@@ -120,6 +120,9 @@ pub fn umask(value: &DeValue<'_>) -> Result<u32, String> {
 /// The name of a user.
 pub fn user(value: &DeValue<'_>) -> Result<String, String> {
     let name = string(value)?;
-    let is_name = !name.is_empty() && !name.contains(['\0', ':', '/']);
-    is_name.then_some(name).ok_or_else(|| "it has to be the name of a user".to_owned())
+    is_user(&name).then_some(name).ok_or_else(|| "it has to be the name of a user".to_owned())
+}
+
+pub fn is_user(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['\0', ':', '/'])
 }
