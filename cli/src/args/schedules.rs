@@ -1,5 +1,7 @@
 //! The arguments of the commands for schedules.
 
+#[cfg(feature = "ui")]
+use std::net::SocketAddr;
 use std::{path::PathBuf, time::Duration};
 
 use chrono::{DateTime, Utc};
@@ -29,6 +31,14 @@ pub struct Cron {
     /// How many commands this machine runs at the same time [default: max_runs in the file, or 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub max_runs: Option<u32>,
+    /// Serve /metrics and /healthz at this address and port
+    #[cfg(feature = "ui")]
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Option<SocketAddr>,
+    /// A file with the token with which a program may read /metrics
+    #[cfg(feature = "ui")]
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    pub metrics_token_file: Option<PathBuf>,
     /// Read the file, print every error in it, and end; exit with 2 if there is one
     #[arg(long)]
     pub check: bool,

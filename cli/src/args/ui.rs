@@ -18,6 +18,9 @@ pub struct Ui {
     /// is not this machine's own needs it
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
+    /// A file with a token, with which a program may read /metrics instead of a name and a password
+    #[arg(long, value_name = "FILE")]
+    pub metrics_token_file: Option<PathBuf>,
     /// A name under which browsers reach the page, beside localhost and IP addresses; may be given
     /// several times
     #[arg(long, value_name = "NAME")]

@@ -75,6 +75,10 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
         jobs = read(&cron.file) => jobs?,
         () = signals.stop.received() => return Ok(exit::OK),
     };
+    #[cfg(feature = "ui")]
+    if let Some(address) = cron.listen {
+        crate::ui::serve_numbers(pool.clone(), address, cron.metrics_token_file.as_deref()).await?;
+    }
     let (stop, stopped) = watch::channel(false);
     let (commands, no_commands) = mpsc::channel(1);
     let (works, no_works) = mpsc::channel(1);

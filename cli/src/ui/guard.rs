@@ -6,9 +6,9 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    os::unix::fs::MetadataExt as _,
     path::Path,
     sync::Arc,
-    time::Duration,
 };
 
 use axum::{
@@ -24,17 +24,38 @@ use tokio::time::timeout;
 
 use crate::{
     exit::{Failure, USAGE},
-    ui::connections::{Arriving, LONGEST},
+    ui::{
+        connections::{Arriving, LONGEST},
+        guesses::Guesses,
+    },
 };
 
 /// The largest form, in bytes.
 const LARGEST: usize = 64 * 1024;
+pub const HEALTH: &str = "/healthz";
+pub const METRICS: &str = "/metrics";
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Guard {
     /// Names of this server, beside localhost and IP addresses.
     pub hosts: Vec<String>,
     pub passwords: Option<Passwords>,
+    /// What a scrape of the metrics may have instead of a password.
+    pub metrics_token: Option<String>,
+    pub guesses: Guesses,
+}
+
+impl Guard {
+    /// Returns whether the request needs no name and password.
+    fn is_open(&self, request: &Request) -> bool {
+        let sent = request.headers().get(header::AUTHORIZATION).and_then(|sent| sent.to_str().ok());
+        let bearer = sent.and_then(|sent| sent.strip_prefix("Bearer "));
+        match (request.uri().path(), &self.metrics_token) {
+            (HEALTH, _) => true,
+            (METRICS, Some(token)) => bearer.is_some_and(|sent| is_same(sent.trim(), token)),
+            _ => self.passwords.is_none(),
+        }
+    }
 }
 
 /// Who sent a request.
@@ -55,15 +76,16 @@ pub async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: 
     if !origin_is_ours(request.method(), headers) {
         return (StatusCode::FORBIDDEN, "the request came from a page of another site").into_response();
     }
-    let name = match &guard.passwords {
-        None => None,
-        Some(passwords) => match passwords.name(headers) {
-            Some(name) => Some(name),
-            None => return ask_for_password(headers).await,
-        },
-    };
     let Some(from) = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|from| from.0) else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    let name = if guard.is_open(&request) {
+        None
+    } else {
+        match guard.guesses.name(guard.passwords.as_ref(), headers, from).await {
+            Some(name) => Some(name),
+            None => return ask_for_password(),
+        }
     };
     request.extensions_mut().insert(Who { name, from });
     next.run(request).await
@@ -84,11 +106,7 @@ pub async fn read_in_time(request: Request, next: Next) -> Response {
     }
 }
 
-async fn ask_for_password(headers: &HeaderMap) -> Response {
-    if headers.contains_key(header::AUTHORIZATION) {
-        // Guessing takes time.
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
+fn ask_for_password() -> Response {
     let ask = [(header::WWW_AUTHENTICATE, r#"Basic realm="rowlock", charset="UTF-8""#)];
     (StatusCode::UNAUTHORIZED, ask, "a name and a password are required").into_response()
 }
@@ -122,6 +140,26 @@ fn origin_is_ours(method: &Method, headers: &HeaderMap) -> bool {
     }
 }
 
+/// Reads the token of the metrics.
+pub fn read_token(file: &Path) -> Result<String, Failure> {
+    let failed = |why: &str| Failure::new(USAGE, format_args!("--metrics-token-file {}: {why}", file.display()));
+    let text = read_secret(file).map_err(|why| failed(&why))?;
+    let token = text.trim();
+    match token.is_empty() || token.contains(char::is_whitespace) {
+        true => Err(failed("the token has to be its only line, without spaces")),
+        false => Ok(token.to_owned()),
+    }
+}
+
+/// Reads a file that its owner's group may read, and no one else.
+fn read_secret(file: &Path) -> Result<String, String> {
+    let open_to_all = std::fs::metadata(file).is_ok_and(|found| found.mode() & 0o007 != 0);
+    match open_to_all {
+        true => Err("every user of this machine may read or write it: chmod 600".to_owned()),
+        false => std::fs::read_to_string(file).map_err(|error| error.to_string()),
+    }
+}
+
 /// The operators' names and passwords.
 #[derive(Debug)]
 pub struct Passwords(Vec<String>);
@@ -131,7 +169,7 @@ impl Passwords {
         let failed = |why: &dyn std::fmt::Display| {
             Failure::new(USAGE, format_args!("--password-file {}: {why}", file.display()))
         };
-        let text = std::fs::read_to_string(file).map_err(|error| failed(&error))?;
+        let text = read_secret(file).map_err(|why| failed(&why))?;
         let lines = text.lines().filter(|line| !line.trim().is_empty());
         let lines: Vec<String> = lines.map(str::to_owned).collect();
         // The line is not printed, since it may be a password.
@@ -145,7 +183,7 @@ impl Passwords {
     }
 
     /// Returns the name that the request proves.
-    fn name(&self, headers: &HeaderMap) -> Option<String> {
+    pub fn name(&self, headers: &HeaderMap) -> Option<String> {
         let sent = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
         let (scheme, sent) = sent.split_once(' ')?;
         let sent = BASE64_STANDARD.decode(sent.trim()).ok().filter(|_| scheme.eq_ignore_ascii_case("basic"))?;

@@ -49,6 +49,16 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     }
 }
 
+/// Says whether the database can be read.
+pub async fn health(State(app): State<Arc<App>>) -> Response {
+    let view = timeout(LONGEST, app.looks.fresh()).await.unwrap_or_else(|_| app.looks.last());
+    match (&view.problem, view.is_old()) {
+        (Some(_), _) => (StatusCode::SERVICE_UNAVAILABLE, "the database cannot be read\n").into_response(),
+        (None, true) => (StatusCode::SERVICE_UNAVAILABLE, "the database does not answer\n").into_response(),
+        (None, false) => "ok\n".into_response(),
+    }
+}
+
 type Number = Gauge<i64, AtomicI64>;
 type Seconds = Gauge<f64, AtomicU64>;
 

@@ -3,7 +3,8 @@
 //! `looks.rs` reads the database, as often for one open page as for a hundred. A look is a
 //! `Snapshot`, and each page is a pure function of it: `locks.rs`, `jobs.rs`, `runs.rs`, `key.rs`,
 //! `job.rs`, `instances.rs`, and `metrics.rs` for `/metrics`. `live.rs` sends a page's changes.
-//! `guard.rs` decides which requests are answered, and `connections.rs` how long clients may take
+//! `guard.rs` decides which requests are answered, `guesses.rs` how fast passwords may be tried, and
+//! `connections.rs` how long clients may take
 //! for them. `change.rs` makes the changes that an operator asks for, and `changes.rs` asks once
 //! more before.
 
@@ -12,6 +13,7 @@ mod change;
 mod changes;
 mod connections;
 mod guard;
+mod guesses;
 mod instances;
 mod job;
 mod jobs;
@@ -27,7 +29,7 @@ mod sessions;
 mod snapshot;
 mod text;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -39,12 +41,14 @@ use tokio::{net::TcpListener, sync::mpsc};
 
 use crate::{
     args::ui::Ui,
+    database,
     exit::{self, Failure},
     out,
     process::signals::StopSignals,
 };
 use app::App;
-use guard::{Guard, Passwords};
+use guard::{Guard, HEALTH, METRICS, Passwords};
+use guesses::Guesses;
 use looks::Looks;
 
 /// How long the end of the program waits for changes that are under way.
@@ -53,19 +57,15 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Serves the pages until the program is asked to stop.
 pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> Result<u8, Failure> {
     let passwords = ui.password_file.as_deref().map(Passwords::read).transpose()?;
-    if passwords.is_none() && !ui.listen.ip().is_loopback() {
-        let text = format_args!("--listen {}: other machines may reach this address: give --password-file", ui.listen);
-        return Err(Failure::new(exit::USAGE, text));
-    }
+    let metrics_token = ui.metrics_token_file.as_deref().map(guard::read_token).transpose()?;
     let mut stop = StopSignals::listen()?;
-    let taken = |error| Failure::new(exit::IO, format_args!("--listen {}: {error}", ui.listen));
-    let listener = TcpListener::bind(ui.listen).await.map_err(taken)?;
-    let address = listener.local_addr().map_err(taken)?;
+    let listener = listen(ui.listen, passwords.is_some(), "--password-file").await?;
+    let address = listener.local_addr().map_err(|error| Failure::new(exit::IO, error))?;
 
     let (lock, schedules) = (ui.judged_by.lock(pool.clone())?, Schedules::new(pool));
     let looks = Looks::start(lock.clone(), schedules.clone());
     let changer = change::changer(lock, schedules);
-    let guard = Arc::new(Guard { hosts: ui.host, passwords });
+    let guard = Arc::new(Guard { hosts: ui.host, passwords, metrics_token, guesses: Guesses::default() });
     let (changes, mut no_changes) = mpsc::channel(1);
     let app = Arc::new(App::new(looks, ui.allow_changes.then_some(changer), changes.downgrade(), place));
 
@@ -84,7 +84,7 @@ pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> R
 }
 
 fn router(app: Arc<App>, guard: Arc<Guard>) -> Router {
-    Router::new()
+    let pages = Router::new()
         .merge(live::routes::<locks::Locks>())
         .merge(live::routes::<jobs::Jobs>())
         .merge(live::routes::<runs::Runs>())
@@ -92,11 +92,48 @@ fn router(app: Arc<App>, guard: Arc<Guard>) -> Router {
         .merge(live::routes::<job::OneJob>())
         .merge(live::routes::<instances::Instances>())
         .merge(changes::routes())
-        .route("/metrics", get(metrics::metrics))
+        .merge(numbers())
         .merge(layout::files())
         .fallback(layout::not_found)
-        .with_state(app)
+        .with_state(app);
+    guarded(pages, guard)
+}
+
+fn guarded(router: Router, guard: Arc<Guard>) -> Router {
+    router
         .layer(from_fn(guard::read_in_time))
         .layer(from_fn_with_state(guard, guard::admit))
         .layer(from_fn(guard::harden))
+}
+
+/// Opens the address. One that other machines may reach needs a secret.
+async fn listen(address: SocketAddr, has_secret: bool, option: &str) -> Result<TcpListener, Failure> {
+    if !has_secret && !address.ip().is_loopback() {
+        let text = format_args!("--listen {address}: other machines may reach this address: give {option}");
+        return Err(Failure::new(exit::USAGE, text));
+    }
+    let listener = TcpListener::bind(address).await;
+    listener.map_err(|error| Failure::new(exit::IO, format_args!("--listen {address}: {error}")))
+}
+
+/// Begins to serve the metrics and the state of the database.
+pub async fn serve_numbers<DB: Database>(
+    pool: sqlx::Pool<DB>,
+    address: SocketAddr,
+    token_file: Option<&Path>,
+) -> Result<(), Failure> {
+    let metrics_token = token_file.map(guard::read_token).transpose()?;
+    let listener = listen(address, metrics_token.is_some(), "--metrics-token-file").await?;
+    let address = listener.local_addr().map_err(|error| Failure::new(exit::IO, error))?;
+    let looks = Looks::start(database::lock(pool.clone(), None)?, Schedules::new(pool));
+    let guard = Arc::new(Guard { metrics_token, ..Guard::default() });
+    let app = Arc::new(App::new(looks, None, mpsc::channel(1).0.downgrade(), ""));
+    out::print_info(format_args!("http://{address}{METRICS} and {HEALTH}"));
+    tokio::spawn(connections::serve(listener, guarded(numbers().with_state(app), guard)));
+    Ok(())
+}
+
+/// What programs ask for.
+fn numbers() -> Router<Arc<App>> {
+    Router::new().route(METRICS, get(metrics::metrics)).route(HEALTH, get(metrics::health))
 }

@@ -36,7 +36,10 @@ impl Sessions {
             return Given { token: session.token, cookie: None };
         }
         let session = Session { id: random(), token: random() };
-        let cookie = format!("{}={}; Path=/; HttpOnly; SameSite=Strict", cookie_name(headers), session.id);
+        // A proxy that ends TLS says so.
+        let is_tls = headers.get("x-forwarded-proto").is_some_and(|proto| proto == "https");
+        let secure = if is_tls { "; Secure" } else { "" };
+        let cookie = format!("{}={}; Path=/; HttpOnly; SameSite=Strict{secure}", cookie_name(headers), session.id);
         let given = Given { token: session.token.clone(), cookie: Some(cookie) };
         let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if sessions.len() >= MAX_SESSIONS {

@@ -38,6 +38,7 @@ mod ui;
 mod ui_browser;
 mod ui_changes;
 mod ui_connections;
+mod ui_guard;
 mod ui_load;
 mod ui_operating;
 mod ui_pages;
@@ -90,6 +91,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     ui_pages::register::<DB>(suite);
     ui_changes::register::<DB>(suite);
     ui_connections::register::<DB>(suite);
+    ui_guard::register::<DB>(suite);
     ui_load::register::<DB>(suite);
     ui_operating::register::<DB>(suite);
     ui_browser::register::<DB>(suite);

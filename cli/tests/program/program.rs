@@ -130,6 +130,11 @@ impl Started {
         &self.heard.out
     }
 
+    /// What stderr contains so far.
+    pub fn complained(&self) -> &str {
+        &self.heard.err
+    }
+
     pub fn is_over(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }

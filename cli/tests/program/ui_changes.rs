@@ -12,6 +12,7 @@ use crate::{
     program_cron::{cron, job},
     program_schedules::{due, schedule},
     ui::{Answer, Ui, open},
+    ui_guard::secret,
 };
 
 harness::tests!(
@@ -210,8 +211,7 @@ async fn a_job_without_an_instance_is_triggered_on_request_only<DB: TestDatabase
 async fn a_password_is_asked_for_and_names_the_operator<DB: TestDatabase>(db: TestDb<DB>) {
     let _held = acquired(db.lock().try_acquire("k").await);
     let stage = Stage::new();
-    std::fs::write(stage.file("passwords"), "ann:open sesame\nbob:other\n").unwrap();
-    let file = stage.file("passwords");
+    let file = secret(&stage, "passwords", "ann:open sesame\nbob:other\n");
     let mut ui = open(&db, &format!("--allow-changes --password-file {}", file.display())).await;
     for path in ["/", "/metrics", "/style.css", "/events/locks", "/release?key=k"] {
         let refused = ui.get(path).await.with(401);

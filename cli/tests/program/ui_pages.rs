@@ -298,7 +298,7 @@ async fn what_cannot_be_served_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let open_to_all = db.rowlock("ui --listen 0.0.0.0:0", &[]).await.with(2);
     assert!(open_to_all.err.contains("give --password-file"), "{open_to_all:?}");
     let stage = Stage::new();
-    std::fs::write(stage.file("passwords"), "hunter2\n").unwrap();
+    crate::ui_guard::secret(&stage, "passwords", "hunter2\n");
     let words = format!("ui --listen 127.0.0.1:0 --password-file {}", stage.file("passwords").display());
     let wrong = db.rowlock(&words, &[]).await.with(2);
     assert!(wrong.err.contains("has to be NAME:PASSWORD") && !wrong.err.contains("hunter2"), "{wrong:?}");
