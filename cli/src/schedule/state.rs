@@ -59,8 +59,11 @@ pub fn described(info: &ScheduleInfo) -> String {
 
 /// Says since when a schedule is due that nothing has run.
 fn late(info: &ScheduleInfo) -> Option<String> {
-    let is_late = has_next(info) && !info.running && info.lost_since.is_none() && info.now - info.due > LATE;
-    is_late.then(|| format!("due since {}", clock(info.due)))
+    is_late(info).then(|| format!("due since {}", clock(info.due)))
+}
+
+pub fn is_late(info: &ScheduleInfo) -> bool {
+    has_next(info) && !info.running && info.lost_since.is_none() && info.now - info.due > LATE
 }
 
 /// Returns whether a tick is to come.

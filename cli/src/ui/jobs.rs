@@ -8,14 +8,14 @@ use crate::{
     out::printable,
     schedule::{
         show::outcome,
-        state::{has_next, states, versions, words},
+        state::{has_next, is_late, states, versions, words},
     },
     ui::{
         live::Page,
         locks::pages,
         plot::durations,
         snapshot::{Part, Snapshot},
-        text::{counted, encoded, span, when},
+        text::{clocks, counted, encoded, span, when, zone},
     },
 };
 
@@ -29,8 +29,91 @@ const PLOTTED: usize = 20;
 pub struct Jobs {
     /// A part of the name.
     q: String,
+    /// The name of a [`Sign`], or nothing for all.
+    sign: String,
+    sort: Order,
     /// From 1.
     page: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Order {
+    /// What needs attention first, and each group by its names.
+    #[default]
+    Sign,
+    Name,
+    Next,
+}
+
+/// What is counted, and may be selected.
+struct Sign {
+    name: &'static str,
+    text: &'static str,
+    holds: fn(&Snapshot, &ScheduleInfo) -> bool,
+}
+
+/// Those that need attention come first.
+const SIGNS: [Sign; 7] = [
+    Sign { name: "failing", text: "failing", holds: is_failing },
+    Sign { name: "lost", text: "lost", holds: |_, job| job.lost_since.is_some() },
+    Sign { name: "late", text: "late", holds: |_, job| is_late(job) },
+    Sign { name: "no_instance", text: "without an instance", holds: |_, job| states(job).contains(&"no_instance") },
+    Sign { name: "running", text: "running", holds: |_, job| job.running },
+    Sign { name: "paused", text: "paused", holds: |_, job| job.paused },
+    Sign { name: "removed", text: "removed", holds: |_, job| job.is_removed() },
+];
+/// How many signs need attention.
+const ATTENTION: usize = 4;
+
+/// Returns whether the last run that has ended failed or was lost.
+fn is_failing(snapshot: &Snapshot, job: &ScheduleInfo) -> bool {
+    let last = snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
+    last.is_some_and(|run| run.status != RunStatus::Succeeded) && !job.is_removed()
+}
+
+impl Jobs {
+    /// Returns the jobs that are wanted, in their order.
+    fn select<'a>(&self, snapshot: &'a Snapshot) -> Vec<&'a ScheduleInfo> {
+        let q = self.q.to_lowercase();
+        let sign = SIGNS.iter().find(|sign| sign.name == self.sign);
+        let wanted = |job: &&ScheduleInfo| {
+            job.name.to_lowercase().contains(&q) && sign.is_none_or(|sign| (sign.holds)(snapshot, job))
+        };
+        // They are in the order of their names, which a sort keeps among equals.
+        let mut jobs: Vec<&ScheduleInfo> = snapshot.jobs.iter().filter(wanted).collect();
+        match self.sort {
+            Order::Name => {}
+            Order::Sign => jobs.sort_by_cached_key(|job| {
+                SIGNS[..ATTENTION].iter().position(|sign| (sign.holds)(snapshot, job)).unwrap_or(ATTENTION)
+            }),
+            Order::Next => jobs.sort_by_key(|job| (!has_next(job), job.slot)),
+        }
+        jobs
+    }
+
+    fn address(&self, sort: Order, page: usize) -> String {
+        let sort = match sort {
+            Order::Sign => "sign",
+            Order::Name => "name",
+            Order::Next => "next",
+        };
+        format!("/jobs?q={}&sign={}&sort={sort}&page={page}", encoded(&self.q), encoded(&self.sign))
+    }
+
+    fn header(&self) -> Markup {
+        let sorts = |name: &str, order: Order| {
+            let is_sorted = self.sort == order;
+            html! { th scope="col" aria-sort=[is_sorted.then_some("ascending")] { a href=(self.address(order, 1)) { (name) } } }
+        };
+        html! {
+            tr {
+                (sorts("Job", Order::Name)) (sorts("State", Order::Sign)) (sorts("Next", Order::Next))
+                th scope="col" { "Last run" }
+                @for name in ["Schedule", "Durations", "Missed in a week"] { th.more scope="col" { (name) } }
+            }
+        }
+    }
 }
 
 pub fn job_address(name: &str) -> String {
@@ -57,18 +140,19 @@ fn row(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
     html! {
         tr {
             th scope="row" { a href=(job_address(&job.name)) { (printable(&job.name)) } }
-            td data-label="Schedule" { (printable(&job.times)) }
-            td data-label="Zone" { (printable(&job.zone)) }
             td data-label="State" { (job_badge(job)) }
-            td data-label="Next" { @if has_next(job) { (when(job.slot, snapshot.now)) } @else { "–" } }
+            td data-label="Next" {
+                @if has_next(job) { (when(job.slot, snapshot.now)) (clocks(job.slot, &job.zone)) } @else { "–" }
+            }
             td data-label="Last run" {
                 @match last {
                     Some(run) => { (outcome_badge(run.status)) " " (when(run.ended, snapshot.now)) small { " took " (span(run.ended - run.began)) } }
                     None => { "–" }
                 }
             }
-            td data-label="Durations" { (durations(snapshot.runs.of(&job.name), PLOTTED)) }
-            td.number data-label="Missed in a week" { @if missed > 0 { (missed) } @else { "–" } }
+            td.more data-label="Schedule" { span.times { (printable(&job.times)) } (zone(&job.zone)) }
+            td.more data-label="Durations" { (durations(snapshot.runs.of(&job.name), PLOTTED)) }
+            td.number.more data-label="Missed in a week" { @if missed > 0 { (missed) } @else { "–" } }
         }
     }
 }
@@ -87,43 +171,43 @@ impl Page for Jobs {
             h1 { "Jobs" }
             form.search action="/jobs" role="search" {
                 label { span { "Name" } input type="search" name="q" value=(self.q) autocomplete="off"; }
+                label {
+                    span { "State" }
+                    select name="sign" {
+                        option value="" { "all" }
+                        @for sign in SIGNS { option value=(sign.name) selected[sign.name == self.sign] { (sign.text) } }
+                    }
+                }
                 button { "Search" }
             }
         }
     }
 
     fn live(&self, snapshot: &Snapshot, _: bool) -> Markup {
-        let q = self.q.to_lowercase();
-        let found: Vec<&ScheduleInfo> =
-            snapshot.jobs.iter().filter(|job| job.name.to_lowercase().contains(&q)).collect();
+        let found = self.select(snapshot);
         let last = found.len().div_ceil(ROWS).max(1);
         let page = self.page.clamp(1, last);
-        let count = |wanted: fn(&ScheduleInfo) -> bool| snapshot.jobs.iter().filter(|job| wanted(job)).count();
+        let counts = SIGNS.map(|sign| {
+            let count = snapshot.jobs.iter().filter(|job| (sign.holds)(snapshot, job)).count();
+            (sign, count)
+        });
+        // The first ones are counted though there is none: that is what a visitor wants to know.
+        let counts = counts.into_iter().enumerate().filter(|(index, (_, count))| *index < ATTENTION || *count > 0);
         html! {
             p.summary {
-                strong { (counted(snapshot.jobs.len(), "job")) } ", " (count(|job| job.running)) " running, "
-                @if count(|job| job.lost_since.is_some()) > 0 { (count(|job| job.lost_since.is_some())) " lost, " }
-                (count(|job| job.paused)) " paused"
-                @if count(ScheduleInfo::is_removed) > 0 { ", " (count(ScheduleInfo::is_removed)) " removed" }
-                @if count(|job| states(job).contains(&"no_instance")) > 0 {
-                    ", " (count(|job| states(job).contains(&"no_instance"))) " without an " a href="/instances" { "instance" }
-                }
+                a href="/jobs" { strong { (counted(snapshot.jobs.len(), "job")) } }
+                @for (_, (sign, count)) in counts { ", " a href={ "/jobs?sign=" (sign.name) } { (count) " " (sign.text) } }
+                @if found.len() < snapshot.jobs.len() { ". " (counted(found.len(), "job")) " shown." }
             }
             @if found.is_empty() {
                 p.empty { (if snapshot.jobs.is_empty() { "No job is registered." } else { "No job matches." }) }
             } @else {
-                table.cards {
-                    thead {
-                        tr {
-                            @for name in ["Job", "Schedule", "Zone", "State", "Next", "Last run", "Durations", "Missed in a week"] {
-                                th scope="col" { (name) }
-                            }
-                        }
-                    }
+                table.cards.jobs {
+                    thead.sorts { (self.header()) }
                     tbody { @for job in found.iter().skip((page - 1) * ROWS).take(ROWS) { (row(snapshot, job)) } }
                 }
             }
-            (pages(page, last, |page| format!("/jobs?q={}&page={page}", encoded(&self.q))))
+            (pages(page, last, |page| self.address(self.sort, page)))
         }
     }
 }

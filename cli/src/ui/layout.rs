@@ -54,7 +54,7 @@ pub fn page(app: &App, title: &str, current: &str, content: &Markup) -> Html<Str
                 main #main tabindex="-1" { (content) }
                 footer {
                     (if app.allows_changes() { "Changes are allowed." } else { "Read-only." })
-                    " Times are UTC, by the database's clock. rowlock " (env!("CARGO_PKG_VERSION")) "."
+                    " Times are UTC unless they say otherwise, by the database's clock. rowlock " (env!("CARGO_PKG_VERSION")) "."
                 }
             }
         }

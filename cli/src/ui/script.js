@@ -7,10 +7,20 @@ let events = null;
 let warning = null;
 let isPressed = false;
 
+// Times are those of the viewer's clock. The server knows UTC alone.
+const clock = new Intl.DateTimeFormat(undefined, { weekday: "short", hour: "2-digit", minute: "2-digit" });
+
+function showOwnTimes() {
+  for (const time of live.querySelectorAll("time.viewer")) {
+    time.textContent = `${clock.format(new Date(time.dateTime))} here`;
+  }
+}
+
 // The focus stays where it is, if the new part has the same link.
 function show(text) {
   const focused = live.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
   live.innerHTML = text;
+  showOwnTimes();
   if (focused !== null) {
     const links = Array.from(live.querySelectorAll("a"));
     links.find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
@@ -47,6 +57,7 @@ function reopen() {
 }
 
 if (live !== null) {
+  showOwnTimes();
   // A link that is replaced between press and release would not be followed.
   live.addEventListener("pointerdown", () => { isPressed = true; });
   for (const end of ["pointerup", "pointercancel"]) {

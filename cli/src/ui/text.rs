@@ -1,9 +1,13 @@
 //! How times and durations are written on a page.
 
 use chrono::{DateTime, TimeDelta, Utc};
+use jiff::{Timestamp, tz::TimeZone};
 use maud::{Markup, html};
 
-use crate::format::{clock, precise};
+use crate::{
+    format::{clock, precise},
+    out::printable,
+};
 
 /// Writes a duration with its two largest units: `3 h 5 min`, `42 s`, `1.5 s`, `80 ms`.
 pub fn span(duration: TimeDelta) -> String {
@@ -31,6 +35,29 @@ pub fn when(time: DateTime<Utc>, now: DateTime<Utc>) -> Markup {
         false => format!("in {}", span(-distance)),
     };
     html! { time datetime=(precise(time)) title=(clock(time)) { (text) } }
+}
+
+/// Shows what the clocks in a job's zone show, and those of the viewer: the script replaces UTC by
+/// the browser's zone.
+pub fn clocks(time: DateTime<Utc>, zone: &str) -> Markup {
+    let there = TimeZone::get(zone).ok().filter(|_| !is_utc(zone)).zip(Timestamp::from_second(time.timestamp()).ok());
+    let offset = |(zone, at): (TimeZone, Timestamp)| TimeDelta::seconds(zone.to_offset(at).seconds().into());
+    let there = there.map(|there| (time + offset(there)).format("%a %H:%M"));
+    html! {
+        small {
+            @if let Some(there) = there { (there) " there, " }
+            time.viewer datetime=(precise(time)) { (time.format("%a %H:%M")) " UTC" }
+        }
+    }
+}
+
+/// Shows the zone of a job, if the job has one of its own.
+pub fn zone(zone: &str) -> Markup {
+    html! { @if !is_utc(zone) { small.zone { (printable(zone)) } } }
+}
+
+fn is_utc(zone: &str) -> bool {
+    ["", "UTC"].contains(&zone)
 }
 
 /// Shows a duration. Its end is the title.
@@ -78,6 +105,17 @@ mod tests {
         ];
         for (millis, text) in texts {
             assert_eq!(span(TimeDelta::milliseconds(millis)), text);
+        }
+    }
+
+    #[test]
+    fn a_job_has_the_time_of_its_zone_and_that_of_its_viewer() {
+        let time = "2026-11-28T01:30:00Z".parse().unwrap();
+        let berlin = clocks(time, "Europe/Berlin").into_string();
+        assert!(berlin.contains("Sat 02:30 there, ") && berlin.contains(">Sat 01:30 UTC</time>"), "{berlin}");
+        for utc in ["UTC", ""] {
+            assert!(!clocks(time, utc).into_string().contains("there"));
+            assert_eq!(zone(utc).into_string(), "");
         }
     }
 

@@ -209,6 +209,12 @@ async fn each_page_is_shown_in_a_browser<DB: TestDatabase>(db: TestDb<DB>) {
             assert!(title.ends_with(" · rowlock") && title != "owned", "{title}");
             assert_eq!(browser.run("return document.querySelectorAll('script:not([src])').length").await, 0);
         }
+        browser.goto(&ui, "/jobs").await;
+        browser.shows("sync-crm").await;
+        let heights =
+            "return Math.max(...Array.from(document.querySelectorAll('tbody tr'), (row) => row.offsetHeight))";
+        let height = browser.run(heights).await.as_f64().unwrap();
+        assert!(height <= 75.0, "{name}: a job takes {height} pixels");
         // What events bring is text too.
         browser.goto(&ui, "/").await;
         browser.run("window.seen = document.querySelector('.asof').textContent").await;

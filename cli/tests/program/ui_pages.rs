@@ -17,6 +17,7 @@ harness::tests!(
     everywhere(
         keys_are_searched_sorted_and_paged,
         jobs_and_their_runs_are_shown,
+        jobs_that_need_attention_come_first,
         jobs_that_are_removed_or_have_no_instance_are_shown,
         an_open_page_follows_the_database,
         the_numbers_are_those_of_the_database,
@@ -103,6 +104,12 @@ async fn jobs_and_their_runs_are_shown<DB: TestDatabase>(db: TestDb<DB>) {
     let ui = open(&db, "").await;
     let jobs = ui.get("/jobs").await.with(200).body;
     assert!(jobs.contains("/job?name=k") && jobs.contains("every 1s") && jobs.contains("badge failed"), "{jobs}");
+    assert!(jobs.contains("<a href=\"/jobs?sign=failing\">1 failing</a>"), "{jobs}");
+    assert!(ui.get("/jobs?sign=failing").await.with(200).body.contains("/job?name=k"));
+    for none in ["late", "no_instance", "paused", "lost"] {
+        let page = ui.get(&format!("/jobs?sign={none}")).await.with(200).body;
+        assert!(page.contains("No job matches") && page.contains("0 jobs shown"), "{none}: {page}");
+    }
     let job = ui.get("/job?name=k").await.with(200).body;
     assert!(job.contains("exit") && job.contains("&lt;i&gt;me&lt;/i&gt;") && !job.contains("<i>"), "{job}");
     assert!(job.contains("none known"), "no success so far: {job}");
@@ -148,7 +155,7 @@ async fn jobs_that_are_removed_or_have_no_instance_are_shown<DB: TestDatabase>(d
     cron.ended().await.with(0);
     let ago = DB::ago(600_000);
     db.execute(&format!("UPDATE t_resource_schedule SET slot = {ago}, due_at = {ago}")).await;
-    shows("/jobs", &["badge no_instance", "1 without an ", "1 removed"]).await;
+    shows("/jobs", &["badge no_instance", "1 without an instance", "1 removed"]).await;
     shows("/instances", &["No instance runs jobs"]).await;
     let numbers = [
         "rowlock_job_removed{job=\"gone\"} 1\n",
@@ -163,6 +170,30 @@ async fn jobs_that_are_removed_or_have_no_instance_are_shown<DB: TestDatabase>(d
     db.execute(&format!("UPDATE t_resource_schedule SET slot = {ahead}, due_at = {ahead}")).await;
     shows("/jobs", &["badge clock_was_ahead"]).await;
     shows("/metrics", &["rowlock_job_clock_ahead{job=\"stays\"} 1\n"]).await;
+}
+
+/// Each hour has a job that needs attention for another reason, or none.
+async fn jobs_that_need_attention_come_first<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let terms = "cron = \"0 0 1 1 *\"\nzone = \"Europe/Berlin\"";
+    let all = [("a", terms, ""), ("b", terms, "exit 3"), ("c", terms, ""), ("d", "after = \"1h\"", "")];
+    let _running = cron(&db, "", &jobs(&stage, &all));
+    eventually("d has run", async || db.rowlock("runs d --json", &[]).await.out.contains("succeeded")).await;
+    db.rowlock("trigger b", &[]).await.with(0);
+    eventually("b has failed", async || db.rowlock("runs b --json", &[]).await.out.contains("failed")).await;
+    db.rowlock("pause c", &[]).await.with(0);
+    let ui = open(&db, "").await;
+    let order = async |path: &str| -> String {
+        let page = ui.get(path).await.with(200).body;
+        page.split("href=\"/job?name=").skip(1).filter_map(|rest| rest.chars().next()).collect()
+    };
+    assert_eq!(order("/jobs").await, "bacd");
+    assert_eq!(order("/jobs?sort=name").await, "abcd");
+    assert_eq!(order("/jobs?sort=next").await, "dabc", "c is paused");
+    assert_eq!(order("/jobs?sign=paused").await, "c");
+    assert_eq!(order("/jobs?q=A").await, "a");
+    let page = ui.get("/jobs").await.with(200).body;
+    assert!(page.contains("00:00 there, ") && page.contains("Europe/Berlin"), "{page}");
 }
 
 async fn an_open_page_follows_the_database<DB: TestDatabase>(db: TestDb<DB>) {
