@@ -1,19 +1,21 @@
 //! The page of one job.
 
+use chrono::{DateTime, TimeDelta, Utc};
 use maud::{Markup, html};
-use rowlock::{RunInfo, RunStatus, ScheduleInfo};
+use rowlock::{RunInfo, RunStatus, Schedule, ScheduleInfo};
 use serde::Deserialize;
 
 use crate::{
     format::clock,
     out::printable,
+    schedule::state::has_next,
     ui::{
         jobs::{job_badge, outcome_badge},
         live::Page,
         locks::key_address,
         plot::durations,
         snapshot::{EACH, Part, Snapshot},
-        text::{encoded, span, when},
+        text::{clocks, encoded, span, when},
     },
 };
 
@@ -59,6 +61,7 @@ impl Page for OneJob {
             (facts(snapshot, job))
             @if allows_changes { (actions(job)) }
             @if snapshot.lock(&job.name).is_some() { p { a href=(key_address(&job.name)) { "The key of this name" } } }
+            (next_ticks(snapshot, job))
             h2 { "Durations" }
             div.wide { (durations(snapshot.runs.of(&job.name), EACH as usize)) }
             h2 { "Runs" }
@@ -89,6 +92,36 @@ fn facts(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
             @if job.instances_with_other_times > 0 { div { dt { "With other times" } dd { (job.instances_with_other_times) } } }
         }
     }
+}
+
+/// How many ticks to come are listed.
+const TICKS: usize = 5;
+
+fn next_ticks(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
+    let ticks = if has_next(job) { upcoming(job) } else { Vec::new() };
+    html! {
+        @if !ticks.is_empty() {
+            h2 { "Next ticks" }
+            ul.plain {
+                @for tick in ticks { li { (when(tick, snapshot.now)) (clocks(tick, &job.zone)) } }
+            }
+        }
+    }
+}
+
+/// Returns the next ticks, from the one that the row has. Those of a fixed delay are not known.
+fn upcoming(job: &ScheduleInfo) -> Vec<DateTime<Utc>> {
+    let schedule = match job.times.split_once(' ') {
+        Some(("cron", pattern)) => {
+            Schedule::cron(&job.name, pattern).and_then(|schedule| schedule.zone(&job.zone)).ok()
+        }
+        Some(("every", period)) => {
+            humantime::parse_duration(period).ok().and_then(|period| Schedule::every(&job.name, period).ok())
+        }
+        _ => None,
+    };
+    let before = job.slot - TimeDelta::milliseconds(1);
+    schedule.map(|schedule| schedule.upcoming(before).take(TICKS).collect()).unwrap_or_default()
 }
 
 fn actions(job: &ScheduleInfo) -> Markup {

@@ -113,6 +113,8 @@ async fn jobs_and_their_runs_are_shown<DB: TestDatabase>(db: TestDb<DB>) {
     let job = ui.get("/job?name=k").await.with(200).body;
     assert!(job.contains("exit") && job.contains("&lt;i&gt;me&lt;/i&gt;") && !job.contains("<i>"), "{job}");
     assert!(job.contains("none known"), "no success so far: {job}");
+    let ticks = job.split("Next ticks").nth(1).unwrap().split("</ul>").next().unwrap();
+    assert_eq!(ticks.matches("<li>").count(), 5, "{ticks}");
     for zoom in ["hour", "day", "week"] {
         let runs = ui.get(&format!("/runs?zoom={zoom}")).await.with(200).body;
         assert!(runs.contains("<rect class=\"failed\""), "{runs}");
@@ -194,6 +196,11 @@ async fn jobs_that_need_attention_come_first<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(order("/jobs?q=A").await, "a");
     let page = ui.get("/jobs").await.with(200).body;
     assert!(page.contains("00:00 there, ") && page.contains("Europe/Berlin"), "{page}");
+    let ticks = async |name: &str| {
+        let page = ui.get(&format!("/job?name={name}")).await.with(200).body;
+        page.split("Next ticks").nth(1).map_or(0, |rest| rest.split("</ul>").next().unwrap().matches("<li>").count())
+    };
+    assert_eq!((ticks("a").await, ticks("c").await, ticks("d").await), (5, 0, 0), "c is paused, d has a fixed delay");
 }
 
 async fn an_open_page_follows_the_database<DB: TestDatabase>(db: TestDb<DB>) {
