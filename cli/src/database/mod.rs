@@ -1,12 +1,13 @@
 //! The connection to the database that was chosen.
 
 mod my_cnf;
+mod passwords;
 mod rotation;
+mod server;
 mod source;
 
 use std::{
     io::ErrorKind,
-    path::PathBuf,
     str::FromStr as _,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -16,15 +17,15 @@ use chrono::FixedOffset;
 use rowlock::{Action, Certainty, LeaseLock};
 use sqlx::{
     ConnectOptions, Connection, Pool,
-    mysql::{MySqlConnectOptions, MySqlDatabaseError},
+    mysql::MySqlDatabaseError,
     pool::PoolOptions,
-    postgres::{PgConnectOptions, PgDatabaseError},
+    postgres::PgDatabaseError,
     sqlite::{SqliteConnectOptions, SqliteJournalMode},
 };
 
-use crate::exit::{Failure, UNAVAILABLE, USAGE};
-pub use my_cnf::client;
-pub use source::{Kind, Secrets, Source};
+use crate::exit::{Failure, UNAVAILABLE};
+use server::{Server, unreadable};
+pub use source::{Kind, Source};
 
 /// The offset at which programs that know only the article's columns write their times.
 static ARTICLE_CLIENTS: OnceLock<Option<FixedOffset>> = OnceLock::new();
@@ -99,51 +100,6 @@ where
 fn is_plain(url: &str) -> bool {
     let rest = url.split_once("://").and_then(|(_, rest)| rest.find(['/', '?', '#']).map(|end| &rest[end..]));
     rest.is_some_and(|rest| !rest.contains('@'))
-}
-
-/// How connections to a server are opened.
-pub trait Server: Sized + Send {
-    fn read(secrets: &Secrets) -> Result<Self, Failure>;
-    /// The address of the server for messages, without user name and settings.
-    fn address(&self) -> String;
-}
-
-fn on_server(host: &str, port: u16, socket: Option<&PathBuf>, database: Option<&str>) -> String {
-    let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.to_owned() };
-    let server = socket.map_or(format!("{host}:{port}"), |socket| socket.display().to_string());
-    database.map_or(server.clone(), |database| format!("{server}, database {database}"))
-}
-
-impl Server for PgConnectOptions {
-    /// The driver reads `.pgpass` by itself.
-    fn read(secrets: &Secrets) -> Result<Self, Failure> {
-        Self::from_str(&secrets.url).map_err(unreadable)
-    }
-
-    fn address(&self) -> String {
-        on_server(self.get_host(), self.get_port(), self.get_socket(), self.get_database())
-    }
-}
-
-impl Server for MySqlConnectOptions {
-    /// The section `[client]` of `.my.cnf` has the user and the password that the URL does not have.
-    fn read(secrets: &Secrets) -> Result<Self, Failure> {
-        let mut options = Self::from_str(&secrets.url).map_err(unreadable)?;
-        let rest = secrets.url.split_once("://").map_or("", |(_, rest)| rest);
-        let user = rest.rsplit_once('@').map(|(user, _)| user).filter(|user| !user.is_empty());
-        let client = client(&secrets.passwords);
-        if let Some(name) = client.get("user").filter(|_| user.is_none()) {
-            options = options.username(name);
-        }
-        if let Some(password) = client.get("password").filter(|_| user.is_none_or(|user| !user.contains(':'))) {
-            options = options.password(password);
-        }
-        Ok(options)
-    }
-
-    fn address(&self) -> String {
-        on_server(self.get_host(), self.get_port(), self.get_socket(), self.get_database())
-    }
 }
 
 /// Describes a driver's error. The text of PostgreSQL's driver also names a line of the server's
@@ -240,14 +196,6 @@ fn may_pass(error: sqlx::Error) -> bool {
 /// aborted connection.
 pub async fn within_second(closing: impl Future) {
     let _ = tokio::time::timeout(Duration::from_secs(1), closing).await;
-}
-
-fn unreadable(_: sqlx::Error) -> Failure {
-    // The parser's error may quote parts of the URL.
-    Failure::new(
-        USAGE,
-        "the database URL cannot be read: write it like postgres://user:password@host:5432/database, with special characters percent-encoded",
-    )
 }
 
 #[cfg(test)]

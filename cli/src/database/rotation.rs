@@ -5,10 +5,7 @@ use std::{sync::Arc, time::Duration};
 use sqlx::{Connection, Database, Pool};
 use tokio::{task::spawn_blocking, time::sleep};
 
-use crate::{
-    database::{Server, source::Source},
-    secrets,
-};
+use crate::database::{server::Server, source::Source};
 
 /// The pause before another look at the files.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -29,7 +26,7 @@ where
         sleep(AGAIN).await;
         // A file is missing for a moment while it is replaced.
         let Some(now) = read().await.filter(|now| *now != known) else { continue };
-        secrets::keep(&now);
+        now.keep();
         known = now;
         match <DB::Connection as Connection>::Options::read(&known) {
             Ok(options) if options.address() == pool.connect_options().address() => {

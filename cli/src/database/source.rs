@@ -4,6 +4,10 @@ use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, time::Duration};
 
 use crate::{
     args::source::SourceArguments,
+    database::{
+        my_cnf::client,
+        passwords::{of_pgpass, of_url},
+    },
     exit::{Failure, IO, USAGE},
     secrets,
 };
@@ -45,7 +49,7 @@ impl Source {
             return Err(Failure::new(USAGE, text));
         }
         let source = Self { kind: kind(&url)?, url, file, own_file: false, timeout };
-        secrets::keep(&source.secrets()?);
+        source.secrets()?.keep();
         Ok(source)
     }
 
@@ -72,6 +76,18 @@ pub struct Secrets {
     pub url: String,
     /// The text of `.pgpass` or `.my.cnf`; empty if there is none.
     pub passwords: String,
+}
+
+impl Secrets {
+    /// Has the passwords masked from now on.
+    pub fn keep(&self) {
+        let of_file: Vec<String> = match self.kind {
+            Kind::Sqlite => Vec::new(),
+            Kind::Postgres => self.passwords.lines().filter_map(of_pgpass).collect(),
+            Kind::MySql => client(&self.passwords).remove("password").into_iter().collect(),
+        };
+        secrets::keep(of_url(&self.url).into_iter().chain(of_file).chain(std::env::var("PGPASSWORD").ok()));
+    }
 }
 
 fn url_of(file: &PathBuf) -> Result<String, Failure> {

@@ -7,7 +7,6 @@ use tokio::process::Command;
 
 use crate::{
     args::process::Beginning,
-    exit::Failure,
     process::{find::find_in, service},
 };
 
@@ -42,7 +41,7 @@ impl Surroundings {
 
     /// Gives the process above the command what the command is to have. A command of another user
     /// gets none of this program's variables but `PATH`.
-    pub fn apply(&self, command: &mut Command, url: impl FnOnce() -> Result<String, Failure>) -> Result<(), Failure> {
+    pub fn apply(&self, command: &mut Command, database_url: Option<&str>) {
         if self.beginning.user.is_some() {
             command.env_clear();
             command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
@@ -51,11 +50,8 @@ impl Surroundings {
         for name in OF_DATABASE.into_iter().chain(service::VARIABLES) {
             command.env_remove(name);
         }
-        if self.database_url {
-            command.env("DATABASE_URL", url()?);
-        }
+        command.envs(database_url.map(|url| ("DATABASE_URL", url)));
         command.envs(&self.variables);
-        Ok(())
     }
 }
 

@@ -28,7 +28,7 @@ use crate::{
         orphans::Mark,
         surroundings::Surroundings,
     },
-    schedule::{job::Shared, supervise::STOPPED},
+    schedule::supervise::STOPPED,
     secrets,
     writer::Writer,
 };
@@ -55,6 +55,17 @@ pub fn reap_orphans() {
 /// A variable of a command.
 pub type Variable = (&'static str, String);
 
+/// How a command of a job is started.
+pub struct How<'a> {
+    pub job: &'a str,
+    pub surroundings: &'a Surroundings,
+    /// The URL that the command is to have.
+    pub database_url: Option<String>,
+    pub variables: &'a [Variable],
+    /// How long the command may take to stop.
+    pub grace: Duration,
+}
+
 /// A command, and the process above it.
 pub struct Started {
     child: Child,
@@ -71,23 +82,15 @@ type LastLine = Arc<Mutex<String>>;
 
 impl Started {
     /// Starts a command of a job.
-    pub fn start(
-        job: &str,
-        words: &[OsString],
-        surroundings: &Surroundings,
-        variables: &[Variable],
-        shared: &Shared,
-    ) -> Result<Self, String> {
-        let grace = shared.grace;
+    pub fn start(words: &[OsString], how: &How<'_>) -> Result<Self, String> {
+        let How { job, surroundings, database_url, variables, grace } = how;
         let cannot = |error: std::io::Error| format!("the command cannot be started: {error}");
         let mut command = Command::new(this_program().map_err(|failure| failure.to_string())?);
-        surroundings
-            .apply(&mut command, || shared.source.secrets().map(|secrets| secrets.url))
-            .map_err(|failure| failure.to_string())?;
+        surroundings.apply(&mut command, database_url.as_deref());
         command
             .arg0("rowlock")
             .arg("supervise")
-            .args([std::process::id().to_string(), humantime::format_duration(grace).to_string()])
+            .args([std::process::id().to_string(), humantime::format_duration(*grace).to_string()])
             .arg(format!("--job={job}"))
             .args(surroundings.beginning.words())
             .arg("--")
@@ -102,17 +105,17 @@ impl Started {
         let mut child = command.spawn().map_err(cannot)?;
         let (mut output, last_line) = (JoinSet::new(), LastLine::default());
         if let Some(from) = child.stdout.take() {
-            output.spawn(pass_on(job.to_owned(), from, ("stdout", &out::STDOUT), None));
+            output.spawn(pass_on((*job).to_owned(), from, ("stdout", &out::STDOUT), None));
         }
         if let Some(from) = child.stderr.take() {
-            output.spawn(pass_on(job.to_owned(), from, ("stderr", &out::STDERR), Some(last_line.clone())));
+            output.spawn(pass_on((*job).to_owned(), from, ("stderr", &out::STDERR), Some(last_line.clone())));
         }
         let pid = child::pid(&child);
         OWN.lock().unwrap_or_else(PoisonError::into_inner).extend(pid);
         // A `rowlock run` within the command sets a token of its own.
         let variables = variables.iter().filter(|(name, _)| *name != "ROWLOCK_TOKEN");
         let mark = Mark::new(pid, variables.map(|(name, value)| format!("{name}={value}")).collect());
-        Ok(Self { child, pid, mark, grace, output, last_line })
+        Ok(Self { child, pid, mark, grace: *grace, output, last_line })
     }
 
     /// Waits for the command's end. If the process above the command was ended by a signal, what it

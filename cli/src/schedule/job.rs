@@ -24,7 +24,7 @@ use crate::{
     out,
     process::{orphans::Mark, work::expired},
     schedule::{
-        command::{Started, Variable},
+        command::{How, Started, Variable},
         environment,
         file::Job,
     },
@@ -127,7 +127,13 @@ impl Run {
     }
 
     fn start(&self, words: &[OsString]) -> Result<Started, String> {
-        Started::start(self.name(), words, &self.job.surroundings, &self.variables, &self.shared)
+        let surroundings = &self.job.surroundings;
+        // The file of the URL may have a new one.
+        let secrets = surroundings.database_url.then(|| self.shared.source.secrets()).transpose();
+        let secrets = secrets.map_err(|failure| failure.to_string())?;
+        let (job, database_url) = (self.name(), secrets.map(|secrets| secrets.url));
+        let (variables, grace) = (self.variables.as_slice(), self.shared.grace);
+        Started::start(words, &How { job, surroundings, database_url, variables, grace })
     }
 
     /// Waits for the command's end, and stops it when its run is lost, takes too long, or ends with

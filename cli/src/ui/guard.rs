@@ -6,8 +6,6 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    os::unix::fs::MetadataExt as _,
-    path::Path,
     sync::Arc,
 };
 
@@ -18,16 +16,13 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 use tokio::time::timeout;
 
-use crate::{
-    exit::{Failure, USAGE},
-    ui::{
-        connections::{Arriving, LONGEST},
-        guesses::Guesses,
-    },
+use crate::ui::{
+    connections::{Arriving, LONGEST},
+    guesses::Guesses,
+    passwords::{Passwords, is_same},
 };
 
 /// The largest form, in bytes.
@@ -140,65 +135,6 @@ fn origin_is_ours(method: &Method, headers: &HeaderMap) -> bool {
     }
 }
 
-/// Reads the token of the metrics.
-pub fn read_token(file: &Path) -> Result<String, Failure> {
-    let failed = |why: &str| Failure::new(USAGE, format_args!("--metrics-token-file {}: {why}", file.display()));
-    let text = read_secret(file).map_err(|why| failed(&why))?;
-    let token = text.trim();
-    match token.is_empty() || token.contains(char::is_whitespace) {
-        true => Err(failed("the token has to be its only line, without spaces")),
-        false => Ok(token.to_owned()),
-    }
-}
-
-/// Reads a file that its owner's group may read, and no one else.
-fn read_secret(file: &Path) -> Result<String, String> {
-    let open_to_all = std::fs::metadata(file).is_ok_and(|found| found.mode() & 0o007 != 0);
-    match open_to_all {
-        true => Err("every user of this machine may read or write it: chmod 600".to_owned()),
-        false => std::fs::read_to_string(file).map_err(|error| error.to_string()),
-    }
-}
-
-/// The operators' names and passwords.
-#[derive(Debug)]
-pub struct Passwords(Vec<String>);
-
-impl Passwords {
-    pub fn read(file: &Path) -> Result<Self, Failure> {
-        let failed = |why: &dyn std::fmt::Display| {
-            Failure::new(USAGE, format_args!("--password-file {}: {why}", file.display()))
-        };
-        let text = read_secret(file).map_err(|why| failed(&why))?;
-        let lines = text.lines().filter(|line| !line.trim().is_empty());
-        let lines: Vec<String> = lines.map(str::to_owned).collect();
-        // The line is not printed, since it may be a password.
-        let is_pair = |line: &String| {
-            line.split_once(':').is_some_and(|(name, password)| !name.is_empty() && !password.is_empty())
-        };
-        if lines.is_empty() || !lines.iter().all(is_pair) {
-            return Err(failed(&"each line has to be NAME:PASSWORD"));
-        }
-        Ok(Self(lines))
-    }
-
-    /// Returns the name that the request proves.
-    pub fn name(&self, headers: &HeaderMap) -> Option<String> {
-        let sent = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
-        let (scheme, sent) = sent.split_once(' ')?;
-        let sent = BASE64_STANDARD.decode(sent.trim()).ok().filter(|_| scheme.eq_ignore_ascii_case("basic"))?;
-        let sent = String::from_utf8(sent).ok()?;
-        let found = self.0.iter().filter(|line| is_same(line, &sent)).count() > 0;
-        found.then(|| sent.split(':').next().unwrap_or_default().to_owned())
-    }
-}
-
-/// Compares secrets. The time it takes tells their lengths at most.
-pub fn is_same(one: &str, other: &str) -> bool {
-    let (one, other) = (one.as_bytes(), other.as_bytes());
-    one.len() == other.len() && one.iter().zip(other).fold(0, |differ, (one, other)| differ | (one ^ other)) == 0
-}
-
 const HARDENED: [(HeaderName, &str); 7] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -256,20 +192,5 @@ mod tests {
         for other in ["null", "http://evil.example", "http://localhost", "http://localhost:8081", "localhost:8080"] {
             assert!(!ours(Method::POST, Some(other)) && !ours(Method::GET, Some(other)), "{other}");
         }
-    }
-
-    #[test]
-    fn a_password_proves_its_own_name() {
-        let passwords = Passwords(vec!["ann:one".into(), "bob:two:three".into()]);
-        let name = |pair: &str| {
-            let sent = format!("Basic {}", BASE64_STANDARD.encode(pair));
-            passwords.name(&headers(&[(header::AUTHORIZATION, &sent)]))
-        };
-        assert_eq!(name("ann:one").as_deref(), Some("ann"));
-        assert_eq!(name("bob:two:three").as_deref(), Some("bob"));
-        for wrong in ["ann:two:three", "ann:", "ann", "", "ann:one2", "bob:two"] {
-            assert_eq!(name(wrong), None, "{wrong}");
-        }
-        assert_eq!(passwords.name(&HeaderMap::new()), None);
     }
 }

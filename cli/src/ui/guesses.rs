@@ -10,7 +10,7 @@ use std::{
 use axum::http::{HeaderMap, header};
 use tokio::time::sleep;
 
-use crate::ui::guard::Passwords;
+use crate::ui::passwords::Passwords;
 
 /// How long a wrong password keeps others from the same address waiting.
 const PAUSE: Duration = Duration::from_millis(500);

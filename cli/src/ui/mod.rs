@@ -23,6 +23,7 @@ mod live;
 mod locks;
 mod looks;
 mod metrics;
+mod passwords;
 mod plot;
 mod runs;
 mod sessions;
@@ -47,9 +48,10 @@ use crate::{
     process::signals::StopSignals,
 };
 use app::App;
-use guard::{Guard, HEALTH, METRICS, Passwords};
+use guard::{Guard, HEALTH, METRICS};
 use guesses::Guesses;
 use looks::Looks;
+use passwords::Passwords;
 
 /// How long the end of the program waits for changes that are under way.
 const GRACE: Duration = Duration::from_secs(10);
@@ -57,7 +59,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Serves the pages until the program is asked to stop.
 pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> Result<u8, Failure> {
     let passwords = ui.password_file.as_deref().map(Passwords::read).transpose()?;
-    let metrics_token = ui.metrics_token_file.as_deref().map(guard::read_token).transpose()?;
+    let metrics_token = ui.metrics_token_file.as_deref().map(passwords::read_token).transpose()?;
     let mut stop = StopSignals::listen()?;
     let listener = listen(ui.listen, passwords.is_some(), "--password-file").await?;
     let address = listener.local_addr().map_err(|error| Failure::new(exit::IO, error))?;
@@ -122,7 +124,7 @@ pub async fn serve_numbers<DB: Database>(
     address: SocketAddr,
     token_file: Option<&Path>,
 ) -> Result<(), Failure> {
-    let metrics_token = token_file.map(guard::read_token).transpose()?;
+    let metrics_token = token_file.map(passwords::read_token).transpose()?;
     let listener = listen(address, metrics_token.is_some(), "--metrics-token-file").await?;
     let address = listener.local_addr().map_err(|error| Failure::new(exit::IO, error))?;
     let looks = Looks::start(database::lock(pool.clone(), None)?, Schedules::new(pool));

@@ -9,7 +9,7 @@ use std::{
 use axum::http::{HeaderMap, header, uri::Authority};
 use uuid::Uuid;
 
-use crate::ui::guard::is_same;
+use crate::ui::passwords::is_same;
 
 /// The oldest session ends when there are more.
 const MAX_SESSIONS: usize = 1_000;

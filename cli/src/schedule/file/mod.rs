@@ -1,58 +1,30 @@
 //! The file of `rowlock cron`: its jobs, and what is wrong with it, by line.
 
+mod job;
 mod section;
 mod values;
 
 use std::{
     collections::BTreeSet,
-    ffi::OsString,
     fmt,
     ops::Range,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use nix::unistd::Uid;
-use rowlock::{Key, Schedule};
+use rowlock::Key;
 use toml::de::DeTable;
 
 use crate::{
     exit::{Failure, USAGE},
-    process::surroundings::Surroundings,
     schedule::file::{
         section::{DEFAULTS, Defaults, Entry, Wrong, entry},
         values::{max_runs, version},
     },
 };
+pub use job::Job;
 pub use values::is_user;
-
-/// A job: its schedule, and the command of each tick.
-#[derive(Clone, Debug)]
-pub struct Job {
-    pub schedule: Schedule,
-    pub command: Vec<OsString>,
-    /// The offset of the command in the text.
-    command_at: usize,
-    /// The longest a run may take.
-    pub timeout: Option<Duration>,
-    /// How often a tick whose command failed is run again.
-    pub retries: u32,
-    pub surroundings: Surroundings,
-    pub hooks: Hooks,
-    renamed_from: Vec<Key>,
-    /// Why this machine cannot run the command, with the line, if it cannot.
-    pub unable: Option<String>,
-    /// What else is wrong with the job on this machine.
-    warnings: Vec<String>,
-}
-
-/// The commands that follow the end of a tick; without words, none does.
-#[derive(Clone, Debug, Default)]
-pub struct Hooks {
-    pub on_success: Vec<OsString>,
-    pub on_failure: Vec<OsString>,
-}
 
 /// The jobs of a file, and the names of those that were removed.
 #[derive(Clone, Debug, Default)]

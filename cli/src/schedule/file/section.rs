@@ -8,7 +8,10 @@ use toml::de::{DeTable, DeValue};
 use crate::{
     args::{process::Beginning, schedules::DEFAULT_MAX},
     process::surroundings::Surroundings,
-    schedule::file::{Hooks, Job, values::*},
+    schedule::file::{
+        job::{Hooks, Job},
+        values::*,
+    },
 };
 
 /// The section whose keys apply to all jobs.

@@ -1,3 +1,7 @@
+use std::{ffi::OsString, time::Duration};
+
+use rowlock::Schedule;
+
 use super::*;
 
 const ALL: &str = r#"

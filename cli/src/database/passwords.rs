@@ -1,0 +1,61 @@
+//! Where passwords stand in a URL, and in a file of PostgreSQL's programs.
+
+use percent_encoding::percent_decode_str;
+
+/// Returns the passwords of a URL, as they are written and as the server gets them.
+pub fn of_url(url: &str) -> Vec<String> {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    // The second one is of a password whose special characters are not encoded.
+    let users = [authority, rest].into_iter().filter_map(|text| text.rsplit_once('@'));
+    let of_users = users.filter_map(|(user, _)| user.split_once(':')).map(|(_, password)| password);
+    let settings = rest.split_once('?').map_or("", |(_, settings)| settings).split('&');
+    let of_settings = settings.filter_map(|setting| setting.strip_prefix("password="));
+    let decoded = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    let of_users = of_users.flat_map(|text| [text.to_owned(), decoded(text)]);
+    let of_settings = of_settings.flat_map(|text| [text.to_owned(), decoded(&text.replace('+', " "))]);
+    of_users.chain(of_settings).filter(|password| !password.is_empty()).collect()
+}
+
+/// Returns the password of a line of `.pgpass`: `host:port:database:user:password`, with a backslash
+/// before a colon or a backslash of a field.
+pub fn of_pgpass(line: &str) -> Option<String> {
+    let (mut fields, mut chars) = (vec![String::new()], line.chars());
+    while let Some(c) = chars.next() {
+        match (c, fields.len()) {
+            (':', ..5) => fields.push(String::new()),
+            ('\\', _) => fields.last_mut()?.extend(chars.next()),
+            _ => fields.last_mut()?.push(c),
+        }
+    }
+    fields.into_iter().nth(4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_found_as_it_is_written_and_as_it_is() {
+        let known = of_url("postgres://app:p%40ss/w@rd@db:5432/app?password=other+one");
+        for password in ["p%40ss/w@rd", "p@ss/w@rd", "other+one", "other one"] {
+            assert!(known.iter().any(|one| one == password), "{password}: {known:?}");
+        }
+        let known = of_url("postgres://app:secret@db/app?application_name=cron@host");
+        assert!(known.iter().any(|one| one == "secret"), "an at sign elsewhere hides none: {known:?}");
+    }
+
+    #[test]
+    fn a_url_without_a_password_has_none() {
+        for url in ["postgres://app@db/app", "sqlite:a:b.db", "sqlite:///a@b:c", "mysql://root:@db/app", ""] {
+            let known = of_url(url);
+            assert!(known.is_empty(), "{url}: {known:?}");
+        }
+    }
+
+    #[test]
+    fn the_fifth_field_of_a_line_is_its_password() {
+        assert_eq!(of_pgpass(r"*:5432:app:me:a\:b\\c:d").as_deref(), Some(r"a:b\c:d"));
+        assert_eq!((of_pgpass("# a comment"), of_pgpass("a:b:c:d")), (None, None));
+    }
+}
