@@ -133,12 +133,13 @@ async fn a_command_of_another_user_dies_with_the_process_above_it<DB: TestDataba
     let pids: Vec<String> = running.said().trim().split(' ').skip(1).map(str::to_owned).collect();
     let [above, command] = pids.as_slice() else { panic!("{pids:?}") };
     let command = PathBuf::from(format!("/proc/{command}/cmdline"));
-    assert!(std::fs::read(&command).is_ok_and(|words| words.starts_with(b"sleep")));
+    let lives = || std::fs::read(&command).is_ok_and(|words| words.starts_with(b"sleep"));
+    eventually("it sleeps", async || lives()).await;
     signal_to(above, Signal::STOP);
     running.signal(Signal::KILL);
     sleep(Duration::from_millis(500)).await;
     signal_to(above, Signal::KILL);
-    eventually("it dies", async || !std::fs::read(&command).is_ok_and(|words| words.starts_with(b"sleep"))).await;
+    eventually("it dies", async || !lives()).await;
 }
 
 const MISSING: &str = "[fine]\nevery = \"1s\"\ncommand = [\"true\"]\n\
