@@ -66,7 +66,7 @@ impl Guesses {
     }
 }
 
-/// Whoever has one IPv6 address has its /64 network.
+/// A client that has one IPv6 address has the /64 network of it.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
