@@ -35,8 +35,8 @@ pub enum Format {
     Json,
 }
 
-/// Reads levels. One without a part is that of the program and the library, not of the driver, which
-/// repeats parts of the URL.
+/// Reads levels. One without a part is that of the program and the library, not of the driver,
+/// which repeats parts of the URL.
 fn levels(text: &str) -> Result<Targets, String> {
     let part = |part: &str| {
         let (target, level) = part.split_once('=').unwrap_or(("rowlock", part));

@@ -154,10 +154,10 @@ async fn a_removal_that_is_killed_can_be_repeated<DB: TestDatabase>(db: TestDb<D
     .await;
 }
 
-/// Kills programs that do `job`, at least eight, earlier after one that was done and later after one
-/// that had not begun. On MySQL and MariaDB, where each statement is a transaction, one of them was
-/// killed between two; elsewhere one before and one after a transaction. `complete` gets the tables
-/// as they are after a job that is not killed.
+/// Kills programs that do `job`, at least eight, earlier after one that was done and later after
+/// one that had not begun. On MySQL and MariaDB, where each statement is a transaction, one of them
+/// was killed between two; elsewhere one before and one after a transaction. `complete` gets the
+/// tables as they are after a job that is not killed.
 async fn kill_in_the_midst<DB: TestDatabase>(
     db: &TestDb<DB>,
     job: &str,

@@ -113,7 +113,8 @@ async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<
     }
 }
 
-/// The schedule is paused before its tick is claimed, after any of the replies that come until then.
+/// The schedule is paused before its tick is claimed, after any of the replies that come until
+/// then.
 async fn a_pause_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let mut pauses = 0;
@@ -199,8 +200,8 @@ async fn ticks_that_were_passed_over_without_a_reply_are_not_lost<DB: TestDataba
 async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let (mut given_up, mut rounds) = (0, 0);
-    // A connection that was not kept is checked, so that a run has more messages. On a busy machine,
-    // that may change from one run to the next.
+    // A connection that was not kept is checked, so that a run has more messages. On a busy
+    // machine, that may change from one run to the next.
     let mut messages = (0..2 * MESSAGES).cycle();
     while rounds < 2 * MESSAGES || given_up == 0 {
         let passed = messages.next().unwrap();

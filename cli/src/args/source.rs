@@ -12,8 +12,8 @@ pub struct SourceArguments {
     /// The database: postgres://, mysql:// (MariaDB too), or sqlite:FILE
     #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true, global = true)]
     pub database_url: Option<String>,
-    /// A file whose only line is the database's URL; it is read again while the program runs, so that
-    /// a new password is used
+    /// A file whose only line is the database's URL; it is read again while the program runs, so
+    /// that a new password is used
     #[arg(long, value_name = "FILE", env = "DATABASE_URL_FILE", global = true)]
     pub database_url_file: Option<PathBuf>,
     /// Use a file of your own, ~/.local/state/rowlock/locks.db: locks for this machine and user

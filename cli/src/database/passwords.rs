@@ -17,8 +17,8 @@ pub fn of_url(url: &str) -> Vec<String> {
     of_users.chain(of_settings).filter(|password| !password.is_empty()).collect()
 }
 
-/// Returns the password of a line of `.pgpass`: `host:port:database:user:password`, with a backslash
-/// before a colon or a backslash of a field.
+/// Returns the password of a line of `.pgpass`: `host:port:database:user:password`, with a
+/// backslash before a colon or a backslash of a field.
 pub fn of_pgpass(line: &str) -> Option<String> {
     let (mut fields, mut chars) = (vec![String::new()], line.chars());
     while let Some(c) = chars.next() {

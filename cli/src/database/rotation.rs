@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use sqlx::{Connection, Database, Pool};
 use tokio::{task::spawn_blocking, time::sleep};
 
-use crate::database::{server::Server, source::Source};
+use crate::database::{
+    server::Server,
+    source::{Secrets, Source},
+};
 
 /// The pause before another look at the files.
 const AGAIN: Duration = Duration::from_secs(5);
@@ -24,8 +27,9 @@ where
     let Some(mut known) = read().await else { return };
     loop {
         sleep(AGAIN).await;
-        // A file is missing for a moment while it is replaced.
-        let Some(now) = read().await.filter(|now| *now != known) else { continue };
+        // A file may be missing, or empty, for a moment while it is replaced.
+        let is_whole = |now: &Secrets| !now.passwords.is_empty() || known.passwords.is_empty();
+        let Some(now) = read().await.filter(|now| *now != known && is_whole(now)) else { continue };
         now.keep();
         known = now;
         match <DB::Connection as Connection>::Options::read(&known) {

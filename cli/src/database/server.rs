@@ -34,7 +34,8 @@ impl Server for PgConnectOptions {
 }
 
 impl Server for MySqlConnectOptions {
-    /// The section `[client]` of `.my.cnf` has the user and the password that the URL does not have.
+    /// The section `[client]` of `.my.cnf` has the user and the password that the URL does not
+    /// have.
     fn read(secrets: &Secrets) -> Result<Self, Failure> {
         let mut options = Self::from_str(&secrets.url).map_err(unreadable)?;
         let rest = secrets.url.split_once("://").map_or("", |(_, rest)| rest);

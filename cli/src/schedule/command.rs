@@ -214,8 +214,8 @@ fn recorded(line: &str) -> Option<String> {
     Some(line[..end].to_owned()).filter(|line| !line.is_empty())
 }
 
-/// Passes output on by lines. If it cannot be written, or is not read any more, it is dropped, since
-/// the command must not wait for a reader that is gone.
+/// Passes output on by lines. If it cannot be written, or is not read any more, it is dropped,
+/// since the command must not wait for a reader that is gone.
 async fn pass_on(
     job: String,
     from: impl AsyncRead + Unpin,

@@ -336,8 +336,8 @@ struct End {
 }
 
 impl End {
-    /// Lets runs end for a while, then stops their commands and hands them back. Another signal ends
-    /// the while.
+    /// Lets runs end for a while, then stops their commands and hands them back. Another signal
+    /// ends the while.
     async fn end<DB: Database>(mut self, mut instance: Instance<DB>, mut stop: Stop) {
         service::ends("it waits for its commands");
         instance.let_end();

@@ -1,4 +1,5 @@
-//! The conversion of a crontab: `cron --from-crontab`. It changes nothing, and prints a file of jobs.
+//! The conversion of a crontab: `cron --from-crontab`. It changes nothing, and prints a file of
+//! jobs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,8 +25,8 @@ const HEAD: &str = "\
 version = 1
 ";
 
-/// Reads a crontab, and returns a file with its jobs. In that of a system, the name of a user stands
-/// before each command.
+/// Reads a crontab, and returns a file with its jobs. In that of a system, the name of a user
+/// stands before each command.
 pub fn convert(path: &Path, is_system: bool) -> Result<String, Failure> {
     let failed = |why: &dyn Display| Failure::new(USAGE, format_args!("{}: {why}", path.display()));
     let zone = TimeZone::system();
@@ -261,8 +262,8 @@ impl Conversion<'_> {
     }
 }
 
-/// Returns what the shell is to do. As for cron, a `%` without a backslash before it ends the command,
-/// and begins its input.
+/// Returns what the shell is to do. As for cron, a `%` without a backslash before it ends the
+/// command, and begins its input.
 fn script(command: &str) -> String {
     let (mut script, mut chars, mut input) = (String::new(), command.chars(), None);
     while let Some(c) = chars.next() {

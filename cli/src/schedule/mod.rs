@@ -1,9 +1,10 @@
 //! Schedules: `cron`, `run --cron`, and the commands for operators.
 //!
-//! `file` reads the jobs, `crontab.rs` makes such a file, and `preview.rs` shows their times. `cron.rs` runs them, `job.rs` one run
-//! of them, and `command.rs` its command. Each command has a process of its own above it, `supervise.rs`, which stops
-//! the command with all that it has started, and nothing else. `show.rs`, `state.rs`,
-//! `stats.rs`, `why.rs` and `instances.rs` tell operators what there is, and `change.rs` does what they ask for.
+//! `file` reads the jobs, `crontab.rs` makes such a file, and `preview.rs` shows their times.
+//! `cron.rs` runs them, `job.rs` one run of them, and `command.rs` its command. Each command has a
+//! process of its own above it, `supervise.rs`, which stops the command with all that it has
+//! started, and nothing else. `show.rs`, `state.rs`, `stats.rs`, `why.rs` and `instances.rs` tell
+//! operators what there is, and `change.rs` does what they ask for.
 
 pub mod change;
 mod command;

@@ -58,7 +58,7 @@ impl Seen<'_> {
     /// Returns what is to be said, what matters most first.
     fn reasons(&self) -> Vec<String> {
         let info = self.info;
-        let nobody = nobody_runs(info).map(|why| format!("{why}{}", self.had_it()));
+        let no_instance = nobody_runs(info).map(|why| format!("{why}{}", self.had_it()));
         let paused = info.paused.then(|| {
             let triggered = if info.triggered.is_some() { ", and the run that was asked for waits too" } else { "" };
             format!("it is paused{triggered}: `rowlock resume` lets it run")
@@ -66,7 +66,7 @@ impl Seen<'_> {
         let ahead = info.clock_was_ahead.then(|| {
             "its next tick is far ahead, since the database's clock was: the next instance puts it back".to_owned()
         });
-        let of_row = [nobody, paused, self.run(), self.lateness(), ahead, versions(info), self.next()];
+        let of_row = [no_instance, paused, self.run(), self.lateness(), ahead, versions(info), self.next()];
         let of_runs = [self.failure(), self.passed_over(), self.success()];
         of_row.into_iter().chain(of_runs).chain([self.clocks()]).flatten().collect()
     }

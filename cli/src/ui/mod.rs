@@ -3,10 +3,9 @@
 //! `looks.rs` reads the database, as often for one open page as for a hundred. A look is a
 //! `Snapshot`, and each page is a pure function of it: `locks.rs`, `jobs.rs`, `runs.rs`, `key.rs`,
 //! `job.rs`, `instances.rs`, and `metrics.rs` for `/metrics`. `live.rs` sends a page's changes.
-//! `guard.rs` decides which requests are answered, `guesses.rs` how fast passwords may be tried, and
-//! `connections.rs` how long clients may take
-//! for them. `change.rs` makes the changes that an operator asks for, and `changes.rs` asks once
-//! more before.
+//! `guard.rs` decides which requests are answered, `guesses.rs` how fast passwords may be tried,
+//! and `connections.rs` how long clients may take for them. `change.rs` makes the changes that an
+//! operator asks for, and `changes.rs` asks once more before.
 
 mod app;
 mod change;

@@ -139,7 +139,8 @@ impl<'a> Section<'a> {
         section
     }
 
-    /// Adds the defaults that the section does not have itself, as far as they go with its own keys.
+    /// Adds the defaults that the section does not have itself, as far as they go with its own
+    /// keys.
     fn inherit(&mut self, defaults: &Defaults<'a>) {
         let mut add = |key: &'a str, applies: bool| {
             if let Some(field) = defaults.0.get(key).filter(|_| applies) {
