@@ -89,7 +89,7 @@ pub enum Error {
 
     /// The tables of schedules do not exist.
     #[error(
-        "the tables of schedules (t_resource_schedule, t_resource_schedule_run, t_resource_schedule_instance, t_resource_schedule_times) do not all exist here: call rowlock::migrate(&pool) once, or run `sqlx migrate run` with rowlock's migrations"
+        "the tables of schedules (t_resource_schedule, t_resource_schedule_run, t_resource_schedule_instance, t_resource_schedule_times, t_resource_schedule_detail, t_resource_order, t_resource_change) do not all exist here: call rowlock::migrate(&pool) once, or run `sqlx migrate run` with rowlock's migrations"
     )]
     ScheduleTablesMissing,
 

@@ -214,7 +214,7 @@ pub use grant::{Attempt, Grant};
 pub use key::{Claim, Holder, InvalidHolder, InvalidKey, Key, PreviousClaim, Token};
 pub use lease::builder::LeaseLockBuilder;
 pub use lease::guard::{Lease, LeaseSet, One, Several};
-pub use lease::info::{ForcedRelease, ListOptions, LockInfo};
+pub use lease::info::{ChangeInfo, ForcedRelease, ListOptions, LockInfo};
 pub use lease::lock::LeaseLock;
 pub use lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock};
 pub use lock_ext::{ResourceLockExt, RunOutcome};

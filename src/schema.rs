@@ -9,7 +9,7 @@ use crate::{
     session::{sessions::Sessions, time::Instant},
     store::{
         Database, Form,
-        schema::{Freshness, KeyLimit, Part, Schema},
+        schema::{CHANGES, Freshness, KeyLimit, Part, Schema},
     },
 };
 
@@ -40,6 +40,8 @@ pub(crate) struct Table {
     pub form: Form,
     /// What a read needs to show all that was committed before it.
     pub freshness: Freshness,
+    /// There is a table for what operators change.
+    pub keeps_changes: bool,
 }
 
 impl Table {
@@ -63,6 +65,7 @@ impl Table {
         if let Some(wrong) = schema.wrong {
             return Err(unfit(wrong));
         }
+        let keeps_changes = schema.has(CHANGES);
         if let Some((server, version)) = schema.untried {
             if schema.accepted {
                 tracing::warn!(server, version, "this server keeps no row locks: two holders can hold one key");
@@ -71,7 +74,7 @@ impl Table {
             }
         }
         let Schema { key_type, key_limit, label_chars, form, freshness, .. } = schema;
-        Ok(Self { key_type, key_limit, label_chars, form, freshness })
+        Ok(Self { key_type, key_limit, label_chars, form, freshness, keeps_changes })
     }
 
     pub fn admits(&self, key: &Key, label: &str) -> Result<(), Error> {

@@ -9,7 +9,7 @@ use crate::{
     error::Error,
     key::{Key, Token},
     lease::{
-        info::{ForcedRelease, ListOptions, LockInfo},
+        info::{ChangeInfo, ForcedRelease, ListOptions, LockInfo},
         lock::LeaseLock,
     },
     retry::{DAY, within},
@@ -20,8 +20,9 @@ use crate::{
         timers::{sleep, timeout_at},
     },
     store::{
-        Database,
+        Database, Reply,
         admin::{Forced, Listed, Seen},
+        changes::{Change, recorded},
         failure::Failure,
         fault::Fault,
     },
@@ -29,6 +30,7 @@ use crate::{
 };
 
 const TABLE: &str = "the table t_resource_lock";
+const CHANGES: &str = "the table t_resource_change";
 const QUEUE: &str = "the table t_resource_lock_queue";
 
 fn quoted(key: &Key) -> String {
@@ -253,7 +255,7 @@ impl<DB: Database> LeaseLock<DB> {
                 Err(Error::NoConnection { .. }) if skipped => return Err(busy()),
                 conn => conn?,
             };
-            let reply = timeout_at(limit, DB::force(conn.get(), key, status, expected, &self.key_terms.terms)).await;
+            let reply = timeout_at(limit, self.force_and_record(conn.get(), key, status, expected)).await;
             match conn.settle(reply) {
                 Ok(Forced::Freed(token)) => {
                     tracing::warn!(%key, %token, status = status.letter(), "released by force");
@@ -270,6 +272,70 @@ impl<DB: Database> LeaseLock<DB> {
                 }
             }
         }
+    }
+
+    /// Frees a row, and records in the same transaction from whom.
+    async fn force_and_record(
+        &self,
+        conn: &mut DB::Connection,
+        key: &Key,
+        status: Status,
+        expected: Option<&Seen>,
+    ) -> Reply<Forced> {
+        let terms = &self.key_terms.terms;
+        if !self.shared.keeps_changes() {
+            tracing::warn!(%key, "the release is not recorded: the table t_resource_change is missing, see `rowlock migrate`");
+            return DB::force(conn, key, status, expected, terms).await;
+        }
+        let change = Change { who: &terms.label, what: "released", name: key.as_str() };
+        let mut forced = Forced::NoRow;
+        let force = async |conn: &mut DB::Connection| {
+            forced = DB::force(conn, key, status, expected, terms).await?;
+            let Forced::Freed(_) = forced else { return Ok(None) };
+            let by = DB::inspect(conn, key, terms).await?.map(|freed| freed.row.client_ip).unwrap_or_default();
+            let under = expected.map(|seen| format!(", token {}", seen.token)).unwrap_or_default();
+            Ok(Some(((), format!("from {by}{under}; status {}", status.letter()))))
+        };
+        recorded::<DB, _>(conn, &change, force).await.map(|_| forced)
+    }
+
+    /// Returns what operators have changed, of a key, a schedule, an instance or of all, the last
+    /// change first: at most `limit`. [`Schedules::forget_history`](crate::Schedules::forget_history)
+    /// deletes old ones.
+    ///
+    /// # Errors
+    /// [`Error::TableMissing`] and similar errors, [`Error::Database`], [`Error::TimedOut`],
+    /// [`Error::NoConnection`].
+    ///
+    /// # Cancel safety
+    /// The method only reads.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// # let lock = rowlock::LeaseLock::new(pool);
+    /// use rowlock::Status;
+    ///
+    /// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
+    /// lock.force_release("report", Status::Failed).await?;
+    /// let changes = lock.changes(Some("report"), 10).await?;
+    /// assert_eq!(changes[0].what, "released");
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
+    pub async fn changes(&self, name: Option<&str>, limit: u32) -> Result<Vec<ChangeInfo>, Error> {
+        let until = self.checked_deadline().await?;
+        let mut conn = self.checkout(until, Action::Inspect, CHANGES).await?;
+        let reply = timeout_at(until, DB::changes(conn.get(), name, limit)).await;
+        let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, CHANGES))?;
+        Ok(listed.into_iter().map(ChangeInfo::new).collect())
     }
 
     /// Deletes rows that have not been touched for `older_than` and returns their number.

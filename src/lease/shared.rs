@@ -133,6 +133,11 @@ impl<DB: Database> Shared<DB> {
             Err(failure.into_error(Action::Inspect, "the table".to_owned(), *time_limit, Certainty::NothingChanged))
         })
     }
+
+    /// Returns whether there is a table for what operators change, as far as is known.
+    pub fn keeps_changes(&self) -> bool {
+        self.table.get().is_none_or(|table| table.keeps_changes)
+    }
 }
 
 /// A tracker of what runs in the background. Shutdown waits for it.

@@ -20,14 +20,17 @@ use crate::{
     session::timers::timeout_at,
     store::{
         Database,
+        changes::{Change, recorded},
         failure::Failure,
         instances::Past,
+        orders::{Order, What},
         schedule::{ListedSchedule, RunPage, STEP},
     },
 };
 
 const TABLE: &str = "the table t_resource_schedule";
 const HISTORY: &str = "the table t_resource_schedule_run";
+const CHANGES: &str = "the table t_resource_change";
 /// The rows of one statement that lists.
 const PAGE: u32 = 500;
 
@@ -41,11 +44,15 @@ fn age(age: Duration) -> Result<TimeDelta, Error> {
 /// another one would run again.
 async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Failure> {
     let limit = core.limit();
+    let change = Change { who: &core.label, what: "triggered", name: name.as_str() };
     let mut repeat = Repeat::until(limit);
     loop {
         let reply = match core.requests.answering(limit).await {
             Ok(mut conn) => {
-                let reply = timeout_at(limit, DB::trigger(conn.get(), name)).await;
+                let trigger =
+                    async |conn: &mut DB::Connection| Ok(DB::trigger(conn, name).await?.then(|| ((), String::new())));
+                let reply = timeout_at(limit, recorded::<DB, _>(conn.get(), &change, trigger)).await;
+                let reply = reply.map(|reply| reply.map(|done| done.is_some()));
                 conn.settle(reply)
             }
             Err(failure) => Err(failure),
@@ -60,7 +67,7 @@ async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Fail
 }
 
 /// Says that there is no schedule of this name, and which name it has now.
-async fn unknown<DB: Database>(core: &Core<DB>, name: Key) -> Error {
+pub(super) async fn unknown<DB: Database>(core: &Core<DB>, name: Key) -> Error {
     let names = std::slice::from_ref(&name);
     let found: Result<_, Error> = answered!(core, Action::Inspect, &quoted(&name), conn => DB::registered(conn, names));
     let row = found.ok().and_then(|found| found.rows.into_iter().next());
@@ -78,11 +85,11 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, the schedule may be paused.
     pub async fn pause(&self, name: &str) -> Result<(), Error> {
-        self.set_paused(name, true).await
+        self.set_paused(&Key::new(name)?, None).await
     }
 
-    /// Resumes a schedule. What happens with the ticks since the pause is its
-    /// [catch-up](crate::Schedule::catch_up).
+    /// Resumes a schedule, and takes an order to [skip](Self::skip) its ticks back. What happens
+    /// with the ticks since the pause is its [catch-up](crate::Schedule::catch_up).
     ///
     /// # Errors
     /// As [`pause`](Self::pause).
@@ -90,14 +97,39 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, the schedule may be resumed.
     pub async fn resume(&self, name: &str) -> Result<(), Error> {
-        self.set_paused(name, false).await
+        let (core, name) = (self.core(), Key::new(name)?);
+        let change = Change { who: &core.label, what: "resumed", name: name.as_str() };
+        let resume = async |conn: &mut DB::Connection| {
+            let resumed = DB::pause(conn, &name, false).await?;
+            for what in [What::Pause, What::Skip] {
+                DB::cancel(conn, what, name.as_str(), None).await?;
+            }
+            Ok(resumed.then(|| ((), String::new())))
+        };
+        match answered!(&*core, Action::Update, &quoted(&name), conn => recorded::<DB, _>(conn, &change, resume))? {
+            Some(()) => Ok(()),
+            None => Err(unknown(&core, name).await),
+        }
     }
 
-    async fn set_paused(&self, name: &str, paused: bool) -> Result<(), Error> {
-        let (core, name) = (self.core(), Key::new(name)?);
-        match answered!(&*core, Action::Update, &quoted(&name), conn => DB::pause(conn, &name, paused))? {
-            true => Ok(()),
-            false => Err(unknown(&core, name).await),
+    /// Pauses a schedule, until this time if there is one.
+    pub(super) async fn set_paused(&self, name: &Key, until: Option<DateTime<Utc>>) -> Result<(), Error> {
+        let core = self.core();
+        let change = Change { who: &core.label, what: "paused", name: name.as_str() };
+        let pause = async |conn: &mut DB::Connection| {
+            if !DB::pause(conn, name, true).await? {
+                return Ok(None);
+            }
+            let Some(until) = until else {
+                DB::cancel(conn, What::Pause, name.as_str(), None).await?;
+                return Ok(Some(((), String::new())));
+            };
+            DB::order(conn, &Order { what: What::Pause, name: name.as_str(), until, who: &core.label }).await?;
+            Ok(Some(((), format!("until {until}"))))
+        };
+        match answered!(&*core, Action::Update, &quoted(name), conn => recorded::<DB, _>(conn, &change, pause))? {
+            Some(()) => Ok(()),
+            None => Err(unknown(&core, name.clone()).await),
         }
     }
 
@@ -274,9 +306,9 @@ impl<DB: Database> Schedules<DB> {
         Ok(runs.into_iter().map(RunInfo::new).collect())
     }
 
-    /// Deletes the runs that ended longer than `older_than` ago, and returns their number. The last
-    /// success of each schedule stays, however old it is, and so do the attempts at a tick that is
-    /// to be tried again.
+    /// Deletes the runs that ended longer than `older_than` ago, with what they printed, and what
+    /// operators changed before that. Returns the number of runs. The last success of each schedule
+    /// stays, however old it is, and so do the attempts at a tick that is to be tried again.
     ///
     /// # Errors
     /// [`Error::InvalidSetting`] for more than ten years; otherwise as [`list`](Self::list).
@@ -285,12 +317,14 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, some of the rows may be deleted. Another call deletes the rest.
     pub async fn forget_history(&self, older_than: Duration) -> Result<u64, Error> {
         let (older_than, core, mut rows) = (age(older_than)?, self.core(), 0);
+        answered!(&*core, Action::Forget, CHANGES, conn => DB::forget_changes(conn, older_than))?;
         loop {
             let step = answered!(&*core, Action::Forget, HISTORY, conn => DB::forget_history(conn, older_than))?;
             rows += step;
             if step < STEP.unsigned_abs() {
-                return Ok(rows);
+                break;
             }
         }
+        Ok(rows)
     }
 }

@@ -18,7 +18,9 @@ use crate::{
     },
     store::{
         Database,
+        changes::{Change, recorded},
         instances::{Beat, ListedInstance},
+        orders::OF_SCHEDULES,
         schedule::Times,
     },
 };
@@ -102,7 +104,7 @@ pub async fn declared<DB: Database>(core: &Core<DB>) -> Result<Counts, Error> {
     Ok(counts)
 }
 
-fn refused(name: &Key, wrong: String) -> Error {
+pub(super) fn refused(name: &Key, wrong: String) -> Error {
     Error::InvalidSchedule { name: name.clone(), wrong }
 }
 
@@ -176,7 +178,17 @@ impl<DB: Database> Schedules<DB> {
             let wrong = "instances that are alive declare it: deploy the application without it, or stop them";
             return Err(refused(&name, wrong.to_owned()));
         }
-        if answered!(&*core, Action::Forget, &quoted(&name), conn => DB::remove_schedule(conn, &name))? {
+        let change = Change { who: &core.label, what: "removed", name: name.as_str() };
+        let remove = async |conn: &mut DB::Connection| {
+            let removed = DB::remove_schedule(conn, &name).await?;
+            for what in OF_SCHEDULES {
+                DB::cancel(conn, what, name.as_str(), None).await?;
+            }
+            Ok(removed.then(|| ((), String::new())))
+        };
+        let removed =
+            answered!(&*core, Action::Forget, &quoted(&name), conn => recorded::<DB, _>(conn, &change, remove))?;
+        if removed.is_some() {
             return Ok(());
         }
         match self.inspect(name.as_str()).await? {
@@ -214,6 +226,9 @@ impl<DB: Database> Schedules<DB> {
             answered!(&*core, Action::Forget, &quoted(&name), conn => DB::forget_runs_ahead(conn, &name))?;
             // A run that has just begun or ended has changed the row.
             if answered!(&*core, Action::Update, &quoted(&name), conn => DB::change_times(conn, &row.times, &change))? {
+                let made = Change { who: &core.label, what: "reset", name: name.as_str() };
+                let detail = format!("to {}", change.slot);
+                answered!(&*core, Action::Update, &quoted(&name), conn => DB::record(conn, &made, &detail))?;
                 return Ok(change.slot);
             }
         }

@@ -107,8 +107,18 @@ impl<DB: Database> Tick<DB> {
             return Err(refused("another instance runs it"));
         };
         let claim = Claim { key: name.clone(), holder, token: row.token };
-        let tick =
-            Row { slot, triggered: false, own: true, attempt: row.attempt, missed: 0, spent: 0, lost_since: None };
+        let attempt = row.attempt;
+        let tick = Row {
+            slot,
+            triggered: false,
+            own: true,
+            attempt,
+            missed: 0,
+            spent: 0,
+            lost_since: None,
+            skip_until: None,
+            stopped: false,
+        };
         Ok(Self::new(core, Arc::new(schedule), (claim, row, sent), tick, None))
     }
 }

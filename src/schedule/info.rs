@@ -30,6 +30,16 @@ pub struct ScheduleInfo {
     pub due: DateTime<Utc>,
     /// Whether the schedule is paused.
     pub paused: bool,
+    /// When the pause ends, if it ends by itself.
+    pub paused_until: Option<DateTime<Utc>>,
+    /// Up to which tick an operator has [skipped](crate::Schedules::skip) the schedule, if it is
+    /// still to come.
+    pub skipped_until: Option<DateTime<Utc>>,
+    /// Whether an operator has [stopped](crate::Schedules::stop) the tick that was begun, which has
+    /// not ended yet.
+    pub stopping: bool,
+    /// What the run under way [says](crate::Tick::note) of itself.
+    pub note: Option<String>,
     /// When a run was triggered that has not ended yet.
     pub triggered: Option<DateTime<Utc>>,
     /// Whether a run is under way. The end of its lease is [`due`](Self::due).
@@ -95,6 +105,10 @@ impl ScheduleInfo {
             slot: listed.slot,
             due: listed.due_at,
             paused: listed.paused,
+            paused_until: listed.paused_until.filter(|_| listed.paused),
+            skipped_until: listed.skip_until.filter(|until| *until >= listed.slot),
+            stopping: listed.stopped,
+            note: Some(listed.note).filter(|note| listed.running && !note.is_empty()),
             triggered: listed.triggered_at,
             running: listed.running && !is_over,
             lost_since: Some(listed.due_at).filter(|_| listed.running && is_over),

@@ -3,7 +3,7 @@
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
-    key::{Key, Token},
+    key::Key,
     schedule::{
         instances::{Decision, Declared, Judge, Word},
         spec::Schedule,
@@ -22,21 +22,8 @@ fn at(seconds: i64) -> DateTime<Utc> {
 /// takes the place of this one at 90 s. The instance has declared it since -30 s.
 fn slot_at_90(spec: &str, last_run: DateTime<Utc>) -> i64 {
     let name = Key::new("report").unwrap();
-    let row = ListedSchedule {
-        times: Times { name, spec: spec.to_owned(), zone: "UTC".to_owned() },
-        slot: at(120),
-        due_at: at(120),
-        paused: false,
-        triggered_at: None,
-        run_slot: Some(last_run),
-        attempt: 0,
-        missed: 0,
-        running: false,
-        token: Token::new(1),
-        label: String::new(),
-        begin_time: None,
-        now: at(90),
-    };
+    let times = Times { name, spec: spec.to_owned(), zone: "UTC".to_owned() };
+    let row = ListedSchedule { run_slot: Some(last_run), now: at(90), ..ListedSchedule::unrun(times, at(120)) };
     let schedule = Schedule::cron("report", "* * * * *").unwrap();
     let declared = Declared::new(&schedule);
     let mut word = Word::default();

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::*;
-use crate::key::Token;
 
 const LIVES: TimeDelta = TimeDelta::seconds(24);
 const NOW: &str = "10:10:30.000123";
@@ -30,21 +29,7 @@ fn removed() -> Declared {
 
 /// A row on which nothing was run yet.
 fn row(declared: &Declared, slot: DateTime<Utc>) -> ListedSchedule {
-    ListedSchedule {
-        times: declared.times.clone(),
-        slot,
-        due_at: slot,
-        paused: false,
-        triggered_at: None,
-        run_slot: None,
-        attempt: 0,
-        missed: 0,
-        running: false,
-        token: Token::new(1),
-        label: String::new(),
-        begin_time: None,
-        now: slot,
-    }
+    ListedSchedule::unrun(declared.times.clone(), slot)
 }
 
 /// The past of a row that has had these times, the newest first.

@@ -21,9 +21,16 @@ use crate::{
         time::Instant,
         timers::sleep_until,
     },
-    store::{Database, Outcome, Reply, TooLate, failure::Failure},
+    store::{
+        Database, Outcome, Reply, TooLate,
+        failure::Failure,
+        schedule::{Extended, Extension},
+    },
     sync::lock,
 };
+
+/// The longest pause between two renewals, after which an order to stop is noticed.
+const NOTICED: Duration = Duration::from_secs(20);
 
 /// The lease of a run. Dropping it ends the renewals.
 pub struct Keeper {
@@ -40,6 +47,8 @@ struct Kept {
     /// When the lease counts as lost unless it is renewed.
     deadline: Mutex<Instant>,
     lost: CancellationToken,
+    /// An operator has stopped the tick.
+    stopped: CancellationToken,
     subscriber: Subscriber,
 }
 
@@ -78,6 +87,7 @@ impl Keeper {
             lease,
             deadline: Mutex::new(sent + trusted(lease, lease)),
             lost: CancellationToken::new(),
+            stopped: CancellationToken::new(),
             subscriber: Subscriber::current(),
         });
         let ((ending, ended), stopped) = (oneshot::channel(), CancellationToken::new());
@@ -89,9 +99,18 @@ impl Keeper {
         Self { _watch: watch(&kept), kept, stopped: stopped.drop_guard(), ended }
     }
 
+    pub fn claim(&self) -> &Claim {
+        &self.kept.claim
+    }
+
     /// Waits until the lease is lost.
     pub async fn lost(&self) {
         self.kept.lost.cancelled().await;
+    }
+
+    /// Waits until an operator has stopped the tick.
+    pub async fn stopped_by_an_operator(&self) {
+        self.kept.stopped.cancelled().await;
     }
 
     /// Stops the renewals, and waits for one in flight, which might revive a claim that was ended.
@@ -102,28 +121,29 @@ impl Keeper {
 }
 
 /// Makes the claim's lease end after this time from now.
-struct Extension<'a> {
+struct Extend<'a> {
     claim: &'a Claim,
     lease: TimeDelta,
+    is_stopped: bool,
 }
 
-impl<DB: Database> Request<DB> for Extension<'_> {
-    type Reply = Outcome;
+impl<DB: Database> Request<DB> for Extend<'_> {
+    type Reply = Extended;
 
     fn send(
         &self,
         conn: &mut DB::Connection,
         not_after: Option<DateTime<Utc>>,
-    ) -> impl Future<Output = Reply<Outcome>> + Send {
-        DB::extend_run(conn, self.claim, self.lease, not_after)
+    ) -> impl Future<Output = Reply<Extended>> + Send {
+        DB::extend_run(conn, self.claim, Extension { lease: self.lease, is_stopped: self.is_stopped, not_after })
     }
 
-    fn too_late(&self, outcome: &Outcome, _: Option<DateTime<Utc>>) -> Option<TooLate> {
-        if let Outcome::TooLate(late) = outcome { Some(*late) } else { None }
+    fn too_late(&self, extended: &Extended, _: Option<DateTime<Utc>>) -> Option<TooLate> {
+        if let Extended::Is(Outcome::TooLate(late)) = extended { Some(*late) } else { None }
     }
 
-    fn is_settled(&self, outcome: &Outcome) -> bool {
-        !matches!(outcome, Outcome::Skipped { .. })
+    fn is_settled(&self, extended: &Extended) -> bool {
+        !matches!(extended, Extended::Is(Outcome::Skipped { .. }))
     }
 }
 
@@ -134,7 +154,8 @@ fn trusted(lease: TimeDelta, left: TimeDelta) -> Duration {
 
 async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant, stopped: CancellationToken) {
     let whole = kept.lease.to_std().unwrap_or_default();
-    let mut renew_at = sent + pacing::renewed_within(whole);
+    let pause = pacing::renewed_within(whole).min(NOTICED);
+    let mut renew_at = sent + pause;
     loop {
         let waited = stopped.run_until_cancelled(sleep_until(renew_at)).await;
         if waited.is_none() || kept.lost.is_cancelled() {
@@ -143,16 +164,18 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
         let reply = extend(&core, &kept, Instant::now() + pacing::attempt(whole)).await;
         let soon = Instant::now() + pacing::renewal_retry(whole);
         match reply {
-            Ok(Answer { sent, reply: Outcome::Done }) => {
+            Ok(Answer { sent, reply: Extended::Is(Outcome::Done) }) => {
                 kept.hold_until(sent + trusted(kept.lease, kept.lease));
-                renew_at = sent + pacing::renewed_within(whole);
+                renew_at = sent + pause;
             }
-            Ok(Answer { sent, reply: Outcome::Skipped { left } }) => {
+            // What is being stopped keeps its lease until it has ended.
+            Ok(Answer { reply: Extended::Stopped, .. }) => kept.stopped.cancel(),
+            Ok(Answer { sent, reply: Extended::Is(Outcome::Skipped { left }) }) => {
                 kept.hold_until(sent + trusted(kept.lease, left));
                 renew_at = soon;
             }
-            Ok(Answer { reply: Outcome::TooLate(_), .. }) => renew_at = soon,
-            Ok(Answer { reply: Outcome::Lost, .. }) => return kept.report_lost(SEEN_WITHOUT),
+            Ok(Answer { reply: Extended::Is(Outcome::TooLate(_)), .. }) => renew_at = soon,
+            Ok(Answer { reply: Extended::Is(Outcome::Lost), .. }) => return kept.report_lost(SEEN_WITHOUT),
             Err(failure) => {
                 let schedule = kept.claim.key.clone();
                 kept.subscriber.emit(move || {
@@ -164,7 +187,8 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
     }
 }
 
-async fn extend<DB: Database>(core: &Core<DB>, kept: &Kept, limit: Instant) -> Result<Answer<Outcome>, Failure> {
+async fn extend<DB: Database>(core: &Core<DB>, kept: &Kept, limit: Instant) -> Result<Answer<Extended>, Failure> {
     let silence = pacing::hedge_delay(kept.lease.to_std().unwrap_or_default());
-    exchange(None, &core.renewals, silence, limit, &Extension { claim: &kept.claim, lease: kept.lease }).await.reply
+    let extend = Extend { claim: &kept.claim, lease: kept.lease, is_stopped: kept.stopped.is_cancelled() };
+    exchange(None, &core.renewals, silence, limit, &extend).await.reply
 }

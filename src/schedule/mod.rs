@@ -16,6 +16,7 @@ mod for_test;
 pub mod info;
 mod instances;
 mod keeper;
+pub mod orders;
 mod pacing;
 mod plan;
 mod presence;

@@ -7,6 +7,7 @@
 //! | nothing: the process died | stays | when the lease ends | one more, at the takeover |
 //! | nothing: it was handed back | stays | at once | one more, at the takeover |
 //! | a triggered run | stays | the slot | 0 |
+//! | an operator stopped it | the next one | the slot | 0 |
 
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -41,6 +42,17 @@ pub struct Row {
     pub spent: u32,
     /// When the previous attempt was begun, if its process died.
     pub lost_since: Option<DateTime<Utc>>,
+    /// An operator has ordered that ticks up to this one are passed over.
+    pub skip_until: Option<DateTime<Utc>>,
+    /// An operator has stopped the tick.
+    pub stopped: bool,
+}
+
+impl Row {
+    /// Returns whether the ticks that are passed over are so by an order.
+    pub fn is_skipped(&self) -> bool {
+        self.own && self.skip_until.is_some_and(|until| self.slot <= until)
+    }
 }
 
 /// What a claimed row is for.
@@ -60,6 +72,8 @@ pub enum Start {
     Skip { next: DateTime<Utc>, skipped: u32 },
     /// The processes that ran the tick died too often: it ends as failed.
     GiveUp,
+    /// An operator has stopped the tick: it ends as failed.
+    Stop,
 }
 
 /// What follows from the end of a run.
@@ -78,6 +92,9 @@ pub fn most_spent(schedule: &Schedule) -> u32 {
 
 /// Decides what to run of a row that was claimed at `now`.
 pub fn start(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
+    if row.stopped {
+        return Start::Stop;
+    }
     if row.spent > most_spent(schedule) {
         return Start::GiveUp;
     }
@@ -94,7 +111,25 @@ pub fn start(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
     }
 }
 
+/// Decides about a tick that was not begun. Those that an operator wants skipped are passed over
+/// first.
 fn choose(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
+    let Some(until) = row.skip_until.filter(|_| row.is_skipped()) else { return choose_due(schedule, row, now) };
+    let is_delay = matches!(schedule.timing, Timing::After(_));
+    let end = if is_delay { now } else { until.min(now) };
+    let passed = pending(schedule, row.slot, end, 1).before + 1;
+    let first = schedule.next(end.max(row.slot));
+    if first > now || is_delay {
+        return Start::Skip { next: first, skipped: passed };
+    }
+    match choose_due(schedule, &Row { slot: first, ..row.clone() }, now) {
+        Start::Move { to, missed, skipped } => Start::Move { to, missed, skipped: skipped.saturating_add(passed) },
+        Start::Skip { next, skipped } => Start::Skip { next, skipped: skipped.saturating_add(passed) },
+        _ => Start::Move { to: first, missed: row.missed, skipped: passed },
+    }
+}
+
+fn choose_due(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
     let most = if let CatchUp::All(most) = schedule.catch_up { most } else { 1 };
     let Pending { first, last, before } = pending(schedule, row.slot, now, most);
     // The tick of a fixed delay is counted from the end of a run: there is no other one to wait
@@ -112,7 +147,7 @@ fn choose(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
 
 /// Decides what follows from a run that ended at `now`.
 pub fn end(schedule: &Schedule, row: &Row, status: Status, now: DateTime<Utc>) -> Then {
-    if status == Status::Failed && row.attempt <= schedule.retries.times {
+    if status == Status::Failed && row.attempt <= schedule.retries.times && !row.stopped {
         return Then::Again(schedule.retries.pause(row.attempt));
     }
     // A slot is strictly later than the one before, whatever the clocks say.

@@ -18,7 +18,17 @@ fn minutely(catch_up: CatchUp) -> [Schedule; 2] {
 }
 
 fn row(slot: &str) -> Row {
-    Row { slot: at(slot), triggered: false, own: true, attempt: 1, missed: 0, spent: 0, lost_since: None }
+    Row {
+        slot: at(slot),
+        triggered: false,
+        own: true,
+        attempt: 1,
+        missed: 0,
+        spent: 0,
+        lost_since: None,
+        skip_until: None,
+        stopped: false,
+    }
 }
 
 fn moved(to: &str, missed: u32, skipped: u32) -> Start {
@@ -183,4 +193,43 @@ fn the_last_ticks_are_the_last_ones_however_many_there_are() {
         let found = pending(&schedule, slot, now, most);
         assert_eq!((found.first, found.last), (time(first), time("2026-01-04T17:59:59Z")), "{most}");
     }
+}
+
+#[test]
+fn skipped_ticks_are_passed_over_and_those_after_them_run() {
+    let skipped = |until: &str| Row { skip_until: Some(at(until)), missed: 2, ..row("10:00:00") };
+    let skip = |next, skipped| Start::Skip { next: at(next), skipped };
+    for catch_up in [CatchUp::Skip, CatchUp::Once, CatchUp::All(3)] {
+        let schedule =
+            Schedule::every("k", MINUTE).unwrap().catch_up(catch_up).unwrap().grace(Duration::from_secs(3600)).unwrap();
+        let start = |until, now| start(&schedule, &skipped(until), at(now));
+        assert_eq!(start("10:00:00", "10:00:30"), skip("10:01:00", 1), "{catch_up:?}");
+        assert_eq!(start("12:00:00", "10:00:30"), skip("10:01:00", 1), "each when it is due");
+        assert_eq!(start("12:00:00", "10:02:30"), skip("10:03:00", 3));
+        assert_eq!(start("10:01:30", "10:01:45"), skip("10:02:00", 2));
+        let moved = |to, missed, skipped| Start::Move { to: at(to), missed, skipped };
+        assert_eq!(start("10:01:00", "10:02:30"), moved("10:02:00", 2, 2), "{catch_up:?}");
+        let rest = match catch_up {
+            CatchUp::Skip => moved("10:04:00", 0, 4),
+            CatchUp::Once => moved("10:04:00", 4, 2),
+            CatchUp::All(_) => moved("10:02:00", 2, 2),
+        };
+        assert_eq!(start("10:01:00", "10:04:30"), rest, "{catch_up:?}");
+        assert_eq!(start("09:59:59", "10:00:30"), Start::Run, "it was for an earlier one");
+    }
+    let schedule = Schedule::every("k", MINUTE).unwrap();
+    let triggered = Row { triggered: true, own: false, ..skipped("10:00:00") };
+    assert_eq!(start(&schedule, &triggered, at("10:00:30")), Start::Run);
+    let again = Row { attempt: 2, ..skipped("10:00:00") };
+    assert_eq!(start(&schedule, &again, at("10:00:30")), Start::Run, "it was begun before");
+    let after = Schedule::after("k", Duration::from_secs(60)).unwrap();
+    assert_eq!(start(&after, &skipped("10:00:00"), at("10:00:30")), skip("10:01:30", 1));
+}
+
+#[test]
+fn a_tick_that_was_stopped_ends_without_another_attempt() {
+    let schedule = Schedule::every("k", MINUTE).unwrap().retry(Retries::times(3)).unwrap();
+    let stopped = Row { stopped: true, ..row("10:00:00") };
+    assert_eq!(start(&schedule, &stopped, at("10:00:30")), Start::Stop);
+    assert_eq!(end(&schedule, &stopped, Status::Failed, at("10:00:30")), Then::Next(at("10:01:00")));
 }

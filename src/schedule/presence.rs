@@ -17,7 +17,7 @@ use crate::{
         core::{Core, answered},
         instances::{Decision, Declared, JUDGES, Judge, Word, from_text, gone_names, hash, renamed_to, to_text},
         spec::Schedule,
-        steps::carry_out,
+        steps::{carry_out, resume},
         view::View,
     },
     session::time::Instant,
@@ -74,6 +74,10 @@ pub struct Presence {
     /// A row has other times, or may be changed later.
     contested: bool,
     read_at: Option<Instant>,
+    /// When the pause of a schedule ends.
+    resumes_at: Option<Instant>,
+    /// An operator has ordered that this instance ends.
+    pub is_drained: bool,
     /// Schedules that this instance does not run, since others have newer times. It was said once.
     left_alone: HashSet<Key>,
     /// Schedules whose run is waited for before they get another name. It was said once.
@@ -111,6 +115,8 @@ impl Presence {
             seen,
             contested,
             read_at,
+            resumes_at: None,
+            is_drained: false,
             left_alone,
             awaited,
             since,
@@ -202,9 +208,10 @@ impl Presence {
     async fn look_at<DB: Database>(
         &mut self,
         core: &Core<DB>,
-        Beat { sets, longest_life, .. }: Beat,
+        Beat { sets, longest_life, drained, .. }: Beat,
         until: Option<Instant>,
     ) -> Result<bool, Error> {
+        self.is_drained |= drained;
         self.longest_life = longest_life.max(self.lives);
         if !self.announcement.calls {
             self.learn(core, &sets).await?;
@@ -213,7 +220,8 @@ impl Presence {
             self.forget(core, &sets).await?;
         }
         let read_every = (READ_EVERY.0 * core.poll_interval).min(READ_EVERY.1);
-        let is_old = self.read_at.is_none_or(|read_at| read_at.elapsed() >= read_every);
+        let is_old = self.read_at.is_none_or(|read_at| read_at.elapsed() >= read_every)
+            || self.resumes_at.is_some_and(|resumes_at| resumes_at <= Instant::now());
         if !self.contested && !is_old && sets == self.seen {
             return Ok(false);
         }
@@ -302,10 +310,24 @@ impl Presence {
             }
             steps.extend(step.ok().flatten());
         }
+        let (mut changed, mut failed) = (false, Ok(()));
+        self.resumes_at = None;
+        let paused = self.declared.iter().filter_map(|declared| view.rows.get(&declared.times.name));
+        for (row, until) in paused.filter(|row| row.paused).filter_map(|row| Some((row, row.paused_until?))) {
+            match (until - now).to_std() {
+                Ok(left) if !left.is_zero() => {
+                    let at = Instant::now() + left;
+                    self.resumes_at = Some(self.resumes_at.map_or(at, |earlier| earlier.min(at)));
+                }
+                _ => match resume(core, &row.times.name, until).await {
+                    Ok(resumed) => changed |= resumed,
+                    Err(error) => failed = Err(error),
+                },
+            }
+        }
         // A row that another transaction has locked keeps no others waiting for good.
         let begin = if steps.is_empty() { 0 } else { fastrand::usize(..steps.len()) };
         steps.rotate_left(begin);
-        let (mut changed, mut failed) = (false, Ok(()));
         for step in steps {
             if until.is_some_and(|until| Instant::now() >= until) {
                 self.contested = true;

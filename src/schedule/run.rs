@@ -20,7 +20,7 @@ use crate::{
         keeper::Keeper,
         plan::{self, Row, Start},
         spec::Schedule,
-        tick::{InTransaction, Tick},
+        tick::{InTransaction, Tick, note},
     },
     session::{
         time::Instant,
@@ -29,12 +29,15 @@ use crate::{
     spans,
     store::{
         Database, Reply,
+        orders::What,
         schedule::{ClaimedRow, Pass, is_trigger},
     },
 };
 
 /// How long work that was cancelled may take to stop before its claim is handed back.
 const STOPPING: Duration = Duration::from_secs(5);
+/// A run that waits for its key for longer says so.
+const MOMENT: Duration = Duration::from_secs(1);
 const GIVEN_UP: &str = "given up: the processes that ran it died";
 
 /// The work of a schedule. Its error is a text for the history.
@@ -71,10 +74,11 @@ pub async fn run<DB: Database>(
 ) -> (Ended, Option<Duration>) {
     let (claim, row, sent) = &claimed;
     let lost_since = row.lost.as_ref().map(|lost| lost.begin_time);
-    let &ClaimedRow { slot, own, attempt, missed, .. } = row;
+    let &ClaimedRow { slot, own, attempt, missed, skip_until, stopped, .. } = row;
     let keeper = Keeper::start(&core, claim, core.lease(&job.schedule), *sent);
     let spent = spent(&core, &job.schedule, claim, row).await;
-    let tick = Row { slot, triggered: is_trigger(slot), own, attempt, missed, spent, lost_since };
+    let triggered = is_trigger(slot);
+    let tick = Row { slot, triggered, own, attempt, missed, spent, lost_since, skip_until, stopped };
     let start = plan::start(&job.schedule, &tick, row.now);
     let (slot, attempt) = if let Start::Move { to, .. } = start { (to, 1) } else { (slot, attempt) };
     let span = spans::tick(claim, slot, attempt);
@@ -129,16 +133,26 @@ async fn run_claimed<DB: Database>(
     match start {
         Start::Skip { next, .. } => return (Ended::PassedOver, (next - row.now).to_std().ok()),
         Start::Move { to, missed, .. } => (tick.slot, tick.missed, tick.attempt) = (to, missed, 1),
-        Start::Run | Start::GiveUp => {}
+        Start::Run | Start::GiveUp | Start::Stop => {}
     }
     let (name, delay) = (claim.key.clone(), row.now - tick.slot);
     let of = |claimed, exclusive| Tick::new(core.clone(), job.schedule.clone(), claimed, tick, exclusive);
-    if start == Start::GiveUp {
-        return end(of(claimed, None).inner(), Err(GIVEN_UP.to_owned()), &tokens.stopped).await;
+    let unrun = match start {
+        Start::GiveUp => Some(GIVEN_UP.to_owned()),
+        Start::Stop => Some(by_order(&core, What::Stop, &name).await),
+        _ => None,
+    };
+    if let Some(error) = unrun {
+        return end(of(claimed, None).inner(), Err(error), &tokens.stopped).await;
     }
     let mut lease = match acquire_exclusive(&core, &job.schedule, &keeper, &tokens.closed).await {
         Exclusive::Acquired(lease) => lease,
         Exclusive::Failed(error) => return end(of(claimed, None).inner(), Err(error), &tokens.stopped).await,
+        Exclusive::Stopped => {
+            let (tick, error) = (of(claimed, None), by_order(&core, What::Stop, &name).await);
+            tick.inner().stop();
+            return end(tick.inner(), Err(error), &tokens.stopped).await;
+        }
         Exclusive::Lost => return (Ended::Lost, None),
         Exclusive::Closed => {
             keeper.stop().await;
@@ -204,6 +218,8 @@ enum Exclusive<DB: Database> {
     /// `None`: the run needs no key.
     Acquired(Option<Lease<DB>>),
     Failed(String),
+    /// An operator has stopped the tick.
+    Stopped,
     /// The tick was lost.
     Lost,
     /// No run may begin any more, or the schedule was paused.
@@ -233,7 +249,9 @@ async fn acquire_exclusive<DB: Database>(
     let not_begun = tokio::select! {
         biased;
         () = keeper.lost() => Some(Exclusive::Lost),
+        () = keeper.stopped_by_an_operator() => Some(Exclusive::Stopped),
         () = closed.cancelled() => Some(Exclusive::Closed),
+        () = say_what_it_waits_for(core, keeper.claim(), key) => None,
         not_begun = acquiring => not_begun,
     };
     let Some(not_begun) = not_begun else { return Exclusive::Acquired(held) };
@@ -242,6 +260,26 @@ async fn acquire_exclusive<DB: Database>(
         drop(lease.abandon().await);
     }
     not_begun
+}
+
+/// Says of a run, once, that it waits for its key, if it does so for more than a moment. Never ends.
+async fn say_what_it_waits_for<DB: Database>(core: &Core<DB>, claim: &Claim, key: &Key) {
+    sleep(MOMENT).await;
+    if let Err(error) = note(core, claim, &format!("waits for the key {}", quoted(key))).await {
+        tracing::debug!(schedule = %claim.key, ?error, "it is not shown that the run waits");
+    }
+    std::future::pending().await
+}
+
+/// Returns what the history says of a tick that an operator stopped or had skipped.
+async fn by_order<DB: Database>(core: &Core<DB>, what: What, name: &Key) -> String {
+    let done = if what == What::Stop { "stopped" } else { "skipped" };
+    let ordered: Result<_, Error> =
+        answered!(core, Action::Inspect, &quoted(name), conn => DB::ordered(conn, what, name.as_str()));
+    match ordered {
+        Ok(Some((_, who))) => format!("{done} by {who}"),
+        Ok(None) | Err(_) => format!("{done} by an operator"),
+    }
 }
 
 /// Returns whether the schedule is known to be paused.
@@ -278,13 +316,14 @@ async fn pass_over<DB: Database>(
     start: Start,
 ) -> Result<bool, Error> {
     let (to, runs, missed, skipped) = match start {
-        Start::Run | Start::GiveUp => return Ok(true),
+        Start::Run | Start::GiveUp | Start::Stop => return Ok(true),
         Start::Move { to, missed, skipped } => (to, true, missed, skipped),
         Start::Skip { next, skipped } => (next, false, 0, skipped),
     };
     tracing::warn!(schedule = %claim.key, from = %row.slot, %to, missed = missed.max(skipped), "ticks were missed");
     let times = schedule.times();
-    let pass = Pass { times: &times, from: row.slot, to, runs, missed, skipped };
+    let error = if row.is_skipped() { Some(by_order(core, What::Skip, &claim.key).await) } else { None };
+    let pass = Pass { times: &times, from: row.slot, to, runs, missed, skipped, error: error.as_deref() };
     answered!(core, Action::Update, &quoted(&claim.key), conn => passed_over::<DB>(conn, claim, &pass))
 }
 
@@ -327,6 +366,7 @@ async fn work_until_stopped<DB: Database>(
         drop(timeout(inner.core.reserve(&inner.schedule), inner.not_committing()).await);
         stop
     };
+    let inner = tick.inner();
     // A task of its own, so that a panic of the work is a failure of the run.
     let (work, own) = (work.clone(), tick.clone());
     let mut task = AbortOnDropHandle::new(tokio::spawn(async move { work(own).await }.in_current_span()));
@@ -337,11 +377,15 @@ async fn work_until_stopped<DB: Database>(
         }
         stop = losing => stop,
         () = stopped.cancelled() => Stop::HandBack(Ended::HandedBack),
+        () = keeper.stopped_by_an_operator() => {
+            inner.stop();
+            Stop::Ended(Err(by_order(&inner.core, What::Stop, &inner.claim.key).await))
+        }
         () = wait_for(limit.map(sleep)) => {
             Stop::Ended(Err(format!("stopped: it took longer than its timeout of {:?}", limit.unwrap_or_default())))
         }
     };
-    tick.inner().cancel();
+    inner.cancel();
     task.abort();
     match timeout(STOPPING, task).await {
         // It succeeded before it could be dropped. Another run would repeat it.

@@ -94,6 +94,16 @@ impl Running {
         }
         ended
     }
+
+    /// Waits until an operator has [drained](crate::Schedules::drain) the instance: it claims
+    /// nothing more, and its runs go on. What is left to the application is to call
+    /// [`shutdown`](Self::shutdown), and to end.
+    ///
+    /// # Cancel safety
+    /// Dropping the future changes nothing.
+    pub async fn drained(&self) {
+        self.closed.cancelled().await;
+    }
 }
 
 impl Drop for Running {
@@ -230,7 +240,12 @@ impl<DB: Database> Runner<DB> {
             beaten = beaten => beaten,
         };
         let Some((presence, beaten)) = beaten else { return false };
+        let presence_is_drained = presence.is_drained;
         self.presence = Some(presence);
+        if presence_is_drained {
+            tracing::warn!("an operator has ordered that the instance ends: it claims nothing more");
+            self.tokens.closed.cancel();
+        }
         let changed = *beaten.as_ref().unwrap_or(&false);
         self.report_beat(beaten.map(drop));
         changed

@@ -1,14 +1,23 @@
 //! Changes of the rows of schedules, as instances carry them out.
 
+use chrono::{DateTime, Utc};
+
 use crate::{
     action::Action,
     error::Error,
+    key::Key,
     metrics,
     schedule::{
         core::{Core, answered, quoted},
         instances::Decision,
     },
-    store::{Database, instances::TimesChange, schedule::Times},
+    store::{
+        Database,
+        changes::{Change, recorded},
+        instances::TimesChange,
+        orders::What,
+        schedule::Times,
+    },
 };
 
 /// A change of one or two rows.
@@ -39,6 +48,19 @@ pub async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step<'_>) -> Result
             Ok(renamed)
         }
     }
+}
+
+/// Resumes a schedule whose pause was to end at this time.
+pub async fn resume<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<Utc>) -> Result<bool, Error> {
+    let change = Change { who: &core.label, what: "resumed", name: name.as_str() };
+    let resume = async |conn: &mut DB::Connection| {
+        // Another pause may have begun since.
+        let is_over = DB::cancel(conn, What::Pause, name.as_str(), Some(until)).await?;
+        let resumed = is_over && DB::pause(conn, name, false).await?;
+        Ok(resumed.then(|| ((), "its pause has ended".to_owned())))
+    };
+    let resumed = answered!(core, Action::Update, &quoted(name), conn => recorded::<DB, _>(conn, &change, resume))?;
+    Ok(resumed.is_some())
 }
 
 async fn change_one<DB: Database>(

@@ -1,6 +1,13 @@
 //! The tick that is passed to the work.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use chrono::{DateTime, Utc};
 use tokio::sync::{Mutex, MutexGuard, watch};
@@ -13,7 +20,7 @@ use crate::{
     lease::confirm::confirm_within,
     rules::Status,
     schedule::{
-        core::{Core, quoted},
+        core::{Core, answered, quoted},
         plan::{self, Row, Then},
         spec::Schedule,
     },
@@ -29,6 +36,17 @@ use crate::{
     },
     transaction::own::in_transaction,
 };
+
+/// The most bytes of an output that the history keeps.
+const OUTPUT: usize = 64 * 1024;
+/// The most characters of a note.
+const NOTE: usize = 255;
+
+/// Sets what a run says of itself.
+pub(super) async fn note<DB: Database>(core: &Core<DB>, claim: &Claim, text: &str) -> Result<(), Error> {
+    let text: String = text.chars().filter(|c| !c.is_control()).take(NOTE).collect();
+    answered!(core, Action::Update, &quoted(&claim.key), conn => DB::set_note(conn, claim, &text))
+}
 
 /// A tick of a schedule, as one run of it sees it. It is cheap to clone.
 ///
@@ -62,6 +80,9 @@ pub(super) struct Inner<DB: Database> {
     in_transaction: watch::Sender<InTransaction>,
     /// Held by the transaction that is to end the tick, until it is over.
     alone: Mutex<()>,
+    /// An operator has stopped the tick.
+    stopped: AtomicBool,
+    output: OnceLock<Vec<u8>>,
 }
 
 /// What is known of transactions that end the tick.
@@ -85,6 +106,11 @@ impl<DB: Database> Inner<DB> {
     /// Tells the work's tasks to stop.
     pub fn cancel(&self) {
         self.over.cancel();
+    }
+
+    /// Records that an operator has stopped the tick: it is not run again.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
     }
 
     /// Waits for what goes on although the work has ended or was dropped.
@@ -152,13 +178,15 @@ impl<DB: Database> Inner<DB> {
 
     /// Returns the end of the run, and what follows from it.
     pub fn end<'a>(&'a self, status: Status, error: Option<&'a str>) -> (End<'a>, Then) {
-        let then = plan::end(&self.schedule, &self.row, status, self.now());
+        let row = Row { stopped: self.stopped.load(Ordering::Relaxed), ..self.row.clone() };
+        let then = plan::end(&self.schedule, &row, status, self.now());
         let (next, pause) = match then {
             Then::Next(next) => (Some(next), chrono::TimeDelta::zero()),
             Then::Again(pause) => (None, pause),
         };
-        let Row { slot, attempt, missed, .. } = self.row;
-        (End { times: &self.times, slot, attempt, missed, status: status.letter(), error, next, pause }, then)
+        let (status, output) = (status.letter(), self.output.get().map(Vec::as_slice));
+        let Row { slot, attempt, missed, .. } = row;
+        (End { times: &self.times, slot, attempt, missed, status, error, next, pause, output }, then)
     }
 }
 
@@ -173,6 +201,7 @@ impl<DB: Database> Tick<DB> {
         let times = schedule.times();
         let previous = claimed.lost.map(|lost| PreviousClaim { token: lost.token, label: lost.label });
         let claimed = (claimed.now, sent);
+        let stopped = AtomicBool::new(row.stopped);
         let (over, in_transaction) = (CancellationToken::new(), watch::Sender::new(InTransaction::None));
         Self(Arc::new(Inner {
             core,
@@ -187,6 +216,8 @@ impl<DB: Database> Tick<DB> {
             going_on: TaskTracker::new(),
             in_transaction,
             alone: Mutex::default(),
+            stopped,
+            output: OnceLock::new(),
         }))
     }
 
@@ -259,6 +290,43 @@ impl<DB: Database> Tick<DB> {
     #[doc(hidden)]
     pub fn going_on(&self) -> impl Send + Sync + 'static + use<DB> {
         self.0.going_on.token()
+    }
+
+    /// Shows a text beside the run while it goes on, in place of an earlier one, such as how far it
+    /// has come. At most 255 characters are kept.
+    ///
+    /// # Errors
+    /// [`Error::Database`], [`Error::TimedOut`], [`Error::NoConnection`]. The run goes on.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the text may be shown.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example<DB: rowlock::Database>(tick: rowlock::Tick<DB>) -> Result<(), rowlock::Error> {
+    /// for (number, customer) in ["a", "b"].iter().enumerate() {
+    ///     tick.note(&format!("customer {number} of 2: {customer}")).await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn note(&self, text: &str) -> Result<(), Error> {
+        let tick = &*self.0;
+        note(&tick.core, &tick.claim, text).await
+    }
+
+    /// Keeps what the run has printed with its row in the history, until that is deleted: the last
+    /// 64 KiB of it. The first call counts. A run that is lost or handed back keeps nothing.
+    ///
+    /// ```
+    /// # async fn example<DB: rowlock::Database>(tick: rowlock::Tick<DB>) {
+    /// tick.keep_output(b"12 customers, 3 without an address".to_vec());
+    /// # }
+    /// ```
+    pub fn keep_output(&self, mut output: Vec<u8>) {
+        output.drain(..output.len().saturating_sub(OUTPUT));
+        // Another call was first.
+        let _ = self.0.output.set(output);
     }
 
     /// Makes the tick end, as succeeded, with the commit of the transaction that is open on `tx`.

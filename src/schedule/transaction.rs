@@ -17,7 +17,10 @@ use crate::{
         tick::{InTransaction, Inner, Tick},
     },
     session::time::Instant,
-    store::{Database, Outcome, Reply},
+    store::{
+        Database, Outcome, Reply,
+        schedule::{Extended, Extension},
+    },
     transaction::{
         self,
         error::{TransactionError, WorkError},
@@ -183,10 +186,11 @@ impl<DB: Database> ResourceLock<DB> for EndedTick<'_, DB> {
 
 /// Returns the outcome of the transaction that was to end the tick, or `None` while it is open.
 async fn outcome<DB: Database>(conn: &mut DB::Connection, tick: &Inner<DB>) -> Reply<Option<CommitOutcome>> {
-    match DB::extend_run(conn, &tick.claim, tick.core.lease(&tick.schedule), None).await? {
-        Outcome::Done => Ok(Some(CommitOutcome::RolledBack)),
-        Outcome::Skipped { .. } | Outcome::TooLate(_) => Ok(None),
-        Outcome::Lost => {
+    let extension = Extension { lease: tick.core.lease(&tick.schedule), is_stopped: true, not_after: None };
+    match DB::extend_run(conn, &tick.claim, extension).await? {
+        Extended::Is(Outcome::Done) => Ok(Some(CommitOutcome::RolledBack)),
+        Extended::Is(Outcome::Skipped { .. } | Outcome::TooLate(_)) | Extended::Stopped => Ok(None),
+        Extended::Is(Outcome::Lost) => {
             let Row { slot, attempt, .. } = tick.row;
             let ended = DB::has_ended(conn, &tick.claim, slot, attempt, Status::Succeeded.letter()).await?;
             Ok(Some(if ended { CommitOutcome::Committed } else { CommitOutcome::Unknown }))

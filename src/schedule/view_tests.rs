@@ -6,7 +6,6 @@ use chrono::TimeDelta;
 
 use super::*;
 use crate::{
-    key::Token,
     schedule::{instances::hash, spec::Schedule},
     store::{instances::TimesChange, schedule::Times},
 };
@@ -26,21 +25,7 @@ fn renamed() -> Vec<Declared> {
 
 /// A row of this name, which is to run at a time.
 fn row(name: &str, slot: i64) -> ListedSchedule {
-    ListedSchedule {
-        times: Declared::new(&schedule(name)).times,
-        slot: at(slot),
-        due_at: at(slot),
-        paused: false,
-        triggered_at: None,
-        run_slot: None,
-        attempt: 0,
-        missed: 0,
-        running: false,
-        token: Token::new(1),
-        label: String::new(),
-        begin_time: None,
-        now: at(0),
-    }
+    ListedSchedule { now: at(0), ..ListedSchedule::unrun(Declared::new(&schedule(name)).times, at(slot)) }
 }
 
 /// A row of a name that another one has replaced.

@@ -2,7 +2,9 @@
 
 #[cfg(feature = "schedule")]
 use crate::store::instances::InstanceStore;
-use crate::store::{admin::AdminStore, queue::QueueStore, schema::SchemaStore, version::VersionStore};
+use crate::store::{
+    admin::AdminStore, changes::ChangeStore, queue::QueueStore, schema::SchemaStore, version::VersionStore,
+};
 
 /// Stands in for the operations of the feature `schedule`.
 #[cfg(not(feature = "schedule"))]
@@ -30,8 +32,8 @@ impl<DB> InstanceStore for DB {}
     label = "a feature of rowlock is missing",
     note = "add it in Cargo.toml: `rowlock = {{ features = [\"postgres\"] }}`, or \"mysql\" (MariaDB too), or \"sqlite\" (the default)"
 )]
-pub trait Database: AdminStore + SchemaStore + VersionStore + QueueStore + InstanceStore {}
+pub trait Database: AdminStore + ChangeStore + SchemaStore + VersionStore + QueueStore + InstanceStore {}
 
 // What is missing is the feature, not one of these traits.
 #[diagnostic::do_not_recommend]
-impl<DB> Database for DB where DB: AdminStore + SchemaStore + VersionStore + QueueStore + InstanceStore {}
+impl<DB> Database for DB where DB: AdminStore + ChangeStore + SchemaStore + VersionStore + QueueStore + InstanceStore {}

@@ -8,10 +8,7 @@ use uuid::Uuid;
 
 use crate::{
     key::Key,
-    store::{
-        Reply,
-        schedule::{ScheduleStore, Times},
-    },
+    store::{Reply, orders::OrderStore, schedule::Times},
 };
 
 /// What an instance says of itself.
@@ -45,9 +42,9 @@ pub struct DeclaredSet {
 }
 
 impl Beat {
-    pub fn new(beats: Option<u32>, sets: Vec<DeclaredSet>, now: DateTime<Utc>) -> Self {
+    pub fn new(beats: Option<u32>, drained: bool, sets: Vec<DeclaredSet>, now: DateTime<Utc>) -> Self {
         let longest_life = TimeDelta::microseconds(sets.iter().map(|set| set.lives).max().unwrap_or_default());
-        Self { beats, sets, longest_life, now }
+        Self { beats, drained, sets, longest_life, now }
     }
 }
 
@@ -56,6 +53,8 @@ impl Beat {
 pub struct Beat {
     /// How often the instance has beaten without a break. `None` if it is unknown.
     pub beats: Option<u32>,
+    /// An operator has ordered that the instance ends.
+    pub drained: bool,
     pub sets: Vec<DeclaredSet>,
     /// The longest life of an instance with a loop.
     pub longest_life: TimeDelta,
@@ -136,7 +135,7 @@ pub fn micros_of(time: TimeDelta) -> i64 {
 }
 
 /// The operations on instances of a store.
-pub trait InstanceStore: ScheduleStore {
+pub trait InstanceStore: OrderStore {
     /// Adds the instance, or records that it is still there.
     fn announce(conn: &mut Self::Connection, instance: &Announcement) -> impl Future<Output = Reply<()>> + Send;
 
@@ -185,7 +184,7 @@ pub trait InstanceStore: ScheduleStore {
     /// Reads all instances, by their labels.
     fn instances(conn: &mut Self::Connection) -> impl Future<Output = Reply<Vec<ListedInstance>>> + Send;
 
-    /// Deletes a schedule on which nothing runs. Its history stays. Returns `false` if there is
-    /// none, or something runs.
+    /// Deletes a schedule on which nothing runs, within a transaction. Its history stays. Returns
+    /// `false` if there is none, or something runs.
     fn remove_schedule(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<bool>> + Send;
 }

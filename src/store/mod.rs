@@ -5,6 +5,7 @@
 //! transaction open, and waits for no row that another transaction has locked.
 
 pub mod admin;
+pub mod changes;
 pub mod database;
 pub mod failure;
 pub mod fault;
@@ -12,6 +13,8 @@ pub mod fault;
 pub mod instances;
 #[cfg(feature = "mysql")]
 mod mysql;
+#[cfg(feature = "schedule")]
+pub mod orders;
 #[cfg(feature = "postgres")]
 mod postgres;
 pub mod queue;

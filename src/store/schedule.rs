@@ -71,6 +71,10 @@ pub struct ClaimedRow {
     pub missed: u32,
     /// The previous attempt, if its lease ended.
     pub lost: Option<LostRun>,
+    /// An operator has ordered that ticks up to this one are passed over.
+    pub skip_until: Option<DateTime<Utc>>,
+    /// An operator has stopped the tick.
+    pub stopped: bool,
     /// The time of the claim.
     pub now: DateTime<Utc>,
 }
@@ -156,8 +160,9 @@ pub struct Pass<'a> {
     pub runs: bool,
     /// How many earlier ticks `to` stands for.
     pub missed: u32,
-    /// How many ticks the history records as missed.
+    /// How many ticks the history records as missed, and why.
     pub skipped: u32,
+    pub error: Option<&'a str>,
 }
 
 /// The end of a run.
@@ -175,6 +180,27 @@ pub struct End<'a> {
     pub next: Option<DateTime<Utc>>,
     /// The pause before the tick is run again.
     pub pause: TimeDelta,
+    /// The end of what the run printed.
+    pub output: Option<&'a [u8]>,
+}
+
+/// The outcome of a renewal of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extended {
+    Is(Outcome),
+    /// An operator has stopped the tick. Nothing was extended.
+    Stopped,
+}
+
+/// A renewal of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Extension {
+    /// The lease ends this long after now.
+    pub lease: TimeDelta,
+    /// It is known already that an operator has stopped the tick.
+    pub is_stopped: bool,
+    /// After this time on the server's clock nothing is extended.
+    pub not_after: Option<DateTime<Utc>>,
 }
 
 /// A schedule's row, for display.
@@ -184,6 +210,12 @@ pub struct ListedSchedule {
     pub slot: DateTime<Utc>,
     pub due_at: DateTime<Utc>,
     pub paused: bool,
+    /// When the pause ends, if it ends by itself.
+    pub paused_until: Option<DateTime<Utc>>,
+    pub skip_until: Option<DateTime<Utc>>,
+    pub stopped: bool,
+    /// What the run says of itself.
+    pub note: String,
     pub triggered_at: Option<DateTime<Utc>>,
     pub run_slot: Option<DateTime<Utc>>,
     pub attempt: u32,
@@ -193,6 +225,32 @@ pub struct ListedSchedule {
     pub label: String,
     pub begin_time: Option<DateTime<Utc>>,
     pub now: DateTime<Utc>,
+}
+
+#[cfg(test)]
+impl ListedSchedule {
+    /// Returns a row on which nothing was run yet, as it is read at its slot.
+    pub fn unrun(times: Times, slot: DateTime<Utc>) -> Self {
+        Self {
+            times,
+            slot,
+            due_at: slot,
+            paused: false,
+            paused_until: None,
+            skip_until: None,
+            stopped: false,
+            note: String::new(),
+            triggered_at: None,
+            run_slot: None,
+            attempt: 0,
+            missed: 0,
+            running: false,
+            token: Token::new(1),
+            label: String::new(),
+            begin_time: None,
+            now: slot,
+        }
+    }
 }
 
 /// A row of the history.
@@ -237,14 +295,13 @@ pub trait ScheduleStore: Store {
         names: &[Key],
     ) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Makes the claim's lease end after `lease` from now. Never waits for a row that another
-    /// transaction has locked, and changes nothing after `not_after`.
+    /// Makes the claim's lease end later. Never waits for a row that another transaction has
+    /// locked.
     fn extend_run(
         conn: &mut Self::Connection,
         claim: &Claim,
-        lease: TimeDelta,
-        not_after: Option<DateTime<Utc>>,
-    ) -> impl Future<Output = Reply<Outcome>> + Send;
+        extension: Extension,
+    ) -> impl Future<Output = Reply<Extended>> + Send;
 
     /// Ends a claim of work that was stopped: records the run, and makes the row due for a
     /// takeover. The row's holder is `vacant` until then, so the run changes nothing any more.
@@ -323,7 +380,8 @@ pub trait ScheduleStore: Store {
     /// Reads the runs that are selected, the latest end first.
     fn runs(conn: &mut Self::Connection, page: &RunPage) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
 
-    /// Deletes at most [`STEP`] runs that ended before `older_than`, and returns their number. The
+    /// Deletes at most [`STEP`] runs that ended before `older_than`, with what they printed, and
+    /// returns their number. The
     /// last success of each schedule stays, and so do the attempts at a tick that goes on.
     fn forget_history(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }

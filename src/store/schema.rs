@@ -87,6 +87,8 @@ impl KeyLimit {
 pub const INSTANCES: &str = "t_resource_schedule_instance";
 pub const SCHEDULE: &str = "t_resource_schedule";
 const QUEUE: &str = "t_resource_lock_queue";
+/// What operators have changed.
+pub const CHANGES: &str = "t_resource_change";
 
 /// The columns that every program on the table knows.
 pub const THEIRS: [&str; 7] = ["key_resource", "status", "lock_flag", "begin_time", "end_time", "client_ip", "time"];
@@ -213,20 +215,32 @@ impl Part {
 
 /// Tables and indexes beside `t_resource_lock`.
 #[cfg(feature = "postgres")]
-pub const RELATIONS: [&str; 8] = [
+pub const RELATIONS: [&str; 12] = [
     QUEUE,
     "t_resource_lock_queue_ticket",
+    CHANGES,
+    "t_resource_change_name",
     "t_resource_schedule",
     "t_resource_schedule_due",
     "t_resource_schedule_run",
     "t_resource_schedule_run_end",
     INSTANCES,
     "t_resource_schedule_times",
+    "t_resource_order",
+    "t_resource_schedule_detail",
 ];
 
-/// Those of them that are tables; those of schedules follow the first.
-pub const TABLES: [&str; 5] =
-    [QUEUE, "t_resource_schedule", "t_resource_schedule_run", INSTANCES, "t_resource_schedule_times"];
+/// Those of them that are tables. Schedules need all but the first.
+pub const TABLES: [&str; 8] = [
+    QUEUE,
+    CHANGES,
+    "t_resource_schedule",
+    "t_resource_schedule_run",
+    INSTANCES,
+    "t_resource_schedule_times",
+    "t_resource_order",
+    "t_resource_schedule_detail",
+];
 
 /// The functions of the lock that exist.
 #[derive(Debug, Default)]

@@ -102,6 +102,7 @@ mod ticks_limited;
 mod ticks_listed;
 mod ticks_missed;
 mod ticks_operated;
+mod ticks_ordered;
 mod ticks_raced;
 mod ticks_renamed;
 mod ticks_replies;
@@ -248,6 +249,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     ticks_listed::register::<DB>(suite);
     ticks_missed::register::<DB>(suite);
     ticks_operated::register::<DB>(suite);
+    ticks_ordered::register::<DB>(suite);
     ticks_raced::register::<DB>(suite);
     ticks_renamed::register::<DB>(suite);
     ticks_replies::register::<DB>(suite);

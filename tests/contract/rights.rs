@@ -36,6 +36,9 @@ fn user<DB: TestDatabase>(db: &TestDb<DB>) -> User {
             format!("GRANT SELECT, INSERT ON t_resource_schedule_run TO {name}"),
             format!("GRANT {place} ON t_resource_schedule_instance TO {name}"),
             format!("GRANT {row} ON t_resource_schedule_times TO {name}"),
+            format!("GRANT {row} ON t_resource_schedule_detail TO {name}"),
+            format!("GRANT {place} ON t_resource_order TO {name}"),
+            format!("GRANT SELECT, INSERT ON t_resource_change TO {name}"),
         ];
         (make.to_vec(), vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
     } else {
@@ -49,6 +52,9 @@ fn user<DB: TestDatabase>(db: &TestDb<DB>) -> User {
                 format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_schedule_run TO {name}@'{host}'"),
                 format!("GRANT {place} ON {database}.t_resource_schedule_instance TO {name}@'{host}'"),
                 format!("GRANT {row} ON {database}.t_resource_schedule_times TO {name}@'{host}'"),
+                format!("GRANT {row} ON {database}.t_resource_schedule_detail TO {name}@'{host}'"),
+                format!("GRANT {place} ON {database}.t_resource_order TO {name}@'{host}'"),
+                format!("GRANT SELECT, INSERT ON {database}.t_resource_change TO {name}@'{host}'"),
             ]
         };
         ([from("%"), from("localhost")].concat(), vec![format!("DROP USER {name}@'%', {name}@'localhost'")])

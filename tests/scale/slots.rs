@@ -95,6 +95,8 @@ impl Slots {
             missed: 0,
             spent: attempt.saturating_sub(1),
             lost_since,
+            skip_until: None,
+            stopped: false,
         };
         self.set_due(index, now + lease);
         Some(Tick { slot: index, claim: self.claims, row, taken_over, time })

@@ -171,7 +171,7 @@ impl Ticks {
         self.processes[instance].runs.push(Run { tick: tick.clone(), deadline, is_done: false });
         net.timer(sent + micros(pacing::renewed_within(lease)), Timer::Renew(instance, claim));
         match start {
-            Start::Run | Start::GiveUp => self.run(net, instance, &tick),
+            Start::Run | Start::GiveUp | Start::Stop => self.run(net, instance, &tick),
             Start::Move { .. } | Start::Skip { .. } => {
                 let limit = net.now() + net.constants.time_limit;
                 net.send(instance, Purpose::Requests, Statement::Move(tick, start), limit);

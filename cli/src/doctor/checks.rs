@@ -47,7 +47,7 @@ macro_rules! statements {
 }
 
 /// The rights that `docs/threats.md` names.
-fn rights<DB: Server>() -> [Rights; 6] {
+fn rights<DB: Server>() -> [Rights; 9] {
     const ROW: &[&str] = &["SELECT", "INSERT", "UPDATE"];
     const ALL: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
     [
@@ -97,6 +97,30 @@ fn rights<DB: Server>() -> [Rights; 6] {
             statements: statements!("t_resource_schedule_run", "missed"),
             needed: DB::RECORDS_RUNS,
             needed_by: "every schedule",
+            deleted_by: Some("`rowlock forget --runs`"),
+        },
+        Rights {
+            check: "rights to keep output",
+            table: "t_resource_schedule_detail",
+            statements: statements!("t_resource_schedule_detail", "note"),
+            needed: ROW,
+            needed_by: "every schedule",
+            deleted_by: Some("`rowlock forget --runs`"),
+        },
+        Rights {
+            check: "rights to order",
+            table: "t_resource_order",
+            statements: statements!("t_resource_order", "who"),
+            needed: ALL,
+            needed_by: "every schedule",
+            deleted_by: None,
+        },
+        Rights {
+            check: "rights to record changes",
+            table: "t_resource_change",
+            statements: statements!("t_resource_change", "detail"),
+            needed: &["SELECT", "INSERT"],
+            needed_by: "`rowlock release --force` and every schedule",
             deleted_by: Some("`rowlock forget --runs`"),
         },
     ]

@@ -29,21 +29,7 @@ pub struct Row {
 
 impl Row {
     fn new(times: &Times, slot: DateTime<Utc>, now: DateTime<Utc>) -> Self {
-        let listed = ListedSchedule {
-            times: times.clone(),
-            slot,
-            due_at: slot,
-            paused: false,
-            triggered_at: None,
-            run_slot: None,
-            attempt: 0,
-            missed: 0,
-            running: false,
-            token: Token::new(0),
-            label: String::new(),
-            begin_time: None,
-            now,
-        };
+        let listed = ListedSchedule { token: Token::new(0), now, ..ListedSchedule::unrun(times.clone(), slot) };
         Self { listed, past: Past::default(), holder: None }
     }
 
@@ -108,7 +94,7 @@ impl Tables {
             instance.beats
         });
         let sets = if self.sets_before { before } else { self.sets(now) };
-        Beat::new(beats, sets, now)
+        Beat::new(beats, false, sets, now)
     }
 
     fn sets(&self, now: DateTime<Utc>) -> Vec<DeclaredSet> {

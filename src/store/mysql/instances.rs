@@ -16,6 +16,7 @@ use crate::{
             row::marks,
             schedule::{roll_back, settle, utc},
         },
+        orders::pass_orders,
         schedule::{LOST, Times, from_stored_count, named, to_stored_count},
     },
 };
@@ -33,7 +34,10 @@ SET beats = LAST_INSERT_ID(IF(beat_at + INTERVAL lives MICROSECOND < UTC_TIMESTA
 
 /// A beat that is further ahead than a life is one of a clock that was wrong.
 const SETS: &str = "
-SELECT s.*, UTC_TIMESTAMP(6) AS now FROM (SELECT 1) one LEFT JOIN (
+SELECT s.*, UTC_TIMESTAMP(6) AS now, CAST(EXISTS (
+    SELECT 1 FROM t_resource_schedule_instance m JOIN t_resource_order o
+    ON o.what = 'drain' AND o.name = CAST(m.label AS BINARY) AND o.until >= m.since WHERE m.id = ?) AS SIGNED) AS drained
+FROM (SELECT 1) one LEFT JOIN (
     SELECT declares_id, COUNT(*) AS present, MIN(since) AS since, CAST(MAX(IF(calls = 1, 0, lives)) AS SIGNED) AS lives,
            CAST(SUM(lived) AS SIGNED) AS alive, CAST(SUM(lived AND (calls = 1 OR beats >= 2)) AS SIGNED) AS counting,
            CAST(SUM(beat_at + INTERVAL 2 * lives MICROSECOND < UTC_TIMESTAMP(6)
@@ -122,7 +126,7 @@ impl InstanceStore for MySql {
             let beat = sqlx::query(BEAT).bind(instance).execute(&mut *conn).await?;
             beats = (beat.rows_affected() > 0).then(|| u32::try_from(beat.last_insert_id()).unwrap_or_default());
         }
-        let rows = sqlx::query(SETS).fetch_all(conn).await?;
+        let rows = sqlx::query(SETS).bind(instance).fetch_all(conn).await?;
         let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         let now = utc(first, "now")?.ok_or(sqlx::Error::RowNotFound)?;
         let mut sets = Vec::with_capacity(rows.len());
@@ -131,7 +135,7 @@ impl InstanceStore for MySql {
                 sets.push(set(row)?);
             }
         }
-        Ok(Beat::new(beats, sets, now))
+        Ok(Beat::new(beats, first.try_get::<i64, _>("drained")? == 1, sets, now))
     }
 
     async fn declares(conn: &mut MySqlConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
@@ -200,9 +204,10 @@ impl InstanceStore for MySql {
     }
 
     async fn remove_schedule(conn: &mut MySqlConnection, name: &Key) -> Reply<bool> {
-        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-        let removed = remove(conn, name).await;
-        settle(conn, removed).await
+        if sqlx::query(REMOVE).bind(name.as_str()).execute(&mut *conn).await?.rows_affected() == 0 {
+            return Ok(false);
+        }
+        sqlx::query(REMOVE_PAST).bind(name.as_str()).execute(conn).await.map(|_| true)
     }
 }
 
@@ -240,15 +245,8 @@ async fn rename(conn: &mut MySqlConnection, old: (&Times, &TimesChange), new: (&
         sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
     }
     sqlx::query(INHERIT).bind(from).bind(to).execute(&mut *conn).await?;
+    pass_orders::<MySql>(conn, from, to).await?;
     sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
-}
-
-async fn remove(conn: &mut MySqlConnection, name: &Key) -> Reply<bool> {
-    if sqlx::query(REMOVE).bind(name.as_str()).execute(&mut *conn).await?.rows_affected() == 0 {
-        return Ok(false);
-    }
-    sqlx::query(REMOVE_PAST).bind(name.as_str()).execute(conn).await?;
-    Ok(true)
 }
 
 fn set(row: &MySqlRow) -> Reply<DeclaredSet> {

@@ -15,10 +15,13 @@ macro_rules! rollback {
 
 mod admin;
 mod change;
+mod changes;
 mod claim;
 mod create;
 #[cfg(feature = "schedule")]
 mod instances;
+#[cfg(feature = "schedule")]
+mod orders;
 mod queue;
 mod row;
 #[cfg(feature = "schedule")]

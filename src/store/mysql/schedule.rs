@@ -11,15 +11,17 @@ use crate::{
         mysql::{
             row::{Query, commit, marks, micros},
             schedule_sql::{
-                CLAIM, COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, LAST_SUCCESSES, LATEST,
-                LEFT, LIST, LOOK, LOST_RUN, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
-                RECORD_LOST, RECORD_PASSED, SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK, forget_statement,
+                CLAIM, COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES,
+                LATEST, LEFT, LIST, LOOK, LOST_RUN, MAY_BE_HELD, MORE, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED,
+                RECORD_HANDED_BACK, RECORD_LOST, RECORD_PASSED, SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK,
+                forget_statement,
             },
         },
         not_extended,
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule, LostRun, Pass,
-            Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
+            ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedRun,
+            ListedSchedule, LostRun, Pass, Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named,
+            to_stored_count,
         },
         unanswered,
     },
@@ -27,8 +29,10 @@ use crate::{
 
 impl ScheduleStore for MySql {
     async fn registered(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Registered> {
-        let sql =
-            format!("SELECT {COLUMNS} FROM t_resource_schedule WHERE name IN ({})", marks("?", names.len().max(1)));
+        let sql = format!(
+            "SELECT {COLUMNS}, {MORE} FROM t_resource_schedule s WHERE name IN ({})",
+            marks("?", names.len().max(1))
+        );
         let first = names.first().map(Key::as_str).unwrap_or_default();
         let names = names.iter().map(Key::as_str).chain(names.is_empty().then_some(first));
         let query = names.fold(sqlx::query(AssertSqlSafe(sql)), |query, name| query.bind(name.to_owned()));
@@ -81,18 +85,20 @@ impl ScheduleStore for MySql {
     async fn extend_run(
         conn: &mut MySqlConnection,
         claim: &Claim,
-        lease: TimeDelta,
-        not_after: Option<DateTime<Utc>>,
-    ) -> Reply<Outcome> {
+        Extension { lease, is_stopped, not_after }: Extension,
+    ) -> Reply<Extended> {
         let query = bind_claim(sqlx::query(EXTEND.as_str()), claim).bind(micros(lease)).bind(limit_micros(not_after));
-        if query.execute(&mut *conn).await?.rows_affected() > 0 {
-            return Ok(Outcome::Done);
+        if query.bind(is_stopped).execute(&mut *conn).await?.rows_affected() > 0 {
+            return Ok(Extended::Is(Outcome::Done));
         }
         let Some(row) = bind_claim(sqlx::query(LEFT), claim).fetch_optional(conn).await? else {
-            return Ok(Outcome::Lost);
+            return Ok(Extended::Is(Outcome::Lost));
         };
+        if !is_stopped && row.try_get::<i64, _>(2)? == 1 {
+            return Ok(Extended::Stopped);
+        }
         let now: NaiveDateTime = row.try_get(1)?;
-        Ok(not_extended(TimeDelta::microseconds(row.try_get(0)?), now.and_utc(), not_after))
+        Ok(Extended::Is(not_extended(TimeDelta::microseconds(row.try_get(0)?), now.and_utc(), not_after)))
     }
 
     async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
@@ -177,13 +183,23 @@ impl ScheduleStore for MySql {
         if old.is_empty() {
             return Ok(0);
         }
-        let sql = forget_statement(old.len());
-        let query =
-            old.into_iter().fold(sqlx::query(AssertSqlSafe(sql)).persistent(false), |query, (name, slot, attempt)| {
-                query.bind(name).bind(slot).bind(attempt)
-            });
-        Ok(query.execute(conn).await?.rows_affected())
+        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+        let forgotten = forget(conn, &old).await;
+        settle(conn, forgotten).await
     }
+}
+
+/// Deletes these runs and their details. Returns the number of runs.
+async fn forget(conn: &mut MySqlConnection, runs: &[(Vec<u8>, NaiveDateTime, i32)]) -> Reply<u64> {
+    let mut deleted = 0;
+    for table in ["t_resource_schedule_detail", "t_resource_schedule_run"] {
+        let query = sqlx::query(AssertSqlSafe(forget_statement(table, runs.len()))).persistent(false);
+        let bind = |query: Query<'static>, (name, slot, attempt): &(Vec<u8>, NaiveDateTime, i32)| {
+            query.bind(name.clone()).bind(*slot).bind(*attempt)
+        };
+        deleted = runs.iter().fold(query, bind).execute(&mut *conn).await?.rows_affected();
+    }
+    Ok(deleted)
 }
 
 fn bind_claim<'q>(query: Query<'q>, claim: &'q Claim) -> Query<'q> {
@@ -218,6 +234,8 @@ struct Seen {
     token: i64,
     label: String,
     begin_time: Option<NaiveDateTime>,
+    skip_until: Option<NaiveDateTime>,
+    stop_slot: Option<NaiveDateTime>,
     now: NaiveDateTime,
 }
 
@@ -235,6 +253,8 @@ impl Seen {
             token: row.try_get("token")?,
             label: row.try_get("client_ip")?,
             begin_time: row.try_get("begin_time")?,
+            skip_until: row.try_get("skip_until")?,
+            stop_slot: row.try_get("stop_slot")?,
             now: row.try_get("now")?,
         })
     }
@@ -244,6 +264,10 @@ impl Seen {
         let next = self.triggered_at.unwrap_or(self.slot);
         if self.attempt > 0 { self.run_slot.unwrap_or(next) } else { next }
     }
+
+    fn is_stopped(&self) -> bool {
+        self.stop_slot == Some(self.to_run())
+    }
 }
 
 /// Reads the schedules that the holder has already.
@@ -252,7 +276,7 @@ async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<Cla
         return Ok(Vec::new());
     }
     let names = marks("?", ask.known.len());
-    let sql = format!("SELECT {COLUMNS} FROM t_resource_schedule WHERE holder = ? AND name IN ({names})");
+    let sql = format!("SELECT {COLUMNS} FROM t_resource_schedule s WHERE holder = ? AND name IN ({names})");
     let query = sqlx::query(AssertSqlSafe(sql)).bind(*ask.holder.as_uuid());
     let query = ask.known.iter().fold(query, |query, known| query.bind(known.times.name.as_str()));
     let mut claimed = Vec::new();
@@ -274,6 +298,8 @@ async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<Cla
             attempt: from_stored_count(seen.attempt),
             missed: from_stored_count(seen.missed),
             lost,
+            skip_until: seen.skip_until.map(|until| until.and_utc()),
+            stopped: seen.is_stopped(),
             now: seen.begin_time.unwrap_or(seen.now).and_utc(),
             name: seen.times.name,
         });
@@ -317,6 +343,8 @@ async fn take(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> 
         attempt: from_stored_count(seen.attempt) + 1,
         missed: from_stored_count(seen.missed),
         lost: seen.running.then(lost),
+        skip_until: seen.skip_until.map(|until| until.and_utc()),
+        stopped: seen.is_stopped(),
         now: seen.now.and_utc(),
     }))
 }
@@ -363,7 +391,7 @@ async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -
     }
     if pass.skipped > 0 {
         let query = sqlx::query(RECORD_PASSED).bind(pass.from.naive_utc()).bind(0).bind("M");
-        let query = query.bind(to_stored_count(pass.skipped)).bind(None::<String>);
+        let query = query.bind(to_stored_count(pass.skipped)).bind(pass.error);
         query.bind(claim.key.as_str()).bind(claim.token.get()).execute(conn).await?;
     }
     Ok(true)
@@ -380,7 +408,11 @@ async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Re
     }
     let query = sqlx::query(RECORD_ENDED).bind(slot).bind(to_stored_count(end.attempt)).bind(end.status);
     let query = query.bind(to_stored_count(end.missed)).bind(end.error);
-    query.bind(claim.key.as_str()).bind(claim.token.get()).execute(conn).await?;
+    query.bind(claim.key.as_str()).bind(claim.token.get()).execute(&mut *conn).await?;
+    if let Some(output) = end.output {
+        let query = sqlx::query(KEEP).bind(claim.key.as_str()).bind(slot).bind(to_stored_count(end.attempt));
+        query.bind(output).execute(conn).await?;
+    }
     Ok(true)
 }
 
@@ -398,6 +430,10 @@ fn listed(row: &MySqlRow) -> Reply<ListedSchedule> {
         slot: utc(row, "slot")?.unwrap_or_default(),
         due_at: utc(row, "due_at")?.unwrap_or_default(),
         paused: row.try_get::<i64, _>("paused")? == 1,
+        paused_until: utc(row, "paused_until")?,
+        skip_until: utc(row, "skip_until")?,
+        stopped: row.try_get::<i32, _>("attempt")? > 0 && utc(row, "stop_slot")? == utc(row, "run_slot")?,
+        note: row.try_get("note")?,
         triggered_at: utc(row, "triggered_at")?,
         run_slot: utc(row, "run_slot")?,
         attempt: from_stored_count(row.try_get("attempt")?),

@@ -5,17 +5,25 @@ use std::sync::LazyLock;
 
 use crate::store::mysql::row::{IN_TIME, NOW};
 
-/// The columns of a row.
+/// The columns of a row of `s`, with the orders that a claim obeys.
 pub(super) const COLUMNS: &str = "
+(SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
+(SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot,
 CONVERT(name USING utf8mb4) AS name, CONVERT(spec USING utf8mb4) AS spec, CONVERT(zone USING utf8mb4) AS zone, slot, due_at,
 CAST(paused AS SIGNED) AS paused, triggered_at, run_slot, attempt, missed, CAST(holder IS NOT NULL AS SIGNED) AS running, token,
 CONVERT(client_ip USING utf8mb4) AS client_ip, begin_time, UTC_TIMESTAMP(6) AS now";
 
+/// What is displayed besides.
+pub(super) const MORE: &str = "
+(SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
+COALESCE((SELECT CONVERT(d.note USING utf8mb4) FROM t_resource_schedule_detail d
+          WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt), '') AS note";
+
 pub(super) static LIST: LazyLock<String> = LazyLock::new(|| {
-    format!("SELECT {COLUMNS} FROM t_resource_schedule WHERE name > ? ORDER BY t_resource_schedule.name LIMIT ?")
+    format!("SELECT {COLUMNS}, {MORE} FROM t_resource_schedule s WHERE name > ? ORDER BY s.name LIMIT ?")
 });
 
-pub(super) const LOOK: &str = "FROM t_resource_schedule WHERE paused = 0 AND (name, spec, zone) IN";
+pub(super) const LOOK: &str = "FROM t_resource_schedule s WHERE paused = 0 AND (name, spec, zone) IN";
 
 pub(super) const PAUSE: &str = "
 UPDATE t_resource_schedule SET due_at = IF(paused = 1 AND ? = 0, GREATEST(due_at, UTC_TIMESTAMP(6)), due_at), paused = ?
@@ -89,7 +97,8 @@ pub(super) static EXTEND: LazyLock<String> = LazyLock::new(|| {
 UPDATE (
     SELECT c.name FROM t_resource_schedule c WHERE c.name = ? AND c.holder = ? AND c.token = ? LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_schedule t FORCE INDEX (PRIMARY) ON t.name = j.name
-SET t.due_at = {NOW} + INTERVAL ? MICROSECOND WHERE {IN_TIME}"
+SET t.due_at = {NOW} + INTERVAL ? MICROSECOND WHERE {IN_TIME}
+  AND (? OR NOT EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = t.name AND o.until = t.run_slot))"
     )
 });
 
@@ -112,7 +121,14 @@ pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT COUNT(*) FROM t_resource_schedule_run WHERE name = ? AND slot = ? AND status = 'L' AND error = ?";
 
 pub(super) const LEFT: &str = "
-SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), due_at), UTC_TIMESTAMP(6) FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?";
+SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), due_at), UTC_TIMESTAMP(6),
+       CAST(EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot) AS SIGNED)
+FROM t_resource_schedule s WHERE name = ? AND holder = ? AND token = ?";
+
+/// The end of what a run printed.
+pub(super) const KEEP: &str = "
+INSERT INTO t_resource_schedule_detail (name, slot, attempt, output) VALUES (?, ?, ?, ?)
+ON DUPLICATE KEY UPDATE output = VALUES(output)";
 
 /// Adds a run that was lost to the history. One that is there already stays.
 pub(super) const RECORD_LOST: &str = "
@@ -187,13 +203,13 @@ macro_rules! select_runs {
     };
 }
 
-/// Builds the statement that deletes these runs. Each is looked up by its primary key: a condition
+/// Builds the statement that deletes these runs from a table. Each is looked up by its primary key: a condition
 /// with a list would read the whole of the table, and wait for the runs that are being recorded.
-pub(super) fn forget_statement(count: usize) -> String {
+pub(super) fn forget_statement(table: &str, count: usize) -> String {
     let one = "SELECT CAST(? AS BINARY) AS name, CAST(? AS DATETIME(6)) AS slot, ? AS attempt";
     let rows = vec![one; count].join(" UNION ALL ");
     format!(
-        "DELETE r FROM ({rows}) j STRAIGHT_JOIN t_resource_schedule_run r FORCE INDEX (PRIMARY)
+        "DELETE r FROM ({rows}) j STRAIGHT_JOIN {table} r FORCE INDEX (PRIMARY)
          ON r.name = j.name AND r.slot = j.slot AND r.attempt = j.attempt"
     )
 }

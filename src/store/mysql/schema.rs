@@ -9,11 +9,15 @@ use crate::store::schema::{
 };
 use crate::store::{Form, Reply};
 
-const LOCKS: &str = include_str!("../../../migrations/mysql/20260101000000_rowlock.sql");
+const LOCKS: [&str; 2] = [
+    include_str!("../../../migrations/mysql/20260101000000_rowlock.sql"),
+    include_str!("../../../migrations/mysql/20261128000000_changes.sql"),
+];
 #[cfg(feature = "schedule")]
-const SCHEDULES: [&str; 2] = [
+const SCHEDULES: [&str; 3] = [
     include_str!("../../../migrations/mysql/20260601000000_schedule.sql"),
     include_str!("../../../migrations/mysql/20261126000000_instances.sql"),
+    include_str!("../../../migrations/mysql/20261128000001_orders.sql"),
 ];
 const FUNCTIONS_FILE: &str = include_str!("../../../functions/mysql/20261127000000_functions.sql");
 
@@ -68,8 +72,8 @@ SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type US
        (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.plugins WHERE plugin_name = 'group_replication' AND plugin_status = 'ACTIVE') AS member,
        (SELECT CONVERT(COALESCE(GROUP_CONCAT(LOWER(table_name)), '') USING utf8mb4) FROM information_schema.tables
         WHERE table_schema = DATABASE() AND table_name IN (
-            't_resource_lock', 't_resource_lock_queue', 't_resource_schedule', 't_resource_schedule_run', 't_resource_schedule_instance',
-            't_resource_schedule_times')) AS relations,
+            't_resource_lock', 't_resource_lock_queue', 't_resource_change', 't_resource_schedule', 't_resource_schedule_run',
+            't_resource_schedule_instance', 't_resource_schedule_times', 't_resource_order', 't_resource_schedule_detail')) AS relations,
        (SELECT CONVERT(COALESCE(CONCAT(engine, ' ', row_format), 'none') USING utf8mb4) FROM information_schema.tables
         WHERE table_schema = DATABASE() AND table_name = 't_resource_lock') AS engine,
        (SELECT CONVERT(COALESCE(GROUP_CONCAT(LOWER(column_name), IF(sub_part IS NULL, '', ' in part') ORDER BY seq_in_index), '')
@@ -160,7 +164,7 @@ impl SchemaStore for MySql {
     fn steps(schema: &Schema, part: Part) -> Vec<Step> {
         let exists = |name: &str| schema.has(name);
         let mut steps = match part {
-            Part::Locks => creations(LOCKS, exists),
+            Part::Locks => LOCKS.iter().flat_map(|file| creations(file, exists)).collect(),
             #[cfg(feature = "schedule")]
             Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
             Part::Removal => {

@@ -11,6 +11,7 @@ use crate::{
         instances::{
             Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
         },
+        orders::pass_orders,
         postgres::row::finite,
         schedule::{LOST, Times, from_stored_count, named, to_stored_count},
     },
@@ -22,15 +23,15 @@ VALUES ($1, $2, $3, $4, clock_timestamp(), clock_timestamp(), $5, $6, $7)
 ON CONFLICT (id) DO UPDATE
 SET beat_at = clock_timestamp(), lives = excluded.lives, label = excluded.label, build = excluded.build";
 
-/// What all instances declare, with `$beats` as the beats of this one. A beat that is further ahead
+/// What all instances declare, with `$own`: the beats of this one, and whether it is drained. A beat that is further ahead
 /// than a life is one of a clock that was wrong.
 macro_rules! sets {
-    ($beats:literal) => {
+    ($own:literal) => {
         concat!(
             "
 SELECT ",
-            $beats,
-            " AS beats, s.*, clock_timestamp() AS now
+            $own,
+            ", s.*, clock_timestamp() AS now
 FROM (SELECT 1) one LEFT JOIN (
     SELECT declares_id, count(*) AS present, min(since) AS since, coalesce(max(lives) FILTER (WHERE NOT calls), 0) AS lives,
            count(*) FILTER (WHERE lived) AS alive, count(*) FILTER (WHERE lived AND (calls OR beats >= 2)) AS counting,
@@ -44,7 +45,7 @@ FROM (SELECT 1) one LEFT JOIN (
     };
 }
 
-const SETS: &str = sets!("NULL::int");
+const SETS: &str = sets!("NULL::int AS beats, false AS drained");
 
 /// An outage or a step of the clock is a break: the count begins anew. The sets are those from
 /// before the beat.
@@ -55,9 +56,12 @@ WITH me AS (
     SET beat_at = clock_timestamp(),
         beats = CASE WHEN beat_at + lives * interval '1 microsecond' < clock_timestamp() OR beat_at > clock_timestamp()
                      THEN 1 ELSE beats + 1 END
-    WHERE id = $1 RETURNING beats
+    WHERE id = $1 RETURNING beats, label, since
 )",
-    sets!("(SELECT beats FROM me)")
+    sets!(
+        "(SELECT beats FROM me) AS beats, EXISTS (
+             SELECT FROM me JOIN t_resource_order o ON o.what = 'drain' AND o.name = me.label AND o.until >= me.since) AS drained"
+    )
 );
 
 const DECLARES: &str = "
@@ -171,7 +175,7 @@ impl InstanceStore for Postgres {
                 sets.push(set(row)?);
             }
         }
-        Ok(Beat::new(beats.map(from_stored_count), sets, now))
+        Ok(Beat::new(beats.map(from_stored_count), first.try_get("drained")?, sets, now))
     }
 
     async fn declares(conn: &mut PgConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
@@ -244,6 +248,7 @@ async fn rename(conn: &mut PgConnection, old: (&Times, &TimesChange), new: (&Tim
         sqlx::query(LOSE).bind(name).bind(LOST).execute(&mut *conn).await?;
     }
     sqlx::query(INHERIT).bind(to).bind(from).execute(&mut *conn).await?;
+    pass_orders::<Postgres>(conn, from, to).await?;
     sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
 }
 

@@ -3,9 +3,12 @@
 
 mod admin;
 mod change;
+mod changes;
 mod claim;
 #[cfg(feature = "schedule")]
 mod instances;
+#[cfg(feature = "schedule")]
+mod orders;
 mod queue;
 mod row;
 #[cfg(feature = "schedule")]

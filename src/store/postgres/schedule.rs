@@ -16,8 +16,8 @@ use crate::{
             },
         },
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, HANDED_BACK, LOST, ListedRun, ListedSchedule, LostRun, Pass,
-            Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
+            ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedRun, ListedSchedule,
+            LostRun, Pass, Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
         },
     },
 };
@@ -68,15 +68,19 @@ impl ScheduleStore for Postgres {
     async fn extend_run(
         conn: &mut PgConnection,
         claim: &Claim,
-        lease: TimeDelta,
-        not_after: Option<DateTime<Utc>>,
-    ) -> Reply<Outcome> {
-        let row = bind_claim(EXTEND, claim).bind(lease).bind(not_after).fetch_one(conn).await?;
+        Extension { lease, is_stopped, not_after }: Extension,
+    ) -> Reply<Extended> {
+        let query = bind_claim(EXTEND, claim).bind(lease).bind(not_after).bind(is_stopped);
+        let row = query.fetch_one(conn).await?;
+        if row.try_get("stopped")? {
+            return Ok(Extended::Stopped);
+        }
         if row.try_get("done")? {
-            return Ok(Outcome::Done);
+            return Ok(Extended::Is(Outcome::Done));
         }
         let now = row.try_get("now")?;
-        Ok(interval(&row, "left")?.map_or(Outcome::Lost, |left| not_extended(left, now, not_after)))
+        let outcome = interval(&row, "left")?.map_or(Outcome::Lost, |left| not_extended(left, now, not_after));
+        Ok(Extended::Is(outcome))
     }
 
     async fn hand_back(conn: &mut PgConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
@@ -90,14 +94,14 @@ impl ScheduleStore for Postgres {
     async fn pass_over(conn: &mut PgConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
         let query = bind_claim(PASS, claim).bind(pass.to).bind(&pass.times.spec).bind(&pass.times.zone).bind(pass.runs);
         let query = query.bind(to_stored_count(pass.missed)).bind(to_stored_count(pass.skipped)).bind(pass.from);
-        query.fetch_one(conn).await?.try_get(0)
+        query.bind(pass.error).fetch_one(conn).await?.try_get(0)
     }
 
     async fn end_run(conn: &mut PgConnection, claim: &Claim, end: &End<'_>, _: bool) -> Reply<bool> {
         let query = bind_claim(END, claim).bind(&end.times.spec).bind(&end.times.zone).bind(end.next).bind(end.pause);
         let query =
             query.bind(end.slot).bind(to_stored_count(end.attempt)).bind(end.status).bind(to_stored_count(end.missed));
-        query.bind(end.error).fetch_one(conn).await?.try_get(0)
+        query.bind(end.error).bind(end.output).fetch_one(conn).await?.try_get(0)
     }
 
     async fn has_ended(
@@ -182,6 +186,8 @@ fn claimed(row: &PgRow) -> Reply<ClaimedRow> {
         attempt: from_stored_count(row.try_get("attempt")?),
         missed: from_stored_count(row.try_get("missed")?),
         lost,
+        skip_until: row.try_get("skip_until")?,
+        stopped: row.try_get("stopped")?,
         now: row.try_get("now")?,
     })
 }
@@ -192,6 +198,10 @@ fn listed(row: &PgRow) -> Reply<ListedSchedule> {
         slot: row.try_get("slot")?,
         due_at: row.try_get("due_at")?,
         paused: row.try_get("paused")?,
+        paused_until: row.try_get("paused_until")?,
+        skip_until: row.try_get("skip_until")?,
+        stopped: row.try_get("stopped")?,
+        note: row.try_get("note")?,
         triggered_at: row.try_get("triggered_at")?,
         run_slot: row.try_get("run_slot")?,
         attempt: from_stored_count(row.try_get("attempt")?),

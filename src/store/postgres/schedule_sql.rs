@@ -6,7 +6,13 @@ macro_rules! select {
     ($rest:literal) => {
         concat!(
             "SELECT name::text AS name, spec::text AS spec, zone::text AS zone, paused, attempt, missed,
-                    holder IS NOT NULL AS running, token, client_ip::text AS client_ip, clock_timestamp() AS now, ",
+                    holder IS NOT NULL AS running, token, client_ip::text AS client_ip, clock_timestamp() AS now,
+                    (SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
+                    (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
+                    attempt > 0 AND EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name
+                                            AND o.until = s.run_slot) AS stopped,
+                    coalesce((SELECT d.note FROM t_resource_schedule_detail d
+                              WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt), '') AS note, ",
             finite!("slot"),
             " AS slot, ",
             finite!("due_at"),
@@ -16,7 +22,7 @@ macro_rules! select {
             finite!("run_slot"),
             " AS run_slot, ",
             finite!("begin_time"),
-            " AS begin_time FROM t_resource_schedule ",
+            " AS begin_time FROM t_resource_schedule s ",
             $rest
         )
     };
@@ -66,7 +72,9 @@ WITH known AS (
     SELECT * FROM taken UNION ALL SELECT * FROM held
 )
 SELECT t.name::text AS name, t.token, t.own, t.attempt, t.missed, t.now, clock_timestamp() AS clock,
-       t.taken_over, t.prior_token, t.prior_label::text AS prior_label, ",
+       t.taken_over, t.prior_token, t.prior_label::text AS prior_label,
+       (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = t.name) AS skip_until,
+       EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'stop' AND o.name = t.name AND o.until = t.run_slot) AS stopped, ",
     finite!("t.run_slot"),
     " AS run_slot, ",
     finite!("t.prior_begin"),
@@ -95,17 +103,18 @@ SET (holder, begin_time, client_ip) = (
                   WHEN date_trunc('milliseconds', run_slot) = run_slot THEN run_slot ELSE slot END
 WHERE holder = $1 AND name = ANY ($2::text[])";
 
-/// $5 the limit.
+/// $5 the limit, $6 whether it is extended although an operator has stopped the tick.
 pub(super) const EXTEND: &str = concat!(
     "
 WITH locked AS MATERIALIZED (
-    SELECT name FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3 FOR UPDATE SKIP LOCKED
+    SELECT name, NOT $6 AND EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'stop' AND o.name = $1 AND o.until = run_slot) AS stopped
+    FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3 FOR UPDATE SKIP LOCKED
 ), extended AS (
-    UPDATE t_resource_schedule t SET due_at = clock_timestamp() + $4::interval FROM locked l WHERE t.name = l.name AND ",
+    UPDATE t_resource_schedule t SET due_at = clock_timestamp() + $4::interval FROM locked l WHERE t.name = l.name AND NOT l.stopped AND ",
     in_time!("$5"),
     " RETURNING 1
 )
-SELECT EXISTS (SELECT FROM extended) AS done, clock_timestamp() AS now,
+SELECT EXISTS (SELECT FROM extended) AS done, coalesce((SELECT stopped FROM locked), false) AS stopped, clock_timestamp() AS now,
        (SELECT ",
     finite!("due_at"),
     " - clock_timestamp() FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left"
@@ -129,7 +138,7 @@ pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND status = 'L' AND error = $3";
 
 /// $4 the slot, $5 and $6 the times with which it was computed, $7 whether it is run, $8 missed,
-/// $9 skipped, $10 the slot before.
+/// $9 skipped, $10 the slot before, $11 the error.
 pub(super) const PASS: &str = "
 WITH moved AS (
     UPDATE t_resource_schedule
@@ -139,13 +148,14 @@ WITH moved AS (
     WHERE name = $1 AND holder = $2 AND token = $3 AND slot = run_slot AND spec = $5 AND zone = $6
     RETURNING name, token, client_ip, begin_time
 ), recorded AS (
-    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed)
-    SELECT name, $10, 0, token, client_ip, begin_time, clock_timestamp(), 'M', $9 FROM moved WHERE $9 > 0 ON CONFLICT DO NOTHING
+    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+    SELECT name, $10, 0, token, client_ip, begin_time, clock_timestamp(), 'M', $9, $11 FROM moved WHERE $9 > 0 ON CONFLICT DO NOTHING
 )
 SELECT EXISTS (SELECT FROM moved)";
 
 /// $4 and $5 the times with which the next slot was computed, $6 the slot, NULL for another
-/// attempt after $7; $8 to $12 the history's slot, attempt, status, missed and error.
+/// attempt after $7; $8 to $12 the history's slot, attempt, status, missed and error; $13 the
+/// output.
 ///
 /// A triggered run comes after the attempts, and shortens none of their pauses.
 pub(super) const END: &str = "
@@ -164,6 +174,9 @@ WITH ended AS (
 ), recorded AS (
     INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
     SELECT name, $8, $9, token, client_ip, begin_time, clock_timestamp(), $10, $11, $12 FROM ended
+), kept AS (
+    INSERT INTO t_resource_schedule_detail (name, slot, attempt, output) SELECT name, $8, $9, $13 FROM ended WHERE $13::bytea IS NOT NULL
+    ON CONFLICT (name, slot, attempt) DO UPDATE SET output = excluded.output
 )
 SELECT EXISTS (SELECT FROM ended)";
 
@@ -184,7 +197,7 @@ SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND tri
     due_at = CASE WHEN holder IS NULL THEN least(due_at, clock_timestamp()) ELSE due_at END
 WHERE name = $1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
-pub(super) const LIST: &str = select!("WHERE name > $1 ORDER BY t_resource_schedule.name LIMIT $2");
+pub(super) const LIST: &str = select!("WHERE name > $1 ORDER BY s.name LIMIT $2");
 
 /// The columns of a run.
 macro_rules! select_runs {
@@ -229,11 +242,15 @@ pub(super) const SELECTED: &str = select_runs!(
 );
 
 pub(super) const FORGET: &str = "
-DELETE FROM t_resource_schedule_run WHERE (name, slot, attempt) IN (
+WITH old AS MATERIALIZED (
     SELECT r.name, r.slot, r.attempt FROM t_resource_schedule_run r
     WHERE r.end_time < clock_timestamp() - $1::interval
       AND NOT EXISTS (SELECT FROM t_resource_schedule s WHERE s.name = r.name AND (
           (s.attempt > 0 AND s.run_slot = r.slot)
           OR (r.status = 'S' AND NOT EXISTS (SELECT FROM t_resource_schedule_run x
                                              WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))))
-    LIMIT $2 FOR UPDATE OF r SKIP LOCKED)";
+    LIMIT $2 FOR UPDATE OF r SKIP LOCKED
+), details AS (
+    DELETE FROM t_resource_schedule_detail d USING old o WHERE (d.name, d.slot, d.attempt) = (o.name, o.slot, o.attempt)
+)
+DELETE FROM t_resource_schedule_run r USING old o WHERE (r.name, r.slot, r.attempt) = (o.name, o.slot, o.attempt)";

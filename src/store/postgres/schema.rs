@@ -8,11 +8,15 @@ use crate::store::schema::{
     additions, creations, removal, unfit, until_locked, uses, without_end,
 };
 
-const LOCKS: &str = include_str!("../../../migrations/postgres/20260101000000_rowlock.sql");
+const LOCKS: [&str; 2] = [
+    include_str!("../../../migrations/postgres/20260101000000_rowlock.sql"),
+    include_str!("../../../migrations/postgres/20261128000000_changes.sql"),
+];
 #[cfg(feature = "schedule")]
-const SCHEDULES: [&str; 2] = [
+const SCHEDULES: [&str; 3] = [
     include_str!("../../../migrations/postgres/20260601000000_schedule.sql"),
     include_str!("../../../migrations/postgres/20261126000000_instances.sql"),
+    include_str!("../../../migrations/postgres/20261128000001_orders.sql"),
 ];
 const FUNCTIONS_FILE: &str = include_str!("../../../functions/postgres/20261127000000_functions.sql");
 
@@ -134,7 +138,7 @@ impl SchemaStore for Postgres {
     fn steps(schema: &Schema, part: Part) -> Vec<Step> {
         let exists = |name: &str| schema.has(name) || (name == "t_resource_lock" && !schema.columns.is_empty());
         let mut steps = match part {
-            Part::Locks => creations(LOCKS, exists),
+            Part::Locks => LOCKS.iter().flat_map(|file| creations(file, exists)).collect(),
             #[cfg(feature = "schedule")]
             Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
             Part::Removal => {

@@ -11,11 +11,11 @@ use crate::{
         instances::{
             Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
         },
+        orders::pass_orders,
         schedule::{LOST, Times, from_stored_count, named, to_stored_count},
         sqlite::{
             row::{json, keys, now, time},
-            schedule::transaction,
-            write::{undo, written},
+            write::{begun, written},
         },
     },
 };
@@ -49,7 +49,9 @@ const SETS: &str = concat!(
     "
 SELECT s.*, ",
     now!(),
-    " AS now FROM (SELECT 1) LEFT JOIN (
+    " AS now, EXISTS (SELECT 1 FROM t_resource_schedule_instance m JOIN t_resource_order o
+        ON o.what = 'drain' AND o.name = m.label AND o.until >= m.since WHERE m.id = ?1) AS drained
+FROM (SELECT 1) LEFT JOIN (
     SELECT declares_id, count(*) AS present, min(since) AS since, coalesce(max(iif(calls, 0, lives)), 0) AS lives,
            sum(lived) AS alive, sum(lived AND (calls OR beats >= 2)) AS counting,
            sum(beat_at + 2 * lives < now OR beat_at > now + 2 * lives) AS forgotten
@@ -165,12 +167,10 @@ const LIST: &str = concat!(
 
 const REMOVE: &str = concat!(
     "
-BEGIN IMMEDIATE;
 DELETE FROM t_resource_schedule WHERE name = ?1 AND (holder IS NULL OR due_at < ",
     now!(),
     ") RETURNING 1;
-DELETE FROM t_resource_schedule_times WHERE name = ?1 AND changes() > 0;
-COMMIT"
+DELETE FROM t_resource_schedule_times WHERE name = ?1 AND changes() > 0"
 );
 
 impl InstanceStore for Sqlite {
@@ -186,7 +186,7 @@ impl InstanceStore for Sqlite {
             let rows: Vec<i32> = sqlx::query_scalar(BEAT).bind(instance).fetch_all(&mut *conn).await?;
             beats = rows.first().copied().map(from_stored_count);
         }
-        let rows = sqlx::query(SETS).fetch_all(conn).await?;
+        let rows = sqlx::query(SETS).bind(instance).fetch_all(conn).await?;
         let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         let now = time(first, "now")?.ok_or(sqlx::Error::RowNotFound)?;
         let mut sets = Vec::with_capacity(rows.len());
@@ -195,7 +195,7 @@ impl InstanceStore for Sqlite {
                 sets.push(set(row)?);
             }
         }
-        Ok(Beat::new(beats, sets, now))
+        Ok(Beat::new(beats, first.try_get("drained")?, sets, now))
     }
 
     async fn declares(conn: &mut SqliteConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
@@ -242,24 +242,8 @@ impl InstanceStore for Sqlite {
     }
 
     async fn remove_schedule(conn: &mut SqliteConnection, name: &Key) -> Reply<bool> {
-        transaction(sqlx::query(REMOVE).bind(name.as_str()), conn).await
+        Ok(written(sqlx::query(REMOVE).bind(name.as_str()), conn).await?.is_some())
     }
-}
-
-/// Executes statements in a transaction of their own, which is undone if they change nothing.
-async fn begun(
-    conn: &mut SqliteConnection,
-    changes: impl AsyncFnOnce(&mut SqliteConnection) -> Reply<bool>,
-) -> Reply<bool> {
-    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await?;
-    let changed = match changes(conn).await {
-        Ok(true) => sqlx::raw_sql("COMMIT").execute(&mut *conn).await.map(|_| true),
-        unchanged => unchanged,
-    };
-    if !matches!(changed, Ok(true)) {
-        undo(conn).await?;
-    }
-    changed
 }
 
 async fn change_times(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
@@ -288,6 +272,7 @@ async fn rename(conn: &mut SqliteConnection, old: (&Times, &TimesChange), new: (
         sqlx::query(LOSE).bind(name).bind(LOST).execute(&mut *conn).await?;
     }
     sqlx::query(INHERIT).bind(to).bind(from).execute(&mut *conn).await?;
+    pass_orders::<Sqlite>(conn, from, to).await?;
     sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
 }
 

@@ -10,7 +10,7 @@ use crate::{
         Change, ClaimReply, ClaimRequest, Form, Outcome, Store as _, TooLate,
         instances::{InstanceStore as _, TimesChange},
         queue::QueueStore as _,
-        schedule::{DueReply, DueRequest, Known, LOST, Pass, ScheduleStore as _, Times},
+        schedule::{DueReply, DueRequest, Extended, Extension, Known, LOST, Pass, ScheduleStore as _, Times},
         schema::{Part, Schema, SchemaStore as _},
     },
 };
@@ -250,6 +250,10 @@ async fn a_late_claim_of_what_is_due_takes_and_records_nothing() {
     }
 }
 
+async fn extend(conn: &mut SqliteConnection, claim: &Claim, not_after: Option<DateTime<Utc>>) -> Extended {
+    DB::extend_run(conn, claim, Extension { lease: LEASE * 2, is_stopped: false, not_after }).await.unwrap()
+}
+
 #[tokio::test]
 async fn a_late_extension_of_a_run_extends_nothing() {
     let conn = &mut tables().await;
@@ -260,15 +264,16 @@ async fn a_late_extension_of_a_run_extends_nothing() {
     let names = [claim.key.clone()];
     let ends = DB::registered(conn, &names).await.unwrap().rows[0].due_at;
     let limit = over(conn).await;
-    let outcome = DB::extend_run(conn, &claim, LEASE * 2, limit).await.unwrap();
-    assert!(matches!(outcome, Outcome::TooLate(TooLate { now }) if Some(now) > limit), "{outcome:?}");
+    let outcome = extend(conn, &claim, limit).await;
+    let Extended::Is(Outcome::TooLate(TooLate { now })) = outcome else { panic!("{outcome:?}") };
+    assert!(Some(now) > limit, "{outcome:?}");
     assert_eq!(DB::registered(conn, &names).await.unwrap().rows[0].due_at, ends);
     let limit = soon(conn).await;
-    assert_eq!(DB::extend_run(conn, &claim, LEASE * 2, limit).await.unwrap(), Outcome::Done);
+    assert_eq!(extend(conn, &claim, limit).await, Extended::Is(Outcome::Done));
     assert!(DB::registered(conn, &names).await.unwrap().rows[0].due_at > ends);
     let other = Claim { holder: Holder::unique(), ..claim };
     let limit = over(conn).await;
-    assert_eq!(DB::extend_run(conn, &other, LEASE, limit).await.unwrap(), Outcome::Lost);
+    assert_eq!(extend(conn, &other, limit).await, Extended::Is(Outcome::Lost));
 }
 
 /// The reply to the first request was lost. One of the runs takes over another one.
@@ -324,7 +329,7 @@ async fn a_pass_that_is_sent_again_moves_nothing_further() {
         let row = claim_due(conn, std::slice::from_ref(times), holder, (1, None, false)).await.claimed.remove(0);
         let claim = Claim { key: row.name, holder, token: row.token };
         let to = row.slot + TimeDelta::minutes(7);
-        let pass = Pass { times, from: row.slot, to, runs, missed: 0, skipped: 7 };
+        let pass = Pass { times, from: row.slot, to, runs, missed: 0, skipped: 7, error: None };
         assert!(DB::pass_over(conn, &claim, &pass).await.unwrap());
         let state = async |conn: &mut Conn| {
             let mut row = DB::registered(conn, std::slice::from_ref(&claim.key)).await.unwrap().rows.remove(0);

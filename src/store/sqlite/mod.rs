@@ -11,6 +11,7 @@
 
 mod admin;
 mod change;
+mod changes;
 mod claim;
 mod free;
 #[cfg(test)]
@@ -22,6 +23,8 @@ mod judged;
 #[cfg(test)]
 #[cfg(feature = "schedule")]
 mod late_tests;
+#[cfg(feature = "schedule")]
+mod orders;
 #[cfg(test)]
 mod plans;
 mod queue;

@@ -10,17 +10,18 @@ use crate::{
     store::{
         Outcome, Reply, TooLate, hex, limit_micros, not_extended,
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule, LostRun, Pass,
-            Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
+            ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedRun,
+            ListedSchedule, LostRun, Pass, Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named,
+            to_stored_count,
         },
         sqlite::{
             row::{Query, json, keys, micros, read_now, time},
             schedule_sql::{
-                CLAIM, END, END_WITHIN, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HELD, HISTORY,
-                LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE,
-                TAKE_OVER, TRIGGER,
+                CLAIM, END, END_WITHIN, EXTEND, FORGET, FORGET_DETAILS, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HELD,
+                HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, PASS, PAUSE, PUT_BACK, REGISTERED,
+                SELECTED, SINCE, TAKE_OVER, TRIGGER,
             },
-            write::{undo, written},
+            write::{begun, undo, written},
         },
     },
 };
@@ -65,17 +66,21 @@ impl ScheduleStore for Sqlite {
     async fn extend_run(
         conn: &mut SqliteConnection,
         claim: &Claim,
-        lease: TimeDelta,
-        not_after: Option<DateTime<Utc>>,
-    ) -> Reply<Outcome> {
-        let query = bind_claim(EXTEND, claim).bind(micros(lease)).bind(limit_micros(not_after));
+        Extension { lease, is_stopped, not_after }: Extension,
+    ) -> Reply<Extended> {
+        let query = bind_claim(EXTEND, claim).bind(micros(lease)).bind(limit_micros(not_after)).bind(is_stopped);
         let extended = query.execute(&mut *conn).await?;
         if extended.rows_affected() > 0 {
-            return Ok(Outcome::Done);
+            return Ok(Extended::Is(Outcome::Done));
         }
-        let Some(row) = bind_claim(LEFT, claim).fetch_optional(conn).await? else { return Ok(Outcome::Lost) };
+        let Some(row) = bind_claim(LEFT, claim).fetch_optional(conn).await? else {
+            return Ok(Extended::Is(Outcome::Lost));
+        };
+        if !is_stopped && row.try_get("stopped")? {
+            return Ok(Extended::Stopped);
+        }
         let now = time(&row, "now")?.unwrap_or_default();
-        Ok(not_extended(TimeDelta::microseconds(row.try_get(0)?), now, not_after))
+        Ok(Extended::Is(not_extended(TimeDelta::microseconds(row.try_get(0)?), now, not_after)))
     }
 
     async fn hand_back(conn: &mut SqliteConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
@@ -90,7 +95,8 @@ impl ScheduleStore for Sqlite {
     async fn pass_over(conn: &mut SqliteConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
         let query = bind_claim(PASS, claim).bind(pass.to.timestamp_micros()).bind(&pass.times.spec);
         let query = query.bind(&pass.times.zone).bind(pass.runs).bind(to_stored_count(pass.missed));
-        transaction(query.bind(pass.from.timestamp_micros()).bind(to_stored_count(pass.skipped)), conn).await
+        let query = query.bind(pass.from.timestamp_micros()).bind(to_stored_count(pass.skipped)).bind(pass.error);
+        transaction(query, conn).await
     }
 
     async fn end_run(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
@@ -99,6 +105,7 @@ impl ScheduleStore for Sqlite {
         let query = query.bind(&end.times.zone).bind(micros(end.pause)).bind(end.slot.timestamp_micros());
         let query =
             query.bind(to_stored_count(end.attempt)).bind(end.status).bind(to_stored_count(end.missed)).bind(end.error);
+        let query = query.bind(end.output);
         if within { Ok(written(query, conn).await?.is_some()) } else { transaction(query, conn).await }
     }
 
@@ -150,7 +157,19 @@ impl ScheduleStore for Sqlite {
     }
 
     async fn forget_history(conn: &mut SqliteConnection, older_than: TimeDelta) -> Reply<u64> {
-        Ok(sqlx::query(FORGET).bind(micros(older_than)).bind(STEP).execute(conn).await?.rows_affected())
+        let mut deleted = 0;
+        let forget = async |conn: &mut SqliteConnection| {
+            let runs = sqlx::query(FORGET).bind(micros(older_than)).bind(STEP).fetch_all(&mut *conn).await?;
+            let run = |row: &SqliteRow| {
+                let (name, slot, attempt): (String, i64, i32) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+                Ok(format!("[\"{}\",{slot},{attempt}]", hex(&name)))
+            };
+            let runs = runs.iter().map(run).collect::<Reply<Vec<_>>>()?;
+            deleted = runs.len() as u64;
+            sqlx::query(FORGET_DETAILS).bind(json(runs.into_iter())).execute(conn).await?;
+            Ok(deleted > 0)
+        };
+        begun(conn, forget).await.map(|_| deleted)
     }
 }
 
@@ -182,6 +201,8 @@ pub(super) struct Seen {
     token: i64,
     label: String,
     begin_time: Option<i64>,
+    skip_until: Option<i64>,
+    stop_slot: Option<i64>,
     now: i64,
 }
 
@@ -199,6 +220,8 @@ impl Seen {
             token: row.try_get("token")?,
             label: row.try_get("client_ip")?,
             begin_time: row.try_get("begin_time")?,
+            skip_until: row.try_get("skip_until")?,
+            stop_slot: row.try_get("stop_slot")?,
             now: row.try_get("now")?,
         })
     }
@@ -207,6 +230,10 @@ impl Seen {
     fn to_run(&self) -> i64 {
         let next = self.triggered_at.unwrap_or(self.slot);
         if self.attempt > 0 { self.run_slot.unwrap_or(next) } else { next }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop_slot == Some(self.to_run())
     }
 }
 
@@ -232,6 +259,8 @@ async fn held(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<Cl
             attempt: from_stored_count(seen.attempt),
             missed: from_stored_count(seen.missed),
             lost,
+            skip_until: seen.skip_until.map(utc),
+            stopped: seen.is_stopped(),
             now: utc(seen.begin_time.unwrap_or(seen.now)),
             name: seen.times.name,
         });
@@ -273,6 +302,8 @@ pub(super) async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen
         attempt: from_stored_count(seen.attempt) + 1,
         missed: from_stored_count(seen.missed),
         lost: seen.running.then(lost),
+        skip_until: seen.skip_until.map(utc),
+        stopped: seen.is_stopped(),
         now: utc(seen.now),
     }))
 }
@@ -291,6 +322,10 @@ fn listed(row: &SqliteRow) -> Reply<ListedSchedule> {
         slot: time(row, "slot")?.unwrap_or_default(),
         due_at: time(row, "due_at")?.unwrap_or_default(),
         paused: row.try_get("paused")?,
+        paused_until: time(row, "paused_until")?,
+        skip_until: time(row, "skip_until")?,
+        stopped: row.try_get::<i32, _>("attempt")? > 0 && time(row, "stop_slot")? == time(row, "run_slot")?,
+        note: row.try_get("note")?,
         triggered_at: time(row, "triggered_at")?,
         run_slot: time(row, "run_slot")?,
         attempt: from_stored_count(row.try_get("attempt")?),

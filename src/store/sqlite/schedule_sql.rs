@@ -2,19 +2,36 @@
 
 use crate::store::sqlite::row::now;
 
+/// The columns of `s`, with the orders that a claim obeys.
 macro_rules! select {
     ($rest:literal) => {
+        select!("", $rest)
+    };
+    ($more:expr, $rest:literal) => {
         concat!(
             "SELECT name, spec, zone, slot, due_at, paused, triggered_at, run_slot, attempt, missed, holder IS NOT NULL AS running,
-                    token, client_ip, begin_time, ",
+                    token, client_ip, begin_time,
+                    (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
+                    (SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot, ",
+            $more,
             now!(),
-            " AS now FROM t_resource_schedule ",
+            " AS now FROM t_resource_schedule AS s ",
             $rest
         )
     };
 }
 
-pub(super) const REGISTERED: &str = select!("WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))");
+/// What is displayed besides.
+macro_rules! more {
+    () => {
+        "(SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
+         coalesce((SELECT d.note FROM t_resource_schedule_detail d
+                   WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt), '') AS note, "
+    };
+}
+
+pub(super) const REGISTERED: &str =
+    select!(more!(), "WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))");
 
 pub(super) const LOOK: &str = select!(
     "WHERE NOT paused AND (name, spec, zone) IN (
@@ -22,7 +39,7 @@ pub(super) const LOOK: &str = select!(
      ORDER BY due_at LIMIT ?2"
 );
 
-pub(super) const LIST: &str = select!("WHERE name > ?1 ORDER BY name LIMIT ?2");
+pub(super) const LIST: &str = select!(more!(), "WHERE name > ?1 ORDER BY name LIMIT ?2");
 
 /// Adds the runs of `$rows`, a condition on schedules, to the history. `$values` are the slot, the
 /// attempt, the status, the slots missed and the error.
@@ -118,9 +135,16 @@ SET (holder, begin_time, client_ip) = (
 WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))"
 );
 
-/// ?5 is the limit.
-pub(super) const EXTEND: &str =
-    concat!("UPDATE t_resource_schedule SET due_at = ", now!(), " + ?4 WHERE ", held!(), " AND ", now!(), " <= ?5");
+/// ?5 is the limit. An operator may have stopped the tick, unless ?6.
+pub(super) const EXTEND: &str = concat!(
+    "UPDATE t_resource_schedule AS s SET due_at = ",
+    now!(),
+    " + ?4 WHERE ",
+    held!(),
+    " AND ",
+    now!(),
+    " <= ?5 AND (?6 OR NOT EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot))"
+);
 
 /// ?4 the holder until the takeover, ?5 the error. A request that was sent before is in the
 /// history.
@@ -140,7 +164,9 @@ pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND status = 'L' AND error = ?3";
 
 pub(super) const LEFT: &str =
-    concat!("SELECT due_at - ", now!(), ", ", now!(), " AS now FROM t_resource_schedule WHERE ", held!());
+    concat!("SELECT due_at - ", now!(), ", ", now!(), " AS now,
+        EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot) AS stopped
+        FROM t_resource_schedule AS s WHERE ", held!());
 
 pub(super) const HAS_ENDED: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
 
@@ -153,10 +179,10 @@ macro_rules! held_with_times {
 }
 
 /// ?4 the slot, ?5 and ?6 the times with which it was computed, ?7 whether it is run, ?8 missed, ?9
-/// the first slot of ?10 that are skipped.
+/// the first slot of ?10 that are skipped, ?11 why.
 pub(super) const PASS: &str = concat!(
     "BEGIN IMMEDIATE;",
-    record!("?9, 0, 'M', ?10, NULL", held_with_times!(), " AND ?10 > 0 ON CONFLICT DO NOTHING"),
+    record!("?9, 0, 'M', ?10, ?11", held_with_times!(), " AND ?10 > 0 ON CONFLICT DO NOTHING"),
     "
 UPDATE t_resource_schedule
 SET slot = ?4, run_slot = CASE WHEN ?7 THEN ?4 ELSE run_slot END, attempt = CASE WHEN ?7 THEN 1 ELSE 0 END,
@@ -170,7 +196,7 @@ WHERE ",
 );
 
 /// ?4 the next slot, NULL for another attempt after ?7; ?5 and ?6 the times with which it was
-/// computed. ?8 to ?12 are recorded, without ON CONFLICT: no attempt ends twice.
+/// computed. ?8 to ?12 are recorded, without ON CONFLICT: no attempt ends twice. ?13 is the output.
 ///
 /// A triggered run comes after the attempts, and shortens none of their pauses.
 macro_rules! end {
@@ -178,6 +204,11 @@ macro_rules! end {
         concat!(
             record!("?8, ?9, ?10, ?11, ?12", held!()),
             "
+INSERT INTO t_resource_schedule_detail (name, slot, attempt, output)
+SELECT name, ?8, ?9, ?13 FROM t_resource_schedule WHERE ",
+            held!(),
+            " AND ?13 IS NOT NULL
+ON CONFLICT (name, slot, attempt) DO UPDATE SET output = excluded.output;
 UPDATE t_resource_schedule
 SET holder = NULL,
     due_at = CASE WHEN ?4 IS NULL THEN ",
@@ -267,5 +298,10 @@ DELETE FROM t_resource_schedule_run WHERE rowid IN (
           (s.attempt > 0 AND s.run_slot = r.slot)
           OR (r.status = 'S' AND NOT EXISTS (SELECT 1 FROM t_resource_schedule_run x
                                              WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))))
-    LIMIT ?2)"
+    LIMIT ?2) RETURNING name, slot, attempt"
 );
+
+/// The runs whose details are deleted, as an array.
+pub(super) const FORGET_DETAILS: &str = "
+DELETE FROM t_resource_schedule_detail WHERE (name, slot, attempt) IN (
+    SELECT CAST(unhex(value ->> 0) AS TEXT), value ->> 1, value ->> 2 FROM json_each(?1))";

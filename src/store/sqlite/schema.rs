@@ -7,11 +7,15 @@ use crate::store::schema::{
 };
 use crate::store::{Form, Reply};
 
-const LOCKS: &str = include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql");
+const LOCKS: [&str; 2] = [
+    include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql"),
+    include_str!("../../../migrations/sqlite/20261128000000_changes.sql"),
+];
 #[cfg(feature = "schedule")]
-const SCHEDULES: [&str; 2] = [
+const SCHEDULES: [&str; 3] = [
     include_str!("../../../migrations/sqlite/20260601000000_schedule.sql"),
     include_str!("../../../migrations/sqlite/20261126000000_instances.sql"),
+    include_str!("../../../migrations/sqlite/20261128000001_orders.sql"),
 ];
 
 /// The columns that a table of another program lacks: SQLite has no ADD COLUMN IF NOT EXISTS.
@@ -110,7 +114,7 @@ impl SchemaStore for Sqlite {
     fn steps(schema: &Schema, part: Part) -> Vec<Step> {
         let exists = |name: &str| schema.has(name);
         let mut steps = match part {
-            Part::Locks => creations(LOCKS, exists),
+            Part::Locks => LOCKS.iter().flat_map(|file| creations(file, exists)).collect(),
             #[cfg(feature = "schedule")]
             Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
             Part::Functions => Vec::new(),

@@ -19,3 +19,19 @@ pub(super) async fn undo(conn: &mut SqliteConnection) -> Reply<()> {
     let said = error.as_database_error().map(|error| error.message()).unwrap_or_default();
     if said.contains("no transaction is active") { Ok(()) } else { Err(unanswered(error)) }
 }
+
+/// Executes statements in a transaction of their own, which is undone if they change nothing.
+pub(super) async fn begun(
+    conn: &mut SqliteConnection,
+    changes: impl AsyncFnOnce(&mut SqliteConnection) -> Reply<bool>,
+) -> Reply<bool> {
+    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut *conn).await?;
+    let changed = match changes(conn).await {
+        Ok(true) => sqlx::raw_sql("COMMIT").execute(&mut *conn).await.map(|_| true),
+        unchanged => unchanged,
+    };
+    if !matches!(changed, Ok(true)) {
+        undo(conn).await?;
+    }
+    changed
+}

@@ -165,7 +165,8 @@ impl Reused for sqlx::Postgres {
         let delete = "SET lock_timeout = '2s';
                       DELETE FROM t_resource_lock; DELETE FROM t_resource_lock_queue;
                       DELETE FROM t_resource_schedule; DELETE FROM t_resource_schedule_run;
-                      DELETE FROM t_resource_schedule_instance; DELETE FROM t_resource_schedule_times";
+                      DELETE FROM t_resource_schedule_instance; DELETE FROM t_resource_schedule_times;
+                      DELETE FROM t_resource_change; DELETE FROM t_resource_order; DELETE FROM t_resource_schedule_detail";
         sqlx::raw_sql(delete).execute(pool).await.map(drop)
     }
 }
@@ -211,7 +212,8 @@ impl Reused for sqlx::MySql {
         let delete = "SET SESSION innodb_lock_wait_timeout = 2, lock_wait_timeout = 2;
                       DELETE FROM t_resource_lock; DELETE FROM t_resource_lock_queue;
                       DELETE FROM t_resource_schedule; DELETE FROM t_resource_schedule_run;
-                      DELETE FROM t_resource_schedule_instance; DELETE FROM t_resource_schedule_times";
+                      DELETE FROM t_resource_schedule_instance; DELETE FROM t_resource_schedule_times;
+                      DELETE FROM t_resource_change; DELETE FROM t_resource_order; DELETE FROM t_resource_schedule_detail";
         sqlx::raw_sql(delete).execute(pool).await.map(drop)
     }
 }

@@ -162,7 +162,7 @@ impl State {
                 self.clients[id].stage = Stage::Working(run);
                 return self.tell_lost(design, id);
             }
-            Start::GiveUp => return self.finish(design, id, run, Status::Failed),
+            Start::GiveUp | Start::Stop => return self.finish(design, id, run, Status::Failed),
             Start::Move { to, missed, skipped } => Pass { from, to: to.timestamp(), runs: true, missed, skipped },
             Start::Skip { next, skipped } => Pass { from, to: next.timestamp(), runs: false, missed: 0, skipped },
         };

@@ -79,6 +79,8 @@ impl Run {
             missed: self.missed,
             spent: self.attempt - 1,
             lost_since: self.lost_since.map(at),
+            skip_until: None,
+            stopped: false,
         }
     }
 }

@@ -1,0 +1,66 @@
+//! What operators have changed: it is kept in the transaction that changes it.
+
+use std::future::Future;
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+use crate::store::{Reply, Store, commit_error, unanswered};
+
+/// A change that an operator makes.
+#[derive(Clone, Debug)]
+pub struct Change<'a> {
+    /// The label of the operator.
+    pub who: &'a str,
+    pub what: &'static str,
+    /// The key, the schedule, or the label of the instance.
+    pub name: &'a str,
+}
+
+/// A change that was made, for display.
+#[derive(Clone, Debug)]
+pub struct ListedChange {
+    pub at: DateTime<Utc>,
+    pub who: String,
+    pub what: String,
+    pub name: String,
+    pub detail: String,
+}
+
+/// The operations on changes of a [`Store`].
+pub trait ChangeStore: Store {
+    /// Adds a change, within the transaction that makes it.
+    fn record(conn: &mut Self::Connection, change: &Change<'_>, detail: &str)
+    -> impl Future<Output = Reply<()>> + Send;
+
+    /// Reads the last changes, of a name or of all, the newest first.
+    fn changes(
+        conn: &mut Self::Connection,
+        name: Option<&str>,
+        limit: u32,
+    ) -> impl Future<Output = Reply<Vec<ListedChange>>> + Send;
+
+    /// Deletes the changes that were made before `older_than`.
+    fn forget_changes(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
+}
+
+/// Executes statements in a transaction, which records what they return as the detail of the
+/// change. If they return `None`, they are undone.
+pub async fn recorded<DB: ChangeStore, T>(
+    conn: &mut DB::Connection,
+    change: &Change<'_>,
+    statements: impl AsyncFnOnce(&mut DB::Connection) -> Reply<Option<(T, String)>>,
+) -> Reply<Option<T>> {
+    DB::execute_text(conn, DB::BEGIN_TEXT).await?;
+    let done = async {
+        let Some((value, detail)) = statements(conn).await? else { return Ok(None) };
+        DB::record(conn, change, &detail).await?;
+        DB::execute_text(conn, DB::COMMIT_TEXT).await.map_err(commit_error)?;
+        Ok(Some(value))
+    }
+    .await;
+    if !matches!(done, Ok(Some(_))) && DB::execute_text(conn, DB::ROLLBACK_TEXT).await.is_err() {
+        // The session may be in a transaction still: it is closed.
+        return done.and(Err(sqlx::Error::Protocol("the change could not be undone".into()))).map_err(unanswered);
+    }
+    done
+}

@@ -1,0 +1,43 @@
+//! What operators have changed.
+
+use chrono::TimeDelta;
+use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
+
+use crate::store::{
+    Reply,
+    changes::{Change, ChangeStore, ListedChange},
+    sqlite::row::{micros, now, time},
+};
+
+const RECORD: &str =
+    concat!("INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (", now!(), ", ?1, ?2, ?3, ?4)");
+
+const LIST: &str = "
+SELECT at, who, what, name, detail FROM t_resource_change WHERE ?1 IS NULL OR name = ?1 ORDER BY id DESC LIMIT ?2";
+
+const FORGET: &str = concat!("DELETE FROM t_resource_change WHERE at < ", now!(), " - ?1");
+
+impl ChangeStore for Sqlite {
+    async fn record(conn: &mut SqliteConnection, change: &Change<'_>, detail: &str) -> Reply<()> {
+        let query = sqlx::query(RECORD).bind(change.who).bind(change.what).bind(change.name);
+        query.bind(detail).execute(conn).await.map(drop)
+    }
+
+    async fn changes(conn: &mut SqliteConnection, name: Option<&str>, limit: u32) -> Reply<Vec<ListedChange>> {
+        let rows = sqlx::query(LIST).bind(name).bind(limit).fetch_all(conn).await?;
+        let change = |row: &SqliteRow| {
+            Ok(ListedChange {
+                at: time(row, "at")?.unwrap_or_default(),
+                who: row.try_get("who")?,
+                what: row.try_get("what")?,
+                name: row.try_get("name")?,
+                detail: row.try_get("detail")?,
+            })
+        };
+        rows.iter().map(change).collect()
+    }
+
+    async fn forget_changes(conn: &mut SqliteConnection, older_than: TimeDelta) -> Reply<u64> {
+        Ok(sqlx::query(FORGET).bind(micros(older_than)).execute(conn).await?.rows_affected())
+    }
+}
