@@ -231,7 +231,8 @@ pub use schedule::{
     runner::Running,
     schedules::Schedules,
     selection::RunOptions,
-    spec::{CatchUp, Retries, Schedule},
+    spec::Schedule,
+    terms::{CatchUp, Retries},
     tick::Tick,
     try_tick::TickOutcome,
 };

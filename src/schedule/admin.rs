@@ -11,8 +11,8 @@ use crate::{
     retry::{DAY, Repeat, within},
     schedule::{
         core::{Core, answered, quoted},
-        declared::{Counts, declared},
-        info::{RunInfo, ScheduleInfo},
+        declared::declared,
+        info::{RunInfo, Said, ScheduleInfo},
         instances::renamed_to,
         schedules::Schedules,
         selection::RunOptions,
@@ -192,15 +192,15 @@ impl<DB: Database> Schedules<DB> {
         &self,
         core: &Core<DB>,
         rows: Vec<ListedSchedule>,
-        declared: &Counts,
+        declared: &HashMap<Key, Said>,
     ) -> Result<Vec<ScheduleInfo>, Error> {
         let names: Vec<Key> = rows.iter().map(|row| row.times.name.clone()).collect();
         let past = answered!(core, Action::Inspect, TABLE, conn => DB::past(conn, &names))?;
-        let mut past: HashMap<Key, Past> = past.into_iter().collect();
+        let (mut past, none): (HashMap<Key, Past>, _) = (past.into_iter().collect(), Said::default());
         let info = |row: ListedSchedule| {
             let past = past.remove(&row.times.name).unwrap_or_default();
-            let declared = declared.get(&row.times.name).map_or(&[][..], Vec::as_slice);
-            ScheduleInfo::new(row, past, declared)
+            let said = declared.get(&row.times.name).unwrap_or(&none);
+            ScheduleInfo::new(row, past, said)
         };
         Ok(rows.into_iter().map(info).collect())
     }

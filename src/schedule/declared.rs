@@ -11,8 +11,9 @@ use crate::{
     key::Key,
     schedule::{
         core::{Core, answered, quoted},
-        instances::{Decision, Declared, Word},
-        presence::{INSTANCES, declared_by},
+        info::Said,
+        instances::{Decision, Declared, Word, descriptions, from_text},
+        presence::{INSTANCES, declared_by, texts_of},
         schedules::Schedules,
         spec::Schedule,
     },
@@ -86,22 +87,24 @@ impl InstanceInfo {
     }
 }
 
-/// How many living instances declare which times of a schedule.
-pub type Counts = HashMap<Key, Vec<(Times, u32)>>;
-
 /// Reads what the instances declare that are alive.
-pub async fn declared<DB: Database>(core: &Core<DB>) -> Result<Counts, Error> {
+pub async fn declared<DB: Database>(core: &Core<DB>) -> Result<HashMap<Key, Said>, Error> {
     let Beat { sets, .. } = answered!(core, Action::Inspect, INSTANCES, conn => DB::beat(conn, None))?;
-    let living: Vec<_> = sets.into_iter().filter(|set| set.alive > 0).collect();
-    let declares = declared_by(core, living.iter().map(|set| set.declares_id).collect()).await?;
-    let mut counts = Counts::new();
+    let mut living: Vec<_> = sets.into_iter().filter(|set| set.alive > 0).collect();
+    living.sort_by_key(|set| set.since);
+    let texts = texts_of(core, living.iter().map(|set| set.declares_id).collect()).await?;
+    let mut said: HashMap<Key, Said> = HashMap::new();
     for set in living {
-        for times in declares.get(&set.declares_id).into_iter().flatten() {
-            let counts = counts.entry(times.name.clone()).or_default();
-            counts.push((times.clone(), u32::try_from(set.alive).unwrap_or(u32::MAX)));
+        let Some(text) = texts.get(&set.declares_id) else { continue };
+        for times in from_text(text) {
+            let said = said.entry(times.name.clone()).or_default();
+            said.times.push((times, u32::try_from(set.alive).unwrap_or(u32::MAX)));
+        }
+        for (name, description) in descriptions(text) {
+            said.entry(name).or_default().description = description;
         }
     }
-    Ok(counts)
+    Ok(said)
 }
 
 pub(super) fn refused(name: &Key, wrong: String) -> Error {
@@ -174,7 +177,7 @@ impl<DB: Database> Schedules<DB> {
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
         let (core, name) = (self.core(), Key::new(name)?);
         let declared = declared(&core).await?.remove(&name).unwrap_or_default();
-        if declared.iter().any(|(times, _)| !times.are_removed()) {
+        if declared.times.iter().any(|(times, _)| !times.are_removed()) {
             let wrong = "instances that are alive declare it: deploy the application without it, or stop them";
             return Err(refused(&name, wrong.to_owned()));
         }

@@ -14,13 +14,27 @@ use crate::{
     },
 };
 
+/// What living instances declare of a schedule: how many of them which times, and the description
+/// of the newest of them.
+#[derive(Default)]
+pub struct Said {
+    pub times: Vec<(Times, u32)>,
+    pub description: String,
+}
+
+/// What the note of a run that waits for a key begins with.
+pub const WAITS_FOR: &str = "waits for the key ";
+
 /// A schedule's row, for display. Times are from the database's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ScheduleInfo {
     /// The schedule's name.
     pub name: String,
-    /// Its times: `cron 30 2 * * *`, `every 30s`, `after 600s`.
+    /// What the newest instance that is alive [says](crate::Schedule::description) of it.
+    pub description: String,
+    /// Its times: `cron 30 2 * * *`, `every 30s`, `after 600s`; with a
+    /// [jitter](crate::Schedule::jitter), how much later its ticks come: `cron 30 2 * * * +71s`.
     pub times: String,
     /// The time zone of a cron pattern.
     pub zone: String,
@@ -88,9 +102,15 @@ impl ScheduleInfo {
         renamed_to(&self.times)
     }
 
-    pub(super) fn new(listed: ListedSchedule, past: Past, declared: &[(Times, u32)]) -> Self {
+    /// Returns the key that the run under way waits for, if it waits for one
+    /// ([`Schedule::exclusive_with`](crate::Schedule::exclusive_with)).
+    pub fn waits_for(&self) -> Option<&str> {
+        self.note.as_deref()?.strip_prefix(WAITS_FOR)
+    }
+
+    pub(super) fn new(listed: ListedSchedule, past: Past, said: &Said) -> Self {
         let count = |same: bool| {
-            let of = declared.iter().filter(|(times, _)| (*times == listed.times) == same);
+            let of = said.times.iter().filter(|(times, _)| (*times == listed.times) == same);
             of.fold(0, |sum: u32, (_, count)| sum.saturating_add(*count))
         };
         let (instances, instances_with_other_times) = (count(true), count(false));
@@ -100,6 +120,7 @@ impl ScheduleInfo {
             Schedule::of(&listed.times).is_some_and(|schedule| is_ahead(&schedule, &listed, listed.now));
         Self {
             name: listed.times.name.as_str().to_owned(),
+            description: said.description.clone(),
             times: listed.times.spec,
             zone: listed.times.zone,
             slot: listed.slot,

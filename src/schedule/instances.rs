@@ -22,7 +22,10 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
     key::Key,
-    schedule::spec::{AFTER, NEVER, Schedule, Timing},
+    schedule::{
+        hash::hash,
+        spec::{AFTER, NEVER, Schedule, Timing},
+    },
     store::{
         instances::{Past, SeenTimes, TimesChange},
         schedule::{ListedSchedule, Times, is_trigger},
@@ -45,12 +48,6 @@ const REMOVED: &str = "none";
 /// How the times of a schedule begin that has another name.
 const RENAMED: &str = "renamed ";
 
-/// A hash that is the same in every version of the library (FNV-1a).
-pub fn hash(parts: &[&str]) -> u64 {
-    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
 impl Times {
     /// Returns what rows remember the times by.
     fn mark(&self) -> u64 {
@@ -72,11 +69,23 @@ pub fn renamed_to(spec: &str) -> Option<&str> {
     spec.strip_prefix(RENAMED)
 }
 
-/// Writes what an instance declares: a line for each schedule, with its name, times and zone.
-pub fn to_text(declared: &[Times]) -> String {
+/// Writes what an instance declares: a line for each schedule, with its name, times, zone and
+/// description.
+pub fn to_text<'a>(declared: impl Iterator<Item = (&'a Times, &'a str)>) -> String {
     let escaped = |text: &str| text.replace('\\', "\\\\").replace('\t', "\\t").replace('\n', "\\n");
-    let line = |times: &Times| [times.name.as_str(), &times.spec, &times.zone].map(escaped).join("\t");
-    declared.iter().map(line).collect::<Vec<_>>().join("\n")
+    let line = |(Times { name, spec, zone }, about): (&Times, &str)| {
+        let line = [name.as_str(), spec, zone, about].map(escaped).join("\t");
+        line.trim_end_matches('\t').to_owned()
+    };
+    declared.map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Reads the descriptions of what an instance declares.
+pub fn descriptions(text: &str) -> impl Iterator<Item = (Key, String)> + '_ {
+    text.lines().filter_map(|line| {
+        let about = unescaped(line.split('\t').nth(3)?);
+        Some((times_of(line)?.name, about))
+    })
 }
 
 /// Reads what an instance declares. Lines that another version wrote in another form are left out.
@@ -280,6 +289,10 @@ impl Declared {
 
     pub fn removed(name: Key) -> Self {
         Self { times: Times { name, spec: REMOVED.to_owned(), zone: "UTC".to_owned() }, schedule: None, heir: None }
+    }
+
+    pub fn description(&self) -> &str {
+        self.schedule.as_ref().map_or("", |schedule| schedule.description.as_str())
     }
 
     /// Returns all that an instance with this schedule declares.

@@ -340,13 +340,18 @@ fn what_is_declared_is_read_as_it_was_written() {
     let mut all: Vec<Times> = names.into_iter().map(spec).collect();
     let berlin = Schedule::cron("k", "30 2 * * *").unwrap().zone("Europe/Berlin").unwrap();
     all.extend([Declared::new(&berlin).times, removed().times]);
-    assert_eq!(from_text(&to_text(&all)), all);
-    assert_eq!(to_text(&all).lines().count(), all.len());
-    assert_eq!((to_text(&[]), from_text("")), (String::new(), Vec::new()));
+    assert_eq!(from_text(&to_text(all.iter().map(|times| (times, "")))), all);
+    assert_eq!(to_text(all.iter().map(|times| (times, ""))).lines().count(), all.len());
+    assert_eq!((to_text(std::iter::empty()), from_text("")), (String::new(), Vec::new()));
+    let described = all.iter().map(|times| (times, "for\n\tall\\"));
+    let text = to_text(described);
+    assert_eq!(from_text(&text), all);
+    let about: Vec<(Key, String)> = descriptions(&text).collect();
+    assert!(about.len() == all.len() && about.iter().all(|(_, about)| about == "for\n\tall\\"), "{about:?}");
     let another = "k\tevery 60s\tUTC\tmore\n\nk\n k\tevery 60s\tUTC\nk\tevery 60s";
     assert_eq!(from_text(another), [spec("k")], "lines of another form are left out");
     let long = "n".repeat(Key::MAX_BYTES);
-    assert_eq!(from_text(&to_text(&[spec(&long)])), [spec(&long)]);
+    assert_eq!(from_text(&to_text([(&spec(&long), "")].into_iter())), [spec(&long)]);
 }
 
 /// Rows keep the hashes, and other versions of the library read them.

@@ -13,7 +13,10 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
     rules::Status,
-    schedule::spec::{CatchUp, Schedule, Timing},
+    schedule::{
+        spec::{Schedule, Timing},
+        terms::CatchUp,
+    },
 };
 
 /// The most ticks that are counted one by one.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::schedule::spec::Retries;
+use crate::schedule::terms::Retries;
 
 fn at(time: &str) -> DateTime<Utc> {
     format!("2026-01-05T{time}Z").parse().unwrap()

@@ -15,7 +15,8 @@ use crate::{
     key::Key,
     schedule::{
         core::{Core, answered},
-        instances::{Decision, Declared, JUDGES, Judge, Word, from_text, gone_names, hash, renamed_to, to_text},
+        hash::hash,
+        instances::{Decision, Declared, JUDGES, Judge, Word, from_text, gone_names, renamed_to, to_text},
         spec::Schedule,
         steps::{carry_out, resume},
         view::View,
@@ -92,7 +93,7 @@ pub struct Presence {
 impl Presence {
     pub fn new<DB: Database>(core: &Core<DB>, declared: Vec<Declared>) -> Self {
         let all: Vec<Times> = declared.iter().map(|declared| declared.times.clone()).collect();
-        let declares = to_text(&all);
+        let declares = to_text(declared.iter().map(|declared| (&declared.times, declared.description())));
         let announcement = Announcement {
             id: Uuid::new_v4(),
             label: core.label.clone(),
@@ -370,11 +371,17 @@ async fn read_with_others<DB: Database>(core: &Core<DB>, names: &[Key]) -> Resul
 
 /// Reads what sets of instances declare.
 pub async fn declared_by<DB: Database>(core: &Core<DB>, sets: Vec<i64>) -> Result<HashMap<i64, Vec<Times>>, Error> {
+    let texts = texts_of(core, sets).await?;
+    Ok(texts.into_iter().map(|(id, text)| (id, from_text(&text))).collect())
+}
+
+/// Reads the texts in which sets of instances declare their schedules.
+pub async fn texts_of<DB: Database>(core: &Core<DB>, sets: Vec<i64>) -> Result<HashMap<i64, String>, Error> {
     if sets.is_empty() {
         return Ok(HashMap::new());
     }
     let texts = answered!(core, Action::Inspect, INSTANCES, conn => DB::declares(conn, &sets))?;
-    Ok(texts.into_iter().map(|(id, text)| (id, from_text(&text))).collect())
+    Ok(texts.into_iter().collect())
 }
 
 async fn mark_gone<DB: Database>(core: &Core<DB>, names: &[Key]) -> Result<(), Error> {

@@ -17,6 +17,7 @@ use crate::{
     schedule::{
         core::{Core, answered, hand_back, put_back, quoted},
         end::{Ended, end, find_success},
+        info::WAITS_FOR,
         keeper::Keeper,
         plan::{self, Row, Start},
         spec::Schedule,
@@ -265,7 +266,7 @@ async fn acquire_exclusive<DB: Database>(
 /// Says of a run, once, that it waits for its key, if it does so for more than a moment. Never ends.
 async fn say_what_it_waits_for<DB: Database>(core: &Core<DB>, claim: &Claim, key: &Key) {
     sleep(MOMENT).await;
-    if let Err(error) = note(core, claim, &format!("waits for the key {}", quoted(key))).await {
+    if let Err(error) = note(core, claim, &format!("{WAITS_FOR}{}", key.as_str())).await {
         tracing::debug!(schedule = %claim.key, ?error, "it is not shown that the run waits");
     }
     std::future::pending().await

@@ -1,4 +1,4 @@
-//! What a schedule is: its times, and what happens with ticks that are late or fail.
+//! What a schedule is: its times, and its terms.
 
 use std::time::Duration;
 
@@ -10,16 +10,21 @@ use crate::{
     retry::{DAY, within},
     schedule::{
         cron::Pattern,
+        hash::hash,
+        terms::{CatchUp, Retries, YEAR},
         zones::{RELEASE, Zone},
     },
     store::schedule::Times,
 };
 
 const LEAST: Duration = Duration::from_millis(100);
-const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 const PERIODS: &str = "it has to be from 100 ms to 366 days, in whole milliseconds";
 /// How the text of a fixed delay begins.
 pub(super) const AFTER: &str = "after ";
+/// What stands between times and how much later the ticks come.
+const SHIFTED: &str = " +";
+/// The most characters of a description.
+const DESCRIPTION: usize = 1_000;
 /// The longest text of a pattern.
 const PATTERN: usize = 200;
 
@@ -28,85 +33,6 @@ pub(super) const NEVER: DateTime<Utc> = match DateTime::from_timestamp(253_370_7
     Some(year_9999) => year_9999,
     None => DateTime::UNIX_EPOCH,
 };
-
-/// What happens with ticks that nothing ran at their time: all instances were down, the schedule
-/// was paused, or a run took longer than the period.
-///
-/// ```
-/// # fn example() -> Result<(), rowlock::Error> {
-/// use rowlock::{CatchUp, Schedule};
-/// use std::time::Duration;
-///
-/// // A tick that is more than an hour late is passed over.
-/// let backup = Schedule::cron("backup", "0 3 * * *")?.catch_up(CatchUp::Skip)?;
-/// let backup = backup.grace(Duration::from_secs(3600))?;
-/// // Each day is billed by a run of its own, up to the last 31 of them.
-/// let billing = Schedule::cron("billing", "0 1 * * *")?.catch_up(CatchUp::All(31))?;
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CatchUp {
-    /// The last tick runs if it is not older than the [grace](Schedule::grace). All others are
-    /// passed over, and the history counts them.
-    Skip,
-    /// The last tick runs, and stands for all others.
-    #[default]
-    Once,
-    /// The last ticks run one after another, at most this many: 1 to 1,000. The first of them
-    /// stands for those before it.
-    All(u32),
-}
-
-/// How often, and after which pauses, a tick whose run failed is run again.
-///
-/// ```
-/// # fn example() -> Result<(), rowlock::Error> {
-/// use rowlock::{Retries, Schedule};
-/// use std::time::Duration;
-///
-/// // Four attempts at most, the last three after 10, 20 and 40 seconds.
-/// let retries = Retries::times(3).backoff(Duration::from_secs(10), Duration::from_secs(60))?;
-/// let import = Schedule::every("import", Duration::from_secs(600))?.retry(retries)?;
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Retries {
-    pub(super) times: u32,
-    pub(super) first: TimeDelta,
-    pub(super) longest: TimeDelta,
-}
-
-impl Retries {
-    /// Runs a tick again up to `times` times after failures, at once. Zero is the default.
-    ///
-    /// A run whose process died, or that was handed back, counts as one of them. It is always taken
-    /// over. A tick that kills its processes ends as failed after its first attempt, its retries
-    /// and ten further attempts.
-    pub fn times(times: u32) -> Self {
-        Self { times, first: TimeDelta::zero(), longest: TimeDelta::zero() }
-    }
-
-    /// Sets the pause after the first failure, and the longest: each pause is twice the one before.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a pause of more than 366 days, or a longest pause below the
-    /// first.
-    pub fn backoff(self, first: Duration, longest: Duration) -> Result<Self, Error> {
-        let rule = "it has to be at most 366 days, and the longest not below the first";
-        let first = within("a back-off", first, Duration::ZERO, longest, rule)?;
-        let longest = within("a back-off", longest, Duration::ZERO, YEAR, rule)?;
-        Ok(Self { first, longest, ..self })
-    }
-
-    /// Returns the pause after the failure of this attempt, counted from 1.
-    pub(super) fn pause(self, attempt: u32) -> TimeDelta {
-        let factor = 1 << attempt.saturating_sub(1).min(30);
-        self.first.checked_mul(factor).map_or(self.longest, |pause| pause.min(self.longest))
-    }
-}
 
 #[derive(Clone, Debug)]
 pub(super) enum Timing {
@@ -140,6 +66,9 @@ pub struct Schedule {
     pub(super) timing: Timing,
     /// The times as the row keeps them.
     text: String,
+    /// How much later than its times each tick comes.
+    shift: TimeDelta,
+    pub(super) description: String,
     pub(super) catch_up: CatchUp,
     pub(super) grace: TimeDelta,
     pub(super) retries: Retries,
@@ -206,7 +135,11 @@ impl Schedule {
     /// Returns the schedule that has these times. `None` if they are of another version, or
     /// removed.
     pub(super) fn of(times: &Times) -> Option<Self> {
-        let (kind, rest) = times.spec.split_once(' ')?;
+        let (spec, shift) = match times.spec.rsplit_once(SHIFTED) {
+            Some((spec, shift)) => (spec, duration(shift)?),
+            None => (times.spec.as_str(), Duration::ZERO),
+        };
+        let (kind, rest) = spec.split_once(' ')?;
         let name = times.name.as_str();
         let schedule = match kind {
             "cron" => Self::cron(name, rest).ok()?.zone(&times.zone).ok()?,
@@ -214,7 +147,7 @@ impl Schedule {
             "after" => Self::after(name, duration(rest)?).ok()?,
             _ => return None,
         };
-        Some(schedule)
+        Some(schedule.shifted(shift))
     }
 
     fn new(name: Key, timing: Timing, text: String) -> Self {
@@ -224,6 +157,8 @@ impl Schedule {
             name,
             timing,
             text,
+            shift: TimeDelta::zero(),
+            description: String::new(),
             catch_up,
             grace,
             retries,
@@ -253,6 +188,57 @@ impl Schedule {
         };
         *zone = named;
         Ok(self)
+    }
+
+    /// Has each tick come later by a part of `most`, so that schedules with the same times do not
+    /// all begin at once. The name of the schedule decides the part: it is the same on all instances
+    /// and for all ticks, in whole seconds. The time of a tick, as in [`upcoming`](Self::upcoming)
+    /// and in the history, is the later one.
+    ///
+    /// Instances of a version before this method do not run the schedule.
+    ///
+    /// # Errors
+    /// [`Error::InvalidSetting`] for a jitter outside of 1 s to a day; [`Error::InvalidSchedule`]
+    /// for a schedule with a fixed delay, whose ticks follow its runs.
+    ///
+    /// # Examples
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    ///
+    /// use chrono::{DateTime, TimeDelta, Utc};
+    /// use rowlock::Schedule;
+    ///
+    /// let report = Schedule::cron("report", "30 2 * * *")?.jitter(Duration::from_secs(600))?;
+    /// let half_past: DateTime<Utc> = "2026-10-24T02:30:00Z".parse()?;
+    /// let tick = report.upcoming(half_past - TimeDelta::hours(1)).next().expect("it has a tick each day");
+    /// assert!(tick - half_past <= TimeDelta::minutes(10));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn jitter(self, most: Duration) -> Result<Self, Error> {
+        within("a jitter", most, Duration::from_secs(1), DAY, "it has to be from 1 s to a day")?;
+        if matches!(self.timing, Timing::After(_)) {
+            let wrong = "a fixed delay has no jitter: its ticks follow its runs".to_owned();
+            return Err(Error::InvalidSchedule { name: self.name, wrong });
+        }
+        let part = hash(&["jitter", self.name.as_str()]) % (most.as_secs() + 1);
+        Ok(self.shifted(Duration::from_secs(part)))
+    }
+
+    fn shifted(mut self, shift: Duration) -> Self {
+        let plain = self.text.split(SHIFTED).next().unwrap_or_default();
+        self.text = if shift.is_zero() { plain.to_owned() } else { format!("{plain}{SHIFTED}{shift:?}") };
+        self.shift = TimeDelta::from_std(shift).unwrap_or_default();
+        self
+    }
+
+    /// Sets a text for operators, which they see beside the schedule while an instance that is alive
+    /// declares it: what it is for, and whom to ask. At most 1,000 characters are kept.
+    #[must_use]
+    pub fn description(mut self, text: &str) -> Self {
+        self.description = text.chars().take(DESCRIPTION).collect();
+        self
     }
 
     /// Sets what happens with ticks that nothing ran at their time: [`CatchUp::Once`] by default.
@@ -462,6 +448,13 @@ impl Schedule {
     /// Returns the first slot after `after`, which is strictly later. For a fixed delay, `after` is
     /// the end of a run.
     pub(crate) fn next(&self, after: DateTime<Utc>) -> DateTime<Utc> {
+        match self.next_unshifted(after - self.shift) {
+            slot if slot < NEVER => slot + self.shift,
+            never => never,
+        }
+    }
+
+    fn next_unshifted(&self, after: DateTime<Utc>) -> DateTime<Utc> {
         match &self.timing {
             Timing::Cron { pattern, zone } => zone.next(pattern, after).unwrap_or(NEVER).min(NEVER),
             Timing::Every(period) => {

@@ -86,3 +86,33 @@ fn pauses_double_up_to_the_longest() {
     assert_eq!(pauses, [1, 2, 4, 5, 5, 5]);
     assert_eq!(Retries::times(9).pause(3), TimeDelta::zero());
 }
+
+#[test]
+fn a_jitter_shifts_all_ticks_by_one_part_and_is_read_again() {
+    let plain = |name: &str| Schedule::cron(name, "30 2 * * *").unwrap().zone("Europe/Berlin").unwrap();
+    let most = Duration::from_secs(600);
+    let after: DateTime<Utc> = "2026-03-27T12:00:00Z".parse().unwrap();
+    let mut parts = std::collections::HashSet::new();
+    for number in 0..50 {
+        let name = format!("job {number}");
+        let (plain, shifted) = (plain(&name), plain(&name).jitter(most).unwrap().jitter(most).unwrap());
+        let part = shifted.upcoming(after).next().unwrap() - plain.upcoming(after).next().unwrap();
+        assert!(part >= TimeDelta::zero() && part.to_std().unwrap() <= most && part.subsec_nanos() == 0, "{part}");
+        // Over the change of the clock, and seen from within the part.
+        let all = plain.upcoming(after).take(5).map(|tick| tick + part);
+        assert!(shifted.upcoming(after).take(5).eq(all), "{part}");
+        let tick = shifted.upcoming(after).next().unwrap();
+        assert_eq!(shifted.upcoming(tick - TimeDelta::seconds(1)).next(), Some(tick));
+        let read = Schedule::of(&shifted.times()).unwrap();
+        assert_eq!((read.text(), read.upcoming(after).next()), (shifted.text(), Some(tick)));
+        parts.insert(part);
+    }
+    assert!(parts.len() > 40, "{parts:?}");
+    let every = Schedule::every("k", Duration::from_secs(60)).unwrap().jitter(Duration::from_secs(30)).unwrap();
+    assert!(every.text().starts_with("every 60s +"), "{}", every.text());
+    for wrong in [Duration::from_millis(999), DAY + Duration::from_secs(1)] {
+        assert!(matches!(plain("k").jitter(wrong), Err(Error::InvalidSetting { .. })));
+    }
+    let after = Schedule::after("k", DAY).unwrap().jitter(most);
+    assert!(matches!(after, Err(Error::InvalidSchedule { .. })), "{after:?}");
+}

@@ -315,6 +315,12 @@ impl<DB: Database> Tick<DB> {
         note(&tick.core, &tick.claim, text).await
     }
 
+    /// Returns whether an operator has [stopped](crate::Schedules::stop) the tick. The work is
+    /// dropped then, and the tick is not run again.
+    pub fn is_stopped(&self) -> bool {
+        self.0.stopped.load(Ordering::Relaxed)
+    }
+
     /// Keeps what the run has printed with its row in the history, until that is deleted: the last
     /// 64 KiB of it. The first call counts. A run that is lost or handed back keeps nothing.
     ///

@@ -6,7 +6,7 @@ use chrono::TimeDelta;
 
 use super::*;
 use crate::{
-    schedule::{instances::hash, spec::Schedule},
+    schedule::{hash::hash, spec::Schedule},
     store::{instances::TimesChange, schedule::Times},
 };
 

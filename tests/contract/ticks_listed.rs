@@ -10,6 +10,7 @@ use crate::ticks::{LONG, Never, due, idle, instance, told};
 
 harness::tests!(everywhere(
     schedules_are_listed_in_the_order_of_their_names,
+    what_an_instance_that_lives_says_of_a_schedule_is_listed,
     the_latest_runs_of_all_schedules_have_the_last_success,
     the_runs_since_a_time_come_latest_first,
     runs_are_selected_by_name_outcome_and_age,
@@ -30,6 +31,21 @@ async fn schedules_are_listed_in_the_order_of_their_names<DB: TestDatabase>(db: 
     assert_eq!(names.len(), 502);
     assert!(names.is_sorted() && names[501] == "é", "{names:?}");
     assert_eq!((listed[501].times.as_str(), listed[501].zone.as_str()), ("cron 0 2 * * *", "UTC"));
+}
+
+async fn what_an_instance_that_lives_says_of_a_schedule_is_listed<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = Schedule::every("k", LONG).unwrap().description("Prüft alles.\n\tAsk the team.");
+    let schedule = schedule.jitter(Duration::from_secs(3600)).unwrap();
+    let first = idle(&db, schedule.clone()).start().await.unwrap();
+    let listed = async || instance(&db, "reader").inspect("k").await.unwrap().unwrap();
+    let info = listed().await;
+    assert_eq!(info.description, "Prüft alles.\n\tAsk the team.");
+    assert_eq!(Some(info.slot), schedule.upcoming(info.now).next(), "the later time is that of the tick");
+    // The times are the same, and the instance that came last describes them.
+    let second = idle(&db, schedule.description("another one")).start().await.unwrap();
+    assert_eq!((listed().await.description.as_str(), listed().await.instances), ("another one", 2));
+    assert!(second.shutdown(PATIENCE).await && first.shutdown(PATIENCE).await);
+    assert_eq!(listed().await.description, "");
 }
 
 /// Writes runs into the history: the schedule, how many minutes ago its slot was, the attempt, the

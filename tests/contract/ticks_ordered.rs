@@ -100,10 +100,7 @@ async fn a_run_that_waits_for_its_key_says_so_and_is_stopped<DB: TestDatabase>(d
     let schedule = due(&db, "k").await.exclusive_with("key").unwrap().lease(3 * SHORT).unwrap();
     let jobs = idle(&db, schedule);
     let run = tokio::spawn(async move { jobs.try_tick("k").await.unwrap() });
-    eventually("it says what it waits for", || async {
-        info(&db, "k").await.note.as_deref() == Some("waits for the key \"key\"")
-    })
-    .await;
+    eventually("it says what it waits for", || async { info(&db, "k").await.waits_for() == Some("key") }).await;
     assert!(instance(&db, "alice").stop("k").await.unwrap());
     let stopped = TickOutcome::Failed { error: "stopped by alice".into(), again: false };
     assert_eq!(timeout(PATIENCE, run).await.unwrap().unwrap(), stopped);

@@ -1,9 +1,7 @@
 //! What `src/schedule/plan.rs` uses of its crate, and that file itself.
 
-pub mod spec {
-    use std::{convert::Infallible, time::Duration};
-
-    use chrono::{DateTime, TimeDelta, Utc};
+pub mod terms {
+    use chrono::TimeDelta;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum CatchUp {
@@ -23,6 +21,14 @@ pub mod spec {
             TimeDelta::zero()
         }
     }
+}
+
+pub mod spec {
+    use std::{convert::Infallible, time::Duration};
+
+    use chrono::{DateTime, TimeDelta, Utc};
+
+    use super::terms::{CatchUp, Retries};
 
     #[derive(Clone, Debug)]
     #[allow(dead_code)]

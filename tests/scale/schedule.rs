@@ -1,9 +1,7 @@
 //! The files of `src/schedule` that decide, and what they use of their crate.
 
-pub mod spec {
-    use chrono::{DateTime, TimeDelta, Utc};
-
-    use super::{cron::Pattern, zones::Zone};
+pub mod terms {
+    use chrono::TimeDelta;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[allow(dead_code)]
@@ -23,6 +21,16 @@ pub mod spec {
             TimeDelta::zero()
         }
     }
+}
+
+pub mod spec {
+    use chrono::{DateTime, TimeDelta, Utc};
+
+    use super::{
+        cron::Pattern,
+        terms::{CatchUp, Retries},
+        zones::Zone,
+    };
 
     #[derive(Clone, Debug)]
     #[allow(dead_code)]

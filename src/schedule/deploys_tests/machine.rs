@@ -13,7 +13,8 @@ use super::tables::{LEASE, LIVES, Run, Tables};
 use crate::{
     key::Key,
     schedule::{
-        instances::{Decision, Declared, JUDGES, Judge, Word, from_text, gone_names, hash, to_text},
+        hash::hash,
+        instances::{Decision, Declared, JUDGES, Judge, Word, from_text, gone_names, to_text},
         steps::Step,
         view::View,
     },
@@ -37,7 +38,7 @@ pub struct Release {
 
 impl Release {
     pub fn new(declared: Vec<Declared>) -> Self {
-        let text = to_text(&declared.iter().map(|declared| declared.times.clone()).collect::<Vec<_>>());
+        let text = to_text(declared.iter().map(|declared| (&declared.times, "")));
         Self { declared, read: from_text(&text), id: hash(&[&text]).cast_signed() }
     }
 

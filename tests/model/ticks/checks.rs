@@ -6,7 +6,7 @@ use libtest_mimic::{Failed, Trial};
 use stateright::{Checker, Model};
 
 use crate::{
-    schedule::spec::CatchUp,
+    schedule::terms::CatchUp,
     ticks::{
         design::{Design, Event, Mutant},
         protocol::*,

@@ -6,7 +6,10 @@ use std::{
 };
 
 use crate::{
-    schedule::spec::{CatchUp, Retries, Schedule},
+    schedule::{
+        spec::Schedule,
+        terms::{CatchUp, Retries},
+    },
     ticks::state::{TICK, Time},
 };
 
