@@ -34,7 +34,9 @@ function isSelected() {
 }
 
 function open() {
-  events = new EventSource(live.dataset.events);
+  const address = new URL(live.dataset.events, location.href);
+  address.searchParams.set("zone", clock.resolvedOptions().timeZone);
+  events = new EventSource(address);
   events.onopen = () => {
     clearTimeout(warning);
     warning = null;

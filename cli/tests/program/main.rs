@@ -42,6 +42,7 @@ mod ui_guard;
 mod ui_load;
 mod ui_operating;
 mod ui_pages;
+mod ui_runs;
 
 use harness::{Server, Suite, TestDatabase};
 
@@ -89,6 +90,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_upgrade::register::<DB>(suite);
     outages::register::<DB>(suite);
     ui_pages::register::<DB>(suite);
+    ui_runs::register::<DB>(suite);
     ui_changes::register::<DB>(suite);
     ui_connections::register::<DB>(suite);
     ui_guard::register::<DB>(suite);

@@ -85,7 +85,7 @@ const PHONE: Screen = (390, 844, true);
 impl Browser {
     async fn open(screen: Screen) -> Self {
         let mut command = Command::new(driver().unwrap());
-        command.arg("--port=0").stdin(Stdio::null());
+        command.arg("--port=0").env("TZ", "Australia/Adelaide").stdin(Stdio::null());
         let mut driver = Driver { program: start(command), profile: Stage::new() };
         driver.program.says("started successfully on port ", 1).await;
         let port = driver.program.said().split("started successfully on port ").nth(1).unwrap();
@@ -191,7 +191,7 @@ async fn each_page_is_shown_in_a_browser<DB: TestDatabase>(db: TestDb<DB>) {
     let pages = [
         ("locks", "/", "nightly-report"),
         ("jobs", "/jobs", "sync-crm"),
-        ("runs", "/runs?zoom=hour", "succeeded"),
+        ("runs", "/runs?window=6h", "Times are those of Australia/Adelaide."),
         ("key", "/key?key=nightly-report", "batch-2/9120"),
         ("job", "/job?name=sync-crm", "every 1s"),
         ("release", "/release?key=nightly-report", "Release nightly-report by force?"),
