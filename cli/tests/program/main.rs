@@ -35,6 +35,7 @@ mod program_upgrade;
 mod program_waiting;
 mod program_why;
 mod ui;
+mod ui_access;
 mod ui_browser;
 mod ui_changes;
 mod ui_connections;
@@ -96,5 +97,6 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     ui_guard::register::<DB>(suite);
     ui_load::register::<DB>(suite);
     ui_operating::register::<DB>(suite);
+    ui_access::register::<DB>(suite);
     ui_browser::register::<DB>(suite);
 }
