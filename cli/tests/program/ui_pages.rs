@@ -113,6 +113,7 @@ async fn jobs_and_their_runs_are_shown<DB: TestDatabase>(db: TestDb<DB>) {
     let job = ui.get("/job?name=k").await.with(200).body;
     assert!(job.contains("exit") && job.contains("&lt;i&gt;me&lt;/i&gt;") && !job.contains("<i>"), "{job}");
     assert!(job.contains("none known"), "no success so far: {job}");
+    assert!(job.contains("data-label=\"Start\"><time") && job.contains("<svg class=\"scale\""), "{job}");
     let ticks = job.split("Next ticks").nth(1).unwrap().split("</ul>").next().unwrap();
     assert_eq!(ticks.matches("<li>").count(), 5, "{ticks}");
     for window in ["6h", "24h", "7d"] {
