@@ -27,7 +27,7 @@ fn row(instance: &InstanceInfo) -> Markup {
             td data-label="State" { span.badge.alive[instance.alive].silent[!instance.alive] { (state(instance)) } }
             td data-label="Declares" {
                 details {
-                    summary { (declares(instance)) }
+                    summary id=(instance.id) { (declares(instance)) }
                     ul { @for one in &instance.declares { li { (printable(&one.name)) ": " (printable(&one.times)) " " (printable(&one.zone)) } } }
                 }
             }

@@ -2,18 +2,18 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use maud::{Markup, html};
-use rowlock::{RunInfo, RunStatus, Schedule, ScheduleInfo};
+use rowlock::{RunInfo, RunStatus, ScheduleInfo};
 use serde::Deserialize;
 
 use crate::{
-    format::clock,
+    format::{clock, precise},
     out::printable,
-    schedule::state::has_next,
+    schedule::state::{has_next, ticking},
     ui::{
         jobs::{job_badge, outcome_badge},
         live::Page,
         locks::key_address,
-        plot::durations,
+        plot::{durations, scale},
         snapshot::{EACH, Part, Snapshot},
         text::{clocks, encoded, span, when},
     },
@@ -109,19 +109,10 @@ fn next_ticks(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
     }
 }
 
-/// Returns the next ticks, from the one that the row has. Those of a fixed delay are not known.
+/// Returns the next ticks, from the one that the row has.
 fn upcoming(job: &ScheduleInfo) -> Vec<DateTime<Utc>> {
-    let schedule = match job.times.split_once(' ') {
-        Some(("cron", pattern)) => {
-            Schedule::cron(&job.name, pattern).and_then(|schedule| schedule.zone(&job.zone)).ok()
-        }
-        Some(("every", period)) => {
-            humantime::parse_duration(period).ok().and_then(|period| Schedule::every(&job.name, period).ok())
-        }
-        _ => None,
-    };
     let before = job.slot - TimeDelta::milliseconds(1);
-    schedule.map(|schedule| schedule.upcoming(before).take(TICKS).collect()).unwrap_or_default()
+    ticking(job).map(|schedule| schedule.upcoming(before).take(TICKS).collect()).unwrap_or_default()
 }
 
 fn actions(job: &ScheduleInfo) -> Markup {
@@ -135,19 +126,32 @@ fn actions(job: &ScheduleInfo) -> Markup {
     }
 }
 
-fn history(runs: &[&RunInfo]) -> Markup {
+/// Shows when a run began: the time alone on the day of its tick.
+fn start(run: &RunInfo) -> Markup {
+    let is_same_day = run.began.date_naive() == run.slot.date_naive();
     html! {
+        time datetime=(precise(run.began)) {
+            @if is_same_day { (run.began.format("%H:%M:%SZ")) } @else { (clock(run.began)) }
+        }
+    }
+}
+
+fn history(runs: &[&RunInfo]) -> Markup {
+    let longest = runs.iter().map(|run| run.ended - run.began).max().unwrap_or_default();
+    html! {
+        p.summary { "A whole bar is " (span(longest)) "." }
         table.cards {
             thead {
-                tr { @for name in ["Tick", "Outcome", "Attempt", "Duration", "Missed", "By", "Error"] { th scope="col" { (name) } } }
+                tr { @for name in ["Tick", "Start", "Outcome", "Attempt", "Duration", "Missed", "By", "Error"] { th scope="col" { (name) } } }
             }
             tbody {
                 @for run in runs {
                     tr {
                         th scope="row" { (clock(run.slot)) }
+                        td data-label="Start" { @if run.status == RunStatus::Missed { "–" } @else { (start(run)) } }
                         td data-label="Outcome" { (outcome_badge(run.status)) }
                         td.number data-label="Attempt" { (run.attempt) }
-                        td data-label="Duration" { @if run.status == RunStatus::Missed { "–" } @else { (span(run.ended - run.began)) } }
+                        td data-label="Duration" { @if run.status == RunStatus::Missed { "–" } @else { (span(run.ended - run.began)) (scale(run, longest)) } }
                         td.number data-label="Missed" { @if run.missed > 0 { (run.missed) } @else { "–" } }
                         td data-label="By" { (printable(&run.by)) }
                         td.error data-label="Error" { @if let Some(error) = &run.error { (printable(error)) } @else { "–" } }

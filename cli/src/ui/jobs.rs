@@ -67,7 +67,7 @@ const SIGNS: [Sign; 7] = [
 const ATTENTION: usize = 4;
 
 /// Returns whether the last run that has ended failed or was lost.
-fn is_failing(snapshot: &Snapshot, job: &ScheduleInfo) -> bool {
+pub fn is_failing(snapshot: &Snapshot, job: &ScheduleInfo) -> bool {
     let last = snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
     last.is_some_and(|run| run.status != RunStatus::Succeeded) && !job.is_removed()
 }

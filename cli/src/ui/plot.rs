@@ -1,12 +1,19 @@
 //! Pictures of runs as SVG: the durations of one job, and a timeline of all.
 
-use chrono::{DateTime, TimeDelta, Utc};
+use std::fmt::Display;
+
+use chrono::{DateTime, TimeDelta, Timelike as _, Utc};
+use jiff::tz::TimeZone;
 use maud::{Markup, html};
-use rowlock::{RunInfo, RunStatus};
+use rowlock::{RunInfo, RunStatus, ScheduleInfo};
 
 use crate::{
-    schedule::show::outcome,
-    ui::text::{counted, span},
+    out::printable,
+    schedule::{
+        show::outcome,
+        state::{has_next, ticking},
+    },
+    ui::text::{counted, local, span},
 };
 
 const BAR: usize = 5;
@@ -24,11 +31,17 @@ pub fn durations<'a>(runs: impl Iterator<Item = &'a RunInfo>, most: usize) -> Ma
                 @for (index, run) in runs.iter().enumerate() {
                     @let height = (seconds(run.ended - run.began) / longest * (HEIGHT - 2.0)).max(2.0);
                     rect class=(outcome(run.status)) x=(width - (index + 1) * BAR) y=(format!("{:.1}", HEIGHT - height))
-                        width=(BAR - 1) height=(format!("{height:.1}")) { title { (about(run)) } }
+                        width=(BAR - 1) height=(format!("{height:.1}")) { title { (about(run, &TimeZone::UTC)) } }
                 }
             }
         }
     }
+}
+
+/// Draws the duration of a run as a part of the longest one.
+pub fn scale(run: &RunInfo, longest: TimeDelta) -> Markup {
+    let part = seconds(run.ended - run.began) / seconds(longest).max(0.001) * 100.0;
+    html! { svg.scale aria-hidden="true" { rect class=(outcome(run.status)) width=(format!("{part:.1}%")) height="100%" {} } }
 }
 
 fn seconds(duration: TimeDelta) -> f64 {
@@ -36,25 +49,36 @@ fn seconds(duration: TimeDelta) -> f64 {
 }
 
 /// Describes a run in a line.
-pub fn about(run: &RunInfo) -> String {
-    let began = run.began.format("%a %H:%M:%S");
+fn about(run: &RunInfo, zone: &TimeZone) -> String {
+    let began = clock(run.began, zone);
     match run.status {
         RunStatus::Missed => format!("{began}: {} passed over", counted(run.missed.max(1) as usize, "tick")),
         status => format!("{began}: {}, {}", outcome(status), span(run.ended - run.began)),
     }
 }
 
-/// The time that a timeline shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+fn clock(time: DateTime<Utc>, zone: &TimeZone) -> impl Display {
+    local(time, zone).format("%a %H:%M:%S")
+}
+
+/// The time that a timeline shows, and whose clocks.
+#[derive(Clone, Debug)]
 pub struct Window {
     pub from: DateTime<Utc>,
+    pub now: DateTime<Utc>,
     pub to: DateTime<Utc>,
+    pub zone: TimeZone,
 }
 
 impl Window {
     /// Returns where a time is, in percent of the width.
-    fn percent(self, time: DateTime<Utc>) -> f64 {
+    pub fn percent(&self, time: DateTime<Utc>) -> f64 {
         (seconds(time - self.from) / seconds(self.to - self.from).max(1.0) * 100.0).clamp(0.0, 100.0)
+    }
+
+    /// Returns where a bar begins, which is as wide as it has to be seen.
+    fn begin(&self, time: DateTime<Utc>) -> f64 {
+        self.percent(time).min(100.0 - LEAST)
     }
 }
 
@@ -65,11 +89,14 @@ pub struct Bar {
     pub width: f64,
     pub class: &'static str,
     pub title: String,
-    runs: usize,
+    pub runs: usize,
+    pub failed: usize,
 }
 
 /// The least width of a bar, in percent.
 const LEAST: f64 = 0.5;
+/// The least distance of two ticks to come, in percent.
+const APART: f64 = 1.5;
 
 /// A run that has no recorded end.
 #[derive(Clone, Copy, Debug)]
@@ -80,90 +107,107 @@ pub struct Open {
 }
 
 impl Open {
-    fn bar(self, window: Window) -> Bar {
+    fn bar(self, window: &Window) -> Bar {
         let (class, end, text) = match self.lost {
-            None => ("running", window.to, format!("running for {}", span(window.to - self.since))),
-            Some(end) => ("lost", end, format!("lost, lease over since {}", end.format("%a %H:%M:%S"))),
+            None => ("running", window.now, format!("running for {}", span(window.now - self.since))),
+            Some(end) => ("lost", end, format!("lost, lease over since {}", clock(end, &window.zone))),
         };
-        let x = window.percent(self.since).min(100.0 - LEAST);
-        let title = format!("{}: {text}", self.since.format("%a %H:%M:%S"));
-        Bar { x, width: (window.percent(end) - x).max(LEAST), class, title, runs: 1 }
+        let x = window.begin(self.since);
+        let title = format!("{}: {text}", clock(self.since, &window.zone));
+        Bar { x, width: (window.percent(end) - x).max(LEAST), class, title, runs: 1, failed: 0 }
     }
 }
 
-/// Lays out the runs of a job, the earliest first. Runs that would cover each other become one bar,
-/// which shows the worst of their outcomes.
-pub fn bars<'a>(runs: impl Iterator<Item = &'a RunInfo>, open: Option<Open>, window: Window) -> Vec<Bar> {
-    let mut runs: Vec<&RunInfo> = runs.filter(|run| run.ended >= window.from && run.began <= window.to).collect();
+/// Lays out the runs of a job, the earliest first. Runs that would cover each other become one bar.
+pub fn bars<'a>(runs: impl Iterator<Item = &'a RunInfo>, open: Option<Open>, window: &Window) -> Vec<Bar> {
+    let mut runs: Vec<&RunInfo> = runs.filter(|run| run.ended >= window.from && run.began <= window.now).collect();
     runs.sort_by_key(|run| run.began);
-    let mut bars: Vec<Bar> = Vec::new();
-    for run in runs {
-        let x = window.percent(run.began).min(100.0 - LEAST);
-        let width = (window.percent(run.ended) - x).max(LEAST);
-        let bar = Bar { x, width, class: outcome(run.status), title: about(run), runs: 1 };
-        match bars.last_mut() {
-            Some(last) if bar.x < last.x + LEAST => last.merge(&bar),
-            _ => bars.push(bar),
-        }
+    let open = open.filter(|run| run.lost.is_none_or(|lost| lost >= window.from)).map(|run| run.bar(window));
+    let (mut bars, mut rest) = (Vec::new(), runs.as_slice());
+    while let Some(first) = rest.first() {
+        let x = window.begin(first.began);
+        let (group, after) = rest.split_at(rest.partition_point(|run| window.begin(run.began) < x + LEAST));
+        let next = after.first().map(|run| window.begin(run.began)).or(open.as_ref().map(|bar| bar.x));
+        bars.push(of_group(group, x, next.filter(|next| *next > x).unwrap_or(100.0), window));
+        rest = after;
     }
-    bars.extend(open.filter(|run| run.lost.is_none_or(|lost| lost >= window.from)).map(|run| run.bar(window)));
+    bars.extend(open);
     bars
 }
 
-impl Bar {
-    fn merge(&mut self, other: &Self) {
-        const ORDER: [&str; 4] = ["succeeded", "missed", "lost", "failed"];
-        let rank = |class: &str| ORDER.iter().position(|one| *one == class);
-        if rank(other.class) > rank(self.class) {
-            self.class = other.class;
+/// A bar that ends where the next one begins, and shows the worst of its outcomes.
+fn of_group(group: &[&RunInfo], x: f64, next: f64, window: &Window) -> Bar {
+    const WORST: [RunStatus; 4] = [RunStatus::Failed, RunStatus::Lost, RunStatus::Missed, RunStatus::Succeeded];
+    let end = group.iter().map(|run| run.ended).max().unwrap_or(window.now);
+    let count = |status| group.iter().filter(|run| run.status == status).count();
+    let worst = WORST.into_iter().find(|status| count(*status) > 0).unwrap_or(RunStatus::Failed);
+    let failed = count(RunStatus::Failed);
+    let title = match group {
+        [run] => about(run, &window.zone),
+        _ => {
+            let begin = clock(group[0].began, &window.zone);
+            let others = [RunStatus::Lost, RunStatus::Missed].map(|status| (count(status), outcome(status)));
+            let others = others.iter().filter(|(count, _)| *count > 0).map(|(count, name)| format!(", {count} {name}"));
+            let others: String = others.collect();
+            format!("{begin} to {}: {}, {failed} failed{others}", clock(end, &window.zone), counted(group.len(), "run"))
         }
-        self.runs += other.runs;
-        self.width = self.width.max(other.x + other.width - self.x);
-        let end = other.title.split(": ").nth(1).unwrap_or_default();
-        let begin = self.title.split(": ").next().unwrap_or_default();
-        self.title = format!("{begin}: {} close together, the last {end}", counted(self.runs, "run"));
-    }
+    };
+    let width = (window.percent(end) - x).max(LEAST).min(next - x);
+    Bar { x, width, class: outcome(worst), title, runs: group.len(), failed }
 }
 
-/// Marks of the time axis: where, and what they say.
-pub fn marks(window: Window, step: TimeDelta, format: &str) -> Vec<(f64, String)> {
-    let step = step.num_seconds().max(1);
-    let first = window.from.timestamp().div_euclid(step) + 1;
-    let times = (first..).map(|number| number * step).take_while(|time| *time <= window.to.timestamp());
-    let times = times.filter_map(|time| DateTime::from_timestamp(time, 0));
-    times.map(|time| (window.percent(time), time.format(format).to_string())).collect()
+/// Returns the ticks to come, and where they are. One that is too close to another is left out.
+pub fn ticks(job: &ScheduleInfo, window: &Window) -> Vec<(f64, String)> {
+    let schedule = ticking(job);
+    let after = |time| schedule.as_ref().and_then(|schedule| schedule.upcoming(time).next());
+    let apart = (window.to - window.from).num_milliseconds() as f64 * APART / 100.0;
+    let first = Some(job.slot).filter(|slot| *slot > window.now).or_else(|| after(window.now));
+    // A slot may be so late that nothing can be added to it.
+    let first = first.filter(|tick| has_next(job) && *tick <= window.to);
+    std::iter::successors(first, |tick| after(*tick + TimeDelta::milliseconds(apart as i64)))
+        .take_while(|tick| *tick <= window.to)
+        .map(|tick| {
+            (window.percent(tick), format!("{}: to come, {}", clock(tick, &window.zone), printable(&job.times)))
+        })
+        .collect()
+}
+
+/// Marks of the time axis: where, and what they say. At midnight that is the date.
+pub fn marks(window: &Window, hours: u32) -> Vec<(f64, String)> {
+    // The offset of each zone is a multiple of this.
+    const QUARTER: i64 = 15 * 60;
+    let quarters = window.from.timestamp().div_euclid(QUARTER) + 1..=window.to.timestamp().div_euclid(QUARTER);
+    let times = quarters.filter_map(|number| DateTime::from_timestamp(number * QUARTER, 0));
+    let times = times.map(|time| (window.percent(time), local(time, &window.zone)));
+    let whole = times.filter(|(_, time)| time.minute() == 0 && time.hour().is_multiple_of(hours));
+    whole.map(|(x, time)| (x, time.format(if time.hour() == 0 { "%a %d" } else { "%H:%M" }).to_string())).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn window() -> Window {
+    /// From 13:46:40 UTC on, of which a sixth is to come.
+    fn window(hours: i64, zone: &str) -> Window {
         let from = DateTime::from_timestamp(1_000_000, 0).unwrap();
-        Window { from, to: from + TimeDelta::seconds(1_000) }
+        let now = from + TimeDelta::hours(hours);
+        Window { from, now, to: now + TimeDelta::minutes(hours * 10), zone: TimeZone::get(zone).unwrap() }
     }
 
     #[test]
     fn a_place_is_in_percent_of_the_window() {
-        let at = |seconds| window().percent(window().from + TimeDelta::seconds(seconds));
-        assert_eq!([at(-5), at(0), at(250), at(1_000), at(2_000)], [0.0, 0.0, 25.0, 100.0, 100.0]);
+        let at = |minutes| window(6, "UTC").percent(window(6, "UTC").from + TimeDelta::minutes(minutes));
+        assert_eq!([at(-5), at(0), at(105), at(420), at(900)], [0.0, 0.0, 25.0, 100.0, 100.0]);
     }
 
     #[test]
-    fn bars_that_are_too_close_become_one_of_the_worst_outcome() {
-        let bar = |x, class| Bar { x, width: LEAST, class, title: format!("Mon 10:00:00: {class}, 1 s"), runs: 1 };
-        let mut first = bar(10.0, "succeeded");
-        first.merge(&bar(10.2, "failed"));
-        first.merge(&bar(10.4, "lost"));
-        assert_eq!((first.class, first.runs), ("failed", 3));
-        assert!((first.width - 0.9).abs() < 1e-9, "{first:?}");
-        assert_eq!(first.title, "Mon 10:00:00: 3 runs close together, the last lost, 1 s");
-    }
-
-    #[test]
-    fn marks_are_at_whole_steps() {
-        let marks = marks(window(), TimeDelta::minutes(5), "%H:%M");
-        assert_eq!(marks.iter().map(|mark| mark.1.as_str()).collect::<Vec<_>>(), ["13:50", "13:55", "14:00"]);
-        assert_eq!(marks[0].0, 20.0);
+    fn marks_are_at_whole_hours_of_the_zone_and_dates_at_midnight() {
+        let texts =
+            |hours, zone, step| marks(&window(hours, zone), step).into_iter().map(|mark| mark.1).collect::<Vec<_>>();
+        assert_eq!(texts(6, "UTC", 2), ["14:00", "16:00", "18:00", "20:00"]);
+        assert_eq!(texts(6, "Asia/Kathmandu", 2), ["20:00", "22:00", "Tue 13", "02:00"]);
+        assert_eq!(texts(72, "Asia/Kathmandu", 24), ["Tue 13", "Wed 14", "Thu 15", "Fri 16"]);
+        let first = marks(&window(6, "Asia/Kathmandu"), 2).remove(0).0;
+        assert!((first - (43.0 + 20.0 / 60.0) / 420.0 * 100.0).abs() < 1e-9, "20:00 there is 14:30: {first}");
     }
 }

@@ -1,6 +1,7 @@
-//! The page of runs: a timeline with a row for each job, and a bar for each run.
+//! The page of runs: a timeline with a row for each job, a bar for each run, and the ticks to come.
 
 use chrono::TimeDelta;
+use jiff::tz::TimeZone;
 use maud::{Markup, html};
 use rowlock::ScheduleInfo;
 use serde::Deserialize;
@@ -8,54 +9,68 @@ use serde::Deserialize;
 use crate::{
     out::printable,
     ui::{
-        jobs::job_address,
+        jobs::{is_failing, job_address},
         live::Page,
         locks::pages,
-        plot::{Bar, Open, Window, bars, marks},
+        plot::{Bar, Open, Window, bars, marks, ticks},
         snapshot::{Part, Snapshot, WEEK},
+        text::{counted, encoded, grouped},
     },
 };
 
 /// How many jobs a page has.
-const ROWS: usize = 50;
-/// The height of a row, of the axis, and where the bars are in a row.
-const ROW: usize = 46;
-const AXIS: usize = 24;
-const BAR: usize = 22;
-const BAR_HEIGHT: usize = 14;
+const ROWS: usize = 100;
 
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Runs {
-    zoom: Zoom,
+    /// A part of the name.
+    q: String,
+    /// Whether only those are shown whose last run failed or was lost.
+    failing: bool,
+    window: Length,
     /// From 1.
     page: usize,
+    /// The viewer's, which the script sends.
+    zone: String,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-enum Zoom {
-    Hour,
+enum Length {
+    #[serde(rename = "6h")]
+    Hours,
     #[default]
+    #[serde(rename = "24h")]
     Day,
+    #[serde(rename = "7d")]
     Week,
 }
 
-impl Zoom {
+impl Length {
     const ALL: [(Self, &'static str, &'static str); 3] =
-        [(Self::Hour, "hour", "Hour"), (Self::Day, "day", "Day"), (Self::Week, "week", "Week")];
+        [(Self::Hours, "6h", "6 hours"), (Self::Day, "24h", "24 hours"), (Self::Week, "7d", "7 days")];
 
     fn name(self) -> &'static str {
-        Self::ALL.iter().find(|zoom| zoom.0 == self).map_or("day", |zoom| zoom.1)
+        Self::ALL.iter().find(|length| length.0 == self).map_or("24h", |length| length.1)
     }
 
-    /// Returns how much time is shown, and between which marks.
-    fn span(self) -> (TimeDelta, TimeDelta, &'static str) {
+    /// Returns how much time is shown, and how many hours are between marks.
+    fn time(self) -> (TimeDelta, u32) {
         match self {
-            Self::Hour => (TimeDelta::hours(1), TimeDelta::minutes(15), "%H:%M"),
-            Self::Day => (TimeDelta::days(1), TimeDelta::hours(6), "%H:%M"),
-            Self::Week => (WEEK, TimeDelta::days(2), "%a %d"),
+            Self::Hours => (TimeDelta::hours(6), 1),
+            Self::Day => (TimeDelta::days(1), 4),
+            Self::Week => (WEEK, 24),
         }
+    }
+}
+
+impl Runs {
+    fn is_wanted(&self, snapshot: &Snapshot, job: &ScheduleInfo) -> bool {
+        job.name.to_lowercase().contains(&self.q.to_lowercase()) && (!self.failing || is_failing(snapshot, job))
+    }
+
+    fn address(&self, page: usize) -> String {
+        format!("/runs?q={}&failing={}&window={}&page={page}", encoded(&self.q), self.failing, self.window.name())
     }
 }
 
@@ -71,72 +86,72 @@ impl Page for Runs {
     fn head(&self) -> Markup {
         html! {
             h1 { "Runs" }
-            nav.zoom aria-label="Zoom" {
-                @for (zoom, name, text) in Zoom::ALL {
-                    a href={ "/runs?zoom=" (name) } aria-current=[(zoom == self.zoom).then_some("true")] { (text) }
+            form.search action="/runs" role="search" {
+                label { span { "Job" } input type="search" name="q" value=(self.q) autocomplete="off"; }
+                label {
+                    span { "Time" }
+                    select name="window" {
+                        @for (length, name, text) in Length::ALL { option value=(name) selected[length == self.window] { (text) } }
+                    }
                 }
+                label.tick { input type="checkbox" name="failing" value="true" checked[self.failing]; " Failing only" }
+                button { "Show" }
             }
         }
     }
 
     fn live(&self, snapshot: &Snapshot, _: bool) -> Markup {
-        let (length, step, format) = self.zoom.span();
-        let window = Window { from: snapshot.now - length, to: snapshot.now };
-        let last = snapshot.jobs.len().div_ceil(ROWS).max(1);
+        let (length, hours) = self.window.time();
+        let now = snapshot.now;
+        let zone = TimeZone::get(&self.zone).unwrap_or(TimeZone::UTC);
+        let window = Window { from: now - length, now, to: now + length / 6, zone };
+        let jobs: Vec<&ScheduleInfo> = snapshot.jobs.iter().filter(|job| self.is_wanted(snapshot, job)).collect();
+        let last = jobs.len().div_ceil(ROWS).max(1);
         let page = self.page.clamp(1, last);
-        let jobs: Vec<&ScheduleInfo> = snapshot.jobs.iter().skip((page - 1) * ROWS).take(ROWS).collect();
-        let rows: Vec<(&str, Vec<Bar>)> = jobs
-            .into_iter()
-            .map(|job| {
-                let open = job.since.filter(|_| job.running || job.lost_since.is_some());
-                let open = open.map(|since| Open { since, lost: job.lost_since });
-                (job.name.as_str(), bars(snapshot.runs.of(&job.name), open, window))
-            })
-            .collect();
         html! {
+            p.summary {
+                strong { (counted(jobs.len(), "job")) }
+                @if jobs.len() < snapshot.jobs.len() { " of " (grouped(snapshot.jobs.len())) }
+                ". Times are those of " (window.zone.iana_name().unwrap_or("UTC")) "."
+            }
             (legend())
-            @if rows.is_empty() { p.empty { "No job is registered." } } @else { (timeline(&rows, &marks(window, step, format))) }
-            (pages(page, last, |page| format!("/runs?zoom={}&page={page}", self.zoom.name())))
+            @if jobs.is_empty() {
+                p.empty { (if snapshot.jobs.is_empty() { "No job is registered." } else { "No job matches." }) }
+            } @else {
+                div.timeline {
+                    (axis(&window, hours))
+                    ul { @for job in jobs.iter().skip((page - 1) * ROWS).take(ROWS) { li { (row(snapshot, job, &window)) } } }
+                }
+            }
+            (pages(page, last, |page| self.address(page)))
         }
     }
 }
 
 /// Says what the colours mean.
 fn legend() -> Markup {
+    let outcomes = ["succeeded", "failed", "lost", "missed", "running"].map(|name| (name, name));
     html! {
         ul.legend {
-            @for class in ["succeeded", "failed", "lost", "missed", "running"] {
-                li { svg width="12" height="12" aria-hidden="true" { rect class=(class) width="12" height="12" rx="2" {} } (class) }
+            @for (class, text) in outcomes.into_iter().chain([("tick", "to come")]) {
+                li { svg width="12" height="12" aria-hidden="true" { rect class=(class) x="1" y="1" width="10" height="10" {} } (text) }
             }
         }
     }
 }
 
-/// Draws the rows. Places are in percent and sizes of text in pixels, so that it fits any width.
-fn timeline(rows: &[(&str, Vec<Bar>)], marks: &[(f64, String)]) -> Markup {
-    let height = AXIS + rows.len() * ROW;
-    let percent = |part: f64| format!("{part:.2}%");
+/// Places are in percent and sizes of text in pixels, so that it fits any width.
+fn percent(part: f64) -> String {
+    format!("{part:.2}%")
+}
+
+/// Draws the marks, which stay while the page is scrolled, and a line at each of them and at now.
+fn axis(window: &Window, hours: u32) -> Markup {
+    let marks = marks(window, hours);
+    let line = |class: &str, x: f64| html! { line class=(class) x1=(percent(x)) x2=(percent(x)) y1="0" y2="100%" {} };
     html! {
-        svg.timeline width="100%" height=(height) role="group" aria-label="Timeline of runs" {
-            @for (x, text) in marks {
-                line.mark x1=(percent(*x)) x2=(percent(*x)) y1=(AXIS) y2=(height) {}
-                text.mark x=(percent(*x)) y="14" text-anchor=(anchor(*x)) { (text) }
-            }
-            @for (index, (name, bars)) in rows.iter().enumerate() {
-                @let top = AXIS + index * ROW;
-                line.row x1="0" x2="100%" y1=(top) y2=(top) {}
-                a href=(job_address(name)) { text.job x="0" y=(top + 15) { (printable(name)) } }
-                rect.track x="0" width="100%" y=(top + BAR) height=(BAR_HEIGHT) rx="2" {}
-                @for bar in bars {
-                    // The name is the link that the keyboard reaches.
-                    a href=(job_address(name)) tabindex="-1" {
-                        rect class=(bar.class) x=(percent(bar.x)) width=(percent(bar.width)) y=(top + BAR) height=(BAR_HEIGHT) rx="1.5" {
-                            title { (printable(name)) ", " (bar.title) }
-                        }
-                    }
-                }
-            }
-        }
+        svg.marks aria-hidden="true" { @for (x, text) in &marks { text x=(percent(*x)) y="15" text-anchor=(anchor(*x)) { (text) } } }
+        svg.lines aria-hidden="true" { @for (x, _) in &marks { (line("mark", *x)) } (line("now", window.percent(window.now))) }
     }
 }
 
@@ -146,5 +161,25 @@ fn anchor(x: f64) -> &'static str {
         ..5.0 => "start",
         95.0.. => "end",
         _ => "middle",
+    }
+}
+
+/// A link to the job that has its name, its runs, and its ticks.
+fn row(snapshot: &Snapshot, job: &ScheduleInfo, window: &Window) -> Markup {
+    let open = job.since.filter(|_| job.running || job.lost_since.is_some());
+    let open = open.map(|since| Open { since, lost: job.lost_since });
+    let bars: Vec<Bar> = bars(snapshot.runs.of(&job.name), open, window);
+    let (runs, failed) = bars.iter().fold((0, 0), |(runs, failed), bar| (runs + bar.runs, failed + bar.failed));
+    let name = printable(&job.name);
+    html! {
+        a href=(job_address(&job.name)) {
+            span title=(name) { bdi { (name) } }
+            svg role="img" aria-label={ (counted(runs, "run")) ", " (failed) " failed" } {
+                @for bar in &bars {
+                    rect class=(bar.class) x=(percent(bar.x)) width=(percent(bar.width)) { title { (name) ", " (bar.title) } }
+                }
+                @for (x, title) in ticks(job, window) { rect.tick x=(percent(x)) width="4" { title { (name) ", " (title) } } }
+            }
+        }
     }
 }

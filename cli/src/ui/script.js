@@ -16,14 +16,26 @@ function showOwnTimes() {
   }
 }
 
-// The focus stays where it is, if the new part has the same link.
+// Names links and headings of details by their address or id, and by their number among equal ones.
+function names() {
+  const [named, seen] = [new Map(), new Map()];
+  for (const one of live.querySelectorAll("a, summary")) {
+    const name = one.getAttribute("href") ?? one.id;
+    seen.set(name, (seen.get(name) ?? 0) + 1);
+    named.set(`${name} ${seen.get(name)}`, one);
+  }
+  return named;
+}
+
+// What has the focus or is unfolded stays so, if the new part has it.
 function show(text) {
-  const focused = live.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+  const [before, focused] = [names(), document.activeElement];
   live.innerHTML = text;
   showOwnTimes();
-  if (focused !== null) {
-    const links = Array.from(live.querySelectorAll("a"));
-    links.find((link) => link.getAttribute("href") === focused)?.focus({ preventScroll: true });
+  for (const [name, one] of names()) {
+    const former = before.get(name);
+    if (former?.parentElement.open) one.parentElement.open = true;
+    if (former === focused) one.focus({ preventScroll: true });
   }
 }
 
@@ -34,7 +46,9 @@ function isSelected() {
 }
 
 function open() {
-  events = new EventSource(live.dataset.events);
+  const address = new URL(live.dataset.events, location.href);
+  address.searchParams.set("zone", clock.resolvedOptions().timeZone);
+  events = new EventSource(address);
   events.onopen = () => {
     clearTimeout(warning);
     warning = null;

@@ -1,6 +1,6 @@
 //! How times and durations are written on a page.
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use jiff::{Timestamp, tz::TimeZone};
 use maud::{Markup, html};
 
@@ -40,15 +40,19 @@ pub fn when(time: DateTime<Utc>, now: DateTime<Utc>) -> Markup {
 /// Shows what the clocks in a job's zone show, and those of the viewer: the script replaces UTC by
 /// the browser's zone.
 pub fn clocks(time: DateTime<Utc>, zone: &str) -> Markup {
-    let there = TimeZone::get(zone).ok().filter(|_| !is_utc(zone)).zip(Timestamp::from_second(time.timestamp()).ok());
-    let offset = |(zone, at): (TimeZone, Timestamp)| TimeDelta::seconds(zone.to_offset(at).seconds().into());
-    let there = there.map(|there| (time + offset(there)).format("%a %H:%M"));
+    let there = TimeZone::get(zone).ok().filter(|_| !is_utc(zone)).map(|zone| local(time, &zone).format("%a %H:%M"));
     html! {
         small {
             @if let Some(there) = there { (there) " there, " }
             time.viewer datetime=(precise(time)) { (time.format("%a %H:%M")) " UTC" }
         }
     }
+}
+
+/// Returns what the clocks of a zone show.
+pub fn local(time: DateTime<Utc>, zone: &TimeZone) -> NaiveDateTime {
+    let offset = Timestamp::from_second(time.timestamp()).map_or(0, |at| zone.to_offset(at).seconds());
+    time.naive_utc() + TimeDelta::seconds(offset.into())
 }
 
 /// Shows the zone of a job, if the job has one of its own.

@@ -35,6 +35,7 @@ mod program_upgrade;
 mod program_waiting;
 mod program_why;
 mod ui;
+mod ui_access;
 mod ui_browser;
 mod ui_changes;
 mod ui_connections;
@@ -42,6 +43,7 @@ mod ui_guard;
 mod ui_load;
 mod ui_operating;
 mod ui_pages;
+mod ui_runs;
 
 use harness::{Server, Suite, TestDatabase};
 
@@ -89,10 +91,12 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_upgrade::register::<DB>(suite);
     outages::register::<DB>(suite);
     ui_pages::register::<DB>(suite);
+    ui_runs::register::<DB>(suite);
     ui_changes::register::<DB>(suite);
     ui_connections::register::<DB>(suite);
     ui_guard::register::<DB>(suite);
     ui_load::register::<DB>(suite);
     ui_operating::register::<DB>(suite);
+    ui_access::register::<DB>(suite);
     ui_browser::register::<DB>(suite);
 }

@@ -59,7 +59,7 @@ async fn the_page_shows_a_run_whose_lease_is_over_as_lost<DB: TestDatabase>(db: 
     assert!(!jobs.contains("badge running") && jobs.contains(">1 lost</a>") && !jobs.contains("running</a>"), "{jobs}");
     let job = ui.get("/job?name=k").await.with(200).body;
     assert!(job.contains("badge lost") && job.contains("Last begun") && !job.contains("badge running"), "{job}");
-    let runs = ui.get("/runs?zoom=hour").await.with(200).body;
+    let runs = ui.get("/runs?window=6h").await.with(200).body;
     assert!(runs.contains("lost, lease over since") && !runs.contains("running for"), "{runs}");
 }
 

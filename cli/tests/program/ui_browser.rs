@@ -8,6 +8,7 @@ use std::{path::PathBuf, process::Stdio, time::Duration};
 use fantoccini::{
     Client, ClientBuilder, Locator,
     actions::{InputSource as _, KeyAction, KeyActions},
+    key::Key,
 };
 use harness::{Need, TestDatabase, TestDb, acquired, eventually};
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -21,7 +22,7 @@ use crate::{
     ui::{SCRIPT, Ui, open, open_at},
 };
 
-const BROWSER: Need = Need { what: "CHROMEDRIVER", is_met: |_| driver().is_some() };
+pub const BROWSER: Need = Need { what: "CHROMEDRIVER", is_met: |_| driver().is_some() };
 
 // The page is the same on every database.
 harness::tests!(
@@ -45,8 +46,8 @@ fn driver() -> Option<String> {
 }
 
 /// A browser with a profile of its own. It ends with this value, and so does what drives it.
-struct Browser {
-    client: Client,
+pub struct Browser {
+    pub client: Client,
     driver: Driver,
 }
 
@@ -78,14 +79,14 @@ impl Drop for Driver {
 }
 
 /// The width and height of a screen, and whether it is dark.
-type Screen = (u32, u32, bool);
-const DESK: Screen = (1280, 860, false);
-const PHONE: Screen = (390, 844, true);
+pub type Screen = (u32, u32, bool);
+pub const DESK: Screen = (1280, 860, false);
+pub const PHONE: Screen = (390, 844, true);
 
 impl Browser {
-    async fn open(screen: Screen) -> Self {
+    pub async fn open(screen: Screen) -> Self {
         let mut command = Command::new(driver().unwrap());
-        command.arg("--port=0").stdin(Stdio::null());
+        command.arg("--port=0").env("TZ", "Australia/Adelaide").stdin(Stdio::null());
         let mut driver = Driver { program: start(command), profile: Stage::new() };
         driver.program.says("started successfully on port ", 1).await;
         let port = driver.program.said().split("started successfully on port ").nth(1).unwrap();
@@ -117,7 +118,7 @@ impl Browser {
         Self { client, driver }
     }
 
-    async fn goto(&self, ui: &Ui, path: &str) {
+    pub async fn goto(&self, ui: &Ui, path: &str) {
         self.client.goto(&format!("http://{}{path}", ui.address)).await.unwrap();
     }
 
@@ -125,12 +126,12 @@ impl Browser {
         self.run("return document.body.innerText").await.as_str().unwrap_or_default().to_owned()
     }
 
-    async fn run(&self, script: &str) -> Value {
+    pub async fn run(&self, script: &str) -> Value {
         self.client.execute(script, Vec::new()).await.unwrap_or_else(|error| panic!("{script}: {error}"))
     }
 
     /// Waits until the page has this text.
-    async fn shows(&self, text: &str) {
+    pub async fn shows(&self, text: &str) {
         let mut last = String::new();
         for _ in 0..600 {
             last = self.text().await;
@@ -142,6 +143,14 @@ impl Browser {
         panic!("no {text:?}: {last}");
     }
 
+    pub async fn sees_an_event(&self) {
+        self.run("window.seen = document.querySelector('.asof').textContent").await;
+        eventually("an event has come", async || {
+            self.run("return document.querySelector('.asof').textContent !== window.seen").await == true
+        })
+        .await;
+    }
+
     async fn click(&self, css: &str) {
         // An event may replace what was found.
         eventually(css, async || match self.client.find(Locator::Css(css)).await {
@@ -149,6 +158,12 @@ impl Browser {
             Err(_) => false,
         })
         .await;
+    }
+
+    pub async fn press(&self, key: Key) {
+        let value = char::from(key);
+        let keys = KeyActions::new("keys".into()).then(KeyAction::Down { value }).then(KeyAction::Up { value });
+        self.client.perform_actions(keys).await.unwrap();
     }
 
     /// Keeps a picture of the page, and checks that it fits the screen's width.
@@ -160,13 +175,13 @@ impl Browser {
         std::fs::write(folder.join(format!("{name}.png")), self.client.screenshot().await.unwrap()).unwrap();
     }
 
-    async fn close(self) {
+    pub async fn close(self) {
         self.client.clone().close().await.unwrap();
     }
 }
 
 /// Makes the tables show something of everything.
-async fn filled<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage) -> (Vec<rowlock::Lease<DB>>, Started) {
+pub async fn filled<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage) -> (Vec<rowlock::Lease<DB>>, Started) {
     let lock = db.builder().label("batch-2/9120").build().unwrap();
     let mut held = Vec::new();
     for key in [SCRIPT, "nightly-report", "exports#1", "exports#2", "cache#r1", "deploy"] {
@@ -191,7 +206,7 @@ async fn each_page_is_shown_in_a_browser<DB: TestDatabase>(db: TestDb<DB>) {
     let pages = [
         ("locks", "/", "nightly-report"),
         ("jobs", "/jobs", "sync-crm"),
-        ("runs", "/runs?zoom=hour", "succeeded"),
+        ("runs", "/runs?window=6h", "Times are those of Australia/Adelaide."),
         ("key", "/key?key=nightly-report", "batch-2/9120"),
         ("job", "/job?name=sync-crm", "every 1s"),
         ("release", "/release?key=nightly-report", "Release nightly-report by force?"),
@@ -217,11 +232,7 @@ async fn each_page_is_shown_in_a_browser<DB: TestDatabase>(db: TestDb<DB>) {
         assert!(height <= 75.0, "{name}: a job takes {height} pixels");
         // What events bring is text too.
         browser.goto(&ui, "/").await;
-        browser.run("window.seen = document.querySelector('.asof').textContent").await;
-        eventually("an event has come", async || {
-            browser.run("return document.querySelector('.asof').textContent !== window.seen").await == true
-        })
-        .await;
+        browser.sees_an_event().await;
         assert!(browser.text().await.contains(SCRIPT));
         assert_eq!(browser.client.title().await.unwrap(), "Locks · rowlock");
         browser.close().await;
@@ -260,16 +271,10 @@ async fn a_page_is_used_with_the_keyboard<DB: TestDatabase>(db: TestDb<DB>) {
     let browser = Browser::open(DESK).await;
     browser.goto(&ui, "/").await;
     browser.shows("k").await;
-    browser
-        .run("document.querySelector('tbody a').focus(); window.seen = document.querySelector('.asof').textContent")
-        .await;
-    eventually("an event has come", async || {
-        browser.run("return document.querySelector('.asof').textContent !== window.seen").await == true
-    })
-    .await;
+    browser.run("document.querySelector('tbody a').focus()").await;
+    browser.sees_an_event().await;
     assert_eq!(browser.run("return document.activeElement.getAttribute('href')").await, "/key?key=k");
-    let enter = KeyActions::new("keys".into()).then(KeyAction::Down { value: '\u{e007}' });
-    browser.client.perform_actions(enter.then(KeyAction::Up { value: '\u{e007}' })).await.unwrap();
+    browser.press(Key::Enter).await;
     browser.shows("in progress").await;
     browser.close().await;
 }

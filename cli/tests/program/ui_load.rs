@@ -25,7 +25,7 @@ async fn fifty_open_pages_cost_two_statements_a_second<DB: TestDatabase>(db: Tes
             0 => format!("/events/locks?q={number}&sort=since"),
             1 => format!("/events/key?key=k/{number}"),
             2 => "/events/jobs?".to_owned(),
-            _ => format!("/events/runs?zoom=week&page={number}"),
+            _ => format!("/events/runs?window=7d&page={number}"),
         };
         let mut events = ui.events(&path).await;
         events.next().await;

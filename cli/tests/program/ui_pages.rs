@@ -113,10 +113,11 @@ async fn jobs_and_their_runs_are_shown<DB: TestDatabase>(db: TestDb<DB>) {
     let job = ui.get("/job?name=k").await.with(200).body;
     assert!(job.contains("exit") && job.contains("&lt;i&gt;me&lt;/i&gt;") && !job.contains("<i>"), "{job}");
     assert!(job.contains("none known"), "no success so far: {job}");
+    assert!(job.contains("data-label=\"Start\"><time") && job.contains("<svg class=\"scale\""), "{job}");
     let ticks = job.split("Next ticks").nth(1).unwrap().split("</ul>").next().unwrap();
     assert_eq!(ticks.matches("<li>").count(), 5, "{ticks}");
-    for zoom in ["hour", "day", "week"] {
-        let runs = ui.get(&format!("/runs?zoom={zoom}")).await.with(200).body;
+    for window in ["6h", "24h", "7d"] {
+        let runs = ui.get(&format!("/runs?window={window}")).await.with(200).body;
         assert!(runs.contains("<rect class=\"failed\""), "{runs}");
     }
     let metrics = ui.get("/metrics").await.with(200).body;
@@ -299,8 +300,11 @@ async fn counts_and_bars_are_links<DB: TestDatabase>(db: TestDb<DB>) {
             assert_eq!(page.contains(&format!("/key?key={key}\"")), keys.contains(&key), "{state}: {page}");
         }
     }
-    let runs = ui.get("/runs?zoom=hour").await.with(200).body;
-    assert!(runs.contains("<a href=\"/job?name=k\" tabindex=\"-1\"><rect class=\"failed\""), "{runs}");
+    let runs = ui.get("/runs?window=6h").await.with(200).body;
+    assert!(
+        runs.contains("<a href=\"/job?name=k\"><span title=\"k\">") && runs.contains("<rect class=\"failed\""),
+        "{runs}"
+    );
     drop(waiting);
 }
 
