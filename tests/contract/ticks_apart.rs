@@ -76,9 +76,12 @@ async fn operators_are_told_what_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
         let proxy = db.proxy().await;
         let operator = Schedules::<DB>::new(proxy.pool(4)).time_limit(20 * SHORT).unwrap();
         let ask = async |name| if trigger { operator.trigger(name).await } else { operator.pause(name).await };
-        let unknown = ask("unknown").await; // prepares the statement
+        due(&db, "another").await;
+        ask("another").await.unwrap(); // prepares the statements
+        let unknown = ask("unknown").await;
         assert!(matches!(unknown, Err(Error::UnknownSchedule { .. })), "{unknown:?}");
-        let answer = proxy.during(Way::Replies, 0, ask("k"), async |proxy| {
+        // The reply to the commit is the fifth: after that to a ping or a second statement.
+        let answer = proxy.during(Way::Replies, 4, ask("k"), async |proxy| {
             eventually("it is carried out", || async {
                 let row = info(&db, "k").await;
                 if trigger { row.triggered.is_some() } else { row.paused }
