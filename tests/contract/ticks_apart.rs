@@ -72,7 +72,8 @@ impl<DB: TestDatabase> Run<DB> {
 /// The request is carried out, and its reply is lost. Then no connection can be opened.
 async fn operators_are_told_what_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = instance(&db, "other").on(due(&db, "k").await, async |_| Never::Ok(()));
-    for (name, trigger) in [("trigger", true), ("pause", false)] {
+    // How many replies come before that to the commit.
+    for (name, trigger, replies) in [("trigger", true, 3), ("pause", false, 4)] {
         let proxy = db.proxy().await;
         let operator = Schedules::<DB>::new(proxy.pool(4)).time_limit(20 * SHORT).unwrap();
         let ask = async |name| if trigger { operator.trigger(name).await } else { operator.pause(name).await };
@@ -80,8 +81,7 @@ async fn operators_are_told_what_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
         ask("another").await.unwrap(); // prepares the statements
         let unknown = ask("unknown").await;
         assert!(matches!(unknown, Err(Error::UnknownSchedule { .. })), "{unknown:?}");
-        // The reply to the commit is the fifth: after that to a ping or a second statement.
-        let answer = proxy.during(Way::Replies, 4, ask("k"), async |proxy| {
+        let answer = proxy.during(Way::Replies, replies, ask("k"), async |proxy| {
             eventually("it is carried out", || async {
                 let row = info(&db, "k").await;
                 if trigger { row.triggered.is_some() } else { row.paused }
