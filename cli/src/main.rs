@@ -181,12 +181,18 @@ async fn run_action<DB: Database>(
         TableAction::Schedules(list) => schedule::show::list(&Schedules::new(pool), &list).await,
         TableAction::Runs(runs) => schedule::show::runs(&Schedules::new(pool), &runs).await,
         TableAction::Instances(asked) => schedule::instances::instances(&Schedules::new(pool), &asked).await,
-        TableAction::Why(named) => schedule::why::why(&Schedules::new(pool), &named).await,
-        TableAction::Pause(named) => schedule::change::pause(&Schedules::new(pool), &named).await,
-        TableAction::Resume(named) => schedule::change::resume(&Schedules::new(pool), &named).await,
-        TableAction::Trigger(trigger) => schedule::change::trigger(&Schedules::new(pool), &trigger).await,
-        TableAction::Remove(removed) => schedule::change::remove(&Schedules::new(pool), &removed).await,
-        TableAction::Reset(named) => schedule::change::reset(&Schedules::new(pool), &named).await,
+        TableAction::Why(named) => {
+            schedule::why::why(&Schedules::new(pool.clone()), &LeaseLock::new(pool), &named).await
+        }
+        TableAction::Output(asked) => schedule::output::output(&Schedules::new(pool), &asked).await,
+        TableAction::Pause(asked) => schedule::change::pause(&operator::schedules(pool)?, &asked).await,
+        TableAction::Resume(named) => schedule::change::resume(&operator::schedules(pool)?, &named).await,
+        TableAction::Skip(asked) => schedule::change::skip(&operator::schedules(pool)?, &asked).await,
+        TableAction::Stop(named) => schedule::change::stop(&operator::schedules(pool)?, &named).await,
+        TableAction::Trigger(trigger) => schedule::change::trigger(&operator::schedules(pool)?, &trigger).await,
+        TableAction::Remove(removed) => schedule::change::remove(&operator::schedules(pool)?, &removed).await,
+        TableAction::Reset(named) => schedule::change::reset(&operator::schedules(pool)?, &named).await,
+        TableAction::Drain(drain) => schedule::change::drain(&operator::schedules(pool)?, &drain).await,
         #[cfg(feature = "ui")]
         TableAction::Ui(ui) => ui::serve(pool, place, ui).await,
     }

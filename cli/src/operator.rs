@@ -2,7 +2,24 @@
 
 use std::fmt::Display;
 
+use rowlock::{Database, Error, Schedules};
+use sqlx::Pool;
+
 use crate::exit::Failure;
+
+/// The most characters of a label.
+const LABEL: usize = 45;
+
+/// Returns the schedules with who asks for a change, and where, as their label.
+pub fn schedules<DB: Database>(pool: Pool<DB>) -> Result<Schedules<DB>, Error> {
+    Schedules::new(pool).label(&label())
+}
+
+/// Returns who runs the program, and where. Of a name that is too long, the beginning is kept.
+pub fn label() -> String {
+    let label = format!("{}@{}", user(), machine());
+    label.chars().filter(|c| !c.is_control()).take(LABEL).collect()
+}
 
 /// Logs a change that was made, with what was there before.
 pub fn log_change(change: &str, of: &str, was: impl Display) {

@@ -37,7 +37,16 @@ fn dropped(stream: &str, lines: u64) {
 /// Writes the requested output to stdout.
 pub fn say(text: impl Display) -> Result<(), Failure> {
     let mut out = anstream::stdout().lock();
-    let said = writeln!(out, "{text}").and_then(|()| out.flush());
+    written(writeln!(out, "{text}").and_then(|()| out.flush()))
+}
+
+/// Writes bytes to stdout as they are.
+pub fn say_bytes(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    written(out.write_all(bytes).and_then(|()| out.flush()))
+}
+
+fn written(said: std::io::Result<()>) -> Result<(), Failure> {
     said.map_err(|error| match error.kind() {
         // The reader has closed the pipe, as in `rowlock list | head -1`. The exit code is that of
         // a process that SIGPIPE ended.

@@ -36,9 +36,17 @@ pub struct Release {
     /// Free the key, even if it is held
     #[arg(long)]
     pub force: bool,
-    /// The status that the row records for the work
-    #[arg(long, value_enum, default_value_t = Ending::S)]
-    pub status: Ending,
+    /// The status that the row records for the work [default: S, and F with --force]; under the
+    /// rules of the article, F keeps the key closed
+    #[arg(long, value_enum)]
+    pub status: Option<Ending>,
+}
+
+impl Release {
+    /// Returns the status to record. Work whose key is taken from it has not succeeded.
+    pub fn ending(&self) -> Ending {
+        self.status.unwrap_or(if self.force { Ending::F } else { Ending::S })
+    }
 }
 
 /// How the work ended.

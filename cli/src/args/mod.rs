@@ -20,7 +20,7 @@ use crate::{
         claims::{Acquire, Hold, Lead, Leader, Run},
         keys::{List, MinInterval, Release, Renew, Show, Watch},
         process::{Stub, Supervise},
-        schedules::{Cron, Instances, Named, Next, Removed, Runs, Schedules, Trigger},
+        schedules::{Cron, Drain, Instances, Named, Next, Removed, Runs, Schedules, Trigger, Until},
         source::{Doctor, Migrate, SourceArguments},
         values::duration,
     },
@@ -164,9 +164,21 @@ pub enum TableAction {
     /// Say why a schedule does not run: what it waits for, who runs it, how it ended last
     #[command(after_help = "Example: rowlock why nightly-report")]
     Why(Named),
+    /// Print what a run of a schedule has printed: the end of both streams, 64 KiB at most
+    #[command(
+        after_help = "Examples: rowlock output nightly-report\n          rowlock output nightly-report --attempt 1"
+    )]
+    Output(schedules::Output),
+    /// Stop the tick of a schedule that was begun, wherever it runs: it ends as failed, and is not
+    /// tried again
+    #[command(after_help = "Example: rowlock stop nightly-report")]
+    Stop(Named),
+    /// Pass the next tick of a schedule over, or all ticks up to a time; resume takes it back
+    #[command(after_help = "Examples: rowlock skip nightly-report\n          rowlock skip nightly-report --until 8h")]
+    Skip(Until),
     /// Pause a schedule: no run begins until it is resumed; one that is under way goes on
-    #[command(after_help = "Example: rowlock pause nightly-report")]
-    Pause(Named),
+    #[command(after_help = "Examples: rowlock pause nightly-report\n          rowlock pause nightly-report --until 8h")]
+    Pause(Until),
     /// Resume a schedule; its catch-up decides about the ticks since the pause
     #[command(after_help = "Example: rowlock resume nightly-report")]
     Resume(Named),
@@ -181,6 +193,9 @@ pub enum TableAction {
     /// and one far ahead, which a wrong clock has left, is put back
     #[command(after_help = "Example: rowlock reset nightly-report")]
     Reset(Named),
+    /// Have the instances of a label end: they claim nothing more, and end after their runs
+    #[command(after_help = "Example: rowlock drain worker-3")]
+    Drain(Drain),
     /// List the instances that run schedules: since when, whether they are alive, what they declare
     #[command(
         after_help = "Examples: rowlock instances\n          rowlock instances --forget 0b9f6a52-3a4e-4c58-9d3c-2f1f6f0f7c11"

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use rowlock::{CatchUp, Error, Key, Schedule};
 use uuid::Uuid;
 
-use crate::args::values::{duration, instant, key};
+use crate::args::values::{coming, duration, instant, key};
 
 #[derive(Debug, Args)]
 pub struct Cron {
@@ -176,6 +176,34 @@ pub struct Named {
     /// Print the schedule as one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Until {
+    #[command(flatten)]
+    pub named: Named,
+    /// Until when, such as 2026-10-25T00:00:00Z, or for how long, such as 8h
+    #[arg(long, value_name = "TIME", value_parser = coming)]
+    pub until: Option<DateTime<Utc>>,
+}
+
+#[derive(Debug, Args)]
+pub struct Drain {
+    /// The label of the instances, as `rowlock instances` shows it
+    pub label: String,
+}
+
+#[derive(Debug, Args)]
+pub struct Output {
+    /// The schedule
+    #[arg(value_parser = key)]
+    pub name: Key,
+    /// The tick, such as 2026-10-25T00:00:00Z [default: the last one]
+    #[arg(long, value_name = "TIME", value_parser = instant)]
+    pub slot: Option<DateTime<Utc>>,
+    /// The number of the attempt [default: the last one]
+    #[arg(long, value_name = "N")]
+    pub attempt: Option<u32>,
 }
 
 #[derive(Debug, Args)]

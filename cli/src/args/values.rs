@@ -36,6 +36,15 @@ pub fn instant(text: &str) -> Result<DateTime<Utc>, String> {
     text.parse().map_err(|error| format!("{error}; write it like 2026-10-25T00:00:00Z"))
 }
 
+/// A time, or a duration from now on.
+pub fn coming(text: &str) -> Result<DateTime<Utc>, String> {
+    let wrong = |_| "write a time like 2026-10-25T00:00:00Z, or a duration like 8h".to_owned();
+    match duration(text) {
+        Ok(time) => Ok(std::time::SystemTime::now().checked_add(time).map(Into::into).ok_or("it is too far ahead")?),
+        Err(_) => text.parse().map_err(wrong),
+    }
+}
+
 /// The longest a command may run.
 pub fn timeout(text: &str) -> Result<Duration, String> {
     let most = Duration::from_secs(366 * 24 * 60 * 60);

@@ -20,6 +20,7 @@ use crate::{
         run::Job,
         waiting::{Wait, Waited},
     },
+    operator::label,
     out,
     process::signals::{StopSignals, number},
 };
@@ -68,9 +69,10 @@ pub async fn renew<DB: Database>(pool: Pool<DB>, renew: Renew) -> Result<u8, Fai
 }
 
 pub async fn release<DB: Database>(pool: Pool<DB>, release: Release) -> Result<u8, Failure> {
-    let lock = database::lock(pool.clone(), None)?;
+    let label = label();
+    let lock = database::lock(pool.clone(), release.force.then_some(label.as_str()))?;
     match release.holder {
-        Some(holder) => lock.resume(release.key.as_str(), holder).await?.release(release.status.into()).await?,
+        Some(holder) => lock.resume(release.key.as_str(), holder).await?.release(release.ending().into()).await?,
         None => return forced::release(&lock, &Schedules::new(pool), &release).await,
     }
     Ok(exit::OK)

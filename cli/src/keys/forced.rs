@@ -3,7 +3,7 @@
 use rowlock::{Database, Error, ForcedRelease, LeaseLock, LockInfo, Schedules, Status, Token};
 
 use crate::{
-    args::keys::Release,
+    args::keys::{Ending, Release},
     exit::{self, Failure},
     keys::{read::is_claimed, rows::claim},
     operator::{log_change, log_failure},
@@ -19,7 +19,7 @@ pub async fn release<DB: Database>(
     release: &Release,
 ) -> Result<u8, Failure> {
     let key = release.key.as_str();
-    let (token, row) = match free(lock, key, release.status.into()).await {
+    let (token, row) = match free(lock, key, release.ending().into()).await {
         Ok(Some(freed)) => freed,
         Ok(None) => return Err(no_row(schedules, key).await),
         Err(error) => {
@@ -31,7 +31,11 @@ pub async fn release<DB: Database>(
     let was = row.as_ref().map(taken_from);
     log_change("release", key, was.as_deref().unwrap_or("-"));
     let was = was.map(|was| format!("; it was {was}")).unwrap_or_default();
-    out::say(format_args!("{} is free; its token is {token}{was}", printable(key)))?;
+    let closed = match release.ending() {
+        Ending::F => "; under the rules of the article it stays closed until `--status S`",
+        Ending::S => "",
+    };
+    out::say(format_args!("{} is free; its token is {token}{was}{closed}", printable(key)))?;
     Ok(exit::OK)
 }
 

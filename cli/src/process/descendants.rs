@@ -84,6 +84,12 @@ pub fn alive() -> Option<Vec<Process>> {
     Some(processes)
 }
 
+/// Returns the first child of a process that is alive.
+pub fn child_of(parent: Pid) -> Option<Pid> {
+    let parent = parent.as_raw_nonzero().get();
+    alive()?.into_iter().find(|process| process.parent == parent).map(Process::pid)
+}
+
 /// Returns those of [`alive`] for which `counts` holds, and their descendants.
 pub fn alive_with(counts: impl Fn(&Process) -> bool) -> Option<Vec<Process>> {
     let mut found = HashSet::new();

@@ -1,9 +1,9 @@
-//! `pause`, `resume`, `trigger`, `remove` and `reset`.
+//! `pause`, `resume`, `skip`, `stop`, `trigger`, `remove`, `reset` and `drain`.
 
 use rowlock::{Database, Error, Schedules};
 
 use crate::{
-    args::schedules::{Named, Removed, Trigger},
+    args::schedules::{Drain, Named, Removed, Trigger, Until},
     exit::{self, Failure, REFUSED},
     format::clock,
     operator::{log_change, log_failure},
@@ -14,9 +14,50 @@ use crate::{
     },
 };
 
-pub async fn pause<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
-    schedules.pause(named.name.as_str()).await?;
-    print_change(schedules, named, "is paused").await
+pub async fn pause<DB: Database>(schedules: &Schedules<DB>, asked: &Until) -> Result<u8, Failure> {
+    let name = asked.named.name.as_str();
+    let Some(until) = asked.until else {
+        schedules.pause(name).await?;
+        return print_change(schedules, &asked.named, "is paused").await;
+    };
+    logged("pause", name, schedules.pause_until(name, until).await, |()| format!("until {}", clock(until)))?;
+    print_change(schedules, &asked.named, &format!("is paused until {}", clock(until))).await
+}
+
+pub async fn skip<DB: Database>(schedules: &Schedules<DB>, asked: &Until) -> Result<u8, Failure> {
+    let name = asked.named.name.as_str();
+    let skipped = match asked.until {
+        Some(until) => schedules.skip_until(name, until).await.map(|()| format!("until {}", clock(until))),
+        None => schedules.skip(name).await.map(|tick| format!("the tick of {}", clock(tick))),
+    };
+    let skipped = logged("skip", name, skipped, String::clone)?;
+    print_change(schedules, &asked.named, &format!("is skipped: {skipped}; `rowlock resume` takes it back")).await
+}
+
+pub async fn stop<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
+    let name = named.name.as_str();
+    let before = find(schedules, name).await?;
+    let is_stopped = logged("stop", name, schedules.stop(name).await, |_| described(&before))?;
+    if !is_stopped {
+        return Err(Failure::new(REFUSED, format_args!("{name}: no tick was begun that could be stopped")));
+    }
+    let what = match before.running {
+        true => format!("is stopped: {} stops the run within 20 seconds", before.by),
+        false => "is stopped: its tick is not tried again".to_owned(),
+    };
+    print_change(schedules, named, &what).await
+}
+
+pub async fn drain<DB: Database>(schedules: &Schedules<DB>, drain: &Drain) -> Result<u8, Failure> {
+    let label = drain.label.as_str();
+    let alive = logged("drain", label, schedules.drain(label).await, |alive| format!("{alive} alive"))?;
+    if alive == 0 {
+        let text = format_args!("no instance of the label {label:?} is alive: `rowlock instances` lists them");
+        return Err(Failure::new(REFUSED, text));
+    }
+    let end = if alive == 1 { "1 instance ends" } else { &format!("{alive} instances end") };
+    out::say(format_args!("{}: {end} after what it runs now", printable(label)))?;
+    Ok(exit::OK)
 }
 
 pub async fn resume<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {

@@ -28,7 +28,7 @@ use crate::{
         orphans::Mark,
         surroundings::Surroundings,
     },
-    schedule::supervise::STOPPED,
+    schedule::{output::Tail, supervise::STOPPED},
     secrets,
     writer::Writer,
 };
@@ -62,6 +62,8 @@ pub struct How<'a> {
     /// The URL that the command is to have.
     pub database_url: Option<String>,
     pub variables: &'a [Variable],
+    /// How many bytes of its output are kept.
+    pub keep: usize,
     /// How long the command may take to stop.
     pub grace: Duration,
 }
@@ -76,6 +78,7 @@ pub struct Started {
     output: JoinSet<()>,
     /// The last line of stderr that is not blank.
     last_line: LastLine,
+    pub tail: Tail,
 }
 
 type LastLine = Arc<Mutex<String>>;
@@ -83,7 +86,7 @@ type LastLine = Arc<Mutex<String>>;
 impl Started {
     /// Starts a command of a job.
     pub fn start(words: &[OsString], how: &How<'_>) -> Result<Self, String> {
-        let How { job, surroundings, database_url, variables, grace } = how;
+        let How { job, surroundings, database_url, variables, keep, grace } = how;
         let cannot = |error: std::io::Error| format!("the command cannot be started: {error}");
         let mut command = Command::new(this_program().map_err(|failure| failure.to_string())?);
         surroundings.apply(&mut command, database_url.as_deref());
@@ -103,19 +106,20 @@ impl Started {
             .process_group(0)
             .kill_on_drop(true);
         let mut child = command.spawn().map_err(cannot)?;
-        let (mut output, last_line) = (JoinSet::new(), LastLine::default());
+        let (mut output, last_line, tail) = (JoinSet::new(), LastLine::default(), Tail::new(*keep));
         if let Some(from) = child.stdout.take() {
-            output.spawn(pass_on((*job).to_owned(), from, ("stdout", &out::STDOUT), None));
+            output.spawn(pass_on((*job).to_owned(), from, ("stdout", &out::STDOUT), tail.clone(), None));
         }
         if let Some(from) = child.stderr.take() {
-            output.spawn(pass_on((*job).to_owned(), from, ("stderr", &out::STDERR), Some(last_line.clone())));
+            let last_line = Some(last_line.clone());
+            output.spawn(pass_on((*job).to_owned(), from, ("stderr", &out::STDERR), tail.clone(), last_line));
         }
         let pid = child::pid(&child);
         OWN.lock().unwrap_or_else(PoisonError::into_inner).extend(pid);
         // A `rowlock run` within the command sets a token of its own.
         let variables = variables.iter().filter(|(name, _)| *name != "ROWLOCK_TOKEN");
         let mark = Mark::new(pid, variables.map(|(name, value)| format!("{name}={value}")).collect());
-        Ok(Self { child, pid, mark, grace: *grace, output, last_line })
+        Ok(Self { child, pid, mark, grace: *grace, output, last_line, tail })
     }
 
     /// Waits for the command's end. If the process above the command was ended by a signal, what it
@@ -126,6 +130,12 @@ impl Started {
             self.mark.kill().await;
         }
         Ended::new(status)
+    }
+
+    /// Returns what finds the command below the process above it.
+    pub fn found_below(&self) -> impl Fn() -> Option<Pid> + Send + 'static {
+        let above = self.pid;
+        move || descendants::child_of(above?)
     }
 
     /// Asks the process above the command to stop it.
@@ -220,6 +230,7 @@ async fn pass_on(
     job: String,
     from: impl AsyncRead + Unpin,
     (stream, to): (&str, &'static Writer),
+    tail: Tail,
     last_line: Option<LastLine>,
 ) {
     let mut from = BufReader::new(from);
@@ -234,6 +245,7 @@ async fn pass_on(
         // What the process above the command says may follow a line that has no end.
         let notice = last_line.as_ref().and_then(|_| line.iter().position(|byte| *byte == NOTICE));
         let (said, notice) = line.split_at(notice.unwrap_or(line.len()));
+        tail.add(said);
         if let Some((last_line, said)) = last_line.as_ref().zip(recorded(&String::from_utf8_lossy(said))) {
             *last_line.lock().unwrap_or_else(PoisonError::into_inner) = said;
         }

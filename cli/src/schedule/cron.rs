@@ -109,6 +109,10 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     loop {
         tokio::select! {
             () = signals.stop.received() => break,
+            () = drained(instance.running.as_ref()) => {
+                out::print_info("an operator has ordered that this instance ends");
+                break;
+            }
             () = received(&mut signals.hang_up) => {
                 // What is read later is newer.
                 (reading, again, look) = (JoinSet::new(), None, None);
@@ -146,6 +150,14 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
 async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until an operator has ordered that the instance ends.
+async fn drained(running: Option<&Running>) {
+    match running {
+        Some(running) => running.drained().await,
         None => std::future::pending().await,
     }
 }
@@ -283,7 +295,8 @@ impl<DB: Database> Instance<DB> {
         }
         for job in jobs.jobs.iter().filter(|job| job.unable.is_none()) {
             let (job, shared, works) = (Arc::new(job.clone()), self.shared.clone(), self.works.clone());
-            schedules = schedules.on(job.schedule.clone(), move |tick: Tick<DB>| {
+            let schedule = job.schedule.clone().description(&job.about());
+            schedules = schedules.on(schedule, move |tick: Tick<DB>| {
                 let (job, shared, works) = (job.clone(), shared.clone(), works.clone());
                 async move {
                     let result = job::run(job, tick, shared).await;

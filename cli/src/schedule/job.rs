@@ -11,6 +11,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use rowlock::{Database, Tick};
+use rustix::process::Pid;
 use tokio::{
     sync::{Semaphore, mpsc, oneshot, watch},
     task::JoinHandle,
@@ -32,6 +33,10 @@ use crate::{
 
 /// How long the command that follows the end of a tick may take.
 const HOOK: Duration = Duration::from_secs(60);
+/// A command that runs for longer is shown with the number of its process.
+const MOMENT: Duration = Duration::from_secs(1);
+/// Why a command was stopped, if its run was not lost.
+const STOPPED: &str = "stopped by an operator";
 
 /// What all commands of the program share.
 #[derive(Clone)]
@@ -61,7 +66,9 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     let (reply, ended) = oneshot::channel();
     let Some(counted) = shared.commands.upgrade() else { return std::future::pending().await };
     let (slot, attempt) = (tick.slot(), tick.attempt());
-    let run = Run { job, variables: environment(&tick).to_vec(), slot, attempt, shared };
+    let of = tick.clone();
+    let tell = Tell { is_stopped: Box::new(move || of.is_stopped()), keep: Box::new(keeping(tick.clone())) };
+    let run = Run { job, variables: environment(&tick).to_vec(), slot, attempt, shared, tell };
     let started = match run.start(&run.job.command) {
         Ok(started) => started,
         Err(error) => {
@@ -81,7 +88,7 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     let going_on = tick.going_on();
     // The command counts until the library has its result, which is recorded then.
     let taken = counted.clone();
-    let mark = started.mark.clone();
+    let (mark, command) = (started.mark.clone(), started.found_below());
     let watching = tokio::spawn(async move {
         let began = Instant::now();
         let result = run.watch(started, reply).await;
@@ -92,12 +99,30 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
         }
         drop(counted);
     });
-    let ended = ended.await;
+    let ended = tokio::select! {
+        ended = ended => ended,
+        () = note(&tick, command) => std::future::pending().await,
+    };
     drop(taken);
     match ended {
         Ok(result) => result,
         Err(_) => without_reply(watching, &mark).await,
     }
+}
+
+fn keeping<DB: Database>(tick: Tick<DB>) -> impl Fn(Vec<u8>) + Send + Sync {
+    move |output| tick.keep_output(output)
+}
+
+/// Shows the number of a command's process beside its run, once that goes on for a moment. Never
+/// ends.
+async fn note<DB: Database>(tick: &Tick<DB>, command: impl Fn() -> Option<Pid>) {
+    sleep(MOMENT).await;
+    if let Some(pid) = command() {
+        // Operators do without it.
+        drop(tick.note(&format!("pid {}", pid.as_raw_nonzero())).await);
+    }
+    std::future::pending().await
 }
 
 /// The command was stopped with the program: the run has not failed, and is handed back. Otherwise
@@ -119,6 +144,15 @@ struct Run {
     slot: DateTime<Utc>,
     attempt: u32,
     shared: Shared,
+    tell: Tell,
+}
+
+/// What a run and its tick tell each other.
+struct Tell {
+    /// Returns whether an operator has stopped the tick.
+    is_stopped: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Keeps what the command has printed.
+    keep: Box<dyn Fn(Vec<u8>) + Send + Sync>,
 }
 
 impl Run {
@@ -132,8 +166,8 @@ impl Run {
         let secrets = surroundings.database_url.then(|| self.shared.source.secrets()).transpose();
         let secrets = secrets.map_err(|failure| failure.to_string())?;
         let (job, database_url) = (self.name(), secrets.map(|secrets| secrets.url));
-        let (variables, grace) = (self.variables.as_slice(), self.shared.grace);
-        Started::start(words, &How { job, surroundings, database_url, variables, grace })
+        let (variables, keep, grace) = (self.variables.as_slice(), self.job.keep_output, self.shared.grace);
+        Started::start(words, &How { job, surroundings, database_url, variables, keep, grace })
     }
 
     /// Waits for the command's end, and stops it when its run is lost, takes too long, or ends with
@@ -151,15 +185,19 @@ impl Run {
             () = self.shared.to_stop() => Ok(command.stop().await?),
             () = reply.closed() => {
                 command.terminate();
-                out::print_error(format_args!("{name}: lost; stopping the command"));
+                let is_stopped = (self.tell.is_stopped)();
+                let why = if is_stopped { STOPPED } else { "lost" };
+                out::print_error(format_args!("{name}: {why}; stopping the command"));
                 command.stop().await;
-                return None;
+                command.tail.take().map(&self.tell.keep);
+                return is_stopped.then(|| Err(STOPPED.to_owned()));
             }
             limit = expired(self.job.timeout) => {
                 command.stop().await.ok_or_else(|| format!("stopped after its timeout of {limit:?}"))
             }
         };
         command.last_output().await;
+        command.tail.take().map(&self.tell.keep);
         let (result, is_told) = match ended {
             Ok(ended) => (ended.result, ended.code.is_some()),
             Err(stopped) => (Err(stopped), false),
@@ -190,7 +228,7 @@ impl Run {
 
     /// Returns whether the tick is run again after a failure.
     fn fails_again(&self) -> bool {
-        self.attempt <= self.job.retries
+        self.attempt <= self.job.retries && !(self.tell.is_stopped)()
     }
 
     /// Runs the command that follows the end of the tick. It changes nothing of how that ended.

@@ -13,6 +13,7 @@ mod crontab;
 mod file;
 pub mod instances;
 mod job;
+pub mod output;
 pub mod preview;
 pub mod show;
 pub mod state;

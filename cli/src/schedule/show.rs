@@ -78,7 +78,7 @@ pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Run
 
 /// Prints what runs now.
 async fn running<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs) -> Result<u8, Failure> {
-    const HEADER: [&str; 7] = ["NAME", "SLOT", "ATTEMPT", "WHO", "SINCE", "TOKEN", "LEASE UNTIL"];
+    const HEADER: [&str; 8] = ["NAME", "SLOT", "ATTEMPT", "WHO", "SINCE", "TOKEN", "LEASE UNTIL", "NOTE"];
     let mut all = match &runs.name {
         Some(name) => vec![find(schedules, name.as_str()).await?],
         None => schedules.list().await?,
@@ -93,7 +93,8 @@ async fn running<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs
         let time = |time: Option<DateTime<Utc>>| time.map_or("-".to_owned(), clock);
         let (slot, since, until) = (time(info.run_slot), time(info.since), clock(info.due));
         let (attempt, token) = (info.attempt.to_string(), info.token.to_string());
-        let cells = [info.name.as_str(), &slot, &attempt, info.by.as_str(), &since, &token, &until];
+        let note = info.note.as_deref().unwrap_or("-");
+        let cells = [info.name.as_str(), &slot, &attempt, info.by.as_str(), &since, &token, &until, note];
         (style("running"), cells.map(printable))
     };
     out::say(aligned(&with_header(HEADER, all.iter().map(row))))?;
@@ -217,6 +218,7 @@ fn style(state: &str) -> Style {
 pub fn object(info: &ScheduleInfo) -> Value {
     json!({
         "name": info.name,
+        "description": info.description,
         "times": info.times,
         "zone": info.zone,
         "state": state(info),
@@ -224,6 +226,10 @@ pub fn object(info: &ScheduleInfo) -> Value {
         "slot": precise(info.slot),
         "due": precise(info.due),
         "paused": info.paused,
+        "paused_until": info.paused_until.map(precise),
+        "skipped_until": info.skipped_until.map(precise),
+        "stopping": info.stopping,
+        "note": info.note,
         "triggered": info.triggered.map(precise),
         "running": info.running,
         "lost_since": info.lost_since.map(precise),

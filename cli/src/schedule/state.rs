@@ -50,6 +50,9 @@ pub fn words(state: &str) -> String {
 /// Returns the states with what explains them.
 pub fn described(info: &ScheduleInfo) -> String {
     let mut all: Vec<String> = states(info).into_iter().map(words).collect();
+    all.extend(info.paused_until.map(|until| format!("until {}", clock(until))));
+    all.extend(info.skipped_until.map(|until| format!("skipped until {}", clock(until))));
+    all.extend(info.stopping.then(|| "stopped by an operator".to_owned()));
     all.extend(info.lost_since.map(|lost| format!("lease over since {}", clock(lost))));
     all.extend(info.renamed_to().map(|name| format!("its name is {name}")));
     all.extend(late(info));

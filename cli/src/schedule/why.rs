@@ -1,13 +1,14 @@
 //! `why`: what keeps a schedule from running, or that nothing does.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{Database, InstanceInfo, RunInfo, RunStatus, ScheduleInfo, Schedules};
+use rowlock::{Database, InstanceInfo, LeaseLock, LockInfo, RunInfo, RunStatus, ScheduleInfo, Schedules};
 use serde_json::json;
 
 use crate::{
     args::schedules::Named,
     exit::{self, Failure},
     format::{brief, clock},
+    keys::rows::claim,
     out::{self, printable},
     schedule::{
         show::{find, missed, object},
@@ -20,12 +21,17 @@ const RUNS: u32 = 100;
 /// Clocks that differ by less are not mentioned.
 const APART: TimeDelta = TimeDelta::seconds(5);
 
-pub async fn why<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
+pub async fn why<DB: Database>(schedules: &Schedules<DB>, lock: &LeaseLock<DB>, named: &Named) -> Result<u8, Failure> {
     let name = named.name.as_str();
     let info = find(schedules, name).await?;
+    let waits_for = match info.waits_for() {
+        Some(key) => lock.inspect(key).await?,
+        None => None,
+    };
     let here = std::time::SystemTime::now().into();
     let seen = Seen {
         info: &info,
+        waits_for: waits_for.as_ref(),
         here,
         runs: &schedules.history(name, RUNS).await?,
         all: &schedules.list().await?,
@@ -46,6 +52,8 @@ pub async fn why<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Resu
 /// What is known of a schedule.
 struct Seen<'a> {
     info: &'a ScheduleInfo,
+    /// The key that its run waits for.
+    waits_for: Option<&'a LockInfo>,
     /// Its last runs, the latest slot first.
     runs: &'a [RunInfo],
     all: &'a [ScheduleInfo],
@@ -61,12 +69,16 @@ impl Seen<'_> {
         let no_instance = nobody_runs(info).map(|why| format!("{why}{}", self.had_it()));
         let paused = info.paused.then(|| {
             let triggered = if info.triggered.is_some() { ", and the run that was asked for waits too" } else { "" };
-            format!("it is paused{triggered}: `rowlock resume` lets it run")
+            let until = info.paused_until.map(|until| format!(" until {}", clock(until))).unwrap_or_default();
+            format!("it is paused{until}{triggered}: `rowlock resume` lets it run")
+        });
+        let skipped = info.skipped_until.map(|until| {
+            format!("an operator has its ticks passed over until {}: `rowlock resume` takes that back", clock(until))
         });
         let ahead = info.clock_was_ahead.then(|| {
             "its next tick is far ahead, since the database's clock was: the next instance puts it back".to_owned()
         });
-        let of_row = [no_instance, paused, self.run(), self.lateness(), ahead, versions(info), self.next()];
+        let of_row = [no_instance, paused, skipped, self.run(), self.lateness(), ahead, versions(info), self.next()];
         let of_runs = [self.failure(), self.passed_over(), self.success()];
         of_row.into_iter().chain(of_runs).chain([self.clocks()]).flatten().collect()
     }
@@ -88,8 +100,13 @@ impl Seen<'_> {
         let (attempt, by) = (info.attempt, &info.by);
         if info.running {
             let until = clock(info.due);
+            let does = match (self.waits_for, info.stopping) {
+                (_, true) => "an operator has stopped it, and it ends".to_owned(),
+                (Some(key), _) => format!("it waits for the key {} ({})", key.key, claim(key)),
+                (None, _) => info.note.clone().unwrap_or_else(|| "it has just begun".to_owned()),
+            };
             return Some(format!(
-                "it runs: attempt {attempt} on {by} since {since}, under token {}; its lease, which is renewed, ends at {until}; a run that waits for its key counts",
+                "it runs: attempt {attempt} on {by} since {since}, under token {}; {does}; its lease, which is renewed, ends at {until}",
                 info.token
             ));
         }

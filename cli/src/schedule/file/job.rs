@@ -4,12 +4,13 @@ use std::{ffi::OsString, time::Duration};
 
 use rowlock::{Key, Schedule};
 
-use crate::process::surroundings::Surroundings;
+use crate::{args::process::Beginning, format::brief, process::surroundings::Surroundings, secrets::masked};
 
 /// A job: its schedule, and the command of each tick.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub schedule: Schedule,
+    pub description: String,
     pub command: Vec<OsString>,
     /// The offset of the command in the text.
     pub command_at: usize,
@@ -17,6 +18,8 @@ pub struct Job {
     pub timeout: Option<Duration>,
     /// How often a tick whose command failed is run again.
     pub retries: u32,
+    /// How many bytes of what the command prints are kept.
+    pub keep_output: usize,
     pub surroundings: Surroundings,
     pub hooks: Hooks,
     pub renamed_from: Vec<Key>,
@@ -24,6 +27,26 @@ pub struct Job {
     pub unable: Option<String>,
     /// What else is wrong with the job on this machine.
     pub warnings: Vec<String>,
+}
+
+impl Job {
+    /// Returns what operators see of the job: its description, its command, and its settings.
+    pub fn about(&self) -> String {
+        let words: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
+        let Beginning { user, umask, cwd } = &self.surroundings.beginning;
+        let settings = [
+            self.timeout.map(|timeout| format!("timeout {}", brief(timeout))),
+            (self.retries > 0).then(|| format!("retries {}", self.retries)),
+            user.as_ref().map(|user| format!("user {user}")),
+            cwd.as_ref().map(|cwd| format!("folder {}", cwd.display())),
+            umask.map(|umask| format!("umask {umask:03o}")),
+        ];
+        let settings = settings.into_iter().flatten().collect::<Vec<_>>().join(", ");
+        let command = format!("runs: {}", words.join(" "));
+        let lines = [self.description.as_str(), &command, &settings];
+        let lines = lines.into_iter().filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
+        masked(&lines).into_owned()
+    }
 }
 
 /// The commands that follow the end of a tick; without words, none does.

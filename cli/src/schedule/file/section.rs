@@ -20,10 +20,12 @@ pub const DEFAULTS: &str = "defaults";
 const LONGEST: u32 = 64;
 const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// The keys that a job alone has.
-const OF_JOB: [&str; 8] = ["cron", "every", "after", "command", "enabled", "exclusive_with", "renamed_from", "removed"];
+const OF_JOB: [&str; 9] =
+    ["cron", "every", "after", "command", "description", "enabled", "exclusive_with", "renamed_from", "removed"];
 /// The keys that `[defaults]` has too.
-const OF_ALL: [&str; 16] = [
+const OF_ALL: [&str; 18] = [
     "zone",
+    "jitter",
     "catch_up",
     "max",
     "grace",
@@ -37,6 +39,7 @@ const OF_ALL: [&str; 16] = [
     "user",
     "umask",
     "database_url",
+    "keep_output",
     "on_success",
     "on_failure",
 ];
@@ -148,12 +151,13 @@ impl<'a> Section<'a> {
             }
             self.fields.get(key).copied()
         };
-        let is_cron = add("cron", false).is_some();
+        let (is_cron, is_delay) = (add("cron", false).is_some(), add("after", false).is_some());
         let says_all = add("catch_up", true).is_some_and(|with| with.value.as_str() == Some("all"));
         let has_retry = add("retry", true).is_some();
         for key in OF_ALL {
             let applies = match key {
                 "zone" => is_cron,
+                "jitter" => !is_delay,
                 "max" => says_all,
                 "backoff" => has_retry,
                 // The variables of both are put together.
@@ -229,8 +233,9 @@ impl<'a> Section<'a> {
         let renamed_from = olds.as_ref().map(keys).unwrap_or_default();
         let schedule =
             self.set(schedule, olds, |schedule, olds| olds.iter().try_fold(schedule, |one, old| one.renamed_from(old)));
+        let description = self.value("description", string).unwrap_or_default();
         let enabled = self.value("enabled", boolean).unwrap_or(true);
-        let Terms { schedule, retries, timeout, mut surroundings, hooks } = self.terms(schedule);
+        let Terms { schedule, retries, timeout, keep_output, mut surroundings, hooks } = self.terms(schedule);
         let inherited = defaults.0.get("env").and_then(|env| variables(env.value).ok()).unwrap_or_default();
         for (name, value) in inherited {
             surroundings.variables.entry(name).or_insert(value);
@@ -252,10 +257,12 @@ impl<'a> Section<'a> {
         }
         Ok(Entry::Job(Box::new(Job {
             schedule,
+            description,
             command,
             command_at: at,
             timeout,
             retries,
+            keep_output,
             surroundings,
             hooks,
             renamed_from,
@@ -287,15 +294,18 @@ impl<'a> Section<'a> {
     fn terms(&mut self, schedule: Option<Schedule>) -> Terms {
         let zone = self.take("zone", string);
         let schedule = self.set(schedule, zone, |schedule, zone| schedule.zone(&zone));
+        let jitter = self.take("jitter", time);
+        let schedule = self.set(schedule, jitter, Schedule::jitter);
         let schedule = self.lateness(schedule);
         let (schedule, retries) = self.retries(schedule);
         let lease = self.take("lease", time);
         let schedule = self.set(schedule, lease, Schedule::lease);
         let timeout = self.value("timeout", timeout);
+        let keep_output = self.value("keep_output", output).unwrap_or(MOST_OUTPUT);
         let surroundings = self.surroundings();
         let mut hook = |key| self.value(key, hook).unwrap_or_default();
         let hooks = Hooks { on_success: hook("on_success"), on_failure: hook("on_failure") };
-        Terms { schedule, retries, timeout, surroundings, hooks }
+        Terms { schedule, retries, timeout, keep_output, surroundings, hooks }
     }
 
     /// Reads what happens with late ticks.
@@ -362,6 +372,7 @@ struct Terms {
     schedule: Option<Schedule>,
     retries: u32,
     timeout: Option<Duration>,
+    keep_output: usize,
     surroundings: Surroundings,
     hooks: Hooks,
 }

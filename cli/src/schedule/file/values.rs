@@ -43,6 +43,15 @@ pub fn integer(value: &DeValue<'_>) -> Result<u32, String> {
     number.ok_or_else(|| "it has to be a whole number, without quotes".to_owned())
 }
 
+/// The most bytes of an output that are kept, which are the default.
+pub const MOST_OUTPUT: usize = 64 * 1024;
+
+pub fn output(value: &DeValue<'_>) -> Result<usize, String> {
+    let bytes = integer(value)? as usize;
+    let wrong = format!("it has to be a number of bytes from 0 to {MOST_OUTPUT}");
+    (bytes <= MOST_OUTPUT).then_some(bytes).ok_or(wrong)
+}
+
 pub fn max_runs(value: &DeValue<'_>) -> Result<u32, String> {
     let number = integer(value)?;
     values::MAX_RUNS.contains(&number).then_some(number).ok_or_else(|| "it has to be from 1 to 10000".to_owned())
