@@ -1,16 +1,70 @@
 //! The program's log, on stderr: events of the library and of jobs, as text or as JSON.
 
+use std::{
+    collections::HashMap,
+    fmt::Debug,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
 use clap::{Args, ValueEnum};
-use tracing::Level;
+use tracing::{
+    Event, Level, Metadata,
+    callsite::Identifier,
+    field::{Field, Visit},
+};
 use tracing_subscriber::{
     Layer as _,
     filter::{FilterExt as _, LevelFilter, Targets, filter_fn},
-    layer::SubscriberExt as _,
+    layer::{Context, Filter, SubscriberExt as _},
     registry,
     util::SubscriberInitExt as _,
 };
 
 use crate::out;
+
+/// What has failed for a while, and works again.
+const RECOVERED: &str = "rowlock::recovered";
+/// How often a warning of something that is tried again is written.
+const SELDOM: Duration = Duration::from_secs(60);
+
+/// Lets a warning of something that is tried again pass once a minute, whatever it concerns: while a
+/// database is away, each run and each lease has the same cause.
+#[derive(Default)]
+struct Seldom(Mutex<HashMap<Identifier, Instant>>);
+
+impl<S> Filter<S> for Seldom {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        let mut retries = Retries(false);
+        event.record(&mut retries);
+        if *event.metadata().level() != Level::WARN || !retries.0 {
+            return true;
+        }
+        let (now, mut last) = (Instant::now(), self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let before = last.get(&event.metadata().callsite()).copied();
+        let passes = before.is_none_or(|before| now.duration_since(before) >= SELDOM);
+        if passes {
+            last.insert(event.metadata().callsite(), now);
+        }
+        passes
+    }
+}
+
+/// Whether the message of an event says that something is tried again.
+struct Retries(bool);
+
+impl Visit for Retries {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            let text = format!("{value:?}");
+            self.0 = text.contains("trying") || text.contains("the wait continues");
+        }
+    }
+}
 
 /// The runs of `cron`.
 pub const RUNS: &str = "rowlock::cron";
@@ -21,7 +75,7 @@ pub struct LogArguments {
     #[arg(long, short, action = clap::ArgAction::Count, global = true, conflicts_with = "log_level")]
     pub verbose: u8,
     /// The events on stderr: a level (error, warn, info, debug, trace, off), also for a part, such
-    /// as warn,rowlock::cron=off [default: warn,rowlock::cron=info]
+    /// as warn,rowlock::cron=off [default: warn,rowlock::cron=info,rowlock::recovered=info]
     #[arg(long, value_name = "LEVELS", value_parser = levels, global = true)]
     pub log_level: Option<Targets>,
     /// How stderr is written; as JSON, each line is an object, also what commands of `cron` write
@@ -52,7 +106,10 @@ pub fn init(arguments: &LogArguments) {
     let levels = arguments.log_level.clone().unwrap_or_else(|| match arguments.verbose {
         // A forced release is a warning for an application, but not for the user who has just
         // requested it.
-        0 => of(Level::WARN).with_target("rowlock::lease::admin", Level::ERROR).with_target(RUNS, Level::INFO),
+        0 => {
+            let levels = of(Level::WARN).with_target("rowlock::lease::admin", Level::ERROR);
+            levels.with_target(RUNS, Level::INFO).with_target(RECOVERED, Level::INFO)
+        }
         1 => of(Level::INFO),
         _ => of(Level::DEBUG),
     });
@@ -60,7 +117,7 @@ pub fn init(arguments: &LogArguments) {
     // A stderr that cannot be written must not cause a panic.
     let lines = lines.log_internal_errors(false);
     // An event says by itself what it concerns.
-    let levels = filter_fn(|metadata| metadata.is_event()).and(levels);
+    let levels = filter_fn(|metadata| metadata.is_event()).and(levels).and(Seldom::default());
     match arguments.log_format {
         Format::Text => registry().with(lines.with_filter(levels)).init(),
         Format::Json => {

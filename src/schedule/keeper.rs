@@ -17,7 +17,7 @@ use crate::{
     session::{
         clock::{Deadline, Watch, watch},
         exchange::{Answer, Request, exchange},
-        threads::{self, Subscriber},
+        threads::{self, RECOVERED, Subscriber},
         time::Instant,
         timers::sleep_until,
     },
@@ -155,7 +155,7 @@ fn trusted(lease: TimeDelta, left: TimeDelta) -> Duration {
 async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant, stopped: CancellationToken) {
     let whole = kept.lease.to_std().unwrap_or_default();
     let pause = pacing::renewed_within(whole).min(NOTICED);
-    let mut renew_at = sent + pause;
+    let (mut renew_at, mut is_failing) = (sent + pause, false);
     loop {
         let waited = stopped.run_until_cancelled(sleep_until(renew_at)).await;
         if waited.is_none() || kept.lost.is_cancelled() {
@@ -167,6 +167,10 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
             Ok(Answer { sent, reply: Extended::Is(Outcome::Done) }) => {
                 kept.hold_until(sent + trusted(kept.lease, kept.lease));
                 renew_at = sent + pause;
+                if std::mem::take(&mut is_failing) {
+                    let schedule = kept.claim.key.clone();
+                    kept.subscriber.emit(move || tracing::info!(target: RECOVERED, %schedule, "renewed again"));
+                }
             }
             // What is being stopped keeps its lease until it has ended.
             Ok(Answer { reply: Extended::Stopped, .. }) => kept.stopped.cancel(),
@@ -177,6 +181,7 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
             Ok(Answer { reply: Extended::Is(Outcome::TooLate(_)), .. }) => renew_at = soon,
             Ok(Answer { reply: Extended::Is(Outcome::Lost), .. }) => return kept.report_lost(SEEN_WITHOUT),
             Err(failure) => {
+                is_failing = true;
                 let schedule = kept.claim.key.clone();
                 kept.subscriber.emit(move || {
                     tracing::warn!(%schedule, %failure, "renewal got no reply; the deadline stands, trying again");

@@ -21,6 +21,7 @@ use crate::{
         run::{self, Job, StopTokens},
     },
     session::{
+        threads::RECOVERED,
         time::Instant,
         timers::{sleep_until, timeout},
     },
@@ -260,7 +261,9 @@ impl<DB: Database> Runner<DB> {
                 tracing::warn!(?error, "the instance could not tell the others that it lives; trying until it can");
             }
             Err(error) => tracing::debug!(?error, "a beat of the instance failed; trying again"),
-            Ok(()) if before >= REPORTED => tracing::info!("the instance can tell the others again that it lives"),
+            Ok(()) if before >= REPORTED => {
+                tracing::info!(target: RECOVERED, "the instance can tell the others again that it lives");
+            }
             Ok(()) => {}
         }
     }
@@ -359,7 +362,7 @@ impl<DB: Database> Runner<DB> {
             }
         };
         if self.failing.take().is_some() {
-            tracing::info!("schedules can be claimed again");
+            tracing::info!(target: RECOVERED, "schedules can be claimed again");
         }
         let claimed = u32::try_from(reply.claimed.len()).unwrap_or(u32::MAX);
         if claimed > 0 && self.tokens.closed.is_cancelled() {

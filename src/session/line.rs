@@ -197,7 +197,7 @@ impl<DB: Store> Line<DB> {
         match opened {
             Ok(Some(session)) => {
                 if state.failed.take().is_some() {
-                    threads::emit(|| tracing::info!("sessions can be opened again"));
+                    threads::emit(|| tracing::info!(target: threads::RECOVERED, "sessions can be opened again"));
                 }
                 state.pauses = open_backoff();
                 state.idle.push(Idle { session, used: Instant::now() });

@@ -39,6 +39,9 @@ use crate::{
     sync::lock,
 };
 
+/// The target of events that tell the end of a failure which was reported before.
+pub const RECOVERED: &str = "rowlock::recovered";
+
 /// The most events that wait while a subscriber blocks. Further ones are dropped.
 const EVENTS: usize = 10_000;
 

@@ -9,13 +9,14 @@ use tokio::time::sleep;
 
 use crate::{
     program::{Program as _, Stage, Started, start},
-    program_cron::job,
+    program_cron::{job, jobs},
 };
 
 harness::tests!(servers(
     the_program_waits_through_an_outage,
     a_cron_that_starts_before_its_database_waits_for_it,
     a_cron_reports_an_outage_once,
+    what_all_runs_try_again_is_written_once_and_its_end_too,
     a_cron_that_waits_for_its_database_may_be_stopped
 ));
 
@@ -70,7 +71,32 @@ async fn a_cron_reports_an_outage_once<DB: TestDatabase>(db: TestDb<DB>) {
     proxy.open();
     cron.signal(Signal::TERM);
     let ended = cron.ended().await.with(0);
-    assert_eq!(ended.err.matches(" WARN ").count(), 1, "{ended:?}");
+    assert_eq!(ended.err.matches("the end of a run is not recorded yet").count(), 1, "{ended:?}");
+    let others = ended.err.matches(" WARN ").count() - 1;
+    assert_eq!(ended.err.matches("no session could be opened").count(), others, "{ended:?}");
+    assert!(others <= 1, "{ended:?}");
+}
+
+/// The renewals of three runs fail for the same cause, several times each.
+async fn what_all_runs_try_again_is_written_once_and_its_end_too<DB: TestDatabase>(db: TestDb<DB>) {
+    let (stage, proxy) = (Stage::new(), db.proxy().await);
+    let names = ["one", "two", "three"];
+    let file = jobs(&stage, &names.map(|name| (name, "after = \"1h\"\nlease = \"15s\"", "echo up; exec sleep 1000")));
+    let mut command = db.command("cron --grace 1s", &[file.to_str().unwrap()]);
+    command.env("DATABASE_URL", &proxy.url);
+    let mut cron = start(command);
+    for name in names {
+        cron.says(&format!("{name}: up"), 1).await;
+    }
+    proxy.hold_everything();
+    cron.complains("renewal got no reply").await;
+    sleep(Duration::from_secs(3)).await;
+    proxy.open();
+    cron.complains("renewed again").await;
+    cron.signal(Signal::TERM);
+    let ended = cron.ended().await.with(0);
+    assert_eq!(ended.err.matches("renewal got no reply").count(), 1, "{ended:?}");
+    assert!(!ended.err.contains("lost"), "{ended:?}");
 }
 
 async fn a_cron_that_waits_for_its_database_may_be_stopped<DB: TestDatabase>(db: TestDb<DB>) {

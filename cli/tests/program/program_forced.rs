@@ -20,7 +20,11 @@ async fn a_forced_release_says_from_whom_the_key_was_taken<DB: TestDatabase>(db:
     let said = db.rowlock("release k --force", &[]).await.with(0).out;
     let token = db.show("k").await["token"].clone();
     let begin = format!("k is free; its token is {token}; it was held by node-1 since 2");
-    let claim = format!(" under token {}, holder {}\n", lease.token(), lease.claim().holder);
+    let claim = format!(
+        " under token {}, holder {}; under the rules of the article it stays closed until `--status S`\n",
+        lease.token(),
+        lease.claim().holder
+    );
     assert!(said.starts_with(&begin) && said.ends_with(&claim), "{said}");
 
     acquired(lock.try_acquire("k").await).release(Status::Failed).await.unwrap();
