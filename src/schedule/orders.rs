@@ -52,7 +52,7 @@ async fn give<DB: Database>(
 
 impl<DB: Database> Schedules<DB> {
     /// Stops the tick of a schedule that was begun, wherever its run is: the instance that has it
-    /// drops the work when it renews the lease, within 20 seconds or a third of the lease. The tick
+    /// drops the work when it renews the lease, within a third of the lease and 20 s at most. The tick
     /// ends as failed, "stopped by" the [label](Self::label) of these schedules, and is not tried
     /// again. Nor is one that waits for its next attempt, or whose process has died. Returns
     /// `false` if no tick was begun.

@@ -60,7 +60,7 @@ impl Terms {
 pub enum RuleSet {
     /// The next one takes over when the lease ends; a failure delays no other run
     Recover,
-    /// Failures and crashes wait for an operator: rowlock release KEY --force
+    /// Failures and crashes wait for an operator: rowlock release KEY --force --status S
     Article,
 }
 

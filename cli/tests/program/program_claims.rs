@@ -81,7 +81,8 @@ async fn list_and_show_tell_every_field<DB: TestDatabase>(db: TestDb<DB>) {
             ["by", "duration", "ended", "holder", "key", "since", "state", "status", "token", "until", "waiting"];
         assert_eq!(fields(row), listed);
         let mut shown = db.show(row["key"].as_str().unwrap()).await;
-        let more = ["schedule", "runs", "permits", "readers"].map(|field| shown.as_object_mut().unwrap().remove(field));
+        let more = ["schedule", "changes", "runs", "permits", "readers"]
+            .map(|field| shown.as_object_mut().unwrap().remove(field));
         assert_eq!((&shown, more), (row, [json!(null), json!([]), json!([]), json!([])].map(Some)));
         assert!(row["by"] == "me" && row["token"].as_i64() > Some(0), "{row}");
         assert!((Utc::now() - time(&row["since"])).abs() < TimeDelta::minutes(10), "{row}");
@@ -162,7 +163,7 @@ async fn watch_prints_the_list_until_it_is_interrupted<DB: TestDatabase>(db: Tes
     db.rowlock("acquire k --lease 1h", &[]).await.with(0);
     let mut watch = db.start("watch --every 100ms", &[]);
     watch.says("1 keys\nKEY", 2).await;
-    db.rowlock("release k --force", &[]).await.with(0);
+    db.rowlock("release k --force --status S", &[]).await.with(0);
     watch.says("k    free", 1).await;
     watch.signal(Signal::INT);
     let ended = watch.ended().await.with(-2);

@@ -100,7 +100,7 @@ async fn article_rules_wait_for_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
     run("exit 3").await.with(3);
     let refused = run("true").await.with(75);
     assert!(refused.err.contains("k: the last run failed"), "{refused:?}");
-    let freed = db.rowlock("release k --force", &[]).await.with(0);
+    let freed = db.rowlock("release k --force --status S", &[]).await.with(0);
     assert!(freed.out.starts_with(&format!("k is free; its token is {}; ", db.show("k").await["token"])), "{freed:?}");
     run("true").await.with(0);
     // The default rules would not have refused this run.
