@@ -100,7 +100,8 @@ fn files(folder: &Path) -> i64 {
 }
 
 pub async fn drop_all<DB: TestDatabase>(db: &TestDb<DB>) {
-    for table in ["lock", "lock_queue", "schedule", "schedule_run", "schedule_instance", "schedule_times"] {
+    let schedules = ["schedule", "schedule_run", "schedule_instance", "schedule_times", "schedule_detail"];
+    for table in ["lock", "lock_queue", "change", "order"].into_iter().chain(schedules) {
         db.execute(&format!("DROP TABLE IF EXISTS t_resource_{table}")).await;
     }
 }

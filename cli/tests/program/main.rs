@@ -8,6 +8,7 @@ mod outages;
 mod program;
 mod program_claims;
 mod program_cron;
+mod program_day;
 mod program_doctor;
 mod program_end;
 mod program_forced;
@@ -82,6 +83,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_lead::register::<DB>(suite);
     program_limits::register::<DB>(suite);
     program_cron::register::<DB>(suite);
+    program_day::register::<DB>(suite);
     program_jobs::register::<DB>(suite);
     program_passwords::register::<DB>(suite);
     program_preview::register::<DB>(suite);

@@ -83,7 +83,7 @@ async fn list_and_show_tell_every_field<DB: TestDatabase>(db: TestDb<DB>) {
         let mut shown = db.show(row["key"].as_str().unwrap()).await;
         let more = ["schedule", "changes", "runs", "permits", "readers"]
             .map(|field| shown.as_object_mut().unwrap().remove(field));
-        assert_eq!((&shown, more), (row, [json!(null), json!([]), json!([]), json!([])].map(Some)));
+        assert_eq!((&shown, more), (row, [json!(null), json!([]), json!([]), json!([]), json!([])].map(Some)));
         assert!(row["by"] == "me" && row["token"].as_i64() > Some(0), "{row}");
         assert!((Utc::now() - time(&row["since"])).abs() < TimeDelta::minutes(10), "{row}");
     }

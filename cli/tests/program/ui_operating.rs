@@ -12,7 +12,7 @@ use crate::{
     ui::open,
 };
 
-const PROMTOOL: Need = Need { what: "PROMTOOL", is_met: |_| promtool().is_some() };
+pub const PROMTOOL: Need = Need { what: "PROMTOOL", is_met: |_| promtool().is_some() };
 
 harness::tests!(sqlite[PROMTOOL](
     the_numbers_have_the_format_of_prometheus,
@@ -24,12 +24,12 @@ fn promtool() -> Option<String> {
     std::env::var("PROMTOOL").ok().filter(|path| !path.is_empty())
 }
 
-fn file(name: &str) -> PathBuf {
+pub fn file(name: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operating")).join(name)
 }
 
 /// Runs promtool, and returns what it said if it found nothing wrong.
-async fn checked(words: &[&str], stdin: &str) -> String {
+pub async fn checked(words: &[&str], stdin: &str) -> String {
     let mut command = Command::new(promtool().unwrap());
     command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
