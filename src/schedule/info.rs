@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 
 use crate::{
-    key::Token,
+    key::{Key, Token},
     schedule::{
         instances::{are_removed, is_ahead, renamed_to},
         spec::Schedule,
@@ -100,6 +100,13 @@ impl ScheduleInfo {
     /// [declaration](crate::Schedule::renamed_from).
     pub fn renamed_to(&self) -> Option<&str> {
         renamed_to(&self.times)
+    }
+
+    /// Returns a schedule with the times of the row, for its [ticks](Schedule::upcoming). `None` if
+    /// they are of another version of rowlock, or removed.
+    pub fn schedule(&self) -> Option<Schedule> {
+        let (spec, zone) = (self.times.clone(), self.zone.clone());
+        Schedule::of(&Times { name: Key::new(&self.name).ok()?, spec, zone })
     }
 
     /// Returns the key that the run under way waits for, if it waits for one

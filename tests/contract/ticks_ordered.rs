@@ -26,6 +26,9 @@ harness::tests!(everywhere(
     orders_go_with_a_schedule_that_is_renamed_and_with_one_that_is_removed
 ));
 
+/// A run notices that it is to stop after a third of it.
+const LEASE: Duration = Duration::from_secs(3);
+
 async fn changes<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Vec<ChangeInfo> {
     LeaseLock::new(db.pool.clone()).changes(Some(name), 100).await.unwrap()
 }
@@ -43,7 +46,7 @@ async fn errors<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Vec<String> {
 }
 
 async fn a_run_is_stopped_on_the_instance_that_has_it<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.retry(Retries::times(3)).unwrap().lease(3 * SHORT).unwrap();
+    let schedule = due(&db, "k").await.retry(Retries::times(3)).unwrap().lease(LEASE).unwrap();
     let (sender, mut ticks) = mpsc::unbounded_channel();
     let running = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
         sender.send(tick).unwrap();
@@ -61,7 +64,7 @@ async fn a_run_is_stopped_on_the_instance_that_has_it<DB: TestDatabase>(db: Test
     // The order was for that tick.
     instance(&db, "alice").trigger("k").await.unwrap();
     let next = timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap();
-    tokio::time::sleep(5 * SHORT).await;
+    tokio::time::sleep(LEASE / 2).await;
     assert!(!next.cancellation_token().is_cancelled() && info(&db, "k").await.running);
     assert_eq!(said(&db, "k").await, "alice stopped, alice triggered");
     assert!(!running.shutdown(SHORT).await);
@@ -82,7 +85,7 @@ async fn a_tick_that_waits_for_its_next_attempt_is_stopped<DB: TestDatabase>(db:
 }
 
 async fn a_tick_whose_process_died_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.lease(3 * SHORT).unwrap();
+    let schedule = due(&db, "k").await.lease(LEASE).unwrap();
     // What a process leaves that is killed during its first attempt.
     let holder = if db.server.name == "postgres" { "gen_random_uuid()" } else { "x'0123456789abcdef0123456789abcdef'" };
     let claim = format!(
@@ -97,7 +100,7 @@ async fn a_tick_whose_process_died_is_stopped<DB: TestDatabase>(db: TestDb<DB>) 
 
 async fn a_run_that_waits_for_its_key_says_so_and_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
     let held = LeaseLock::new(db.pool.clone()).try_acquire("key").await.unwrap().acquired().unwrap();
-    let schedule = due(&db, "k").await.exclusive_with("key").unwrap().lease(3 * SHORT).unwrap();
+    let schedule = due(&db, "k").await.exclusive_with("key").unwrap().lease(LEASE).unwrap();
     let jobs = idle(&db, schedule);
     let run = tokio::spawn(async move { jobs.try_tick("k").await.unwrap() });
     eventually("it says what it waits for", || async { info(&db, "k").await.waits_for() == Some("key") }).await;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::{
     format::{clock, precise},
     out::printable,
-    schedule::state::{has_next, ticking},
+    schedule::state::has_next,
     ui::{
         jobs::{job_badge, outcome_badge},
         live::Page,
@@ -112,7 +112,7 @@ fn next_ticks(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
 /// Returns the next ticks, from the one that the row has.
 fn upcoming(job: &ScheduleInfo) -> Vec<DateTime<Utc>> {
     let before = job.slot - TimeDelta::milliseconds(1);
-    ticking(job).map(|schedule| schedule.upcoming(before).take(TICKS).collect()).unwrap_or_default()
+    job.schedule().map(|schedule| schedule.upcoming(before).take(TICKS).collect()).unwrap_or_default()
 }
 
 fn actions(job: &ScheduleInfo) -> Markup {

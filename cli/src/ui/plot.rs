@@ -9,10 +9,7 @@ use rowlock::{RunInfo, RunStatus, ScheduleInfo};
 
 use crate::{
     out::printable,
-    schedule::{
-        show::outcome,
-        state::{has_next, ticking},
-    },
+    schedule::{show::outcome, state::has_next},
     ui::text::{counted, local, span},
 };
 
@@ -158,7 +155,7 @@ fn of_group(group: &[&RunInfo], x: f64, next: f64, window: &Window) -> Bar {
 
 /// Returns the ticks to come, and where they are. One that is too close to another is left out.
 pub fn ticks(job: &ScheduleInfo, window: &Window) -> Vec<(f64, String)> {
-    let schedule = ticking(job);
+    let schedule = job.schedule();
     let after = |time| schedule.as_ref().and_then(|schedule| schedule.upcoming(time).next());
     let apart = (window.to - window.from).num_milliseconds() as f64 * APART / 100.0;
     let first = Some(job.slot).filter(|slot| *slot > window.now).or_else(|| after(window.now));
