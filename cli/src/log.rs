@@ -28,8 +28,9 @@ const RECOVERED: &str = "rowlock::recovered";
 /// How often a warning of something that is tried again is written.
 const SELDOM: Duration = Duration::from_secs(60);
 
-/// Lets a warning of something that is tried again pass once a minute, whatever it concerns: while a
-/// database is away, each run and each lease has the same cause.
+/// Lets a warning of each attempt at something pass once a minute, whatever it concerns: while a
+/// database is away, each run and each lease has the same cause. What is said once for a failure, and
+/// "tried until" it is over, passes.
 #[derive(Default)]
 struct Seldom(Mutex<HashMap<Identifier, Instant>>);
 
@@ -39,12 +40,16 @@ impl<S> Filter<S> for Seldom {
     }
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        let (now, mut last) = (Instant::now(), self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        if event.metadata().target() == RECOVERED {
+            // What fails after that is another failure.
+            last.clear();
+        }
         let mut retries = Retries(false);
         event.record(&mut retries);
         if *event.metadata().level() != Level::WARN || !retries.0 {
             return true;
         }
-        let (now, mut last) = (Instant::now(), self.0.lock().unwrap_or_else(PoisonError::into_inner));
         let before = last.get(&event.metadata().callsite()).copied();
         let passes = before.is_none_or(|before| now.duration_since(before) >= SELDOM);
         if passes {
@@ -54,14 +59,14 @@ impl<S> Filter<S> for Seldom {
     }
 }
 
-/// Whether the message of an event says that something is tried again.
+/// Whether the message of an event is that of one attempt of several.
 struct Retries(bool);
 
 impl Visit for Retries {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         if field.name() == "message" {
             let text = format!("{value:?}");
-            self.0 = text.contains("trying") || text.contains("the wait continues");
+            self.0 = text.ends_with("trying again") || text.ends_with("the wait continues");
         }
     }
 }

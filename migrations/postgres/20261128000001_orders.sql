@@ -12,8 +12,9 @@ BEGIN
 
     CREATE TABLE IF NOT EXISTS t_resource_order (
         what  varchar(16) COLLATE "C" NOT NULL,            -- 'stop', 'skip' or 'pause' a schedule, 'drain' an instance
-        name  varchar(255) COLLATE "C" NOT NULL,           -- of the schedule, or the label of the instance
-        until timestamptz NOT NULL,                        -- the slot to stop, the last slot to skip, the end of the pause, the latest start
+        name  varchar(255) COLLATE "C" NOT NULL,           -- of the schedule, or the id of the instance
+        since timestamptz NOT NULL,                        -- the first slot to skip
+        until timestamptz NOT NULL,                        -- the slot to stop, the last slot to skip, the end of the pause
         who   varchar(255) NOT NULL,
         PRIMARY KEY (what, name)
     );
@@ -22,6 +23,7 @@ BEGIN
         name    varchar(255) COLLATE "C" NOT NULL,
         slot    timestamptz NOT NULL,
         attempt int         NOT NULL,
+        token   bigint      NOT NULL,                      -- of the run
         note    varchar(255) NOT NULL DEFAULT '',          -- what the run says of itself while it goes on
         output  bytea,                                     -- the end of what it printed
         PRIMARY KEY (name, slot, attempt)

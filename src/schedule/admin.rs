@@ -124,7 +124,8 @@ impl<DB: Database> Schedules<DB> {
                 DB::cancel(conn, What::Pause, name.as_str(), None).await?;
                 return Ok(Some(((), String::new())));
             };
-            DB::order(conn, &Order { what: What::Pause, name: name.as_str(), until, who: &core.label }).await?;
+            DB::order(conn, &Order { what: What::Pause, name: name.as_str(), since: until, until, who: &core.label })
+                .await?;
             Ok(Some(((), format!("until {until}"))))
         };
         match answered!(&*core, Action::Update, &quoted(name), conn => recorded::<DB, _>(conn, &change, pause))? {

@@ -231,7 +231,11 @@ impl<DB: Database> Schedules<DB> {
             if answered!(&*core, Action::Update, &quoted(&name), conn => DB::change_times(conn, &row.times, &change))? {
                 let made = Change { who: &core.label, what: "reset", name: name.as_str() };
                 let detail = format!("to {}", change.slot);
-                answered!(&*core, Action::Update, &quoted(&name), conn => DB::record(conn, &made, &detail))?;
+                let recorded: Result<(), Error> =
+                    answered!(&*core, Action::Update, &quoted(&name), conn => DB::record(conn, &made, &detail));
+                if let Err(error) = recorded {
+                    tracing::warn!(schedule = %name, ?error, "the slot was moved, which is not recorded");
+                }
                 return Ok(change.slot);
             }
         }

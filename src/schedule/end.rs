@@ -180,6 +180,12 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>, stopped: &Cance
             end.error = plain.as_deref();
             continue;
         }
+        // The end is more than what was printed.
+        if end.output.is_some() && (is_refused(&failure) || failure.fault() == Fault::Denied) {
+            tracing::warn!(%schedule, %failure, "the end of a run was refused; sent without its output");
+            end.output = None;
+            continue;
+        }
         if failure.is_connection_failure() && !stopped.is_cancelled() {
             limit = some_time();
         }
@@ -189,7 +195,7 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>, stopped: &Cance
             return Err(failure);
         }
         if !std::mem::replace(&mut is_late, true) {
-            tracing::warn!(%schedule, %slot, attempt, status, error, %failure, "the end of a run is not recorded yet; trying again");
+            tracing::warn!(%schedule, %slot, attempt, status, error, %failure, "the end of a run is not recorded yet; trying until it is");
         }
         pauses.pause(Duration::MAX).await;
     }

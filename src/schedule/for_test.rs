@@ -116,7 +116,7 @@ impl<DB: Database> Tick<DB> {
             missed: 0,
             spent: 0,
             lost_since: None,
-            skip_until: None,
+            skip: None,
             stopped: false,
         };
         Ok(Self::new(core, Arc::new(schedule), (claim, row, sent), tick, None))

@@ -416,6 +416,12 @@ impl Declared {
         if let Some(due) = due.filter(|due| *due <= now) {
             return due;
         }
+        // Another jitter moves the same ticks.
+        let next = if begun { old.as_ref().map(|old| old.next(row.slot)) } else { Some(row.slot) };
+        let later = old.as_ref().and_then(|old| schedule.later_than(old));
+        if let (Some(next), Some(later)) = (next, later) {
+            return next + later;
+        }
         if let Timing::After(_) = schedule.timing {
             let under_way = !begun && row.times.spec.starts_with(AFTER);
             return match last {

@@ -34,6 +34,41 @@ fn slot_at_90(spec: &str, last_run: DateTime<Utc>) -> i64 {
     (change.slot - at(0)).num_seconds()
 }
 
+/// The tick of 03:00 is moved, and neither run again nor left out, whatever the jitter was and is,
+/// and whether the tick of the day before is under way.
+#[test]
+fn another_jitter_moves_the_next_tick() {
+    let at = |text: &str| text.parse::<DateTime<Utc>>().unwrap();
+    let cron = |name: &str, jitter: u64| {
+        let cron = Schedule::cron(name, "0 3 * * *").unwrap();
+        if jitter == 0 { cron } else { cron.jitter(std::time::Duration::from_secs(jitter)).unwrap() }
+    };
+    for (old, new) in [(0, 0), (0, 7_200), (7_200, 0), (600, 86_400), (86_400, 60)] {
+        for name in ["report", "renamed", "another"] {
+            let (old, new) = (cron("report", old), cron(name, new));
+            let before = at("2026-01-05T12:00:00Z");
+            let slot = old.next(before);
+            let plain = |slot: DateTime<Utc>, of: &Schedule| slot - of.later_than(&cron("report", 0)).unwrap();
+            for begun in [false, true] {
+                let run_slot = if begun { Some(slot) } else { Some(old.next(slot - TimeDelta::days(2))) };
+                let now = slot + if begun { TimeDelta::seconds(5) } else { -TimeDelta::minutes(1) };
+                let row = ListedSchedule {
+                    run_slot,
+                    running: begun,
+                    attempt: u32::from(begun),
+                    due_at: if begun { now + TimeDelta::minutes(1) } else { slot },
+                    now,
+                    ..ListedSchedule::unrun(old.times(), slot)
+                };
+                let judge = Judge { judges: true, calls: false, lives: TimeDelta::seconds(60) };
+                let moved = Declared::new(&new).slot_after(&row, judge, &Word::default(), now);
+                let day = TimeDelta::days(i64::from(begun));
+                assert_eq!(plain(moved, &new), plain(slot, &old) + day, "{name}: {slot} {moved} {begun}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_tick_that_has_ended_does_not_come_again() {
     assert_eq!(slot_at_90("every 60s", at(60)), 120);

@@ -1,6 +1,8 @@
 //! Orders of operators that instances obey, and what operators have changed.
 
-use chrono::{DateTime, Utc};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
     action::Action,
@@ -32,22 +34,17 @@ async fn found<DB: Database>(core: &Core<DB>, name: &Key) -> Result<(ListedSched
     }
 }
 
-/// Gives an order, and records it.
-async fn give<DB: Database>(
-    core: &Core<DB>,
-    (what, done): (What, &'static str),
-    name: &str,
-    until: DateTime<Utc>,
-    detail: &str,
-) -> Result<(), Error> {
-    let change = Change { who: &core.label, what: done, name };
-    let order = Order { what, name, until, who: &core.label };
-    let subject = format!("{name:?}");
-    let give = async |conn: &mut DB::Connection| {
-        DB::order(conn, &order).await?;
-        Ok(Some(((), detail.to_owned())))
-    };
-    answered!(core, Action::Update, &subject, conn => recorded::<DB, _>(conn, &change, give)).map(drop)
+/// Returns the next tick that a run of the row does not have.
+fn next_of(row: &ListedSchedule, is_begun: bool) -> Result<DateTime<Utc>, Error> {
+    let name = &row.times.name;
+    match Schedule::of(&row.times) {
+        _ if !is_begun => Ok(row.slot),
+        Some(Schedule { timing: Timing::After(_), .. }) => {
+            Err(refused(name, "a run is under way, after which its next tick is known".to_owned()))
+        }
+        Some(schedule) => Ok(schedule.next(row.slot)),
+        None => Err(refused(name, format!("its times {:?} have no next tick", row.times.spec))),
+    }
 }
 
 impl<DB: Database> Schedules<DB> {
@@ -77,19 +74,31 @@ impl<DB: Database> Schedules<DB> {
     /// ```
     pub async fn stop(&self, name: &str) -> Result<bool, Error> {
         let (core, name) = (self.core(), Key::new(name)?);
-        found(&core, &name).await?;
         let change = Change { who: &core.label, what: "stopped", name: name.as_str() };
-        let stop = async |conn: &mut DB::Connection| {
-            let found = DB::registered(conn, std::slice::from_ref(&name)).await?;
-            let row = found.rows.into_iter().next().filter(|row| row.attempt > 0);
-            let Some((row, until)) = row.and_then(|row| Some((row.attempt, row.run_slot?))) else { return Ok(None) };
-            DB::wake(conn, &name).await?;
-            DB::order(conn, &Order { what: What::Stop, name: name.as_str(), until, who: &core.label }).await?;
-            Ok(Some(((), format!("the tick of {until}, attempt {row}"))))
-        };
-        let stopped: Result<_, Error> =
-            answered!(&*core, Action::Update, &quoted(&name), conn => recorded::<DB, _>(conn, &change, stop));
-        Ok(stopped?.is_some())
+        let given = AtomicBool::new(false);
+        loop {
+            let (row, _) = found(&core, &name).await?;
+            let Some(until) = row.run_slot.filter(|_| row.attempt > 0) else {
+                // An order whose reply was lost may have ended the tick.
+                return Ok(given.into_inner());
+            };
+            let stop = async |conn: &mut DB::Connection| {
+                if !DB::latch(conn, &name, row.slot, row.attempt).await? {
+                    return Ok(None);
+                }
+                DB::wake(conn, &name).await?;
+                let order = Order { what: What::Stop, name: name.as_str(), since: until, until, who: &core.label };
+                DB::order(conn, &order).await?;
+                given.store(true, Ordering::Relaxed);
+                Ok(Some(((), format!("the tick of {until}, attempt {}", row.attempt))))
+            };
+            let stopped: Result<_, Error> =
+                answered!(&*core, Action::Update, &quoted(&name), conn => recorded::<DB, _>(conn, &change, stop));
+            // A run that has just begun or ended has changed the row.
+            if stopped?.is_some() {
+                return Ok(true);
+            }
+        }
     }
 
     /// Has the next tick of a schedule passed over, in place of an earlier order to skip, and
@@ -115,18 +124,7 @@ impl<DB: Database> Schedules<DB> {
     /// # }
     /// ```
     pub async fn skip(&self, name: &str) -> Result<DateTime<Utc>, Error> {
-        let (core, name) = (self.core(), Key::new(name)?);
-        let (row, _) = found(&core, &name).await?;
-        let is_begun = row.attempt > 0 && row.run_slot == Some(row.slot);
-        let until = match Schedule::of(&row.times) {
-            _ if !is_begun => row.slot,
-            Some(Schedule { timing: Timing::After(_), .. }) => {
-                return Err(refused(&name, "a run is under way, after which its next tick is known".to_owned()));
-            }
-            Some(schedule) => schedule.next(row.slot),
-            None => return Err(refused(&name, format!("its times {:?} have no next tick", row.times.spec))),
-        };
-        self.skip_until(name.as_str(), until).await.map(|()| until)
+        self.order_skip(&Key::new(name)?, None).await
     }
 
     /// Has the ticks of a schedule passed over up to this time, as [`skip`](Self::skip) does.
@@ -137,16 +135,46 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, the order may be given.
     pub async fn skip_until(&self, name: &str, until: DateTime<Utc>) -> Result<(), Error> {
-        let (core, name) = (self.core(), Key::new(name)?);
-        let (row, _) = found(&core, &name).await?;
-        if until < row.slot {
-            return Err(refused(&name, format!("no tick is skipped until {until}: the next one is at {}", row.slot)));
-        }
-        give(&core, (What::Skip, "skipped"), name.as_str(), until, &format!("ticks until {until}")).await
+        self.order_skip(&Key::new(name)?, Some(until)).await.map(drop)
     }
 
-    /// Pauses a schedule until this time. An instance resumes it then, at most a minute late, as
-    /// [`resume`](Self::resume) does. Instances of a version before this method leave it paused.
+    async fn order_skip(&self, name: &Key, until: Option<DateTime<Utc>>) -> Result<DateTime<Utc>, Error> {
+        let core = self.core();
+        loop {
+            let (row, _) = found(&core, name).await?;
+            let is_begun = row.attempt > 0 && row.run_slot == Some(row.slot);
+            let until = match until {
+                Some(until) => until,
+                None => next_of(&row, is_begun)?,
+            };
+            if until < row.slot || (is_begun && until == row.slot) {
+                return Err(refused(
+                    name,
+                    format!("no tick is skipped until {until}: the next one is at {}", row.slot),
+                ));
+            }
+            // A tick that was begun is finished.
+            let since = if is_begun { row.slot + TimeDelta::microseconds(1) } else { row.slot };
+            let change = Change { who: &core.label, what: "skipped", name: name.as_str() };
+            let skip = async |conn: &mut DB::Connection| {
+                if !DB::latch(conn, name, row.slot, row.attempt).await? {
+                    return Ok(None);
+                }
+                let order = Order { what: What::Skip, name: name.as_str(), since, until, who: &core.label };
+                DB::order(conn, &order).await?;
+                Ok(Some(((), format!("ticks until {until}"))))
+            };
+            let skipped =
+                answered!(&*core, Action::Update, &quoted(name), conn => recorded::<DB, _>(conn, &change, skip))?;
+            // A run that has just begun or ended has changed the row.
+            if skipped.is_some() {
+                return Ok(until);
+            }
+        }
+    }
+
+    /// Pauses a schedule until this time. An instance resumes it then, at most a minute late, but
+    /// leaves an order to [skip](Self::skip) as it is. Instances of a version before this method leave it paused.
     ///
     /// # Errors
     /// [`Error::InvalidSchedule`] for a time that has passed; otherwise as [`pause`](Self::pause).
@@ -165,7 +193,7 @@ impl<DB: Database> Schedules<DB> {
     /// Orders the instances of this [label](Self::label) that run now to end: they claim nothing
     /// more, their runs go on, and [`Running::drained`](crate::Running::drained) tells the
     /// application. They notice it at their next beat, within 20 seconds. Instances that start
-    /// later run as usual. Returns how many are alive.
+    /// later run as usual, also with this label. Returns how many are alive.
     ///
     /// # Errors
     /// As [`list`](Self::list).
@@ -173,10 +201,24 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, the order may be given.
     pub async fn drain(&self, label: &str) -> Result<usize, Error> {
-        let instances = self.instances().await?;
+        let (core, instances) = (self.core(), self.instances().await?);
         let alive = instances.iter().filter(|instance| instance.alive && !instance.calls && instance.label == label);
-        let Some(now) = alive.clone().map(|instance| instance.now).next() else { return Ok(0) };
-        give(&*self.core(), (What::Drain, "drained"), label, now, "").await.map(|()| alive.count())
+        let alive: Vec<(String, DateTime<Utc>)> =
+            alive.map(|instance| (instance.id.simple().to_string(), instance.now)).collect();
+        if alive.is_empty() {
+            return Ok(0);
+        }
+        let change = Change { who: &core.label, what: "drained", name: label };
+        let drain = async |conn: &mut DB::Connection| {
+            for (id, now) in &alive {
+                let order = Order { what: What::Drain, name: id, since: *now, until: *now, who: &core.label };
+                DB::order(conn, &order).await?;
+            }
+            Ok(Some((alive.len(), String::new())))
+        };
+        let subject = format!("{label:?}");
+        let drained = answered!(&*core, Action::Update, &subject, conn => recorded::<DB, _>(conn, &change, drain))?;
+        Ok(drained.unwrap_or_default())
     }
 
     /// Returns what a run has printed, of [`Tick::keep_output`](crate::Tick::keep_output). `None`

@@ -45,8 +45,9 @@ pub struct Row {
     pub spent: u32,
     /// When the previous attempt was begun, if its process died.
     pub lost_since: Option<DateTime<Utc>>,
-    /// An operator has ordered that ticks up to this one are passed over.
-    pub skip_until: Option<DateTime<Utc>>,
+    /// An operator has ordered that the ticks from the first of these on are passed over, up to the
+    /// second.
+    pub skip: Option<(DateTime<Utc>, DateTime<Utc>)>,
     /// An operator has stopped the tick.
     pub stopped: bool,
 }
@@ -54,7 +55,7 @@ pub struct Row {
 impl Row {
     /// Returns whether the ticks that are passed over are so by an order.
     pub fn is_skipped(&self) -> bool {
-        self.own && self.skip_until.is_some_and(|until| self.slot <= until)
+        self.own && self.skip.is_some_and(|(since, until)| since <= self.slot && self.slot <= until)
     }
 }
 
@@ -117,7 +118,9 @@ pub fn start(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
 /// Decides about a tick that was not begun. Those that an operator wants skipped are passed over
 /// first.
 fn choose(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
-    let Some(until) = row.skip_until.filter(|_| row.is_skipped()) else { return choose_due(schedule, row, now) };
+    let Some(until) = row.skip.filter(|_| row.is_skipped()).map(|(_, until)| until) else {
+        return choose_due(schedule, row, now);
+    };
     let is_delay = matches!(schedule.timing, Timing::After(_));
     let end = if is_delay { now } else { until.min(now) };
     let passed = pending(schedule, row.slot, end, 1).before + 1;

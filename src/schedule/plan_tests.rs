@@ -26,7 +26,7 @@ fn row(slot: &str) -> Row {
         missed: 0,
         spent: 0,
         lost_since: None,
-        skip_until: None,
+        skip: None,
         stopped: false,
     }
 }
@@ -197,7 +197,7 @@ fn the_last_ticks_are_the_last_ones_however_many_there_are() {
 
 #[test]
 fn skipped_ticks_are_passed_over_and_those_after_them_run() {
-    let skipped = |until: &str| Row { skip_until: Some(at(until)), missed: 2, ..row("10:00:00") };
+    let skipped = |until: &str| Row { skip: Some((at("09:00:00"), at(until))), missed: 2, ..row("10:00:00") };
     let skip = |next, skipped| Start::Skip { next: at(next), skipped };
     for catch_up in [CatchUp::Skip, CatchUp::Once, CatchUp::All(3)] {
         let schedule =
@@ -216,6 +216,11 @@ fn skipped_ticks_are_passed_over_and_those_after_them_run() {
         };
         assert_eq!(start("10:01:00", "10:04:30"), rest, "{catch_up:?}");
         assert_eq!(start("09:59:59", "10:00:30"), Start::Run, "it was for an earlier one");
+        // One that was ordered while the tick was run is for those after it, also if the run dies.
+        let during = Row { skip: Some((at("10:00:01"), at("12:00:00"))), ..row("10:00:00") };
+        let died = Row { attempt: 2, lost_since: Some(at("10:00:05")), ..during.clone() };
+        assert_eq!(super::start(&schedule, &during, at("10:00:30")), Start::Run);
+        assert_eq!(super::start(&schedule, &died, at("10:00:30")), Start::Run);
     }
     let schedule = Schedule::every("k", MINUTE).unwrap();
     let triggered = Row { triggered: true, own: false, ..skipped("10:00:00") };

@@ -18,13 +18,14 @@ use crate::{
         hash::hash,
         instances::{Decision, Declared, JUDGES, Judge, Word, from_text, gone_names, renamed_to, to_text},
         spec::Schedule,
-        steps::{carry_out, resume},
+        steps::{carry_out, forget_pause, resume},
         view::View,
     },
     session::time::Instant,
     store::{
         Database,
         instances::{Announcement, Beat, DeclaredSet, Past},
+        orders::What,
         schedule::{ListedSchedule, Registered, Times},
     },
 };
@@ -161,10 +162,33 @@ impl Presence {
             let lives = self.announcement.lives.max(declared.until_next(seen.now) + CALLS_AGAIN);
             self.announcement.lives = lives.min(MOST_LIFE);
         }
-        let announcement = &self.announcement;
-        answered!(core, Action::Update, INSTANCES, conn => DB::announce(conn, announcement))?;
+        if let Err(error) = self.announce(core).await {
+            // The database may not hold the characters of a description.
+            if error.is_retryable() || !self.leaves_descriptions_out() {
+                return Err(error);
+            }
+            tracing::warn!(?error, "the instance was not announced; it is, without descriptions");
+            self.announce(core).await?;
+        }
         (self.beats, self.since, self.unbroken) = (1, seen.now, Instant::now());
         self.look_at(core, seen, None).await.map(drop)
+    }
+
+    async fn announce<DB: Database>(&self, core: &Core<DB>) -> Result<(), Error> {
+        let announcement = &self.announcement;
+        answered!(core, Action::Update, INSTANCES, conn => DB::announce(conn, announcement))
+    }
+
+    /// Returns `false` if there are no descriptions.
+    fn leaves_descriptions_out(&mut self) -> bool {
+        let declares = to_text(self.declared.iter().map(|declared| (&declared.times, "")));
+        let had = declares != self.announcement.declares;
+        let id = hash(&[&declares]).cast_signed();
+        if let Some(all) = self.sets.remove(&self.announcement.declares_id) {
+            self.sets.insert(id, all);
+        }
+        (self.announcement.declares, self.announcement.declares_id) = (declares, id);
+        had
     }
 
     /// Records that the instance lives, and applies its times where that is due. Returns whether
@@ -185,6 +209,10 @@ impl Presence {
     pub async fn leave<DB: Database>(mut self, core: &Core<DB>) -> Result<(), Error> {
         let id = self.id();
         answered!(core, Action::Update, INSTANCES, conn => DB::end_instance(conn, id))?;
+        if self.is_drained {
+            let name = id.simple().to_string();
+            answered!(core, Action::Update, INSTANCES, conn => DB::cancel(conn, What::Drain, &name, None))?;
+        }
         let seen = answered!(core, Action::Inspect, INSTANCES, conn => DB::beat(conn, None))?;
         if seen.sets.iter().any(|set| set.declares_id == self.announcement.declares_id && set.alive > 0) {
             return Ok(());
@@ -311,21 +339,9 @@ impl Presence {
             }
             steps.extend(step.ok().flatten());
         }
-        let (mut changed, mut failed) = (false, Ok(()));
-        self.resumes_at = None;
-        let paused = self.declared.iter().filter_map(|declared| view.rows.get(&declared.times.name));
-        for (row, until) in paused.filter(|row| row.paused).filter_map(|row| Some((row, row.paused_until?))) {
-            match (until - now).to_std() {
-                Ok(left) if !left.is_zero() => {
-                    let at = Instant::now() + left;
-                    self.resumes_at = Some(self.resumes_at.map_or(at, |earlier| earlier.min(at)));
-                }
-                _ => match resume(core, &row.times.name, until).await {
-                    Ok(resumed) => changed |= resumed,
-                    Err(error) => failed = Err(error),
-                },
-            }
-        }
+        let (resumed, resumes_in) = end_pauses(core, &self.declared, &view).await;
+        self.resumes_at = resumes_in.map(|left| Instant::now() + left);
+        let (mut changed, mut failed) = (resumed, Ok(()));
         // A row that another transaction has locked keeps no others waiting for good.
         let begin = if steps.is_empty() { 0 } else { fastrand::usize(..steps.len()) };
         steps.rotate_left(begin);
@@ -341,6 +357,29 @@ impl Presence {
         }
         failed.map(|()| changed)
     }
+}
+
+/// Resumes the schedules whose pause is over. Returns whether there was one, and how long the next
+/// pause lasts.
+async fn end_pauses<DB: Database>(core: &Core<DB>, declared: &[Declared], view: &View) -> (bool, Option<Duration>) {
+    let (mut resumed, mut next) = (false, None);
+    let rows = declared.iter().filter_map(|declared| view.rows.get(&declared.times.name));
+    for (row, until) in rows.filter_map(|row| Some((row, row.paused_until?))) {
+        let name = &row.times.name;
+        let left = (until - view.now).to_std().unwrap_or_default();
+        let done = match row.paused {
+            true if !left.is_zero() => {
+                next = Some(next.map_or(left, |next: Duration| next.min(left)));
+                continue;
+            }
+            true => resume(core, name, until).await.map(|done| resumed |= done),
+            false => forget_pause(core, name).await,
+        };
+        if let Err(error) = done {
+            tracing::warn!(schedule = %name, ?error, "the end of its pause was not carried out; trying again");
+        }
+    }
+    (resumed, next)
 }
 
 /// The rows of schedules, the times that they have had, and the database's time.

@@ -1,6 +1,12 @@
 //! One run of a tick: what is passed over first, and the work.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::Instrument as _;
@@ -75,11 +81,11 @@ pub async fn run<DB: Database>(
 ) -> (Ended, Option<Duration>) {
     let (claim, row, sent) = &claimed;
     let lost_since = row.lost.as_ref().map(|lost| lost.begin_time);
-    let &ClaimedRow { slot, own, attempt, missed, skip_until, stopped, .. } = row;
+    let &ClaimedRow { slot, own, attempt, missed, skip, stopped, .. } = row;
     let keeper = Keeper::start(&core, claim, core.lease(&job.schedule), *sent);
     let spent = spent(&core, &job.schedule, claim, row).await;
     let triggered = is_trigger(slot);
-    let tick = Row { slot, triggered, own, attempt, missed, spent, lost_since, skip_until, stopped };
+    let tick = Row { slot, triggered, own, attempt, missed, spent, lost_since, skip, stopped };
     let start = plan::start(&job.schedule, &tick, row.now);
     let (slot, attempt) = if let Start::Move { to, .. } = start { (to, 1) } else { (slot, attempt) };
     let span = spans::tick(claim, slot, attempt);
@@ -185,6 +191,10 @@ async fn work_and_end<DB: Database>(
     inner.quiet().await;
     match stop {
         Stop::Ended(result) => {
+            let result = match result {
+                Err(_) if tick.is_stopped() => Err(by_order(&inner.core, What::Stop, &inner.claim.key).await),
+                result => result,
+            };
             let ended = end(inner, result, stopped).await;
             drop(keeper);
             ended
@@ -238,7 +248,7 @@ async fn acquire_exclusive<DB: Database>(
     let (Some(key), Some(lock)) = (&schedule.exclusive, core.lock_of(schedule)) else {
         return Exclusive::Acquired(None);
     };
-    let mut held = None;
+    let (mut held, has_said) = (None, AtomicBool::new(false));
     let acquiring = async {
         match lock.acquire(key.as_str(), Duration::MAX).await {
             Ok(Attempt::Acquired(lease)) => held = Some(lease),
@@ -252,9 +262,12 @@ async fn acquire_exclusive<DB: Database>(
         () = keeper.lost() => Some(Exclusive::Lost),
         () = keeper.stopped_by_an_operator() => Some(Exclusive::Stopped),
         () = closed.cancelled() => Some(Exclusive::Closed),
-        () = say_what_it_waits_for(core, keeper.claim(), key) => None,
+        () = say_what_it_waits_for(core, keeper.claim(), key, &has_said) => None,
         not_begun = acquiring => not_begun,
     };
+    if has_said.load(Ordering::Relaxed) {
+        say(core, keeper.claim(), "").await;
+    }
     let Some(not_begun) = not_begun else { return Exclusive::Acquired(held) };
     if let Some(lease) = held {
         // A failure is logged, and the key ends with its lease.
@@ -264,12 +277,17 @@ async fn acquire_exclusive<DB: Database>(
 }
 
 /// Says of a run, once, that it waits for its key, if it does so for more than a moment. Never ends.
-async fn say_what_it_waits_for<DB: Database>(core: &Core<DB>, claim: &Claim, key: &Key) {
+async fn say_what_it_waits_for<DB: Database>(core: &Core<DB>, claim: &Claim, key: &Key, has_said: &AtomicBool) {
     sleep(MOMENT).await;
-    if let Err(error) = note(core, claim, &format!("{WAITS_FOR}{}", key.as_str())).await {
-        tracing::debug!(schedule = %claim.key, ?error, "it is not shown that the run waits");
-    }
+    has_said.store(true, Ordering::Relaxed);
+    say(core, claim, &format!("{WAITS_FOR}{}", key.as_str())).await;
     std::future::pending().await
+}
+
+async fn say<DB: Database>(core: &Core<DB>, claim: &Claim, text: &str) {
+    if let Err(error) = note(core, claim, text).await {
+        tracing::debug!(schedule = %claim.key, text, ?error, "it is not shown what the run does");
+    }
 }
 
 /// Returns what the history says of a tick that an operator stopped or had skipped.
@@ -278,7 +296,7 @@ async fn by_order<DB: Database>(core: &Core<DB>, what: What, name: &Key) -> Stri
     let ordered: Result<_, Error> =
         answered!(core, Action::Inspect, &quoted(name), conn => DB::ordered(conn, what, name.as_str()));
     match ordered {
-        Ok(Some((_, who))) => format!("{done} by {who}"),
+        Ok(Some((.., who))) => format!("{done} by {who}"),
         Ok(None) | Err(_) => format!("{done} by an operator"),
     }
 }
@@ -380,7 +398,7 @@ async fn work_until_stopped<DB: Database>(
         () = stopped.cancelled() => Stop::HandBack(Ended::HandedBack),
         () = keeper.stopped_by_an_operator() => {
             inner.stop();
-            Stop::Ended(Err(by_order(&inner.core, What::Stop, &inner.claim.key).await))
+            Stop::Ended(Err(String::new()))
         }
         () = wait_for(limit.map(sleep)) => {
             Stop::Ended(Err(format!("stopped: it took longer than its timeout of {:?}", limit.unwrap_or_default())))

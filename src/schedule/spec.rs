@@ -226,6 +226,14 @@ impl Schedule {
         Ok(self.shifted(Duration::from_secs(part)))
     }
 
+    /// Returns by how much later each tick comes than the same tick of another schedule. `None` if
+    /// they differ in more than that.
+    pub(super) fn later_than(&self, other: &Self) -> Option<TimeDelta> {
+        let plain = |schedule: &Self| schedule.text.split(SHIFTED).next().map(str::to_owned);
+        let same = plain(self) == plain(other) && self.zone_name() == other.zone_name();
+        same.then(|| self.shift - other.shift)
+    }
+
     fn shifted(mut self, shift: Duration) -> Self {
         let plain = self.text.split(SHIFTED).next().unwrap_or_default();
         self.text = if shift.is_zero() { plain.to_owned() } else { format!("{plain}{SHIFTED}{shift:?}") };
@@ -237,7 +245,8 @@ impl Schedule {
     /// declares it: what it is for, and whom to ask. At most 1,000 characters are kept.
     #[must_use]
     pub fn description(mut self, text: &str) -> Self {
-        self.description = text.chars().take(DESCRIPTION).collect();
+        let shown = text.chars().filter(|c| !c.is_control() || ['\n', '\t'].contains(c));
+        self.description = shown.take(DESCRIPTION).collect();
         self
     }
 
@@ -448,7 +457,7 @@ impl Schedule {
     /// Returns the first slot after `after`, which is strictly later. For a fixed delay, `after` is
     /// the end of a run.
     pub(crate) fn next(&self, after: DateTime<Utc>) -> DateTime<Utc> {
-        match self.next_unshifted(after - self.shift) {
+        match self.next_unshifted(after.checked_sub_signed(self.shift).unwrap_or(after)) {
             slot if slot < NEVER => slot + self.shift,
             never => never,
         }

@@ -50,14 +50,21 @@ pub async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step<'_>) -> Result
     }
 }
 
+/// Deletes the end of a pause that was ended by a version which knows of no such order.
+pub async fn forget_pause<DB: Database>(core: &Core<DB>, name: &Key) -> Result<(), Error> {
+    let forgotten: Result<bool, Error> =
+        answered!(core, Action::Update, &quoted(name), conn => DB::cancel(conn, What::Pause, name.as_str(), None));
+    forgotten.map(drop)
+}
+
 /// Resumes a schedule whose pause was to end at this time.
 pub async fn resume<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<Utc>) -> Result<bool, Error> {
     let change = Change { who: &core.label, what: "resumed", name: name.as_str() };
     let resume = async |conn: &mut DB::Connection| {
+        let resumed = DB::pause(conn, name, false).await?;
         // Another pause may have begun since.
-        let is_over = DB::cancel(conn, What::Pause, name.as_str(), Some(until)).await?;
-        let resumed = is_over && DB::pause(conn, name, false).await?;
-        Ok(resumed.then(|| ((), "its pause has ended".to_owned())))
+        let is_over = resumed && DB::cancel(conn, What::Pause, name.as_str(), Some(until)).await?;
+        Ok(is_over.then(|| ((), "its pause has ended".to_owned())))
     };
     let resumed = answered!(core, Action::Update, &quoted(name), conn => recorded::<DB, _>(conn, &change, resume))?;
     Ok(resumed.is_some())

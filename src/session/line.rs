@@ -222,7 +222,7 @@ impl<DB: Store> Line<DB> {
     fn failed(&self, mut state: std::sync::MutexGuard<'_, State<DB>>, error: sqlx::Error, pause: Duration) {
         if state.failed.is_none() {
             let said = said(&error);
-            threads::emit(move || tracing::warn!(error = said, "no session could be opened; trying again"));
+            threads::emit(move || tracing::warn!(error = said, "no session could be opened; trying until one can"));
         }
         let options = self.application.connect_options();
         state.failed = Some(Failed { error: Arc::new(error), options, again_at: Instant::now() + pause });

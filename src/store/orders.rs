@@ -18,7 +18,7 @@ pub enum What {
     Skip,
     /// The pause ends at this time.
     Pause,
-    /// Instances of this label that have started by then end.
+    /// The instance of this id ends.
     Drain,
 }
 
@@ -38,6 +38,8 @@ impl What {
 pub struct Order<'a> {
     pub what: What,
     pub name: &'a str,
+    /// The first slot to skip. Of other orders, the same as `until`.
+    pub since: DateTime<Utc>,
     pub until: DateTime<Utc>,
     pub who: &'a str,
 }
@@ -58,12 +60,12 @@ pub trait OrderStore: ScheduleStore {
     /// Gives an order, within a transaction.
     fn order(conn: &mut Self::Connection, order: &Order<'_>) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Reads who gave an order, and until when it is.
+    /// Reads an order: since when and until when it is, and who gave it.
     fn ordered(
         conn: &mut Self::Connection,
         what: What,
         name: &str,
-    ) -> impl Future<Output = Reply<Option<(DateTime<Utc>, String)>>> + Send;
+    ) -> impl Future<Output = Reply<Option<(DateTime<Utc>, DateTime<Utc>, String)>>> + Send;
 
     /// Deletes an order; with a time, only one that is until then at most. Returns `false` if there
     /// is none.
@@ -72,6 +74,16 @@ pub trait OrderStore: ScheduleStore {
         what: What,
         name: &str,
         by: Option<DateTime<Utc>>,
+    ) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Keeps the row of a schedule, which has this slot and attempt, from other transactions up to the
+    /// end of this one. A look at the row from before it leads to no claim, unless something runs.
+    /// Returns `false` if the row has others by now.
+    fn latch(
+        conn: &mut Self::Connection,
+        name: &Key,
+        slot: DateTime<Utc>,
+        attempt: u32,
     ) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Makes the next attempt at a tick due at once, if it waits.
@@ -87,8 +99,8 @@ pub trait OrderStore: ScheduleStore {
 /// Gives the orders for a schedule to another one, within a transaction.
 pub async fn pass_orders<DB: OrderStore>(conn: &mut DB::Connection, from: &str, to: &str) -> Reply<()> {
     for what in OF_SCHEDULES {
-        if let Some((until, who)) = DB::ordered(conn, what, from).await? {
-            DB::order(conn, &Order { what, name: to, until, who: &who }).await?;
+        if let Some((since, until, who)) = DB::ordered(conn, what, from).await? {
+            DB::order(conn, &Order { what, name: to, since, until, who: &who }).await?;
             DB::cancel(conn, what, from, None).await?;
         }
     }

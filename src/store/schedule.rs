@@ -71,8 +71,9 @@ pub struct ClaimedRow {
     pub missed: u32,
     /// The previous attempt, if its lease ended.
     pub lost: Option<LostRun>,
-    /// An operator has ordered that ticks up to this one are passed over.
-    pub skip_until: Option<DateTime<Utc>>,
+    /// An operator has ordered that the ticks from the first of these on are passed over, up to the
+    /// second.
+    pub skip: Option<(DateTime<Utc>, DateTime<Utc>)>,
     /// An operator has stopped the tick.
     pub stopped: bool,
     /// The time of the claim.

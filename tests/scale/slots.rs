@@ -95,7 +95,7 @@ impl Slots {
             missed: 0,
             spent: attempt.saturating_sub(1),
             lost_since,
-            skip_until: None,
+            skip: None,
             stopped: false,
         };
         self.set_due(index, now + lease);

@@ -101,12 +101,12 @@ impl Seen<'_> {
         if info.running {
             let until = clock(info.due);
             let does = match (self.waits_for, info.stopping) {
-                (_, true) => "an operator has stopped it, and it ends".to_owned(),
-                (Some(key), _) => format!("it waits for the key {} ({})", key.key, claim(key)),
-                (None, _) => info.note.clone().unwrap_or_else(|| "it has just begun".to_owned()),
+                (_, true) => "an operator has stopped it, and it ends; ".to_owned(),
+                (Some(key), _) => format!("it waits for the key {} ({}); ", key.key, claim(key)),
+                (None, _) => info.note.as_ref().map(|note| format!("{note}; ")).unwrap_or_default(),
             };
             return Some(format!(
-                "it runs: attempt {attempt} on {by} since {since}, under token {}; {does}; its lease, which is renewed, ends at {until}",
+                "it runs: attempt {attempt} on {by} since {since}, under token {}; {does}its lease, which is renewed, ends at {until}",
                 info.token
             ));
         }

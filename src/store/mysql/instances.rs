@@ -35,8 +35,7 @@ SET beats = LAST_INSERT_ID(IF(beat_at + INTERVAL lives MICROSECOND < UTC_TIMESTA
 /// A beat that is further ahead than a life is one of a clock that was wrong.
 const SETS: &str = "
 SELECT s.*, UTC_TIMESTAMP(6) AS now, CAST(EXISTS (
-    SELECT 1 FROM t_resource_schedule_instance m JOIN t_resource_order o
-    ON o.what = 'drain' AND o.name = CAST(m.label AS BINARY) AND o.until >= m.since WHERE m.id = ?) AS SIGNED) AS drained
+    SELECT 1 FROM t_resource_order o WHERE o.what = 'drain' AND o.name = CAST(? AS BINARY)) AS SIGNED) AS drained
 FROM (SELECT 1) one LEFT JOIN (
     SELECT declares_id, COUNT(*) AS present, MIN(since) AS since, CAST(MAX(IF(calls = 1, 0, lives)) AS SIGNED) AS lives,
            CAST(SUM(lived) AS SIGNED) AS alive, CAST(SUM(lived AND (calls = 1 OR beats >= 2)) AS SIGNED) AS counting,
@@ -97,7 +96,12 @@ SELECT s.name, UTC_TIMESTAMP(6) FROM t_resource_schedule s WHERE s.name IN";
 
 const BACK: &str = "UPDATE t_resource_schedule_times SET gone_at = NULL WHERE name IN";
 
-const FORGET_AHEAD: &str = "DELETE FROM t_resource_schedule_run WHERE name = ? AND slot > UTC_TIMESTAMP(6)";
+/// Of runs, of what they printed, and of orders to stop them.
+const FORGET_AHEAD: [&str; 3] = [
+    "DELETE FROM t_resource_schedule_detail WHERE name = ? AND slot > UTC_TIMESTAMP(6)",
+    "DELETE FROM t_resource_order WHERE what = 'stop' AND name = ? AND until > UTC_TIMESTAMP(6)",
+    "DELETE FROM t_resource_schedule_run WHERE name = ? AND slot > UTC_TIMESTAMP(6)",
+];
 
 const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = ?";
 
@@ -126,7 +130,7 @@ impl InstanceStore for MySql {
             let beat = sqlx::query(BEAT).bind(instance).execute(&mut *conn).await?;
             beats = (beat.rows_affected() > 0).then(|| u32::try_from(beat.last_insert_id()).unwrap_or_default());
         }
-        let rows = sqlx::query(SETS).bind(instance).fetch_all(conn).await?;
+        let rows = sqlx::query(SETS).bind(instance.map(|id| id.simple().to_string())).fetch_all(conn).await?;
         let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         let now = utc(first, "now")?.ok_or(sqlx::Error::RowNotFound)?;
         let mut sets = Vec::with_capacity(rows.len());
@@ -187,7 +191,10 @@ impl InstanceStore for MySql {
     }
 
     async fn forget_runs_ahead(conn: &mut MySqlConnection, name: &Key) -> Reply<()> {
-        sqlx::query(FORGET_AHEAD).bind(name.as_str()).execute(conn).await.map(drop)
+        for sql in FORGET_AHEAD {
+            sqlx::query(sql).bind(name.as_str()).execute(&mut *conn).await?;
+        }
+        Ok(())
     }
 
     async fn end_instance(conn: &mut MySqlConnection, instance: Uuid) -> Reply<bool> {

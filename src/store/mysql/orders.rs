@@ -13,37 +13,52 @@ use crate::{
 };
 
 const ORDER: &str = "
-INSERT INTO t_resource_order (what, name, until, who) VALUES (?, ?, ?, ?)
-ON DUPLICATE KEY UPDATE until = VALUES(until), who = VALUES(who)";
+INSERT INTO t_resource_order (what, name, since, until, who) VALUES (?, ?, ?, ?, ?)
+ON DUPLICATE KEY UPDATE since = VALUES(since), until = VALUES(until), who = VALUES(who)";
 
-const ORDERED: &str = "SELECT until, CONVERT(who USING utf8mb4) FROM t_resource_order WHERE what = ? AND name = ?";
+const ORDERED: &str =
+    "SELECT since, until, CONVERT(who USING utf8mb4) FROM t_resource_order WHERE what = ? AND name = ?";
 
 const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ? AND name = ? AND (? IS NULL OR until <= ?)";
+
+/// The row of a run keeps its token.
+const LATCH: &str = "
+UPDATE t_resource_schedule SET token = IF(holder IS NULL, token + 1, token) WHERE name = ? AND slot = ? AND attempt = ?";
 
 const WAKE: &str = "
 UPDATE t_resource_schedule SET due_at = LEAST(due_at, UTC_TIMESTAMP(6)) WHERE name = ? AND holder IS NULL AND attempt > 0";
 
 const NOTE: &str = "
-INSERT INTO t_resource_schedule_detail (name, slot, attempt, note)
-SELECT name, run_slot, attempt, ? FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?
-ON DUPLICATE KEY UPDATE t_resource_schedule_detail.note = VALUES(note)";
+INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, note)
+SELECT name, run_slot, attempt, token, ? FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?
+ON DUPLICATE KEY UPDATE t_resource_schedule_detail.note = VALUES(note), t_resource_schedule_detail.token = VALUES(token)";
 
 const OUTPUT: &str = "SELECT output FROM t_resource_schedule_detail WHERE name = ? AND slot = ? AND attempt = ?";
 
 impl OrderStore for MySql {
     async fn order(conn: &mut MySqlConnection, order: &Order<'_>) -> Reply<()> {
-        let query = sqlx::query(ORDER).bind(order.what.name()).bind(order.name).bind(order.until.naive_utc());
+        let (since, until) = (order.since.naive_utc(), order.until.naive_utc());
+        let query = sqlx::query(ORDER).bind(order.what.name()).bind(order.name).bind(since).bind(until);
         query.bind(order.who).execute(conn).await.map(drop)
     }
 
-    async fn ordered(conn: &mut MySqlConnection, what: What, name: &str) -> Reply<Option<(DateTime<Utc>, String)>> {
-        let query = sqlx::query_as::<_, (NaiveDateTime, String)>(ORDERED).bind(what.name()).bind(name);
-        Ok(query.fetch_optional(conn).await?.map(|(until, who)| (until.and_utc(), who)))
+    async fn ordered(
+        conn: &mut MySqlConnection,
+        what: What,
+        name: &str,
+    ) -> Reply<Option<(DateTime<Utc>, DateTime<Utc>, String)>> {
+        let query = sqlx::query_as::<_, (NaiveDateTime, NaiveDateTime, String)>(ORDERED).bind(what.name()).bind(name);
+        Ok(query.fetch_optional(conn).await?.map(|(since, until, who)| (since.and_utc(), until.and_utc(), who)))
     }
 
     async fn cancel(conn: &mut MySqlConnection, what: What, name: &str, by: Option<DateTime<Utc>>) -> Reply<bool> {
         let by = by.map(|by| by.naive_utc());
         let query = sqlx::query(CANCEL).bind(what.name()).bind(name).bind(by).bind(by);
+        Ok(query.execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn latch(conn: &mut MySqlConnection, name: &Key, slot: DateTime<Utc>, attempt: u32) -> Reply<bool> {
+        let query = sqlx::query(LATCH).bind(name.as_str()).bind(slot.naive_utc()).bind(to_stored_count(attempt));
         Ok(query.execute(conn).await?.rows_affected() > 0)
     }
 

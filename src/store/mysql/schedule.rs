@@ -234,7 +234,7 @@ struct Seen {
     token: i64,
     label: String,
     begin_time: Option<NaiveDateTime>,
-    skip_until: Option<NaiveDateTime>,
+    skip: Option<(NaiveDateTime, NaiveDateTime)>,
     stop_slot: Option<NaiveDateTime>,
     now: NaiveDateTime,
 }
@@ -253,7 +253,7 @@ impl Seen {
             token: row.try_get("token")?,
             label: row.try_get("client_ip")?,
             begin_time: row.try_get("begin_time")?,
-            skip_until: row.try_get("skip_until")?,
+            skip: Option::zip(row.try_get("skip_since")?, row.try_get("skip_until")?),
             stop_slot: row.try_get("stop_slot")?,
             now: row.try_get("now")?,
         })
@@ -298,7 +298,7 @@ async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<Cla
             attempt: from_stored_count(seen.attempt),
             missed: from_stored_count(seen.missed),
             lost,
-            skip_until: seen.skip_until.map(|until| until.and_utc()),
+            skip: seen.skip.map(|(since, until)| (since.and_utc(), until.and_utc())),
             stopped: seen.is_stopped(),
             now: seen.begin_time.unwrap_or(seen.now).and_utc(),
             name: seen.times.name,
@@ -343,7 +343,7 @@ async fn take(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> 
         attempt: from_stored_count(seen.attempt) + 1,
         missed: from_stored_count(seen.missed),
         lost: seen.running.then(lost),
-        skip_until: seen.skip_until.map(|until| until.and_utc()),
+        skip: seen.skip.map(|(since, until)| (since.and_utc(), until.and_utc())),
         stopped: seen.is_stopped(),
         now: seen.now.and_utc(),
     }))
@@ -411,7 +411,7 @@ async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Re
     query.bind(claim.key.as_str()).bind(claim.token.get()).execute(&mut *conn).await?;
     if let Some(output) = end.output {
         let query = sqlx::query(KEEP).bind(claim.key.as_str()).bind(slot).bind(to_stored_count(end.attempt));
-        query.bind(output).execute(conn).await?;
+        query.bind(claim.token.get()).bind(output).execute(conn).await?;
     }
     Ok(true)
 }

@@ -7,6 +7,7 @@ use crate::store::mysql::row::{IN_TIME, NOW};
 
 /// The columns of a row of `s`, with the orders that a claim obeys.
 pub(super) const COLUMNS: &str = "
+(SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_since,
 (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
 (SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot,
 CONVERT(name USING utf8mb4) AS name, CONVERT(spec USING utf8mb4) AS spec, CONVERT(zone USING utf8mb4) AS zone, slot, due_at,
@@ -17,7 +18,7 @@ CONVERT(client_ip USING utf8mb4) AS client_ip, begin_time, UTC_TIMESTAMP(6) AS n
 pub(super) const MORE: &str = "
 (SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
 COALESCE((SELECT CONVERT(d.note USING utf8mb4) FROM t_resource_schedule_detail d
-          WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt), '') AS note";
+          WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt AND d.token = s.token), '') AS note";
 
 pub(super) static LIST: LazyLock<String> = LazyLock::new(|| {
     format!("SELECT {COLUMNS}, {MORE} FROM t_resource_schedule s WHERE name > ? ORDER BY s.name LIMIT ?")
@@ -127,7 +128,7 @@ FROM t_resource_schedule s WHERE name = ? AND holder = ? AND token = ?";
 
 /// The end of what a run printed.
 pub(super) const KEEP: &str = "
-INSERT INTO t_resource_schedule_detail (name, slot, attempt, output) VALUES (?, ?, ?, ?)
+INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, output) VALUES (?, ?, ?, ?, ?)
 ON DUPLICATE KEY UPDATE output = VALUES(output)";
 
 /// Adds a run that was lost to the history. One that is there already stays.
@@ -159,11 +160,14 @@ pub(super) const RECORD_PASSED: &str =
 pub(super) const HAS_ENDED: &str =
     "SELECT 1 FROM t_resource_schedule_run WHERE name = ? AND slot = ? AND attempt = ? AND token = ? AND status = ?";
 
+/// A tick that an operator has stopped is not moved.
 pub(super) const PASS: &str = "
 UPDATE t_resource_schedule
 SET due_at = CASE WHEN ? THEN due_at WHEN triggered_at IS NOT NULL THEN UTC_TIMESTAMP(6) ELSE ? END,
     slot = ?, run_slot = IF(?, ?, run_slot), attempt = IF(?, 1, 0), missed = IF(?, ?, 0), holder = IF(?, holder, NULL)
-WHERE name = ? AND holder = ? AND token = ? AND slot = run_slot AND spec = ? AND zone = ?";
+WHERE name = ? AND holder = ? AND token = ? AND slot = run_slot AND spec = ? AND zone = ?
+  AND NOT EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = t_resource_schedule.name
+                  AND o.until = t_resource_schedule.run_slot)";
 
 /// The parameters of the conditions: the next slot, and for a move spec and zone as well. A
 /// triggered run comes after the attempts, and shortens none of their pauses.

@@ -56,11 +56,11 @@ WITH me AS (
     SET beat_at = clock_timestamp(),
         beats = CASE WHEN beat_at + lives * interval '1 microsecond' < clock_timestamp() OR beat_at > clock_timestamp()
                      THEN 1 ELSE beats + 1 END
-    WHERE id = $1 RETURNING beats, label, since
+    WHERE id = $1 RETURNING beats
 )",
     sets!(
-        "(SELECT beats FROM me) AS beats, EXISTS (
-             SELECT FROM me JOIN t_resource_order o ON o.what = 'drain' AND o.name = me.label AND o.until >= me.since) AS drained"
+        "(SELECT beats FROM me) AS beats,
+         EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'drain' AND o.name = replace($1::text, '-', '')) AS drained"
     )
 );
 
@@ -134,7 +134,14 @@ ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)
 
 const BACK: &str = "UPDATE t_resource_schedule_times SET gone_at = NULL WHERE name = ANY ($1::text[])";
 
-const FORGET_AHEAD: &str = "DELETE FROM t_resource_schedule_run WHERE name = $1 AND slot > clock_timestamp()";
+/// With what they printed, and orders to stop them.
+const FORGET_AHEAD: &str = "
+WITH details AS (
+    DELETE FROM t_resource_schedule_detail WHERE name = $1 AND slot > clock_timestamp()
+), stops AS (
+    DELETE FROM t_resource_order WHERE what = 'stop' AND name = $1 AND until > clock_timestamp()
+)
+DELETE FROM t_resource_schedule_run WHERE name = $1 AND slot > clock_timestamp()";
 
 const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = $1";
 

@@ -14,37 +14,58 @@ use crate::{
 };
 
 const ORDER: &str = "
-INSERT INTO t_resource_order (what, name, until, who) VALUES ($1, $2, $3, $4)
-ON CONFLICT (what, name) DO UPDATE SET until = excluded.until, who = excluded.who";
+INSERT INTO t_resource_order (what, name, since, until, who) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (what, name) DO UPDATE SET since = excluded.since, until = excluded.until, who = excluded.who";
 
-const ORDERED: &str =
-    concat!("SELECT ", finite!("until"), ", who::text FROM t_resource_order WHERE what = $1 AND name = $2");
+const ORDERED: &str = concat!(
+    "SELECT ",
+    finite!("since"),
+    ", ",
+    finite!("until"),
+    ", who::text FROM t_resource_order WHERE what = $1 AND name = $2"
+);
 
 const CANCEL: &str =
     "DELETE FROM t_resource_order WHERE what = $1 AND name = $2 AND ($3::timestamptz IS NULL OR until <= $3)";
+
+/// The row of a run keeps its token.
+const LATCH: &str = concat!(
+    "UPDATE t_resource_schedule SET token = CASE WHEN holder IS NULL THEN token + 1 ELSE token END WHERE name = $1 AND attempt = $3 AND ",
+    finite!("slot"),
+    " = $2"
+);
 
 const WAKE: &str = "
 UPDATE t_resource_schedule SET due_at = least(due_at, clock_timestamp()) WHERE name = $1 AND holder IS NULL AND attempt > 0";
 
 const NOTE: &str = "
-INSERT INTO t_resource_schedule_detail (name, slot, attempt, note)
-SELECT name, run_slot, attempt, $4 FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3
-ON CONFLICT (name, slot, attempt) DO UPDATE SET note = excluded.note";
+INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, note)
+SELECT name, run_slot, attempt, token, $4 FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3
+ON CONFLICT (name, slot, attempt) DO UPDATE SET note = excluded.note, token = excluded.token";
 
 const OUTPUT: &str = "SELECT output FROM t_resource_schedule_detail WHERE name = $1 AND slot = $2 AND attempt = $3";
 
 impl OrderStore for Postgres {
     async fn order(conn: &mut PgConnection, order: &Order<'_>) -> Reply<()> {
-        let query = sqlx::query(ORDER).bind(order.what.name()).bind(order.name).bind(order.until);
+        let query = sqlx::query(ORDER).bind(order.what.name()).bind(order.name).bind(order.since).bind(order.until);
         query.bind(order.who).execute(conn).await.map(drop)
     }
 
-    async fn ordered(conn: &mut PgConnection, what: What, name: &str) -> Reply<Option<(DateTime<Utc>, String)>> {
+    async fn ordered(
+        conn: &mut PgConnection,
+        what: What,
+        name: &str,
+    ) -> Reply<Option<(DateTime<Utc>, DateTime<Utc>, String)>> {
         sqlx::query_as(ORDERED).bind(what.name()).bind(name).fetch_optional(conn).await
     }
 
     async fn cancel(conn: &mut PgConnection, what: What, name: &str, by: Option<DateTime<Utc>>) -> Reply<bool> {
         let query = sqlx::query(CANCEL).bind(what.name()).bind(name).bind(by);
+        Ok(query.execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn latch(conn: &mut PgConnection, name: &Key, slot: DateTime<Utc>, attempt: u32) -> Reply<bool> {
+        let query = sqlx::query(LATCH).bind(name.as_str()).bind(slot).bind(to_stored_count(attempt));
         Ok(query.execute(conn).await?.rows_affected() > 0)
     }
 

@@ -186,7 +186,7 @@ fn claimed(row: &PgRow) -> Reply<ClaimedRow> {
         attempt: from_stored_count(row.try_get("attempt")?),
         missed: from_stored_count(row.try_get("missed")?),
         lost,
-        skip_until: row.try_get("skip_until")?,
+        skip: Option::zip(row.try_get("skip_since")?, row.try_get("skip_until")?),
         stopped: row.try_get("stopped")?,
         now: row.try_get("now")?,
     })

@@ -12,7 +12,7 @@ macro_rules! select {
                     attempt > 0 AND EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name
                                             AND o.until = s.run_slot) AS stopped,
                     coalesce((SELECT d.note FROM t_resource_schedule_detail d
-                              WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt), '') AS note, ",
+                              WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt AND d.token = s.token), '') AS note, ",
             finite!("slot"),
             " AS slot, ",
             finite!("due_at"),
@@ -73,6 +73,7 @@ WITH known AS (
 )
 SELECT t.name::text AS name, t.token, t.own, t.attempt, t.missed, t.now, clock_timestamp() AS clock,
        t.taken_over, t.prior_token, t.prior_label::text AS prior_label,
+       (SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = t.name) AS skip_since,
        (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = t.name) AS skip_until,
        EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'stop' AND o.name = t.name AND o.until = t.run_slot) AS stopped, ",
     finite!("t.run_slot"),
@@ -138,7 +139,7 @@ pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND status = 'L' AND error = $3";
 
 /// $4 the slot, $5 and $6 the times with which it was computed, $7 whether it is run, $8 missed,
-/// $9 skipped, $10 the slot before, $11 the error.
+/// $9 skipped, $10 the slot before, $11 the error. A tick that an operator has stopped is not moved.
 pub(super) const PASS: &str = "
 WITH moved AS (
     UPDATE t_resource_schedule
@@ -146,6 +147,7 @@ WITH moved AS (
         missed = CASE WHEN $7 THEN $8 ELSE 0 END, holder = CASE WHEN $7 THEN holder END,
         due_at = CASE WHEN $7 THEN due_at WHEN triggered_at IS NOT NULL THEN clock_timestamp() ELSE $4 END
     WHERE name = $1 AND holder = $2 AND token = $3 AND slot = run_slot AND spec = $5 AND zone = $6
+      AND NOT EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'stop' AND o.name = $1 AND o.until = run_slot)
     RETURNING name, token, client_ip, begin_time
 ), recorded AS (
     INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
@@ -175,7 +177,7 @@ WITH ended AS (
     INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
     SELECT name, $8, $9, token, client_ip, begin_time, clock_timestamp(), $10, $11, $12 FROM ended
 ), kept AS (
-    INSERT INTO t_resource_schedule_detail (name, slot, attempt, output) SELECT name, $8, $9, $13 FROM ended WHERE $13::bytea IS NOT NULL
+    INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, output) SELECT name, $8, $9, token, $13 FROM ended WHERE $13::bytea IS NOT NULL
     ON CONFLICT (name, slot, attempt) DO UPDATE SET output = excluded.output
 )
 SELECT EXISTS (SELECT FROM ended)";

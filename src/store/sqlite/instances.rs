@@ -49,8 +49,7 @@ const SETS: &str = concat!(
     "
 SELECT s.*, ",
     now!(),
-    " AS now, EXISTS (SELECT 1 FROM t_resource_schedule_instance m JOIN t_resource_order o
-        ON o.what = 'drain' AND o.name = m.label AND o.until >= m.since WHERE m.id = ?1) AS drained
+    " AS now, EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'drain' AND o.name = lower(hex(?1))) AS drained
 FROM (SELECT 1) LEFT JOIN (
     SELECT declares_id, count(*) AS present, min(since) AS since, coalesce(max(iif(calls, 0, lives)), 0) AS lives,
            sum(lived) AS alive, sum(lived AND (calls OR beats >= 2)) AS counting,
@@ -148,7 +147,15 @@ ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)
 const BACK: &str = "
 UPDATE t_resource_schedule_times SET gone_at = NULL WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))";
 
-const FORGET_AHEAD: &str = concat!("DELETE FROM t_resource_schedule_run WHERE name = ?1 AND slot > ", now!());
+/// With what they printed, and orders to stop them.
+const FORGET_AHEAD: &str = concat!(
+    "DELETE FROM t_resource_schedule_detail WHERE name = ?1 AND slot > ",
+    now!(),
+    "; DELETE FROM t_resource_order WHERE what = 'stop' AND name = ?1 AND until > ",
+    now!(),
+    "; DELETE FROM t_resource_schedule_run WHERE name = ?1 AND slot > ",
+    now!()
+);
 
 const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = ?1";
 

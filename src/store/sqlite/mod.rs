@@ -59,6 +59,7 @@ use crate::{
 const MODES: &str = "SELECT journal_mode, locking_mode FROM pragma_journal_mode, pragma_locking_mode";
 
 impl Store for Sqlite {
+    const BEGIN_TEXT: &'static str = "BEGIN IMMEDIATE";
     const ONE_WRITER: bool = true;
 
     /// A database in memory has one connection. An application whose pool has one connection may

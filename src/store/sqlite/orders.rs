@@ -1,7 +1,7 @@
 //! Orders, and the details of runs.
 
 use chrono::{DateTime, Utc};
-use sqlx::{Row as _, Sqlite, SqliteConnection};
+use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
     key::{Claim, Key},
@@ -14,12 +14,16 @@ use crate::{
 };
 
 const ORDER: &str = "
-INSERT INTO t_resource_order (what, name, until, who) VALUES (?1, ?2, ?3, ?4)
-ON CONFLICT (what, name) DO UPDATE SET until = excluded.until, who = excluded.who";
+INSERT INTO t_resource_order (what, name, since, until, who) VALUES (?1, ?2, ?3, ?4, ?5)
+ON CONFLICT (what, name) DO UPDATE SET since = excluded.since, until = excluded.until, who = excluded.who";
 
-const ORDERED: &str = "SELECT until, who FROM t_resource_order WHERE what = ?1 AND name = ?2";
+const ORDERED: &str = "SELECT since, until, who FROM t_resource_order WHERE what = ?1 AND name = ?2";
 
 const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ?1 AND name = ?2 AND (?3 IS NULL OR until <= ?3)";
+
+/// The row of a run keeps its token.
+const LATCH: &str = "
+UPDATE t_resource_schedule SET token = iif(holder IS NULL, token + 1, token) WHERE name = ?1 AND slot = ?2 AND attempt = ?3";
 
 const WAKE: &str = concat!(
     "UPDATE t_resource_schedule SET due_at = min(due_at, ",
@@ -28,26 +32,37 @@ const WAKE: &str = concat!(
 );
 
 const NOTE: &str = "
-INSERT INTO t_resource_schedule_detail (name, slot, attempt, note)
-SELECT name, run_slot, attempt, ?4 FROM t_resource_schedule WHERE name = ?1 AND holder = ?2 AND token = ?3
-ON CONFLICT (name, slot, attempt) DO UPDATE SET note = excluded.note";
+INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, note)
+SELECT name, run_slot, attempt, token, ?4 FROM t_resource_schedule WHERE name = ?1 AND holder = ?2 AND token = ?3
+ON CONFLICT (name, slot, attempt) DO UPDATE SET note = excluded.note, token = excluded.token";
 
 const OUTPUT: &str = "SELECT output FROM t_resource_schedule_detail WHERE name = ?1 AND slot = ?2 AND attempt = ?3";
 
 impl OrderStore for Sqlite {
     async fn order(conn: &mut SqliteConnection, order: &Order<'_>) -> Reply<()> {
-        let query = sqlx::query(ORDER).bind(order.what.name()).bind(order.name).bind(order.until.timestamp_micros());
+        let (since, until) = (order.since.timestamp_micros(), order.until.timestamp_micros());
+        let query = sqlx::query(ORDER).bind(order.what.name()).bind(order.name).bind(since).bind(until);
         query.bind(order.who).execute(conn).await.map(drop)
     }
 
-    async fn ordered(conn: &mut SqliteConnection, what: What, name: &str) -> Reply<Option<(DateTime<Utc>, String)>> {
+    async fn ordered(
+        conn: &mut SqliteConnection,
+        what: What,
+        name: &str,
+    ) -> Reply<Option<(DateTime<Utc>, DateTime<Utc>, String)>> {
         let row = sqlx::query(ORDERED).bind(what.name()).bind(name).fetch_optional(conn).await?;
-        row.map(|row| Ok((time(&row, "until")?.unwrap_or_default(), row.try_get("who")?))).transpose()
+        let at = |row: &SqliteRow, name| time(row, name).map(Option::unwrap_or_default);
+        row.map(|row| Ok((at(&row, "since")?, at(&row, "until")?, row.try_get("who")?))).transpose()
     }
 
     async fn cancel(conn: &mut SqliteConnection, what: What, name: &str, by: Option<DateTime<Utc>>) -> Reply<bool> {
         let query = sqlx::query(CANCEL).bind(what.name()).bind(name).bind(by.map(|by| by.timestamp_micros()));
         Ok(query.execute(conn).await?.rows_affected() > 0)
+    }
+
+    async fn latch(conn: &mut SqliteConnection, name: &Key, slot: DateTime<Utc>, attempt: u32) -> Reply<bool> {
+        let query = sqlx::query(LATCH).bind(name.as_str()).bind(slot.timestamp_micros());
+        Ok(query.bind(to_stored_count(attempt)).execute(conn).await?.rows_affected() > 0)
     }
 
     async fn wake(conn: &mut SqliteConnection, name: &Key) -> Reply<()> {

@@ -201,7 +201,7 @@ pub(super) struct Seen {
     token: i64,
     label: String,
     begin_time: Option<i64>,
-    skip_until: Option<i64>,
+    skip: Option<(i64, i64)>,
     stop_slot: Option<i64>,
     now: i64,
 }
@@ -220,7 +220,7 @@ impl Seen {
             token: row.try_get("token")?,
             label: row.try_get("client_ip")?,
             begin_time: row.try_get("begin_time")?,
-            skip_until: row.try_get("skip_until")?,
+            skip: Option::zip(row.try_get("skip_since")?, row.try_get("skip_until")?),
             stop_slot: row.try_get("stop_slot")?,
             now: row.try_get("now")?,
         })
@@ -259,7 +259,7 @@ async fn held(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<Cl
             attempt: from_stored_count(seen.attempt),
             missed: from_stored_count(seen.missed),
             lost,
-            skip_until: seen.skip_until.map(utc),
+            skip: seen.skip.map(|(since, until)| (utc(since), utc(until))),
             stopped: seen.is_stopped(),
             now: utc(seen.begin_time.unwrap_or(seen.now)),
             name: seen.times.name,
@@ -302,7 +302,7 @@ pub(super) async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen
         attempt: from_stored_count(seen.attempt) + 1,
         missed: from_stored_count(seen.missed),
         lost: seen.running.then(lost),
-        skip_until: seen.skip_until.map(utc),
+        skip: seen.skip.map(|(since, until)| (utc(since), utc(until))),
         stopped: seen.is_stopped(),
         now: utc(seen.now),
     }))

@@ -11,6 +11,7 @@ macro_rules! select {
         concat!(
             "SELECT name, spec, zone, slot, due_at, paused, triggered_at, run_slot, attempt, missed, holder IS NOT NULL AS running,
                     token, client_ip, begin_time,
+                    (SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_since,
                     (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
                     (SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot, ",
             $more,
@@ -26,7 +27,7 @@ macro_rules! more {
     () => {
         "(SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
          coalesce((SELECT d.note FROM t_resource_schedule_detail d
-                   WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt), '') AS note, "
+                   WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt AND d.token = s.token), '') AS note, "
     };
 }
 
@@ -170,11 +171,15 @@ pub(super) const LEFT: &str =
 
 pub(super) const HAS_ENDED: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
 
-/// The claim of a slot that may be moved. Once other times are in effect, the row has the slot
+/// The claim of a slot that may be moved, unless an operator has stopped the tick. Once other times are in effect, the row has the slot
 /// after the claimed one, and a move would leave it behind.
 macro_rules! held_with_times {
     () => {
-        concat!(held!(), " AND slot = run_slot AND spec = ?5 AND zone = ?6")
+        concat!(
+            held!(),
+            " AND slot = run_slot AND spec = ?5 AND zone = ?6
+              AND NOT EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = ?1 AND o.until = run_slot)"
+        )
     };
 }
 
@@ -204,8 +209,8 @@ macro_rules! end {
         concat!(
             record!("?8, ?9, ?10, ?11, ?12", held!()),
             "
-INSERT INTO t_resource_schedule_detail (name, slot, attempt, output)
-SELECT name, ?8, ?9, ?13 FROM t_resource_schedule WHERE ",
+INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, output)
+SELECT name, ?8, ?9, token, ?13 FROM t_resource_schedule WHERE ",
             held!(),
             " AND ?13 IS NOT NULL
 ON CONFLICT (name, slot, attempt) DO UPDATE SET output = excluded.output;

@@ -79,7 +79,7 @@ impl Run {
             missed: self.missed,
             spent: self.attempt - 1,
             lost_since: self.lost_since.map(at),
-            skip_until: None,
+            skip: None,
             stopped: false,
         }
     }
