@@ -1,7 +1,7 @@
 //! What a schedule is doing, and why nothing runs it.
 
 use chrono::TimeDelta;
-use rowlock::{Schedule, ScheduleInfo};
+use rowlock::ScheduleInfo;
 
 use crate::format::clock;
 
@@ -72,15 +72,6 @@ pub fn is_late(info: &ScheduleInfo) -> bool {
 /// Returns whether a tick is to come.
 pub fn has_next(info: &ScheduleInfo) -> bool {
     !info.paused && !info.is_removed()
-}
-
-/// Returns the schedule that a row describes. The ticks of a fixed delay are not known ahead.
-pub fn ticking(info: &ScheduleInfo) -> Option<Schedule> {
-    match info.times.split_once(' ')? {
-        ("cron", pattern) => Schedule::cron(&info.name, pattern).and_then(|schedule| schedule.zone(&info.zone)).ok(),
-        ("every", period) => Schedule::every(&info.name, humantime::parse_duration(period).ok()?).ok(),
-        _ => None,
-    }
 }
 
 /// Returns whether instances declare that no schedule has this name.

@@ -5,14 +5,11 @@ use std::fmt::Display;
 use chrono::{DateTime, TimeDelta, Timelike as _, Utc};
 use jiff::tz::TimeZone;
 use maud::{Markup, html};
-use rowlock::{RunInfo, RunStatus, ScheduleInfo};
+use rowlock::{RunInfo, RunStatus, Schedule, ScheduleInfo};
 
 use crate::{
     out::printable,
-    schedule::{
-        show::outcome,
-        state::{has_next, ticking},
-    },
+    schedule::{show::outcome, state::has_next},
     ui::text::{counted, local, span},
 };
 
@@ -154,6 +151,15 @@ fn of_group(group: &[&RunInfo], x: f64, next: f64, window: &Window) -> Bar {
     };
     let width = (window.percent(end) - x).max(LEAST).min(next - x);
     Bar { x, width, class: outcome(worst), title, runs: group.len(), failed }
+}
+
+/// Returns the schedule that a row describes. The ticks of a fixed delay are not known ahead.
+pub fn ticking(info: &ScheduleInfo) -> Option<Schedule> {
+    match info.times.split_once(' ')? {
+        ("cron", pattern) => Schedule::cron(&info.name, pattern).and_then(|schedule| schedule.zone(&info.zone)).ok(),
+        ("every", period) => Schedule::every(&info.name, humantime::parse_duration(period).ok()?).ok(),
+        _ => None,
+    }
 }
 
 /// Returns the ticks to come, and where they are. One that is too close to another is left out.
