@@ -1,4 +1,5 @@
-//! Changes that operators make on the command line: they are logged with who asked, and where.
+//! Who makes a change; and changes that operators make on the command line, which are logged with
+//! who asked, and where.
 
 use std::fmt::Display;
 
@@ -15,10 +16,15 @@ pub fn schedules<DB: Database>(pool: Pool<DB>) -> Result<Schedules<DB>, Error> {
     Schedules::new(pool).label(&label())
 }
 
-/// Returns who runs the program, and where. Of a name that is too long, the beginning is kept.
+/// Returns who runs the program, and where.
 pub fn label() -> String {
-    let label = format!("{}@{}", user(), machine());
-    label.chars().filter(|c| !c.is_control()).take(LABEL).collect()
+    label_of(&user(), machine())
+}
+
+/// Returns who asks for a change, and from where, as a label. Of a name that is too long, the
+/// beginning is kept.
+pub fn label_of(user: &str, from: impl Display) -> String {
+    format!("{user}@{from}").chars().filter(|c| !c.is_control()).take(LABEL).collect()
 }
 
 /// Logs a change that was made, with what was there before.

@@ -69,7 +69,7 @@ impl From<Ending> for Status {
 }
 
 /// What decides whether a free key is within its minimum interval.
-#[derive(Debug, Args)]
+#[derive(Clone, Copy, Debug, Args)]
 pub struct MinInterval {
     /// The minimum interval that the keys are judged by: the one that `run` is given, as the table
     /// does not record it

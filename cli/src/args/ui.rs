@@ -11,7 +11,8 @@ pub struct Ui {
     /// The address and port to listen on; port 0 is any free one
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
-    /// Let operators release keys by force, and pause, resume and trigger schedules
+    /// Let operators release keys by force, and pause, resume, skip, stop and trigger
+    /// schedules
     #[arg(long)]
     pub allow_changes: bool,
     /// A file with a line NAME:PASSWORD for each operator, who is asked for both; an address that

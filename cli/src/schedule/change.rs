@@ -39,13 +39,17 @@ pub async fn stop<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Res
     let before = find(schedules, name).await?;
     let is_stopped = logged("stop", name, schedules.stop(name).await, |_| described(&before))?;
     if !is_stopped {
-        return Err(Failure::new(REFUSED, format_args!("{name}: no tick was begun that could be stopped")));
+        return Err(nothing_to_stop(name));
     }
     let what = match before.running {
         true => format!("is stopped: {} stops the run within 20 seconds", before.by),
         false => "is stopped: its tick is not tried again".to_owned(),
     };
     print_change(schedules, named, &what).await
+}
+
+pub fn nothing_to_stop(name: &str) -> Failure {
+    Failure::new(REFUSED, format_args!("{name}: no tick was begun that could be stopped"))
 }
 
 pub async fn drain<DB: Database>(schedules: &Schedules<DB>, drain: &Drain) -> Result<u8, Failure> {
@@ -120,13 +124,16 @@ pub async fn reset<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Re
     print_change(schedules, named, &format!("is reset: the next tick is at {}", clock(slot))).await
 }
 
-/// Logs a change with who asked for it. The library refuses one that the state of the schedule does
-/// not permit.
-fn logged<T>(change: &str, name: &str, done: Result<T, Error>, was: impl FnOnce(&T) -> String) -> Result<T, Failure> {
-    let refused = |error| match error {
+/// The library refuses a change that the state of the schedule does not permit.
+pub fn refused(error: Error) -> Failure {
+    match error {
         Error::InvalidSchedule { .. } => Failure::new(REFUSED, error),
         error => error.into(),
-    };
+    }
+}
+
+/// Logs a change with who asked for it.
+fn logged<T>(change: &str, name: &str, done: Result<T, Error>, was: impl FnOnce(&T) -> String) -> Result<T, Failure> {
     match done.map_err(refused) {
         Ok(done) => {
             log_change(change, name, was(&done));

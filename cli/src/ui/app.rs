@@ -2,20 +2,33 @@
 
 use std::{
     collections::HashMap,
+    pin::Pin,
     sync::{Arc, Mutex, PoisonError},
 };
 
+use chrono::{DateTime, Utc};
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::ui::{
-    change::Changer,
-    connections::places,
-    looks::{Looks, View},
-    sessions::Sessions,
+use crate::{
+    exit::Failure,
+    ui::{
+        change::Changer,
+        connections::places,
+        looks::{Looks, View},
+        sessions::Sessions,
+    },
 };
+
+/// Reads what a run of a job has printed, by its slot and attempt.
+pub type Outputs = Box<
+    dyn Fn(&str, DateTime<Utc>, u32) -> Pin<Box<dyn Future<Output = Result<Option<Vec<u8>>, Failure>> + Send>>
+        + Send
+        + Sync,
+>;
 
 pub struct App {
     pub looks: Looks,
+    pub outputs: Outputs,
     /// Makes changes, if they are allowed.
     pub changer: Option<Changer>,
     /// Each change that is under way holds a sender, so that the channel closes after the last one.
@@ -36,10 +49,16 @@ struct Rendered {
 }
 
 impl App {
-    pub fn new(looks: Looks, changer: Option<Changer>, changes: mpsc::WeakSender<()>, place: &str) -> Self {
+    pub fn new(
+        looks: Looks,
+        outputs: Outputs,
+        changer: Option<Changer>,
+        changes: mpsc::WeakSender<()>,
+        place: &str,
+    ) -> Self {
         let (sessions, rendered) = (Sessions::default(), Mutex::default());
         let streams = Arc::new(Semaphore::new(places() / 2));
-        Self { looks, changer, changes, sessions, streams, place: place.to_owned(), rendered }
+        Self { looks, outputs, changer, changes, sessions, streams, place: place.to_owned(), rendered }
     }
 
     pub fn allows_changes(&self) -> bool {

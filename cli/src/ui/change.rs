@@ -4,11 +4,14 @@ use std::{future::Future, pin::Pin};
 
 use chrono::{DateTime, Utc};
 use rowlock::{Database, ForcedRelease, LeaseLock, LockInfo, Schedules, Status};
+use sqlx::Pool;
 
 use crate::{
+    args::keys::MinInterval,
+    database,
     exit::{Failure, REFUSED},
     keys::rows::claim,
-    schedule::change::ask_for_run,
+    schedule::change::{ask_for_run, nothing_to_stop, refused},
 };
 
 const ANYWAY: &str = "the page that asks for a run has a box for asking all the same";
@@ -20,12 +23,16 @@ pub enum Verb {
     Pause,
     Resume,
     Trigger,
+    Skip,
+    Stop,
 }
 
 /// A change, as its form says it.
 #[derive(Clone, Debug)]
 pub struct Change {
     pub verb: Verb,
+    /// Who asks, as the label under which the change is recorded.
+    pub who: String,
     /// The key or the job.
     pub name: String,
     /// The row that the page showed. A key that has changed hands since is not released.
@@ -38,20 +45,26 @@ pub struct Change {
 pub type Changer = Box<dyn Fn(Change) -> Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>> + Send + Sync>;
 
 /// Returns what makes changes on a database.
-pub fn changer<DB: Database>(lock: LeaseLock<DB>, schedules: Schedules<DB>) -> Changer {
+pub fn changer<DB: Database>(pool: Pool<DB>, judged_by: MinInterval) -> Changer {
     Box::new(move |change| {
-        let (lock, schedules) = (lock.clone(), schedules.clone());
-        Box::pin(async move { make(&lock, &schedules, &change).await })
+        let pool = pool.clone();
+        Box::pin(async move { make(pool, judged_by, &change).await })
     })
 }
 
-async fn make<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>, change: &Change) -> Result<(), Failure> {
+async fn make<DB: Database>(pool: Pool<DB>, judged_by: MinInterval, change: &Change) -> Result<(), Failure> {
     let name = change.name.as_str();
+    let schedules = Schedules::new(pool.clone()).label(&change.who)?;
     match change.verb {
         Verb::Pause => Ok(schedules.pause(name).await?),
         Verb::Resume => Ok(schedules.resume(name).await?),
-        Verb::Trigger => ask_for_run(schedules, name, change.anyway, ANYWAY).await,
-        Verb::Release => release(lock, change).await,
+        Verb::Trigger => ask_for_run(&schedules, name, change.anyway, ANYWAY).await,
+        Verb::Skip => schedules.skip(name).await.map(drop).map_err(refused),
+        Verb::Stop => schedules.stop(name).await?.then_some(()).ok_or_else(|| nothing_to_stop(name)),
+        Verb::Release => {
+            let lock = database::lock(pool, Some(&change.who))?.min_interval(judged_by.min_interval)?;
+            release(&lock, change).await
+        }
     }
 }
 
@@ -85,7 +98,7 @@ fn changed(now: Option<&LockInfo>) -> Failure {
 }
 
 impl Verb {
-    pub const ALL: [Self; 4] = [Self::Release, Self::Pause, Self::Resume, Self::Trigger];
+    pub const ALL: [Self; 6] = [Self::Release, Self::Pause, Self::Resume, Self::Trigger, Self::Skip, Self::Stop];
 
     pub fn path(self) -> &'static str {
         match self {
@@ -93,6 +106,8 @@ impl Verb {
             Self::Pause => "/pause",
             Self::Resume => "/resume",
             Self::Trigger => "/trigger",
+            Self::Skip => "/skip",
+            Self::Stop => "/stop",
         }
     }
 }

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 
 use crate::{
     exit::{self, Failure},
+    operator::label_of,
     out::printable,
     schedule::state::{is_declared_as_removed, nobody_runs},
     ui::{
@@ -30,6 +31,9 @@ use crate::{
     },
 };
 
+/// In place of a name, where none is asked for.
+const NOBODY: &str = "-";
+
 impl Verb {
     /// The button, and what it does.
     fn words(self) -> (&'static str, &'static str) {
@@ -40,12 +44,23 @@ impl Verb {
                  until then its work may go on beside that of the next holder.",
             ),
             Self::Pause => ("Pause", "No run begins until the job is resumed. A run that is under way goes on."),
-            Self::Resume => {
-                ("Resume", "Runs begin again. The catch-up of the job decides about the ticks since the pause.")
-            }
+            Self::Resume => (
+                "Resume",
+                "Runs begin again, and no tick is skipped. The catch-up of the job decides about the ticks since the pause.",
+            ),
             Self::Trigger => (
                 "Run now",
                 "The next instance that polls runs the job, beside its ticks. A paused job runs once it is resumed.",
+            ),
+            Self::Skip => (
+                "Skip the next tick",
+                "The next tick is passed over, and counts as missed. A run that is under way goes on. Resuming the job \
+                 takes it back.",
+            ),
+            Self::Stop => (
+                "Stop",
+                "The instance that runs the job stops its work within 20 seconds. The tick counts as failed, and is not \
+                 tried again. The ticks that follow are run.",
             ),
         }
     }
@@ -56,18 +71,18 @@ impl Verb {
             Self::Pause => format!("Pause {name}?"),
             Self::Resume => format!("Resume {name}?"),
             Self::Trigger => format!("Run {name} now?"),
+            Self::Skip => format!("Skip the next tick of {name}?"),
+            Self::Stop => format!("Stop the tick of {name}?"),
         }
     }
 
-    /// Returns the page of what was changed, which says what was done.
-    fn page_after(self, name: &str) -> String {
-        let (address, done) = match self {
-            Self::Release => (key_address(name), "release"),
-            Self::Pause => (job_address(name), "pause"),
-            Self::Resume => (job_address(name), "resume"),
-            Self::Trigger => (job_address(name), "trigger"),
-        };
-        format!("{address}&done={done}")
+    fn name(self) -> &'static str {
+        self.path().trim_start_matches('/')
+    }
+
+    /// Returns the page of what is changed.
+    fn page(self, name: &str) -> String {
+        if self == Self::Release { key_address(name) } else { job_address(name) }
     }
 }
 
@@ -130,7 +145,6 @@ async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response
     let job = view.snapshot.as_ref().and_then(|snapshot| snapshot.job(name)).filter(|_| verb == Verb::Trigger);
     let given = app.sessions.token(headers);
     let (button, effect) = verb.words();
-    let back = if verb == Verb::Release { key_address(name) } else { job_address(name) };
     let content = html! {
         h1 { (verb.question(&printable(name))) }
         (layout::state_of(&view))
@@ -142,8 +156,8 @@ async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response
             @if let Some(lock) = lock { (release_fields(lock)) }
             @if let Some(why) = job.filter(|job| !is_declared_as_removed(job)).and_then(nobody_runs) { (anyway_fields(&why)) }
             p.actions {
-                button.danger[verb == Verb::Release] { (button) }
-                a.button href=(back) { "Cancel" }
+                button.danger[[Verb::Release, Verb::Stop].contains(&verb)] { (button) }
+                a.button href=(verb.page(name)) { "Cancel" }
             }
         }
     };
@@ -170,8 +184,9 @@ fn release_fields(lock: &LockInfo) -> Markup {
         input type="hidden" name="seen" value=(seen(lock));
         fieldset {
             legend { "The row records the work as" }
-            label { input type="radio" name="status" value="S" checked; " succeeded" }
-            label { input type="radio" name="status" value="F"; " failed" }
+            label { input type="radio" name="status" value="F" checked; " failed" }
+            label { input type="radio" name="status" value="S"; " succeeded" }
+            p { small { "Under the rules of the article, a key that failed stays closed until " code { "rowlock release --force --status S" } "." } }
         }
     }
 }
@@ -193,8 +208,9 @@ async fn confirm(app: &App, who: &Who, headers: &HeaderMap, verb: Verb, confirme
         let text = "Nothing was changed. The page was open for too long, or rowlock ui was restarted: go back, load the page again, and repeat it.";
         return layout::error(app, StatusCode::FORBIDDEN, "The form is not valid any more", text);
     }
-    let status = if status == "F" { Status::Failed } else { Status::Succeeded };
-    let made = changer(Change { verb, name: name.clone(), seen, status, anyway: !anyway.is_empty() });
+    let status = if status == "S" { Status::Succeeded } else { Status::Failed };
+    let by = label_of(who.name.as_deref().unwrap_or(NOBODY), who.from.ip());
+    let made = changer(Change { verb, who: by, name: name.clone(), seen, status, anyway: !anyway.is_empty() });
     // A browser that goes away ends this request, but neither the change nor its line in the log.
     let until_answered = under_way.clone();
     let task = tokio::spawn(logged(made, verb, name.clone(), who.clone(), under_way));
@@ -203,7 +219,7 @@ async fn confirm(app: &App, who: &Who, headers: &HeaderMap, verb: Verb, confirme
         Ok(()) => {
             // The page that follows shows it.
             app.looks.at_once().await;
-            Redirect::to(&verb.page_after(&name)).into_response()
+            Redirect::to(&format!("{}&done={}", verb.page(&name), verb.name())).into_response()
         }
         Err(failure) => layout::failure(app, &failure),
     };
@@ -221,7 +237,7 @@ async fn logged(
     _under_way: mpsc::Sender<()>,
 ) -> Result<(), Failure> {
     let done = made.await;
-    let (change, by, from) = (verb.path().trim_start_matches('/'), who.name.as_deref().unwrap_or("-"), who.from.ip());
+    let (change, by, from) = (verb.name(), who.name.as_deref().unwrap_or(NOBODY), who.from.ip());
     match &done {
         Ok(()) => tracing::warn!(change, of = ?name, by = ?by, %from, "changed on the web page"),
         Err(failure) => tracing::warn!(change, of = ?name, by = ?by, %from, %failure, "not changed on the web page"),

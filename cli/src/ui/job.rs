@@ -8,11 +8,13 @@ use serde::Deserialize;
 use crate::{
     format::{clock, precise},
     out::printable,
-    schedule::state::has_next,
+    schedule::{output::lines, state::has_next},
     ui::{
+        changed::changes_of,
         jobs::{job_badge, outcome_badge},
         live::Page,
         locks::key_address,
+        output::output_address,
         plot::{durations, scale},
         snapshot::{EACH, Part, Snapshot},
         text::{clocks, encoded, span, when},
@@ -43,6 +45,8 @@ impl Page for OneJob {
             "pause" => Some("The job is paused. A run that is under way goes on."),
             "resume" => Some("The job is resumed."),
             "trigger" => Some("A run was asked for. The next instance that polls runs it."),
+            "skip" => Some("The next tick is skipped."),
+            "stop" => Some("The tick is stopped. Its run ends within 20 seconds."),
             _ => None,
         };
         html! {
@@ -58,6 +62,7 @@ impl Page for OneJob {
         };
         let runs: Vec<&RunInfo> = snapshot.runs.of(&job.name).take(LISTED).collect();
         html! {
+            @if !job.description.is_empty() { p.about { (lines(job.description.as_bytes())) } }
             (facts(snapshot, job))
             @if allows_changes { (actions(job)) }
             @if snapshot.lock(&job.name).is_some() { p { a href=(key_address(&job.name)) { "The key of this name" } } }
@@ -66,18 +71,23 @@ impl Page for OneJob {
             div.wide { (durations(snapshot.runs.of(&job.name), EACH as usize)) }
             h2 { "Runs" }
             @if runs.is_empty() { p.empty { (if snapshot.lacks(Part::Runs) { "Its runs are not known." } else { "It has not run so far." }) } } @else { (history(&runs)) }
+            (changes_of(snapshot, &job.name))
         }
     }
 }
 
 fn facts(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
     let success = snapshot.runs.last_success(&job.name);
+    let at = |time: DateTime<Utc>| html! { (when(time, snapshot.now)) " " small { (clock(time)) } };
     html! {
         dl {
-            div { dt { "State" } dd { (job_badge(job)) } }
+            div { dt { "State" } dd { (job_badge(job)) @if job.stopping { small { "an operator has stopped it" } } } }
+            @if let Some(until) = job.paused_until { div { dt { "Paused until" } dd { (at(until)) } } }
+            @if let Some(until) = job.skipped_until { div { dt { "Skipped until" } dd { (at(until)) } } }
+            @if let Some(note) = &job.note { div { dt { "Note of the run" } dd { (printable(note)) } } }
             div { dt { "Schedule" } dd { (printable(&job.times)) } }
             div { dt { "Zone" } dd { (printable(&job.zone)) } }
-            div { dt { "Next" } dd { @if job.is_removed() { "none" } @else if job.paused { "not while it is paused" } @else { (when(job.slot, snapshot.now)) small { " " (clock(job.slot)) } } } }
+            div { dt { "Next" } dd { @if job.is_removed() { "none" } @else if job.paused { "not while it is paused" } @else { (at(job.slot)) } } }
             @if job.attempt > 0 { div { dt { "Attempt" } dd { (job.attempt) } } }
             @if let Some(triggered) = job.triggered { div { dt { "Triggered" } dd { (when(triggered, snapshot.now)) } } }
             @if let Some(since) = job.since {
@@ -109,9 +119,9 @@ fn next_ticks(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
     }
 }
 
-/// Returns the next ticks, from the one that the row has.
+/// Returns the next ticks that are not skipped, from the one that the row has.
 fn upcoming(job: &ScheduleInfo) -> Vec<DateTime<Utc>> {
-    let before = job.slot - TimeDelta::milliseconds(1);
+    let before = job.skipped_until.unwrap_or(job.slot - TimeDelta::milliseconds(1));
     job.schedule().map(|schedule| schedule.upcoming(before).take(TICKS).collect()).unwrap_or_default()
 }
 
@@ -120,8 +130,10 @@ fn actions(job: &ScheduleInfo) -> Markup {
     html! {
         p.actions {
             a.button href={ "/trigger?name=" (name) } { "Run now…" }
-            @if job.paused { a.button href={ "/resume?name=" (name) } { "Resume…" } }
-            @else { a.button href={ "/pause?name=" (name) } { "Pause…" } }
+            @if job.paused || job.skipped_until.is_some() { a.button href={ "/resume?name=" (name) } { "Resume…" } }
+            @if !job.paused { a.button href={ "/pause?name=" (name) } { "Pause…" } }
+            @if job.attempt > 0 { a.button.danger href={ "/stop?name=" (name) } { "Stop…" } }
+            @else if has_next(job) { a.button href={ "/skip?name=" (name) } { "Skip the next…" } }
         }
     }
 }
@@ -142,7 +154,7 @@ fn history(runs: &[&RunInfo]) -> Markup {
         p.summary { "A whole bar is " (span(longest)) "." }
         table.cards {
             thead {
-                tr { @for name in ["Tick", "Start", "Outcome", "Attempt", "Duration", "Missed", "By", "Error"] { th scope="col" { (name) } } }
+                tr { @for name in ["Tick", "Start", "Outcome", "Attempt", "Duration", "Missed", "By", "Output", "Error"] { th scope="col" { (name) } } }
             }
             tbody {
                 @for run in runs {
@@ -154,6 +166,7 @@ fn history(runs: &[&RunInfo]) -> Markup {
                         td data-label="Duration" { @if run.status == RunStatus::Missed { "–" } @else { (span(run.ended - run.began)) (scale(run, longest)) } }
                         td.number data-label="Missed" { @if run.missed > 0 { (run.missed) } @else { "–" } }
                         td data-label="By" { (printable(&run.by)) }
+                        td data-label="Output" { @if run.status == RunStatus::Missed { "–" } @else { a href=(output_address(run)) { "show" } } }
                         td.error data-label="Error" { @if let Some(error) = &run.error { (printable(error)) } @else { "–" } }
                     }
                 }

@@ -12,6 +12,7 @@ use crate::{
     },
     out::printable,
     ui::{
+        changed::changes_of,
         live::Page,
         locks::{badge, holder, key_address, so_far, time_left},
         snapshot::{Part, Snapshot},
@@ -62,6 +63,7 @@ impl Page for OneKey {
                 p.actions { a.button.danger href={ "/release?key=" (encoded(&lock.key)) } { "Release by force…" } }
             }
             (related(snapshot, &self.key))
+            (changes_of(snapshot, &self.key))
         }
     }
 }

@@ -23,7 +23,8 @@ const SCRIPT: &str = include_str!("script.js");
 const ICON: &str = include_str!("icon.svg");
 
 /// The pages of the navigation.
-const PAGES: [(&str, &str); 4] = [("/", "Locks"), ("/jobs", "Jobs"), ("/runs", "Runs"), ("/instances", "Instances")];
+const PAGES: [(&str, &str); 5] =
+    [("/", "Locks"), ("/jobs", "Jobs"), ("/runs", "Runs"), ("/instances", "Instances"), ("/changes", "Changes")];
 
 /// Returns a whole page.
 pub fn page(app: &App, title: &str, current: &str, content: &Markup) -> Html<String> {

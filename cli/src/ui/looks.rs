@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{
     exit::{self, Failure},
-    ui::snapshot::{EACH, MAX_RUNS, Part, Runs, Snapshot, Unread, WEEK},
+    ui::snapshot::{CHANGES, EACH, MAX_RUNS, Part, Runs, Snapshot, Unread, WEEK},
 };
 
 /// What is known of the database.
@@ -191,7 +191,7 @@ const SCHEDULES: usize = 500;
 impl<DB: Database> Reader<DB> {
     /// Looks once. Returns how many statements that took, too.
     async fn read(&mut self) -> (Result<Snapshot, Failure>, u32) {
-        let mut statements = 2;
+        let mut statements = 3;
         let read = self.read_all(&mut statements).await;
         (read.map_err(Failure::from), statements)
     }
@@ -236,12 +236,13 @@ impl<DB: Database> Reader<DB> {
             false => Vec::new(),
         };
         *statements += if reads_runs { INSTANCES } else { 0 };
+        let changes = or_unread(self.lock.changes(None, CHANGES).await, Part::Changes, &mut unread);
         if unread.iter().any(|unread| unread.passes) {
             // The database may have gone away after the locks were read.
             self.lock.list(&ListOptions::default().limit(1)).await?;
         }
         let waiting = waiting.into_iter().collect();
-        Ok(Snapshot { now, locks, waiting, jobs, runs: self.runs.clone(), instances, unread })
+        Ok(Snapshot { now, locks, waiting, jobs, runs: self.runs.clone(), instances, changes, unread })
     }
 
     /// Reads the runs that are new, or at first those of a week. Returns how many statements it
@@ -272,7 +273,13 @@ fn or_unread<T>(read: Result<Vec<T>, Error>, part: Part, unread: &mut Vec<Unread
 
 impl Unread {
     fn new(part: Part, error: Error) -> Self {
-        let failure = Failure::from(error);
+        let failure = match (part, error) {
+            // The error means the table of locks.
+            (Part::Changes, Error::TableMissing) => {
+                Failure::new(exit::UNFIT, "the table t_resource_change does not exist here: run `rowlock migrate` once")
+            }
+            (_, error) => Failure::from(error),
+        };
         Self { part, why: failure.to_string(), passes: failure.passes }
     }
 }
@@ -282,8 +289,8 @@ mod tests {
     use super::*;
 
     fn empty() -> Snapshot {
-        let (locks, waiting, jobs, instances, unread) = Default::default();
-        Snapshot { now: Utc::now(), locks, waiting, jobs, runs: Arc::default(), instances, unread }
+        let (locks, waiting, jobs, instances, changes, unread) = Default::default();
+        Snapshot { now: Utc::now(), locks, waiting, jobs, runs: Arc::default(), instances, changes, unread }
     }
 
     #[tokio::test]

@@ -2,13 +2,15 @@
 //!
 //! `looks.rs` reads the database, as often for one open page as for a hundred. A look is a
 //! `Snapshot`, and each page is a pure function of it: `locks.rs`, `jobs.rs`, `runs.rs`, `key.rs`,
-//! `job.rs`, `instances.rs`, and `metrics.rs` for `/metrics`. `live.rs` sends a page's changes.
+//! `job.rs`, `instances.rs`, `changed.rs`, and `metrics.rs` for `/metrics`. `live.rs` sends a
+//! page's changes. `output.rs` alone reads the database for one request.
 //! `guard.rs` decides which requests are answered, `guesses.rs` how fast passwords may be tried,
 //! and `connections.rs` how long clients may take for them. `change.rs` makes the changes that an
 //! operator asks for, and `changes.rs` asks once more before.
 
 mod app;
 mod change;
+mod changed;
 mod changes;
 mod connections;
 mod guard;
@@ -22,6 +24,7 @@ mod live;
 mod locks;
 mod looks;
 mod metrics;
+mod output;
 mod passwords;
 mod plot;
 mod runs;
@@ -63,12 +66,12 @@ pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> R
     let listener = listen(ui.listen, passwords.is_some(), "--password-file").await?;
     let address = listener.local_addr().map_err(|error| Failure::new(exit::IO, error))?;
 
-    let (lock, schedules) = (ui.judged_by.lock(pool.clone())?, Schedules::new(pool));
-    let looks = Looks::start(lock.clone(), schedules.clone());
-    let changer = change::changer(lock, schedules);
+    let (lock, schedules) = (ui.judged_by.lock(pool.clone())?, Schedules::new(pool.clone()));
+    let (looks, outputs) = (Looks::start(lock, schedules.clone()), output::outputs(schedules));
+    let changer = ui.allow_changes.then(|| change::changer(pool, ui.judged_by));
     let guard = Arc::new(Guard { hosts: ui.host, passwords, metrics_token, guesses: Guesses::default() });
     let (changes, mut no_changes) = mpsc::channel(1);
-    let app = Arc::new(App::new(looks, ui.allow_changes.then_some(changer), changes.downgrade(), place));
+    let app = Arc::new(App::new(looks, outputs, changer, changes.downgrade(), place));
 
     out::say(format_args!("http://{address}/"))?;
     tokio::select! {
@@ -92,6 +95,8 @@ fn router(app: Arc<App>, guard: Arc<Guard>) -> Router {
         .merge(live::routes::<key::OneKey>())
         .merge(live::routes::<job::OneJob>())
         .merge(live::routes::<instances::Instances>())
+        .merge(live::routes::<changed::Changed>())
+        .merge(output::routes())
         .merge(changes::routes())
         .merge(numbers())
         .merge(layout::files())
@@ -126,9 +131,10 @@ pub async fn serve_numbers<DB: Database>(
     let metrics_token = token_file.map(passwords::read_token).transpose()?;
     let listener = listen(address, metrics_token.is_some(), "--metrics-token-file").await?;
     let address = listener.local_addr().map_err(|error| Failure::new(exit::IO, error))?;
-    let looks = Looks::start(database::lock(pool.clone(), None)?, Schedules::new(pool));
+    let schedules = Schedules::new(pool.clone());
+    let looks = Looks::start(database::lock(pool, None)?, schedules.clone());
     let guard = Arc::new(Guard { metrics_token, ..Guard::default() });
-    let app = Arc::new(App::new(looks, None, mpsc::channel(1).0.downgrade(), ""));
+    let app = Arc::new(App::new(looks, output::outputs(schedules), None, mpsc::channel(1).0.downgrade(), ""));
     out::print_info(format_args!("http://{address}{METRICS} and {HEALTH}"));
     tokio::spawn(connections::serve(listener, guarded(numbers().with_state(app), guard)));
     Ok(())

@@ -1,4 +1,5 @@
-//! One look at the database: the rows of locks, the queues, the schedules, and their runs.
+//! One look at the database: the rows of locks, the queues, the schedules, their runs,
+//! and what operators have changed.
 
 use std::{
     cmp::Reverse,
@@ -7,7 +8,7 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{InstanceInfo, LockInfo, LockState, RunInfo, RunStatus, ScheduleInfo};
+use rowlock::{ChangeInfo, InstanceInfo, LockInfo, LockState, RunInfo, RunStatus, ScheduleInfo};
 
 use crate::keys::{
     names::{Kind, kind},
@@ -20,6 +21,8 @@ pub const WEEK: TimeDelta = TimeDelta::days(7);
 pub const MAX_RUNS: u32 = 20_000;
 /// How many runs of each schedule are kept, however old they are.
 pub const EACH: u32 = 30;
+/// How many changes of operators are kept.
+pub const CHANGES: u32 = 200;
 
 /// What a look reads: each part is a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +32,7 @@ pub enum Part {
     Schedules,
     Runs,
     Instances,
+    Changes,
 }
 
 impl Part {
@@ -39,6 +43,7 @@ impl Part {
             Self::Schedules => "Schedules",
             Self::Runs => "Runs",
             Self::Instances => "Instances",
+            Self::Changes => "Changes",
         }
     }
 }
@@ -65,6 +70,8 @@ pub struct Snapshot {
     pub runs: Arc<Runs>,
     /// In the order of their labels.
     pub instances: Vec<InstanceInfo>,
+    /// The last changes of operators, the newest first.
+    pub changes: Vec<ChangeInfo>,
     /// What could not be read. The rest was.
     pub unread: Vec<Unread>,
 }

@@ -44,6 +44,7 @@ mod ui_connections;
 mod ui_guard;
 mod ui_load;
 mod ui_operating;
+mod ui_operators;
 mod ui_pages;
 mod ui_runs;
 
@@ -101,6 +102,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     ui_guard::register::<DB>(suite);
     ui_load::register::<DB>(suite);
     ui_operating::register::<DB>(suite);
+    ui_operators::register::<DB>(suite);
     ui_access::register::<DB>(suite);
     ui_browser::register::<DB>(suite);
 }

@@ -2,13 +2,14 @@
 //! finds barriers; `scripts/test` provides it.
 
 use fantoccini::key::Key;
-use harness::{Need, TestDatabase, TestDb, acquired};
+use harness::{Need, TestDatabase, TestDb, acquired, eventually};
 use rowlock::Status;
+use serde_json::json;
 
 use crate::{
-    program::Stage,
+    program::{Program as _, Stage},
     ui::{SCRIPT, open},
-    ui_browser::{BROWSER, Browser, DESK, PHONE, filled},
+    ui_browser::{BROWSER, Browser, DESK, PHONE, filled, output},
 };
 
 const AXE: Need = Need { what: "CHROMEDRIVER and AXE", is_met: |server| (BROWSER.is_met)(server) && axe().is_some() };
@@ -40,7 +41,8 @@ async fn no_page_has_a_barrier<DB: TestDatabase>(db: TestDb<DB>) {
     for number in 0..60 {
         acquired(db.lock().try_acquire(&format!("k/{number}")).await).release(Status::Succeeded).await.unwrap();
     }
-    let ui = open(&db, "--allow-changes").await;
+    db.lock().force_release("deploy", Status::Failed).await.unwrap();
+    let (ui, output) = (open(&db, "--allow-changes").await, output(&db).await);
     let pages = [
         ("/", SCRIPT),
         ("/jobs", "sync-crm"),
@@ -51,6 +53,10 @@ async fn no_page_has_a_barrier<DB: TestDatabase>(db: TestDb<DB>) {
         ("/job?name=sync-crm", "exit"),
         ("/release?key=nightly-report", "by force?"),
         ("/trigger?name=sync-crm", "now?"),
+        ("/skip?name=sync-crm", "Skip the next tick of"),
+        ("/stop?name=sync-crm", "not tried again"),
+        ("/changes", "released"),
+        (&output, "0000000000"),
         ("/nothing", "no such page"),
     ];
     let mut barriers: Vec<String> = Vec::new();
@@ -89,8 +95,17 @@ async fn all_is_reached_by_the_keyboard<DB: TestDatabase>(db: TestDb<DB>) {
     let (_held, _running) = filled(&db, &stage).await;
     let ui = open(&db, "--allow-changes").await;
     let browser = Browser::open(DESK).await;
-    let pages =
-        [("/jobs", "every 1s"), ("/job?name=sync-crm", "every 1s"), ("/runs", "sync-crm"), ("/instances", "alive")];
+    // No run is added to the page of the job while it is read.
+    db.rowlock("pause sync-crm", &[]).await.with(0);
+    eventually("no run is under way", async || db.rowlock("runs --running --json", &[]).await.json() == json!([]))
+        .await;
+    let pages = [
+        ("/jobs", "every 1s"),
+        ("/job?name=sync-crm", "Resume…"),
+        ("/runs", "sync-crm"),
+        ("/changes", "paused"),
+        ("/instances", "alive"),
+    ];
     for (path, shows) in pages {
         browser.goto(&ui, path).await;
         browser.shows(shows).await;

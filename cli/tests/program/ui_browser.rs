@@ -12,13 +12,14 @@ use fantoccini::{
 };
 use harness::{Need, TestDatabase, TestDb, acquired, eventually};
 use hyper_util::client::legacy::connect::HttpConnector;
+use rowlock::Status;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::{
     program::{Program as _, Stage, Started, start},
-    program_cron::{cron, job},
+    program_cron::{cron, job, runs},
     ui::{SCRIPT, Ui, open, open_at},
 };
 
@@ -187,9 +188,10 @@ pub async fn filled<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage) -> (Vec<ro
     for key in [SCRIPT, "nightly-report", "exports#1", "exports#2", "cache#r1", "deploy"] {
         held.push(acquired(lock.try_acquire(key).await));
     }
-    acquired(lock.try_acquire("import/2026-11-22").await).release(rowlock::Status::Failed).await.unwrap();
-    acquired(lock.try_acquire("import/2026-11-21").await).release(rowlock::Status::Succeeded).await.unwrap();
-    let file = job(stage, "sync-crm", "every = \"1s\"", "exit 3");
+    acquired(lock.try_acquire("import/2026-11-22").await).release(Status::Failed).await.unwrap();
+    acquired(lock.try_acquire("import/2026-11-21").await).release(Status::Succeeded).await.unwrap();
+    // One line, as long as an output may be.
+    let file = job(stage, "sync-crm", "every = \"1s\"", "printf %065536d 0; exit 3");
     let running = cron(db, "", &file);
     eventually("a run has failed", async || {
         let runs = db.rowlock("runs sync-crm --json", &[]).await;
@@ -199,10 +201,17 @@ pub async fn filled<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage) -> (Vec<ro
     (held, running)
 }
 
+/// Returns the page of the output of a run of [`filled`].
+pub async fn output<DB: TestDatabase>(db: &TestDb<DB>) -> String {
+    let run = runs(db, "sync-crm").await[0].clone();
+    format!("/output?name=sync-crm&slot={}&attempt={}", run["slot"].as_str().unwrap(), run["attempt"])
+}
+
 async fn each_page_is_shown_in_a_browser<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let (_held, _running) = filled(&db, &stage).await;
-    let ui = open(&db, "--allow-changes").await;
+    let (ui, output) = (open(&db, "--allow-changes").await, output(&db).await);
+    db.lock().force_release("deploy", Status::Failed).await.unwrap();
     let pages = [
         ("locks", "/", "nightly-report"),
         ("jobs", "/jobs", "sync-crm"),
@@ -210,6 +219,8 @@ async fn each_page_is_shown_in_a_browser<DB: TestDatabase>(db: TestDb<DB>) {
         ("key", "/key?key=nightly-report", "batch-2/9120"),
         ("job", "/job?name=sync-crm", "every 1s"),
         ("release", "/release?key=nightly-report", "Release nightly-report by force?"),
+        ("changes", "/changes", "released"),
+        ("output", &output, "0000000000"),
         ("script", "/key?key=%3Cscript%3Edocument.title%3D%27owned%27%3C%2Fscript%3E", SCRIPT),
     ];
     for (screen, name) in [(DESK, "desk"), (PHONE, "phone")] {

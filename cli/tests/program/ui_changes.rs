@@ -52,7 +52,7 @@ async fn a_page_only_shows_unless_changes_are_allowed<DB: TestDatabase>(db: Test
     let _held = acquired(db.lock().try_acquire("k").await);
     let ui = open(&db, "").await;
     assert!(!ui.get("/key?key=k").await.with(200).body.contains("/release"));
-    for path in ["/release", "/pause", "/resume", "/trigger"] {
+    for path in ["/release", "/pause", "/resume", "/trigger", "/skip", "/stop"] {
         let page = ui.get(&format!("{path}?name=k")).await.with(403);
         assert!(page.body.contains("--allow-changes") && page.header("set-cookie").is_none(), "{page:?}");
         ui.post(path, &[], "name=k&csrf=x").await.with(403);
@@ -117,6 +117,7 @@ async fn a_form_counts_with_its_token_only<DB: TestDatabase>(db: TestDb<DB>) {
 async fn released<DB: TestDatabase>(db: &TestDb<DB>, ui: &Ui, headers: &[(&str, &str)]) -> Answer {
     let page = ui.send("GET", "/release?key=k", &[headers, &[("Host", &ui.address)]].concat(), "").await.with(200);
     assert!(page.body.contains("Release k by force?") && page.body.contains("its work may go on"), "{page:?}");
+    assert!(page.body.contains("value=\"F\" checked"), "{page:?}");
     assert!(is_held(db).await, "a look at the form changes nothing");
     let form = Form::of(&page);
     let body = format!("name=k&seen={}&status=F&csrf={}", page.field("seen"), form.csrf);
@@ -162,6 +163,19 @@ async fn a_key_that_has_changed_hands_is_not_released<DB: TestDatabase>(db: Test
     assert_eq!(db.show("k").await["state"], "held_by_another_program");
 }
 
+/// Asks for a change of the job `k` by the form.
+pub async fn asked(ui: &Ui, verb: &str) -> Answer {
+    let form = Form::of(&ui.get(&format!("/{verb}?name=k")).await.with(200));
+    let body = format!("name=k&csrf={}", form.csrf);
+    ui.post(&format!("/{verb}"), &[("Cookie", &form.cookie)], &body).await
+}
+
+/// Changes the job `k`, and returns the page that follows.
+pub async fn changed(ui: &Ui, verb: &str) -> String {
+    let done = asked(ui, verb).await.with(303);
+    ui.get(done.header("location").unwrap()).await.with(200).body
+}
+
 async fn jobs_are_paused_resumed_and_triggered<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let file = job(&stage, "k", "after = \"1h\"", "echo it runs");
@@ -169,11 +183,7 @@ async fn jobs_are_paused_resumed_and_triggered<DB: TestDatabase>(db: TestDb<DB>)
     running.complains("1 job").await;
     let mut ui = open(&db, "--allow-changes").await;
     let mut change = async |verb: &str, shows: &str| {
-        let page = ui.get(&format!("/{verb}?name=k")).await.with(200);
-        let form = Form::of(&page);
-        let body = format!("name=k&csrf={}", form.csrf);
-        let done = ui.post(&format!("/{verb}"), &[("Cookie", &form.cookie)], &body).await.with(303);
-        let page = ui.get(done.header("location").unwrap()).await.with(200).body;
+        let page = changed(&ui, verb).await;
         assert!(page.contains(shows), "{verb}: {page}");
         ui.program.complains(&format!("change=\"{verb}\" of=\"k\"")).await;
     };
@@ -223,6 +233,16 @@ async fn a_password_is_asked_for_and_names_the_operator<DB: TestDatabase>(db: Te
     ui.send("GET", "/", &[("Host", &ui.address), ("Authorization", wrong)], "").await.with(401);
     released(&db, &ui, &[("Authorization", right)]).await.with(303);
     ui.program.complains("change=\"release\" of=\"k\" by=\"ann\"").await;
+    let headers = [("Host", ui.address.as_str()), ("Authorization", right)];
+    for path in ["/changes?q=K", "/key?key=k"] {
+        let page = ui.send("GET", path, &headers, "").await.with(200).body;
+        let row = page.split("<tr>").last().unwrap();
+        for cell in ["What\">released<", "Name\"><a href=\"/key?key=k\">k<", "Who\">ann@127.0.0.1<"] {
+            assert!(row.contains(cell), "{path}: {cell}: {page}");
+        }
+    }
+    let none = ui.send("GET", "/changes?q=other", &headers, "").await.with(200).body;
+    assert!(none.contains("No change matches."), "{none}");
 }
 
 /// A browser sends a cookie to every port of its host.

@@ -33,10 +33,20 @@ harness::tests!(
     postgres(a_time_that_is_none_stops_nothing)
 );
 
-/// The addresses of all pages.
 /// Keys that are claimed within a tick of SQLite's clock may have equal tokens.
 const CLOCK_TICK: Duration = Duration::from_millis(1);
-const PAGES: [&str; 7] = ["/", "/jobs", "/runs", "/instances", "/key?key=k", "/job?name=k", "/release?key=k"];
+/// The addresses of all pages.
+const PAGES: [&str; 9] = [
+    "/",
+    "/jobs",
+    "/runs",
+    "/instances",
+    "/changes",
+    "/key?key=k",
+    "/job?name=k",
+    "/release?key=k",
+    "/output?name=k&slot=2026-10-25T00:00:00Z&attempt=1",
+];
 
 async fn keys_are_shown_as_text<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.builder().label("<b>me</b>\u{202e}").build().unwrap();
