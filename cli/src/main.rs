@@ -168,6 +168,7 @@ async fn run_action<DB: Database>(
         TableAction::Release(release) => claims::release(pool, release).await,
         TableAction::List(list) => list::list(&list.judged_by.lock(pool)?, &list).await,
         TableAction::Show(one) => show::show(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
+        TableAction::Changes(asked) => keys::changes::changes(&LeaseLock::new(pool), &asked).await,
         TableAction::Watch(watch) => list::watch(&watch.judged_by.lock(pool)?, &watch).await,
         TableAction::Forget { older_than, runs, judged_by } => {
             let rows = match runs {

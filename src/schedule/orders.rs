@@ -34,15 +34,15 @@ async fn found<DB: Database>(core: &Core<DB>, name: &Key) -> Result<(ListedSched
     }
 }
 
-/// Returns the next tick that a run of the row does not have.
-fn next_of(row: &ListedSchedule, is_begun: bool) -> Result<DateTime<Utc>, Error> {
+/// Returns the next tick: of a row whose tick is under way, the first one that is still to come.
+fn next_of(row: &ListedSchedule, is_begun: bool, now: DateTime<Utc>) -> Result<DateTime<Utc>, Error> {
     let name = &row.times.name;
     match Schedule::of(&row.times) {
         _ if !is_begun => Ok(row.slot),
         Some(Schedule { timing: Timing::After(_), .. }) => {
             Err(refused(name, "a run is under way, after which its next tick is known".to_owned()))
         }
-        Some(schedule) => Ok(schedule.next(row.slot)),
+        Some(schedule) => Ok(schedule.next(row.slot.max(now))),
         None => Err(refused(name, format!("its times {:?} have no next tick", row.times.spec))),
     }
 }
@@ -102,7 +102,8 @@ impl<DB: Database> Schedules<DB> {
     }
 
     /// Has the next tick of a schedule passed over, in place of an earlier order to skip, and
-    /// returns it. A run that is under way goes on, and so do triggers. The history shows the tick
+    /// returns it. A run that is under way goes on, and those that came due meanwhile are passed over
+    /// too. Triggers run. The history shows the tick
     /// as missed, "skipped by" the [label](Self::label) of these schedules.
     /// [`resume`](Self::resume) takes the order back.
     ///
@@ -141,11 +142,11 @@ impl<DB: Database> Schedules<DB> {
     async fn order_skip(&self, name: &Key, until: Option<DateTime<Utc>>) -> Result<DateTime<Utc>, Error> {
         let core = self.core();
         loop {
-            let (row, _) = found(&core, name).await?;
+            let (row, now) = found(&core, name).await?;
             let is_begun = row.attempt > 0 && row.run_slot == Some(row.slot);
             let until = match until {
                 Some(until) => until,
-                None => next_of(&row, is_begun)?,
+                None => next_of(&row, is_begun, now)?,
             };
             if until < row.slot || (is_begun && until == row.slot) {
                 return Err(refused(
@@ -193,7 +194,7 @@ impl<DB: Database> Schedules<DB> {
     /// Orders the instances of this [label](Self::label) that run now to end: they claim nothing
     /// more, their runs go on, and [`Running::drained`](crate::Running::drained) tells the
     /// application. They notice it at their next beat, within 20 seconds. Instances that start
-    /// later run as usual, also with this label. Returns how many are alive.
+    /// later run as usual, also with this label. Returns how many are known, alive or silent.
     ///
     /// # Errors
     /// As [`list`](Self::list).
@@ -202,19 +203,19 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, the order may be given.
     pub async fn drain(&self, label: &str) -> Result<usize, Error> {
         let (core, instances) = (self.core(), self.instances().await?);
-        let alive = instances.iter().filter(|instance| instance.alive && !instance.calls && instance.label == label);
-        let alive: Vec<(String, DateTime<Utc>)> =
-            alive.map(|instance| (instance.id.simple().to_string(), instance.now)).collect();
-        if alive.is_empty() {
+        let known = instances.iter().filter(|instance| !instance.calls && instance.label == label);
+        let known: Vec<(String, DateTime<Utc>)> =
+            known.map(|instance| (instance.id.simple().to_string(), instance.now)).collect();
+        if known.is_empty() {
             return Ok(0);
         }
         let change = Change { who: &core.label, what: "drained", name: label };
         let drain = async |conn: &mut DB::Connection| {
-            for (id, now) in &alive {
+            for (id, now) in &known {
                 let order = Order { what: What::Drain, name: id, since: *now, until: *now, who: &core.label };
                 DB::order(conn, &order).await?;
             }
-            Ok(Some((alive.len(), String::new())))
+            Ok(Some((known.len(), String::new())))
         };
         let subject = format!("{label:?}");
         let drained = answered!(&*core, Action::Update, &subject, conn => recorded::<DB, _>(conn, &change, drain))?;

@@ -36,7 +36,7 @@ use crate::{
     spans,
     store::{
         Database, Reply,
-        orders::What,
+        orders::{Given, What},
         schedule::{ClaimedRow, Pass, is_trigger},
     },
 };
@@ -296,7 +296,7 @@ async fn by_order<DB: Database>(core: &Core<DB>, what: What, name: &Key) -> Stri
     let ordered: Result<_, Error> =
         answered!(core, Action::Inspect, &quoted(name), conn => DB::ordered(conn, what, name.as_str()));
     match ordered {
-        Ok(Some((.., who))) => format!("{done} by {who}"),
+        Ok(Some(Given { who, .. })) => format!("{done} by {who}"),
         Ok(None) | Err(_) => format!("{done} by an operator"),
     }
 }
@@ -339,9 +339,14 @@ async fn pass_over<DB: Database>(
         Start::Move { to, missed, skipped } => (to, true, missed, skipped),
         Start::Skip { next, skipped } => (next, false, 0, skipped),
     };
-    tracing::warn!(schedule = %claim.key, from = %row.slot, %to, missed = missed.max(skipped), "ticks were missed");
-    let times = schedule.times();
+    let (missed_now, times) = (missed.max(skipped), schedule.times());
     let error = if row.is_skipped() { Some(by_order(core, What::Skip, &claim.key).await) } else { None };
+    match &error {
+        Some(by) => {
+            tracing::warn!(schedule = %claim.key, from = %row.slot, %to, missed = missed_now, by, "ticks are passed over")
+        }
+        None => tracing::warn!(schedule = %claim.key, from = %row.slot, %to, missed = missed_now, "ticks were missed"),
+    }
     let pass = Pass { times: &times, from: row.slot, to, runs, missed, skipped, error: error.as_deref() };
     answered!(core, Action::Update, &quoted(&claim.key), conn => passed_over::<DB>(conn, claim, &pass))
 }

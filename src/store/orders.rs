@@ -44,6 +44,14 @@ pub struct Order<'a> {
     pub who: &'a str,
 }
 
+/// An order that was given.
+#[derive(Clone, Debug)]
+pub struct Given {
+    pub since: DateTime<Utc>,
+    pub until: DateTime<Utc>,
+    pub who: String,
+}
+
 /// The orders that concern a schedule.
 pub const OF_SCHEDULES: [What; 3] = [What::Stop, What::Skip, What::Pause];
 
@@ -60,12 +68,12 @@ pub trait OrderStore: ScheduleStore {
     /// Gives an order, within a transaction.
     fn order(conn: &mut Self::Connection, order: &Order<'_>) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Reads an order: since when and until when it is, and who gave it.
+    /// Reads an order.
     fn ordered(
         conn: &mut Self::Connection,
         what: What,
         name: &str,
-    ) -> impl Future<Output = Reply<Option<(DateTime<Utc>, DateTime<Utc>, String)>>> + Send;
+    ) -> impl Future<Output = Reply<Option<Given>>> + Send;
 
     /// Deletes an order; with a time, only one that is until then at most. Returns `false` if there
     /// is none.
@@ -99,7 +107,7 @@ pub trait OrderStore: ScheduleStore {
 /// Gives the orders for a schedule to another one, within a transaction.
 pub async fn pass_orders<DB: OrderStore>(conn: &mut DB::Connection, from: &str, to: &str) -> Reply<()> {
     for what in OF_SCHEDULES {
-        if let Some((since, until, who)) = DB::ordered(conn, what, from).await? {
+        if let Some(Given { since, until, who }) = DB::ordered(conn, what, from).await? {
             DB::order(conn, &Order { what, name: to, since, until, who: &who }).await?;
             DB::cancel(conn, what, from, None).await?;
         }

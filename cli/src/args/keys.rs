@@ -120,3 +120,15 @@ pub struct Watch {
     #[command(flatten)]
     pub judged_by: MinInterval,
 }
+
+#[derive(Debug, Args)]
+pub struct Changes {
+    /// A key, a schedule, or the label of an instance [default: all]
+    pub name: Option<String>,
+    /// How many at most
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub limit: u32,
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+}

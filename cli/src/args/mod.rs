@@ -18,7 +18,7 @@ use rowlock::Schedule;
 use crate::{
     args::{
         claims::{Acquire, Hold, Lead, Leader, Run},
-        keys::{List, MinInterval, Release, Renew, Show, Watch},
+        keys::{Changes, List, MinInterval, Release, Renew, Show, Watch},
         process::{Stub, Supervise},
         schedules::{Cron, Drain, Instances, Named, Next, Removed, Runs, Schedules, Trigger, Until},
         source::{Doctor, Migrate, SourceArguments},
@@ -131,12 +131,15 @@ pub enum TableAction {
     /// last runs of the schedule of that name
     #[command(after_help = "Example: rowlock show nightly-report --json")]
     Show(Show),
+    /// List what operators changed, the last change first: who, when, and from whom
+    #[command(after_help = "Examples: rowlock changes\n          rowlock changes nightly-report --json")]
+    Changes(Changes),
     /// Show the list, live
     #[command(after_help = "Example: rowlock watch --held")]
     Watch(Watch),
     /// Delete rows of keys that were not used for so long: never one that is held, failed, or
     /// within its minimum interval (the column `time`, an hour at least, and --min-interval); or
-    /// old runs
+    /// old runs, with their output, and old changes of operators
     #[command(
         after_help = "Examples: rowlock forget --older-than 30d\n          rowlock forget --runs --older-than 90d"
     )]
@@ -144,7 +147,8 @@ pub enum TableAction {
         /// How long ago they were released, or the runs ended, at least
         #[arg(long, value_name = "D", value_parser = duration)]
         older_than: Duration,
-        /// Delete the runs of schedules instead; the last success of each stays
+        /// Delete the runs of schedules instead, and changes of operators; the last success of each
+        /// schedule stays
         #[arg(long, conflicts_with = "min_interval")]
         runs: bool,
         #[command(flatten)]

@@ -2,14 +2,15 @@
 
 use anstyle::Style;
 use chrono::{DateTime, Utc};
-use rowlock::{ChangeInfo, Database, Error, LeaseLock, LockInfo, LockState, ScheduleInfo, Schedules};
+use rowlock::{Database, Error, LeaseLock, LockInfo, LockState, ScheduleInfo, Schedules};
 use serde_json::{Value, json};
 
 use crate::{
     args::keys::Show,
     exit::{self, Failure},
-    format::{aligned, brief, clock, precise},
+    format::{aligned, brief, clock},
     keys::{
+        changes,
         names::Parts,
         queues::{self, Queues},
         rows::{duration, object, objects, style, table, work_status},
@@ -34,12 +35,13 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
     let parts = Parts::of(lock, key).await?;
     let queues = Queues::if_possible(lock).await;
     if entry.is_none() && parts.is_empty() && schedule.is_none() {
-        let text =
-            format_args!("{key:?} has no row: it was never taken, or was forgotten; and no schedule has this name");
+        let text = format_args!(
+            "{key:?} has no row: it was never taken, or was forgotten; and no schedule has this name; `rowlock changes` lists what operators did"
+        );
         return Err(Failure::new(exit::REFUSED, text));
     }
     // Before the table of changes was there, nothing was kept.
-    let changes = lock.changes(Some(key), CHANGES).await.unwrap_or_default();
+    let changed = lock.changes(Some(key), CHANGES).await.unwrap_or_default();
     let runs = if schedule.is_some() { schedules.history(key, RUNS).await? } else { Vec::new() };
     if asked.json {
         let mut shown = entry.as_ref().map_or_else(|| json!({ "key": key }), |entry| object(entry, None));
@@ -47,7 +49,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
         shown["permits"] = objects(&parts.permits, &queues).into();
         shown["readers"] = objects(&parts.readers, &queues).into();
         shown["schedule"] = schedule.as_ref().map_or(Value::Null, schedule::show::object);
-        shown["changes"] = changes.iter().map(change_object).collect();
+        shown["changes"] = changed.iter().map(changes::object).collect();
         shown["runs"] = runs.iter().map(schedule::show::run_object).collect();
         out::say_json(&shown)?;
         return Ok(exit::OK);
@@ -59,8 +61,8 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
         let rows = (!rows.is_empty()).then(|| table(rows, &queues));
         std::iter::once(what).chain(rows)
     });
-    let changes = (!changes.is_empty()).then(|| aligned(&changes_table(&changes)));
-    let shown = entry.into_iter().chain(parts).chain(schedule).chain(runs).chain(changes);
+    let changed = (!changed.is_empty()).then(|| changes::table(&changed));
+    let shown = entry.into_iter().chain(parts).chain(schedule).chain(runs).chain(changed);
     out::say(shown.collect::<Vec<_>>().join("\n\n"))?;
     Ok(exit::OK)
 }
@@ -68,25 +70,6 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
 /// How many runs of a schedule are shown with it, and how many changes of operators.
 const RUNS: u32 = 10;
 const CHANGES: u32 = 10;
-
-fn changes_table(changes: &[ChangeInfo]) -> Vec<(Style, [String; 4])> {
-    let header = (Style::new().bold(), ["CHANGED", "WHAT", "WHO", "DETAIL"].map(str::to_owned));
-    let row = |change: &ChangeInfo| {
-        let cells = [&clock(change.at), &change.what, &change.who, &change.detail];
-        (Style::new(), cells.map(|cell| printable(cell)))
-    };
-    std::iter::once(header).chain(changes.iter().map(row)).collect()
-}
-
-fn change_object(change: &ChangeInfo) -> Value {
-    json!({
-        "at": precise(change.at),
-        "what": change.what,
-        "who": change.who,
-        "name": change.name,
-        "detail": change.detail,
-    })
-}
 
 /// Describes a key, one fact a line.
 fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {

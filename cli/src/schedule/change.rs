@@ -1,6 +1,6 @@
 //! `pause`, `resume`, `skip`, `stop`, `trigger`, `remove`, `reset` and `drain`.
 
-use rowlock::{Database, Error, Schedules};
+use rowlock::{Database, Error, InstanceInfo, ScheduleInfo, Schedules};
 
 use crate::{
     args::schedules::{Drain, Named, Removed, Trigger, Until},
@@ -16,64 +16,116 @@ use crate::{
 
 pub async fn pause<DB: Database>(schedules: &Schedules<DB>, asked: &Until) -> Result<u8, Failure> {
     let name = asked.named.name.as_str();
-    let Some(until) = asked.until else {
-        schedules.pause(name).await?;
-        return print_change(schedules, &asked.named, "is paused").await;
+    let was = state_of(schedules, name).await?;
+    let (done, until) = match asked.until {
+        None => (schedules.pause(name).await, String::new()),
+        Some(until) => (schedules.pause_until(name, until).await, format!(" until {}", clock(until))),
     };
-    logged("pause", name, schedules.pause_until(name, until).await, |()| format!("until {}", clock(until)))?;
-    print_change(schedules, &asked.named, &format!("is paused until {}", clock(until))).await
+    logged("pause", name, done, |()| was)?;
+    print_change(schedules, &asked.named, &format!("is paused{until}")).await
+}
+
+pub async fn resume<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
+    let name = named.name.as_str();
+    let was = state_of(schedules, name).await?;
+    logged("resume", name, schedules.resume(name).await, |()| was)?;
+    print_change(schedules, named, "is resumed").await
 }
 
 pub async fn skip<DB: Database>(schedules: &Schedules<DB>, asked: &Until) -> Result<u8, Failure> {
     let name = asked.named.name.as_str();
+    let was = state_of(schedules, name).await?;
     let skipped = match asked.until {
-        Some(until) => schedules.skip_until(name, until).await.map(|()| format!("until {}", clock(until))),
+        Some(until) => schedules.skip_until(name, until).await.map(|()| format!("all ticks until {}", clock(until))),
         None => schedules.skip(name).await.map(|tick| format!("the tick of {}", clock(tick))),
     };
-    let skipped = logged("skip", name, skipped, String::clone)?;
+    let skipped = logged("skip", name, skipped, |_| was)?;
     print_change(schedules, &asked.named, &format!("is skipped: {skipped}; `rowlock resume` takes it back")).await
 }
 
 pub async fn stop<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
     let name = named.name.as_str();
     let before = find(schedules, name).await?;
-    let is_stopped = logged("stop", name, schedules.stop(name).await, |_| described(&before))?;
-    if !is_stopped {
-        return Err(nothing_to_stop(name));
+    if !schedules.stop(name).await? {
+        let failure = nothing_to_stop(name);
+        log_failure("stop", name, &failure);
+        return Err(failure);
     }
+    log_change("stop", name, described(&before));
     let what = match before.running {
-        true => format!("is stopped: {} stops the run within 20 seconds", before.by),
+        true => format!("is to stop: {}", who_stops(&before, &schedules.instances().await?)),
         false => "is stopped: its tick is not tried again".to_owned(),
     };
-    print_change(schedules, named, &what).await
+    print_change(schedules, named, &format!("{what}{}", what_follows(&before))).await
 }
 
 pub fn nothing_to_stop(name: &str) -> Failure {
     Failure::new(REFUSED, format_args!("{name}: no tick was begun that could be stopped"))
 }
 
+/// Says who stops a run, and what if that one is silent.
+fn who_stops(info: &ScheduleInfo, instances: &[InstanceInfo]) -> String {
+    let heard = instances.iter().filter(|one| one.label == info.by).map(|one| (one.alive, one.beat)).max();
+    let seen = "`rowlock why` shows it until then";
+    match heard {
+        Some((false, beat)) => format!(
+            "{} is silent since {}, and its command may go on; another machine ends the tick when the lease is over",
+            info.by,
+            clock(beat)
+        ),
+        _ => format!("{} stops its command within 20 seconds and its --grace; {seen}", info.by),
+    }
+}
+
+/// Says that another tick is due already.
+fn what_follows(info: &ScheduleInfo) -> String {
+    let run_slot = info.run_slot.unwrap_or(info.slot);
+    let next = info.schedule().and_then(|schedule| schedule.upcoming(run_slot).next()).filter(|next| *next <= info.now);
+    let says = |next| {
+        format!(
+            "; its tick of {} is due, and begins after that unless it is paused, or skipped until later",
+            clock(next)
+        )
+    };
+    next.map(says).unwrap_or_default()
+}
+
 pub async fn drain<DB: Database>(schedules: &Schedules<DB>, drain: &Drain) -> Result<u8, Failure> {
     let label = drain.label.as_str();
-    let alive = logged("drain", label, schedules.drain(label).await, |alive| format!("{alive} alive"))?;
-    if alive == 0 {
-        let text = format_args!("no instance of the label {label:?} is alive: `rowlock instances` lists them");
-        return Err(Failure::new(REFUSED, text));
+    let instances = schedules.instances().await?;
+    let silent = instances.iter().filter(|one| one.label == label && !one.calls && !one.alive).count();
+    let known = schedules.drain(label).await?;
+    if known == 0 {
+        let text = format_args!("no instance has the label {label:?}: `rowlock instances` lists them");
+        let failure = Failure::new(REFUSED, text);
+        log_failure("drain", label, &failure);
+        return Err(failure);
     }
-    let end = if alive == 1 { "1 instance ends" } else { &format!("{alive} instances end") };
-    out::say(format_args!("{}: {end} after what it runs now", printable(label)))?;
+    log_change("drain", label, format!("{known} known, {silent} silent"));
+    let end = if known == 1 { "1 instance ends" } else { &format!("{known} instances end") };
+    let silent = if silent > 0 { format!("; {silent} of them silent, once heard of again") } else { String::new() };
+    let say = format_args!("{}: {end} after its runs, for which it has its own --drain{silent}", printable(label));
+    out::say(say)?;
     Ok(exit::OK)
 }
 
-pub async fn resume<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
-    schedules.resume(named.name.as_str()).await?;
-    print_change(schedules, named, "is resumed").await
+/// Describes a schedule before it is changed.
+async fn state_of<DB: Database>(schedules: &Schedules<DB>, name: &str) -> Result<String, Failure> {
+    find(schedules, name).await.map(|info| described(&info))
 }
 
 pub async fn trigger<DB: Database>(schedules: &Schedules<DB>, trigger: &Trigger) -> Result<u8, Failure> {
     let name = trigger.named.name.as_str();
     // One that waits is not asked for again. A trigger during a triggered run is another one.
     let before = schedules.inspect(name).await?.filter(|info| !info.running).and_then(|info| info.triggered);
-    ask_for_run(schedules, name, trigger.anyway, "--anyway asks for the run all the same").await?;
+    let was = state_of(schedules, name).await?;
+    match ask_for_run(schedules, name, trigger.anyway, "--anyway asks for the run all the same").await {
+        Ok(()) => log_change("trigger", name, was),
+        Err(failure) => {
+            log_failure("trigger", name, &failure);
+            return Err(failure);
+        }
+    }
     let info = find(schedules, name).await?;
     let what = match (nobody_runs(&info), info.paused) {
         (Some(why), _) => format!("is triggered, though {why}: the next instance that declares it runs it"),

@@ -70,11 +70,20 @@ pub async fn output<DB: Database>(schedules: &Schedules<DB>, asked: &Output) -> 
             && asked.slot.is_none_or(|slot| run.slot == slot)
             && asked.attempt.is_none_or(|attempt| run.attempt == attempt)
     };
+    let info = find(schedules, name).await?;
+    let goes_on = info
+        .running
+        .then(|| format!("attempt {} runs now on {}: its output is kept at its end", info.attempt, info.by));
     let Some(run) = runs.iter().find(is_asked_for) else {
-        find(schedules, name).await?;
+        if let Some(goes_on) = goes_on {
+            return Err(Failure::new(REFUSED, format_args!("{name}: {goes_on}")));
+        }
         let text = format_args!("{name:?} has no such run among its last {RUNS}: `rowlock runs {name}` lists them");
         return Err(Failure::new(REFUSED, text));
     };
+    if let Some(goes_on) = goes_on.filter(|_| asked.slot.is_none() && asked.attempt.is_none()) {
+        out::print_info(format_args!("{name}: {goes_on}; this is of the run before"));
+    }
     let Some(output) = schedules.output(name, run.slot, run.attempt).await? else {
         let (slot, attempt) = (clock(run.slot), run.attempt);
         let text = format_args!(

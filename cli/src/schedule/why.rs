@@ -106,7 +106,7 @@ impl Seen<'_> {
                 (None, _) => info.note.as_ref().map(|note| format!("{note}; ")).unwrap_or_default(),
             };
             return Some(format!(
-                "it runs: attempt {attempt} on {by} since {since}, under token {}; {does}its lease, which is renewed, ends at {until}",
+                "it runs: attempt {attempt} on {by} since {since}, under token {}; {does}its lease ends at {until}",
                 info.token
             ));
         }

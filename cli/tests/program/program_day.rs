@@ -228,7 +228,10 @@ async fn a_day_in_the_life<DB: TestDatabase>(db: TestDb<DB>) {
     let killed = site.machines.remove("node-1").unwrap();
     killed.signal(Signal::KILL);
     killed.ended().await.with(-9);
-    assert_eq!(site.ask("drain node-2").await, "node-2: 1 instance ends after what it runs now\n");
+    assert_eq!(
+        site.ask("drain node-2").await,
+        "node-2: 1 instance ends after its runs, for which it has its own --drain\n"
+    );
     assert_clean(&site.machines.remove("node-2").unwrap().ended().await.with(0).err);
     eventually("one is alive", async || site.instances().await.len() == 1).await;
     all_succeed_again(&site, jobs).await;
@@ -241,7 +244,7 @@ async fn a_day_in_the_life<DB: TestDatabase>(db: TestDb<DB>) {
     eventually("it is stuck", async || site.ask("runs --running stuck").await.contains("pid ")).await;
     assert!(site.ask("why stuck").await.contains("it runs: attempt 1 on node-3 since 2"));
     std::fs::remove_file(site.stage.file("stuck")).unwrap();
-    assert!(site.ask("stop stuck").await.contains("node-3 stops the run"));
+    assert!(site.ask("stop stuck").await.contains("node-3 stops its command"));
     let stopped = ended_as(&db, "stuck", "failed").await;
     assert!(stopped["error"].as_str().unwrap().starts_with("stopped by ann@"), "{stopped}");
     assert!(site.ask("show stuck").await.contains("ann@"), "who has stopped it");

@@ -247,7 +247,7 @@ async fn each_commands_help_has_an_example<DB: TestDatabase>(_: TestDb<DB>) {
         .filter(|line| !line.starts_with("   "))
         .filter_map(|line| line.split_whitespace().next())
         .collect();
-    assert_eq!(commands.len(), 31, "{commands:?}");
+    assert_eq!(commands.len(), 32, "{commands:?}");
     let words: Vec<&str> = help.split_whitespace().collect();
     for code in ["0", "2", "69", "73", "74", "75", "78", "124", "126", "127"] {
         assert!(words.contains(&code), "{code}: {help}");

@@ -18,6 +18,7 @@ harness::tests!(everywhere(
     what_runs_print_is_shown,
     a_run_shows_its_process_and_what_it_waits_for,
     what_operators_changed_is_shown,
+    a_stop_says_what_it_cannot_do,
     an_order_for_nothing_is_refused
 ));
 
@@ -37,7 +38,7 @@ async fn a_command_is_stopped_from_elsewhere_and_its_output_kept<DB: TestDatabas
     let running = cron(&db, "--label node-1", &job(&stage, "k", &terms, &format!("echo begun; {STAYS}")));
     stage.up().await;
     let said = by_ann(&db, "stop k", &[]).await.with(0);
-    assert!(said.out.starts_with("k is stopped: node-1 stops the run"), "{said:?}");
+    assert!(said.out.starts_with("k is to stop: node-1 stops its command within 20 seconds"), "{said:?}");
     let run = ended_as(&db, "k", "failed").await;
     let error = run["error"].as_str().unwrap();
     assert!(error.starts_with("stopped by ann@"), "{run}");
@@ -97,7 +98,7 @@ async fn an_instance_that_is_drained_ends_after_its_runs<DB: TestDatabase>(db: T
     let stays = cron(&db, "--label node-2", &job(&other, "other", "after = \"1h\"", "true"));
     ended_as(&db, "other", "succeeded").await;
     let said = by_ann(&db, "drain node-1", &[]).await.with(0).out;
-    assert_eq!(said, "node-1: 1 instance ends after what it runs now\n");
+    assert_eq!(said, "node-1: 1 instance ends after its runs, for which it has its own --drain\n");
     eventually("it claims nothing more", async || {
         let instances = db.rowlock("instances --json", &[]).await.with(0).json();
         instances.as_array().unwrap().iter().all(|instance| instance["label"] != "node-1")
@@ -188,8 +189,37 @@ async fn what_operators_changed_is_shown<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(changes.as_array().unwrap().iter().all(|change| change["who"].as_str().unwrap().starts_with("ann@")));
     let detail = format!("from node-1, token {}; status F", lease.token());
     assert_eq!(changes[4]["detail"].as_str(), Some(&*detail));
-    let shown = db.rowlock("show k", &[]).await.with(0).out;
-    assert!(shown.contains("CHANGED") && shown.contains(&detail), "{shown}");
+    for words in ["show k", "changes k", "changes"] {
+        let shown = db.rowlock(words, &[]).await.with(0).out;
+        assert!(shown.contains("CHANGED") && shown.contains(&detail), "{words}: {shown}");
+    }
+    assert_eq!(db.rowlock("changes --limit 2 --json", &[]).await.with(0).json().as_array().unwrap().len(), 2);
+    assert_eq!(db.rowlock("changes other", &[]).await.with(0).out.lines().count(), 1, "the header");
+}
+
+/// The machine is suspended, or its tick took so long that the next one is due.
+async fn a_stop_says_what_it_cannot_do<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let running = cron(&db, "--label node-1 --grace 2s", &job(&stage, "k", "every = \"1s\"\nlease = \"10s\"", STAYS));
+    stage.up().await;
+    let asked = db.rowlock("output k", &[]).await.with(75);
+    assert!(asked.err.contains("k: attempt 1 runs now on node-1: its output is kept at its end"), "{asked:?}");
+    let before = db.rowlock("schedules --json", &[]).await.json()[0]["run_slot"].clone();
+    eventually("the next tick is due", async || {
+        let at = |time: &serde_json::Value| time.as_str().unwrap().parse::<chrono::DateTime<chrono::Utc>>().unwrap();
+        chrono::Utc::now() - at(&before) > chrono::TimeDelta::seconds(2)
+    })
+    .await;
+    running.signal(Signal::STOP);
+    let ago = DB::ago(60_000);
+    db.execute(&format!("UPDATE t_resource_schedule_instance SET beat_at = {ago} WHERE label = 'node-1'")).await;
+    let said = by_ann(&db, "stop k", &[]).await.with(0).out;
+    assert!(said.starts_with("k is to stop: node-1 is silent since 2"), "{said}");
+    assert!(said.contains("; its tick of 2") && said.contains(" is due, and begins after that"), "{said}");
+    let drained = by_ann(&db, "drain node-1", &[]).await.with(0).out;
+    assert!(drained.contains("; 1 of them silent, once heard of again"), "{drained}");
+    running.signal(Signal::CONT);
+    running.ended().await.with(0);
 }
 
 async fn an_order_for_nothing_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
@@ -200,7 +230,7 @@ async fn an_order_for_nothing_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
         ("skip absent", 75, "there is no schedule \"absent\""),
         ("pause k --until 2020-01-01T00:00:00Z", 75, "which has passed"),
         ("pause k --until soon", 2, "or a duration like 8h"),
-        ("drain nobody", 75, "no instance of the label \"nobody\" is alive"),
+        ("drain nobody", 75, "no instance has the label \"nobody\""),
     ] {
         let refused = db.rowlock(order, &[]).await.with(code);
         assert!(refused.err.contains(says) && refused.out.is_empty(), "{order}: {refused:?}");

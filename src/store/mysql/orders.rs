@@ -7,7 +7,7 @@ use crate::{
     key::{Claim, Key},
     store::{
         Reply,
-        orders::{AttemptOf, Order, OrderStore, What},
+        orders::{AttemptOf, Given, Order, OrderStore, What},
         schedule::to_stored_count,
     },
 };
@@ -42,13 +42,10 @@ impl OrderStore for MySql {
         query.bind(order.who).execute(conn).await.map(drop)
     }
 
-    async fn ordered(
-        conn: &mut MySqlConnection,
-        what: What,
-        name: &str,
-    ) -> Reply<Option<(DateTime<Utc>, DateTime<Utc>, String)>> {
+    async fn ordered(conn: &mut MySqlConnection, what: What, name: &str) -> Reply<Option<Given>> {
         let query = sqlx::query_as::<_, (NaiveDateTime, NaiveDateTime, String)>(ORDERED).bind(what.name()).bind(name);
-        Ok(query.fetch_optional(conn).await?.map(|(since, until, who)| (since.and_utc(), until.and_utc(), who)))
+        let given = query.fetch_optional(conn).await?;
+        Ok(given.map(|(since, until, who)| Given { since: since.and_utc(), until: until.and_utc(), who }))
     }
 
     async fn cancel(conn: &mut MySqlConnection, what: What, name: &str, by: Option<DateTime<Utc>>) -> Reply<bool> {

@@ -7,7 +7,7 @@ use crate::{
     key::{Claim, Key},
     store::{
         Reply,
-        orders::{AttemptOf, Order, OrderStore, What},
+        orders::{AttemptOf, Given, Order, OrderStore, What},
         postgres::row::finite,
         schedule::to_stored_count,
     },
@@ -51,12 +51,9 @@ impl OrderStore for Postgres {
         query.bind(order.who).execute(conn).await.map(drop)
     }
 
-    async fn ordered(
-        conn: &mut PgConnection,
-        what: What,
-        name: &str,
-    ) -> Reply<Option<(DateTime<Utc>, DateTime<Utc>, String)>> {
-        sqlx::query_as(ORDERED).bind(what.name()).bind(name).fetch_optional(conn).await
+    async fn ordered(conn: &mut PgConnection, what: What, name: &str) -> Reply<Option<Given>> {
+        let given = sqlx::query_as(ORDERED).bind(what.name()).bind(name).fetch_optional(conn).await?;
+        Ok(given.map(|(since, until, who)| Given { since, until, who }))
     }
 
     async fn cancel(conn: &mut PgConnection, what: What, name: &str, by: Option<DateTime<Utc>>) -> Reply<bool> {

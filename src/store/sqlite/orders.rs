@@ -7,7 +7,7 @@ use crate::{
     key::{Claim, Key},
     store::{
         Reply,
-        orders::{AttemptOf, Order, OrderStore, What},
+        orders::{AttemptOf, Given, Order, OrderStore, What},
         schedule::to_stored_count,
         sqlite::row::{now, time},
     },
@@ -45,14 +45,11 @@ impl OrderStore for Sqlite {
         query.bind(order.who).execute(conn).await.map(drop)
     }
 
-    async fn ordered(
-        conn: &mut SqliteConnection,
-        what: What,
-        name: &str,
-    ) -> Reply<Option<(DateTime<Utc>, DateTime<Utc>, String)>> {
+    async fn ordered(conn: &mut SqliteConnection, what: What, name: &str) -> Reply<Option<Given>> {
         let row = sqlx::query(ORDERED).bind(what.name()).bind(name).fetch_optional(conn).await?;
         let at = |row: &SqliteRow, name| time(row, name).map(Option::unwrap_or_default);
-        row.map(|row| Ok((at(&row, "since")?, at(&row, "until")?, row.try_get("who")?))).transpose()
+        let given = |row| Ok(Given { since: at(&row, "since")?, until: at(&row, "until")?, who: row.try_get("who")? });
+        row.map(given).transpose()
     }
 
     async fn cancel(conn: &mut SqliteConnection, what: What, name: &str, by: Option<DateTime<Utc>>) -> Reply<bool> {

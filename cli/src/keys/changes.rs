@@ -1,0 +1,40 @@
+//! `changes`: what operators did.
+
+use anstyle::Style;
+use rowlock::{ChangeInfo, Database, LeaseLock};
+use serde_json::{Value, json};
+
+use crate::{
+    args::keys::Changes,
+    exit::{self, Failure},
+    format::{aligned, clock, precise},
+    out::{self, printable},
+};
+
+pub async fn changes<DB: Database>(lock: &LeaseLock<DB>, asked: &Changes) -> Result<u8, Failure> {
+    let changes = lock.changes(asked.name.as_deref(), asked.limit).await?;
+    match asked.json {
+        true => out::say_json(&changes.iter().map(object).collect::<Value>())?,
+        false => out::say(table(&changes))?,
+    }
+    Ok(exit::OK)
+}
+
+pub fn table(changes: &[ChangeInfo]) -> String {
+    let header = (Style::new().bold(), ["CHANGED", "WHAT", "NAME", "WHO", "DETAIL"].map(str::to_owned));
+    let rows = changes.iter().map(|change| {
+        let cells = [&clock(change.at), &change.what, &change.name, &change.who, &change.detail];
+        (Style::new(), cells.map(|cell| printable(cell)))
+    });
+    aligned(&std::iter::once(header).chain(rows).collect::<Vec<_>>())
+}
+
+pub fn object(change: &ChangeInfo) -> Value {
+    json!({
+        "at": precise(change.at),
+        "what": change.what,
+        "who": change.who,
+        "name": change.name,
+        "detail": change.detail,
+    })
+}
