@@ -29,8 +29,8 @@ const RECOVERED: &str = "rowlock::recovered";
 const SELDOM: Duration = Duration::from_secs(60);
 
 /// Lets a warning of each attempt at something pass once a minute, whatever it concerns: while a
-/// database is away, each run and each lease has the same cause. What is said once for a failure, and
-/// "tried until" it is over, passes.
+/// database is away, each run and each lease has the same cause. What is said once for a failure,
+/// and "tried until" it is over, passes.
 #[derive(Default)]
 struct Seldom(Mutex<HashMap<Identifier, Instant>>);
 

@@ -300,8 +300,8 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     /// Returns what operators have changed, of a key, a schedule, an instance or of all, the last
-    /// change first: at most `limit`. [`Schedules::forget_history`](crate::Schedules::forget_history)
-    /// deletes old ones.
+    /// change first: at most `limit`.
+    /// [`Schedules::forget_history`](crate::Schedules::forget_history) deletes old ones.
     ///
     /// # Errors
     /// [`Error::TableMissing`] and similar errors, [`Error::Database`], [`Error::TimedOut`],

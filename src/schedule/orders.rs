@@ -49,9 +49,9 @@ fn next_of(row: &ListedSchedule, is_begun: bool, now: DateTime<Utc>) -> Result<D
 
 impl<DB: Database> Schedules<DB> {
     /// Stops the tick of a schedule that was begun, wherever its run is: the instance that has it
-    /// drops the work when it renews the lease, within a third of the lease and 20 s at most. The tick
-    /// ends as failed, "stopped by" the [label](Self::label) of these schedules, and is not tried
-    /// again. Nor is one that waits for its next attempt, or whose process has died. Returns
+    /// drops the work when it renews the lease, within a third of the lease and 20 s at most. The
+    /// tick ends as failed, "stopped by" the [label](Self::label) of these schedules, and is not
+    /// tried again. Nor is one that waits for its next attempt, or whose process has died. Returns
     /// `false` if no tick was begun.
     ///
     /// Work that succeeds before it is dropped has succeeded.
@@ -102,10 +102,9 @@ impl<DB: Database> Schedules<DB> {
     }
 
     /// Has the next tick of a schedule passed over, in place of an earlier order to skip, and
-    /// returns it. A run that is under way goes on, and those that came due meanwhile are passed over
-    /// too. Triggers run. The history shows the tick
-    /// as missed, "skipped by" the [label](Self::label) of these schedules.
-    /// [`resume`](Self::resume) takes the order back.
+    /// returns it. A run that is under way goes on, and those that came due meanwhile are passed
+    /// over too. Triggers run. The history shows the tick as missed, "skipped by" the
+    /// [label](Self::label) of these schedules. [`resume`](Self::resume) takes the order back.
     ///
     /// # Errors
     /// [`Error::InvalidSchedule`] if the next tick is not known: the times of the row are of
@@ -175,7 +174,8 @@ impl<DB: Database> Schedules<DB> {
     }
 
     /// Pauses a schedule until this time. An instance resumes it then, at most a minute late, but
-    /// leaves an order to [skip](Self::skip) as it is. Instances of a version before this method leave it paused.
+    /// leaves an order to [skip](Self::skip) as it is. Instances of a version before this method
+    /// leave it paused.
     ///
     /// # Errors
     /// [`Error::InvalidSchedule`] for a time that has passed; otherwise as [`pause`](Self::pause).

@@ -276,7 +276,8 @@ async fn acquire_exclusive<DB: Database>(
     not_begun
 }
 
-/// Says of a run, once, that it waits for its key, if it does so for more than a moment. Never ends.
+/// Says of a run, once, that it waits for its key, if it does so for more than a moment. Never
+/// ends.
 async fn say_what_it_waits_for<DB: Database>(core: &Core<DB>, claim: &Claim, key: &Key, has_said: &AtomicBool) {
     sleep(MOMENT).await;
     has_said.store(true, Ordering::Relaxed);

@@ -241,8 +241,8 @@ impl Schedule {
         self
     }
 
-    /// Sets a text for operators, which they see beside the schedule while an instance that is alive
-    /// declares it: what it is for, and whom to ask. At most 1,000 characters are kept.
+    /// Sets a text for operators, which they see beside the schedule while an instance that is
+    /// alive declares it: what it is for, and whom to ask. At most 1,000 characters are kept.
     #[must_use]
     pub fn description(mut self, text: &str) -> Self {
         let shown = text.chars().filter(|c| !c.is_control() || ['\n', '\t'].contains(c));

@@ -27,8 +27,8 @@ pub(super) const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CatchUp {
-    /// The last tick runs if it is not older than the [grace](crate::Schedule::grace). All others are
-    /// passed over, and the history counts them.
+    /// The last tick runs if it is not older than the [grace](crate::Schedule::grace). All others
+    /// are passed over, and the history counts them.
     Skip,
     /// The last tick runs, and stands for all others.
     #[default]
