@@ -21,6 +21,7 @@ pub(super) async fn undo(conn: &mut SqliteConnection) -> Reply<()> {
 }
 
 /// Executes statements in a transaction of their own, which is undone if they change nothing.
+#[cfg(feature = "schedule")]
 pub(super) async fn begun(
     conn: &mut SqliteConnection,
     changes: impl AsyncFnOnce(&mut SqliteConnection) -> Reply<bool>,
