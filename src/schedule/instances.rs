@@ -413,14 +413,12 @@ impl Declared {
         let begun = (row.running || row.attempt > 0) && last == Some(row.slot);
         let old = Schedule::of(&row.times).filter(|old| !matches!(old.timing, Timing::After(_)));
         let due = if begun { old.as_ref().map(|old| old.next(row.slot)) } else { Some(row.slot) };
+        let later = old.as_ref().and_then(|old| schedule.later_than(old)).filter(|later| !later.is_zero());
+        if let (Some(next), Some(later)) = (due, later) {
+            return moved(next, later, (last, now), schedule);
+        }
         if let Some(due) = due.filter(|due| *due <= now) {
             return due;
-        }
-        // Another jitter moves the same ticks.
-        let next = if begun { old.as_ref().map(|old| old.next(row.slot)) } else { Some(row.slot) };
-        let later = old.as_ref().and_then(|old| schedule.later_than(old));
-        if let (Some(next), Some(later)) = (next, later) {
-            return next + later;
         }
         if let Timing::After(_) = schedule.timing {
             let under_way = !begun && row.times.spec.starts_with(AFTER);
@@ -442,6 +440,19 @@ impl Declared {
         let ended = std::iter::successors(Some(floor), tick_after).take_while(|tick| *tick < row.slot && *tick <= now);
         schedule.next(ended.last().unwrap_or(floor))
     }
+}
+
+/// Returns where another jitter moves a tick. One that would be due for longer keeps its time, and
+/// none comes before the last run.
+fn moved(
+    tick: DateTime<Utc>,
+    later: TimeDelta,
+    (last, now): (Option<DateTime<Utc>>, DateTime<Utc>),
+    schedule: &Schedule,
+) -> DateTime<Utc> {
+    let moved = tick + later;
+    let slot = if later < TimeDelta::zero() && moved <= now { tick } else { moved };
+    last.filter(|last| slot <= *last).map_or(slot, |last| schedule.next(last))
 }
 
 /// Returns the schedules that instances leave without one although their service lives on: another

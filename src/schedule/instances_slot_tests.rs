@@ -5,7 +5,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use crate::{
     key::Key,
     schedule::{
-        instances::{Decision, Declared, Judge, Word},
+        instances::{Decision, Declared, Judge, Word, moved},
         spec::Schedule,
     },
     store::{
@@ -36,6 +36,24 @@ fn slot_at_90(spec: &str, last_run: DateTime<Utc>) -> i64 {
 
 /// The tick of 03:00 is moved, and neither run again nor left out, whatever the jitter was and is,
 /// and whether the tick of the day before is under way.
+/// What is due when the jitter changes is run once, and by its own time if a smaller jitter would
+/// make it late.
+#[test]
+fn another_jitter_repeats_no_tick_that_is_due() {
+    let day = |hour: i64, minute: i64| at(0) + TimeDelta::hours(hour) + TimeDelta::minutes(minute);
+    let schedule = Schedule::cron("report", "0 3 * * *").unwrap();
+    let (half, hours) = (TimeDelta::minutes(30), TimeDelta::hours(2));
+    // The tick of 03:00 is due since 20 s, and comes at 03:30 now: not at both.
+    assert_eq!(moved(day(3, 0), half, (None, day(3, 0) + TimeDelta::seconds(20)), &schedule), day(3, 30));
+    // One of 05:00 does not become late at 04:00.
+    assert_eq!(moved(day(5, 0), -hours, (None, day(4, 0)), &schedule), day(5, 0));
+    assert_eq!(moved(day(5, 0), -hours, (None, day(2, 0)), &schedule), day(3, 0));
+    // Nor does one come at or before the last run.
+    let often = Schedule::every("often", std::time::Duration::from_secs(60)).unwrap();
+    let last = Some(day(12, 4));
+    assert_eq!(moved(day(12, 5), -TimeDelta::minutes(2), (last, day(12, 1)), &often), day(12, 5));
+}
+
 #[test]
 fn another_jitter_moves_the_next_tick() {
     let at = |text: &str| text.parse::<DateTime<Utc>>().unwrap();
@@ -61,9 +79,13 @@ fn another_jitter_moves_the_next_tick() {
                     ..ListedSchedule::unrun(old.times(), slot)
                 };
                 let judge = Judge { judges: true, calls: false, lives: TimeDelta::seconds(60) };
-                let moved = Declared::new(&new).slot_after(&row, judge, &Word::default(), now);
-                let day = TimeDelta::days(i64::from(begun));
-                assert_eq!(plain(moved, &new), plain(slot, &old) + day, "{name}: {slot} {moved} {begun}");
+                let slot_now = Declared::new(&new).slot_after(&row, judge, &Word::default(), now);
+                let next = plain(slot, &old) + TimeDelta::days(i64::from(begun));
+                // A smaller jitter makes no tick late.
+                let is_late = plain(slot_now, &new) != next && new.later_than(&old).unwrap() < TimeDelta::zero();
+                let kept = if begun { old.next(slot) } else { slot };
+                let is_kept = is_late && slot_now == kept && next + new.later_than(&cron("report", 0)).unwrap() <= now;
+                assert!(is_kept || plain(slot_now, &new) == next, "{name}: {slot} {slot_now} {begun}");
             }
         }
     }

@@ -1,7 +1,5 @@
 //! Orders of operators that instances obey, and what operators have changed.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
@@ -75,13 +73,16 @@ impl<DB: Database> Schedules<DB> {
     pub async fn stop(&self, name: &str) -> Result<bool, Error> {
         let (core, name) = (self.core(), Key::new(name)?);
         let change = Change { who: &core.label, what: "stopped", name: name.as_str() };
-        let given = AtomicBool::new(false);
+        let mut tried = None;
         loop {
             let (row, _) = found(&core, &name).await?;
             let Some(until) = row.run_slot.filter(|_| row.attempt > 0) else {
                 // An order whose reply was lost may have ended the tick.
-                return Ok(given.into_inner());
+                let Some(tried) = tried else { return Ok(false) };
+                let given = answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::ordered(conn, What::Stop, name.as_str()))?;
+                return Ok(given.is_some_and(|given| given.until == tried && given.who == core.label));
             };
+            tried = Some(until);
             let stop = async |conn: &mut DB::Connection| {
                 if !DB::latch(conn, &name, row.slot, row.attempt).await? {
                     return Ok(None);
@@ -89,7 +90,6 @@ impl<DB: Database> Schedules<DB> {
                 DB::wake(conn, &name).await?;
                 let order = Order { what: What::Stop, name: name.as_str(), since: until, until, who: &core.label };
                 DB::order(conn, &order).await?;
-                given.store(true, Ordering::Relaxed);
                 Ok(Some(((), format!("the tick of {until}, attempt {}", row.attempt))))
             };
             let stopped: Result<_, Error> =
@@ -153,8 +153,8 @@ impl<DB: Database> Schedules<DB> {
                     format!("no tick is skipped until {until}: the next one is at {}", row.slot),
                 ));
             }
-            // A tick that was begun is finished.
-            let since = if is_begun { row.slot + TimeDelta::microseconds(1) } else { row.slot };
+            // A tick that was begun is finished. Otherwise, whatever comes until then is passed over.
+            let since = if is_begun { row.slot + TimeDelta::microseconds(1) } else { DateTime::UNIX_EPOCH };
             let change = Change { who: &core.label, what: "skipped", name: name.as_str() };
             let skip = async |conn: &mut DB::Connection| {
                 if !DB::latch(conn, name, row.slot, row.attempt).await? {

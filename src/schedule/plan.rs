@@ -119,7 +119,11 @@ pub fn start(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
 /// first.
 fn choose(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
     let Some(until) = row.skip.filter(|_| row.is_skipped()).map(|(_, until)| until) else {
-        return choose_due(schedule, row, now);
+        return match choose_due(schedule, row, now) {
+            // This one was begun before the order, and stands for none that is skipped.
+            Start::Move { to, .. } if (Row { slot: to, ..row.clone() }).is_skipped() => Start::Run,
+            start => start,
+        };
     };
     let is_delay = matches!(schedule.timing, Timing::After(_));
     let end = if is_delay { now } else { until.min(now) };

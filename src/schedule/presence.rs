@@ -164,11 +164,15 @@ impl Presence {
         }
         if let Err(error) = self.announce(core).await {
             // The database may not hold the characters of a description.
+            let before = self.clone();
             if error.is_retryable() || !self.leaves_descriptions_out() {
                 return Err(error);
             }
-            tracing::warn!(?error, "the instance was not announced; it is, without descriptions");
-            self.announce(core).await?;
+            if self.announce(core).await.is_err() {
+                *self = before;
+                return Err(error);
+            }
+            tracing::warn!(?error, "the instance was announced without descriptions");
         }
         (self.beats, self.since, self.unbroken) = (1, seen.now, Instant::now());
         self.look_at(core, seen, None).await.map(drop)
@@ -211,7 +215,11 @@ impl Presence {
         answered!(core, Action::Update, INSTANCES, conn => DB::end_instance(conn, id))?;
         if self.is_drained {
             let name = id.simple().to_string();
-            answered!(core, Action::Update, INSTANCES, conn => DB::cancel(conn, What::Drain, &name, None))?;
+            let done: Result<bool, Error> =
+                answered!(core, Action::Update, INSTANCES, conn => DB::cancel(conn, What::Drain, &name, None));
+            if let Err(error) = done {
+                tracing::debug!(?error, "an order for an instance that has ended stays");
+            }
         }
         let seen = answered!(core, Action::Inspect, INSTANCES, conn => DB::beat(conn, None))?;
         if seen.sets.iter().any(|set| set.declares_id == self.announcement.declares_id && set.alive > 0) {
@@ -373,7 +381,7 @@ async fn end_pauses<DB: Database>(core: &Core<DB>, declared: &[Declared], view: 
                 continue;
             }
             true => resume(core, name, until).await.map(|done| resumed |= done),
-            false => forget_pause(core, name).await,
+            false => forget_pause(core, name, until).await,
         };
         if let Err(error) = done {
             tracing::warn!(schedule = %name, ?error, "the end of its pause was not carried out; trying again");

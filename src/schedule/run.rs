@@ -27,7 +27,7 @@ use crate::{
         keeper::Keeper,
         plan::{self, Row, Start},
         spec::Schedule,
-        tick::{InTransaction, Tick, note},
+        tick::{InTransaction, Inner, Tick, note},
     },
     session::{
         time::Instant,
@@ -195,6 +195,10 @@ async fn work_and_end<DB: Database>(
                 Err(_) if tick.is_stopped() => Err(by_order(&inner.core, What::Stop, &inner.claim.key).await),
                 result => result,
             };
+            // The run may have failed before its renewal would have told it.
+            if result.is_err() && inner.row.attempt <= inner.schedule.retries.times && is_stopped(inner).await {
+                inner.stop();
+            }
             let ended = end(inner, result, stopped).await;
             drop(keeper);
             ended
@@ -300,6 +304,15 @@ async fn by_order<DB: Database>(core: &Core<DB>, what: What, name: &Key) -> Stri
         Ok(Some(Given { who, .. })) => format!("{done} by {who}"),
         Ok(None) | Err(_) => format!("{done} by an operator"),
     }
+}
+
+/// Returns whether an operator is known to have stopped the tick.
+async fn is_stopped<DB: Database>(tick: &Inner<DB>) -> bool {
+    let name = &tick.claim.key;
+    let ordered: Result<Option<Given>, Error> =
+        answered!(&*tick.core, Action::Inspect, &quoted(name), conn => DB::ordered(conn, What::Stop, name.as_str()));
+    // If it is not known, the next claim obeys the order.
+    ordered.is_ok_and(|given| given.is_some_and(|given| given.until == tick.row.slot))
 }
 
 /// Returns whether the schedule is known to be paused.

@@ -51,9 +51,8 @@ pub async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step<'_>) -> Result
 }
 
 /// Deletes the end of a pause that was ended by a version which knows of no such order.
-pub async fn forget_pause<DB: Database>(core: &Core<DB>, name: &Key) -> Result<(), Error> {
-    let forgotten: Result<bool, Error> =
-        answered!(core, Action::Update, &quoted(name), conn => DB::cancel(conn, What::Pause, name.as_str(), None));
+pub async fn forget_pause<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<Utc>) -> Result<(), Error> {
+    let forgotten: Result<bool, Error> = answered!(core, Action::Update, &quoted(name), conn => DB::cancel(conn, What::Pause, name.as_str(), Some(until)));
     forgotten.map(drop)
 }
 

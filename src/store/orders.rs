@@ -85,8 +85,8 @@ pub trait OrderStore: ScheduleStore {
     ) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Keeps the row of a schedule, which has this slot and attempt, from other transactions up to
-    /// the end of this one. A look at the row from before it leads to no claim, unless something
-    /// runs. Returns `false` if the row has others by now.
+    /// the end of this one. A look at the row from before it leads to no claim. Returns `false` if
+    /// the row has others by now.
     fn latch(
         conn: &mut Self::Connection,
         name: &Key,

@@ -46,14 +46,14 @@ pub async fn skip<DB: Database>(schedules: &Schedules<DB>, asked: &Until) -> Res
 pub async fn stop<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
     let name = named.name.as_str();
     let before = find(schedules, name).await?;
-    if !schedules.stop(name).await? {
-        let failure = nothing_to_stop(name);
+    let stopped = schedules.stop(name).await.map_err(refused);
+    if let Err(failure) = stopped.and_then(|is_stopped| is_stopped.then_some(()).ok_or_else(|| nothing_to_stop(name))) {
         log_failure("stop", name, &failure);
         return Err(failure);
     }
     log_change("stop", name, described(&before));
     let what = match before.running {
-        true => format!("is to stop: {}", who_stops(&before, &schedules.instances().await?)),
+        true => format!("is to stop: {}", who_stops(&before, &schedules.instances().await.unwrap_or_default())),
         false => "is stopped: its tick is not tried again".to_owned(),
     };
     print_change(schedules, named, &format!("{what}{}", what_follows(&before))).await
@@ -79,8 +79,12 @@ fn who_stops(info: &ScheduleInfo, instances: &[InstanceInfo]) -> String {
 
 /// Says that another tick is due already.
 fn what_follows(info: &ScheduleInfo) -> String {
-    let run_slot = info.run_slot.unwrap_or(info.slot);
-    let next = info.schedule().and_then(|schedule| schedule.upcoming(run_slot).next()).filter(|next| *next <= info.now);
+    let next = match info.run_slot == Some(info.slot) {
+        true => info.schedule().and_then(|schedule| schedule.upcoming(info.slot).next()),
+        // It was triggered.
+        false => Some(info.slot),
+    };
+    let next = next.filter(|next| *next <= info.now);
     let says = |next| {
         format!(
             "; its tick of {} is due, and begins after that unless it is paused, or skipped until later",

@@ -21,9 +21,12 @@ const ORDERED: &str =
 
 const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ? AND name = ? AND (? IS NULL OR until <= ?)";
 
-/// The row of a run keeps its token.
+/// The row of a run keeps its token. A claim that takes over compares the time since which it is due.
 const LATCH: &str = "
-UPDATE t_resource_schedule SET token = IF(holder IS NULL, token + 1, token) WHERE name = ? AND slot = ? AND attempt = ?";
+UPDATE t_resource_schedule
+SET token = IF(holder IS NULL, token + 1, token),
+    due_at = IF(holder IS NOT NULL AND due_at <= UTC_TIMESTAMP(6), due_at - INTERVAL 1 MICROSECOND, due_at)
+WHERE name = ? AND slot = ? AND attempt = ?";
 
 const WAKE: &str = "
 UPDATE t_resource_schedule SET due_at = LEAST(due_at, UTC_TIMESTAMP(6)) WHERE name = ? AND holder IS NULL AND attempt > 0";

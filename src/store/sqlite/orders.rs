@@ -21,9 +21,13 @@ const ORDERED: &str = "SELECT since, until, who FROM t_resource_order WHERE what
 
 const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ?1 AND name = ?2 AND (?3 IS NULL OR until <= ?3)";
 
-/// The row of a run keeps its token.
-const LATCH: &str = "
-UPDATE t_resource_schedule SET token = iif(holder IS NULL, token + 1, token) WHERE name = ?1 AND slot = ?2 AND attempt = ?3";
+/// The row of a run keeps its token. A claim that takes over compares the time since which it is due.
+const LATCH: &str = concat!(
+    "UPDATE t_resource_schedule
+     SET token = iif(holder IS NULL, token + 1, token), due_at = iif(holder IS NOT NULL AND due_at <= ",
+    now!(),
+    ", due_at - 1, due_at) WHERE name = ?1 AND slot = ?2 AND attempt = ?3"
+);
 
 const WAKE: &str = concat!(
     "UPDATE t_resource_schedule SET due_at = min(due_at, ",
