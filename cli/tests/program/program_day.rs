@@ -1,7 +1,7 @@
 //! A day in the life: a crontab becomes jobs on three machines, which are deployed, rolled back,
 //! cut off from their database and killed, while an operator asks and Prometheus watches.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Mutex};
 
 use harness::{TestDatabase, TestDb, eventually};
 use rustix::process::Signal;
@@ -105,10 +105,17 @@ struct Samples {
 }
 
 impl Samples {
-    /// Reads the numbers, which stay as they are for so many minutes. At the end of them, these
-    /// alerts fire.
-    async fn take(&mut self, ui: &Ui, minutes: usize, alerts: &[(&'static str, &str)]) {
-        let body = ui.get("/metrics").await.with(200).body;
+    /// Reads the numbers once they have these lines. They stay as they are for so many minutes, at
+    /// the end of which these alerts fire.
+    async fn take(&mut self, ui: &Ui, minutes: usize, needs: &[&str], alerts: &[(&'static str, &str)]) {
+        let read = Mutex::new(String::new());
+        eventually("the numbers are these", async || {
+            let body = ui.get("/metrics").await.with(200).body;
+            *read.lock().unwrap() = body.clone();
+            needs.iter().all(|need| body.contains(need))
+        })
+        .await;
+        let body = read.into_inner().unwrap();
         assert_clean(&body);
         for line in body.lines().filter(|line| !line.starts_with('#')) {
             let (series, value) = line.rsplit_once(' ').unwrap();
@@ -173,6 +180,9 @@ async fn releases(stage: &Stage) -> usize {
     jobs
 }
 
+/// The database is read, and all is well.
+const UP: &[&str] = &["rowlock_up 1", "rowlock_job_failed{job=\"broken\"} 0"];
+
 /// Waits until each of these jobs has succeeded since then, by the numbers of its runs.
 async fn all_succeed_again<DB: TestDatabase>(site: &Site<'_, DB>, jobs: usize) {
     let successes = async || {
@@ -202,7 +212,7 @@ async fn a_day_in_the_life<DB: TestDatabase>(db: TestDb<DB>) {
         site.deploy(label, "first").await;
     }
     all_succeed_again(&site, jobs).await;
-    samples.take(&ui, 30, &[]).await;
+    samples.take(&ui, 30, UP, &[]).await;
 
     // A deploy, machine by machine, with a job that gets another name; and its rollback.
     for release in ["second", "first", "second"] {
@@ -210,19 +220,17 @@ async fn a_day_in_the_life<DB: TestDatabase>(db: TestDb<DB>) {
             site.deploy(label, release).await;
         }
         all_succeed_again(&site, jobs).await;
-        samples.take(&ui, 30, &[]).await;
+        samples.take(&ui, 30, UP, &[]).await;
     }
     assert!(site.ask("why report").await.contains("report: it succeeded last at 2"));
     assert!(site.ask("show echo-5").await.contains("its name is report"));
 
     // The database is away for five minutes of Prometheus.
     proxy.hold_everything();
-    eventually("the page says so", async || ui.get("/metrics").await.body.contains("rowlock_up 0")).await;
-    samples.take(&ui, 5, &[("RowlockDatabaseDown", "severity=\"critical\"")]).await;
+    samples.take(&ui, 5, &["rowlock_up 0"], &[("RowlockDatabaseDown", "severity=\"critical\"")]).await;
     proxy.open();
-    eventually("it is back", async || ui.get("/metrics").await.body.contains("rowlock_up 1")).await;
     all_succeed_again(&site, jobs).await;
-    samples.take(&ui, 10, &[]).await;
+    samples.take(&ui, 10, UP, &[]).await;
 
     // A machine dies, and another one is drained.
     let killed = site.machines.remove("node-1").unwrap();
@@ -235,7 +243,7 @@ async fn a_day_in_the_life<DB: TestDatabase>(db: TestDb<DB>) {
     assert_clean(&site.machines.remove("node-2").unwrap().ended().await.with(0).err);
     eventually("one is alive", async || site.instances().await.len() == 1).await;
     all_succeed_again(&site, jobs).await;
-    samples.take(&ui, 10, &[]).await;
+    samples.take(&ui, 10, UP, &[]).await;
     assert!(site.ask("instances").await.contains("node-3"));
 
     // A job that is stuck is stopped, and one that fails says why.
@@ -254,11 +262,8 @@ async fn a_day_in_the_life<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(site.ask("why broken").await.contains("exit code 3: disk full"));
     assert!(site.ask("runs broken --stats").await.contains("SUCCEEDED"));
     ended_as(&db, "stuck", "succeeded").await;
-    eventually("it is well again", async || {
-        ui.get("/metrics").await.body.contains("rowlock_job_failed{job=\"stuck\"} 0")
-    })
-    .await;
-    samples.take(&ui, 20, &[("RowlockJobFailed", "severity=\"warning\", job=\"broken\"")]).await;
+    let needs = ["rowlock_job_failed{job=\"stuck\"} 0", "rowlock_job_failed{job=\"broken\"} 1"];
+    samples.take(&ui, 20, &needs, &[("RowlockJobFailed", "severity=\"warning\", job=\"broken\"")]).await;
 
     // It is skipped until the morning, and mended.
     std::fs::remove_file(site.stage.file("broken")).unwrap();
@@ -266,7 +271,7 @@ async fn a_day_in_the_life<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(site.ask("why broken").await.contains("an operator has its ticks passed over until 2"));
     site.ask("resume broken").await;
     all_succeed_again(&site, jobs).await;
-    samples.take(&ui, 20, &[]).await;
+    samples.take(&ui, 20, UP, &[]).await;
 
     let arguments = std::fs::read(format!("/proc/{}/cmdline", site.machines["node-3"].id())).unwrap();
     assert_clean(&String::from_utf8_lossy(&arguments));
