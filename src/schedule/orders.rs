@@ -102,7 +102,7 @@ impl<DB: Database> Schedules<DB> {
     }
 
     /// Has the next tick of a schedule passed over, in place of an earlier order to skip, and
-    /// returns it. A run that is under way goes on, and those that came due meanwhile are passed
+    /// returns it. A run that is under way goes on, and those that came due during it are passed
     /// over too. Triggers run. The history shows the tick as missed, "skipped by" the
     /// [label](Self::label) of these schedules. [`resume`](Self::resume) takes the order back.
     ///

@@ -40,8 +40,16 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
         );
         return Err(Failure::new(exit::REFUSED, text));
     }
-    // Before the table of changes was there, nothing was kept.
-    let changed = lock.changes(Some(key), CHANGES).await.unwrap_or_default();
+    let changed = match lock.changes(Some(key), CHANGES).await {
+        // Before the table of changes was there, nothing was kept.
+        Err(Error::TableMissing) => Vec::new(),
+        // Rights on the table of locks are enough for a key.
+        Err(error) => {
+            out::print_error(format_args!("{key}: what operators changed is not known: {error:?}"));
+            Vec::new()
+        }
+        Ok(changed) => changed,
+    };
     let runs = if schedule.is_some() { schedules.history(key, RUNS).await? } else { Vec::new() };
     if asked.json {
         let mut shown = entry.as_ref().map_or_else(|| json!({ "key": key }), |entry| object(entry, None));

@@ -21,7 +21,8 @@ const ORDERED: &str =
 
 const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ? AND name = ? AND (? IS NULL OR until <= ?)";
 
-/// The row of a run keeps its token. A claim that takes over compares the time since which it is due.
+/// The row of a run keeps its token. A claim that takes over compares the time since which it is
+/// due.
 const LATCH: &str = "
 UPDATE t_resource_schedule
 SET token = IF(holder IS NULL, token + 1, token),

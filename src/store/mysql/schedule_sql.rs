@@ -207,8 +207,9 @@ macro_rules! select_runs {
     };
 }
 
-/// Builds the statement that deletes these runs from a table. Each is looked up by its primary key: a condition
-/// with a list would read the whole of the table, and wait for the runs that are being recorded.
+/// Builds the statement that deletes these runs from a table. Each is looked up by its primary key:
+/// a condition with a list would read the whole of the table, and wait for the runs that are being
+/// recorded.
 pub(super) fn forget_statement(table: &str, count: usize) -> String {
     let one = "SELECT CAST(? AS BINARY) AS name, CAST(? AS DATETIME(6)) AS slot, ? AS attempt";
     let rows = vec![one; count].join(" UNION ALL ");

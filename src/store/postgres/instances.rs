@@ -23,8 +23,8 @@ VALUES ($1, $2, $3, $4, clock_timestamp(), clock_timestamp(), $5, $6, $7)
 ON CONFLICT (id) DO UPDATE
 SET beat_at = clock_timestamp(), lives = excluded.lives, label = excluded.label, build = excluded.build";
 
-/// What all instances declare, with `$own`: the beats of this one, and whether it is drained. A beat that is further ahead
-/// than a life is one of a clock that was wrong.
+/// What all instances declare, with `$own`: the beats of this one, and whether it is drained. A
+/// beat that is further ahead than a life is one of a clock that was wrong.
 macro_rules! sets {
     ($own:literal) => {
         concat!(

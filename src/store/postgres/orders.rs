@@ -28,7 +28,8 @@ const ORDERED: &str = concat!(
 const CANCEL: &str =
     "DELETE FROM t_resource_order WHERE what = $1 AND name = $2 AND ($3::timestamptz IS NULL OR until <= $3)";
 
-/// The row of a run keeps its token. A claim that takes over compares the time since which it is due.
+/// The row of a run keeps its token. A claim that takes over compares the time since which it is
+/// due.
 const LATCH: &str = concat!(
     "UPDATE t_resource_schedule SET token = CASE WHEN holder IS NULL THEN token + 1 ELSE token END,
          due_at = CASE WHEN holder IS NOT NULL AND due_at <= clock_timestamp() THEN due_at - interval '1 microsecond' ELSE due_at END

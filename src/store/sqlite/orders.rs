@@ -21,7 +21,8 @@ const ORDERED: &str = "SELECT since, until, who FROM t_resource_order WHERE what
 
 const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ?1 AND name = ?2 AND (?3 IS NULL OR until <= ?3)";
 
-/// The row of a run keeps its token. A claim that takes over compares the time since which it is due.
+/// The row of a run keeps its token. A claim that takes over compares the time since which it is
+/// due.
 const LATCH: &str = concat!(
     "UPDATE t_resource_schedule
      SET token = iif(holder IS NULL, token + 1, token), due_at = iif(holder IS NOT NULL AND due_at <= ",

@@ -171,8 +171,8 @@ pub(super) const LEFT: &str =
 
 pub(super) const HAS_ENDED: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
 
-/// The claim of a slot that may be moved, unless an operator has stopped the tick. Once other times are in effect, the row has the slot
-/// after the claimed one, and a move would leave it behind.
+/// The claim of a slot that may be moved, unless an operator has stopped the tick. Once other times
+/// are in effect, the row has the slot after the claimed one, and a move would leave it behind.
 macro_rules! held_with_times {
     () => {
         concat!(
