@@ -11,6 +11,7 @@ harness::tests!(
     everywhere(
         a_claim_is_taken_renewed_and_released,
         a_key_is_shown_with_its_end_and_duration,
+        a_key_is_shown_though_its_changes_cannot_be_read,
         list_and_show_tell_every_field,
         forget_deletes_old_rows,
         watch_prints_the_list_until_it_is_interrupted,
@@ -148,6 +149,17 @@ async fn a_key_is_shown_with_its_end_and_duration<DB: TestDatabase>(db: TestDb<D
     assert_eq!((state.as_str(), ended.as_str()), ("held", "-"));
     assert!(took.ends_with(" so far"), "{took}");
     assert_eq!(db.show("k").await["duration"], Value::Null, "it has not ended");
+}
+
+/// A table that is absent is that of an older database, in which nothing was kept.
+async fn a_key_is_shown_though_its_changes_cannot_be_read<DB: TestDatabase>(db: TestDb<DB>) {
+    db.rowlock("run k -- true", &[]).await.with(0);
+    db.execute("ALTER TABLE t_resource_change RENAME COLUMN detail TO other").await;
+    let shown = db.rowlock("show k", &[]).await.with(0);
+    assert!(shown.err.contains("k: what operators changed is not known"), "{}", shown.err);
+    db.execute("DROP TABLE t_resource_change").await;
+    let shown = db.rowlock("show k", &[]).await.with(0);
+    assert_eq!(shown.err, "");
 }
 
 async fn forget_deletes_old_rows<DB: TestDatabase>(db: TestDb<DB>) {
