@@ -14,7 +14,8 @@ use crate::{
 };
 
 harness::tests!(
-    servers[DIRECT](an_own_transaction_of_milliseconds_does_not_fail, transactions_that_conflict_are_repeated),
+    servers[DIRECT](transactions_that_conflict_are_repeated),
+    servers[DIRECT].alone(an_own_transaction_of_milliseconds_does_not_fail),
     postgres[DIRECT](a_pooler_that_rejects_the_mark_of_own_sessions_is_used_without_it)
 );
 
@@ -81,7 +82,7 @@ async fn none_fails<DB: TestDatabase, F>(
 }
 
 /// Only the statements of the instances are beside the transaction: they claim the other schedules,
-/// and record their ends.
+/// and record their ends. On a busy machine it takes longer than milliseconds, and may conflict.
 async fn an_own_transaction_of_milliseconds_does_not_fail<DB: TestDatabase>(db: TestDb<DB>) {
     none_fails(&db, (1, 16), async |tick: Tick<DB>, pool: Pool<DB>| {
         let mut tx = pool.begin().await.unwrap();

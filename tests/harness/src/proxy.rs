@@ -7,6 +7,7 @@
 //! has disconnected, as on a slow network.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -55,6 +56,8 @@ struct State {
     open: Vec<u64>,
     /// What is held at this moment.
     held: Vec<(Way, u64)>,
+    /// The connections on which a request was held.
+    asked: BTreeSet<u64>,
     /// The connections on which LISTEN was sent.
     listeners: Vec<u64>,
     /// The delay of the first reply on a connection.
@@ -168,6 +171,11 @@ impl Proxy {
         self.shared.0.borrow().seen[way as usize]
     }
 
+    /// Returns on how many connections a request was held. The end of a connection is no request.
+    pub fn asked_in_silence(&self) -> usize {
+        self.shared.0.borrow().asked.len()
+    }
+
     /// Returns how many connections have been accepted.
     pub fn accepted(&self) -> u64 {
         self.shared.0.borrow().accepted
@@ -253,6 +261,10 @@ impl Drop for Proxy {
 }
 
 impl Shared {
+    fn record_held_request(&self, number: u64) {
+        self.0.send_if_modified(|state| state.holds(Way::Requests, number) && state.asked.insert(number));
+    }
+
     /// Waits while chunks of this connection are held.
     async fn pass(&self, way: Way, number: u64) {
         let mut held = false;
@@ -343,6 +355,9 @@ async fn pump(
                 if chunk[..length].windows(6).any(|text| text == b"LISTEN") {
                     shared.0.send_modify(|state| state.listeners.push(number));
                 }
+                if !is_end(&chunk[..length]) {
+                    shared.record_held_request(number);
+                }
                 let ping = is_ping(&chunk[..length]);
                 pinged.store(ping, Ordering::SeqCst);
                 ping
@@ -416,6 +431,11 @@ fn is_ping(chunk: &[u8]) -> bool {
     matches!(chunk, [b'S', 0, 0, 0, 4] | [1, 0, 0, 0, 0x0e])
         || begins(b"SELECT now() = statement_timestamp()")
         || begins(b"ROLLBACK AND NO CHAIN NO RELEASE; SELECT CAST(@@autocommit")
+}
+
+/// PostgreSQL's Terminate, and MySQL's COM_QUIT.
+fn is_end(chunk: &[u8]) -> bool {
+    matches!(chunk, [b'X', 0, 0, 0, 4] | [1, 0, 0, 0, 1])
 }
 
 impl<DB: TestDatabase> TestDb<DB> {
