@@ -252,19 +252,20 @@ pub struct Installed {
 }
 
 /// The lock's functions, and the version of this crate's.
-pub const FUNCTIONS: [&str; 8] = [
+pub const FUNCTIONS: [&str; 9] = [
     "rowlock_try_acquire",
     "rowlock_unmatched",
     "rowlock_renew",
     "rowlock_release",
     "rowlock_abandon",
+    "rowlock_put_back",
     "rowlock_confirm",
     "rowlock_list",
     MARKER,
 ];
 /// The function that returns the version of all.
 pub const MARKER: &str = "rowlock_version";
-pub const FUNCTIONS_VERSION: i64 = 20_261_127;
+pub const FUNCTIONS_VERSION: i64 = 20_261_129;
 
 /// Which of the lock's functions exist in a database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -274,7 +275,7 @@ pub enum Functions {
     Absent,
     /// Some of them; these are missing.
     Incomplete(Vec<&'static str>),
-    /// All of them, in an older version; or only `rowlock_version` is missing.
+    /// They are of an older version, which may lack some of them.
     Older,
     /// All of them, in this version or a newer one.
     Current,
@@ -291,10 +292,12 @@ impl Installed {
         let missing: Vec<_> = missing.collect();
         if missing.len() == FUNCTIONS.len() {
             Functions::Absent
-        } else if missing.iter().any(|name| *name != MARKER) {
+        } else if self.version.is_none() && missing != [MARKER] {
             Functions::Incomplete(missing)
         } else if self.version < Some(FUNCTIONS_VERSION) {
             Functions::Older
+        } else if !missing.is_empty() {
+            Functions::Incomplete(missing)
         } else {
             Functions::Current
         }

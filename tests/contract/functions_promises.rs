@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{DIRECT, TestDb, acquired, eventually, pool, refused};
-use rowlock::{Holder, Key, Reason, Status};
+use rowlock::{Holder, Key, LeaseLock, Reason, Status};
 use sqlx::Pool;
 use tokio::time::timeout;
 
@@ -25,12 +25,14 @@ harness::tests!(
         a_crashed_claim_is_taken_over_across_the_two,
         the_same_holder_repeats_its_claim,
         a_change_says_done_or_lost,
+        a_claim_that_is_put_back_was_never_made,
         a_confirmation_keeps_the_claim_to_the_end_of_the_transaction,
         a_claim_waits_for_no_locked_row,
         a_full_disk_grants_nothing_and_changes_nothing,
         one_of_many_first_claims_is_granted,
         functions_and_locks_never_overlap,
         keys_are_the_locks_keys,
+        labels_are_the_locks_labels,
         the_list_shows_each_key
     ),
     servers[DIRECT](the_callers_rights_are_enough),
@@ -128,7 +130,7 @@ async fn a_change_says_done_or_lost<DB: Functions>(db: TestDb<DB>) {
     }
     assert_eq!(db.column("k", "status").await.as_deref(), Some("F"));
     let next = ask(&db.pool, &Ask::of("k")).await;
-    for what in ["renew", "release", "abandon"] {
+    for what in ["renew", "release", "abandon", "put_back"] {
         assert_eq!(change(&db.pool, what, "k", &claim, None).await, "lost", "{what}");
         let other = Answer { holder: Some(Holder::unique()), ..next.clone() };
         assert_eq!(change(&db.pool, what, "k", &other, None).await, "lost", "{what}, by another holder");
@@ -137,6 +139,31 @@ async fn a_change_says_done_or_lost<DB: Functions>(db: TestDb<DB>) {
         assert_eq!(change(&db.pool, "abandon", "k", &next, None).await, "done");
     }
     assert!(ask(&db.pool, &Ask::of("k")).await.granted);
+}
+
+async fn a_claim_that_is_put_back_was_never_made<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let first = ask(&db.pool, &Ask { label: Some("first"), ..Ask::of("k") }).await;
+    change(&db.pool, "release", "k", &first, Some("F")).await;
+    let columns = ["status", "client_ip", "begin_time", "end_time", "lock_flag", "holder", "expires_at"];
+    let row = async || {
+        let mut row = Vec::new();
+        for column in columns {
+            row.push(db.cell(column, "t_resource_lock WHERE key_resource = 'k'").await);
+        }
+        row
+    };
+    let before = row().await;
+    let claim = ask(&db.pool, &Ask { label: Some("second"), ..Ask::of("k") }).await;
+    let other = Answer { holder: Some(Holder::unique()), ..claim.clone() };
+    assert_eq!(change(&db.pool, "put_back", "k", &other, None).await, "lost");
+    for _ in 0..2 {
+        assert_eq!(change(&db.pool, "put_back", "k", &claim, None).await, "done");
+    }
+    assert_eq!(row().await, before);
+    // Its token was used: the next one is higher.
+    assert!(ask(&db.pool, &Ask::of("k")).await.token > claim.token);
+    assert_eq!(change(&db.pool, "put_back", "k", &claim, None).await, "lost");
 }
 
 async fn a_confirmation_keeps_the_claim_to_the_end_of_the_transaction<DB: Functions>(db: TestDb<DB>) {
@@ -320,6 +347,21 @@ async fn keys_are_the_locks_keys<DB: Functions>(db: TestDb<DB>) {
         DB::call_try_acquire(&mut conn, &bad).await.unwrap_err();
     }
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'x'").await, Some(0));
+}
+
+async fn labels_are_the_locks_labels<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    let characters = (1..0x180u32).chain([0x2028, 0x1F512]).filter_map(char::from_u32);
+    let mut labels: Vec<String> = characters.map(|one| format!("a{one}b")).collect();
+    labels.extend(["", "'; --", "%s \\ ?"].map(String::from));
+    labels.extend([45, 46].map(|length| "é".repeat(length)));
+    for label in labels {
+        let asked = Ask { label: Some(&label), ..Ask::of("k") };
+        let answer = DB::call_try_acquire(&mut conn, &asked).await;
+        let is_label = LeaseLock::builder(db.pool.clone()).label(&label).build().is_ok();
+        assert_eq!(answer.is_ok(), is_label, "{label:?}: {answer:?}");
+    }
 }
 
 async fn the_list_shows_each_key<DB: Functions>(db: TestDb<DB>) {

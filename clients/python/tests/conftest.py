@@ -6,18 +6,18 @@ import json
 import os
 import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 from urllib.parse import urlsplit
 
 import pytest
 
 import rowlock
-from rowlock import connect
+from rowlock import database, sources
 
 SERVERS = {"postgres": "POSTGRES_URL", "mysql": "MYSQL_URL", "mariadb": "MARIADB_URL"}
 
@@ -122,9 +122,22 @@ def administration(url: str, sql: str) -> None:
 
 def connected(url: str) -> tuple[str, Any]:
     """A connection whose replies may take a minute, as CREATE DATABASE may on a busy disk."""
-    with mock.patch.object(connect, "patience", return_value=60.0):
-        kind, open_connection = connect.opener(url, 30)
-        return kind, open_connection()
+    scheme, _, rest = url.partition(":")
+    if scheme == "sqlite":
+        return "sqlite3", sources._sqlite(rest)
+    if scheme == "mysql":
+        return "pymysql", sources._mysql(60.0, sources._mysql_place(url))
+    return "psycopg", sources._psycopg({"conninfo": url}, autocommit=True)
+
+
+def end_sessions(url: str) -> None:
+    """Ends the sessions of this process: the next request opens one with the settings of then."""
+    on = database.of(sources.place_of(url))
+    on.close()
+    until = time.monotonic() + 30
+    while on.requests._thread or on.renewals._thread:
+        assert time.monotonic() < until, "a lease is held, or a task goes on"
+        time.sleep(0.01)
 
 
 def acquired(attempt: rowlock.Lease | rowlock.Refusal) -> rowlock.Lease:

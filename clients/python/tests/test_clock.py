@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Generator
 from itertools import islice
@@ -11,23 +12,25 @@ from typing import Any
 
 import pytest
 from conftest import Database, acquired, refused
-from test_protocol import Fake, granted, state
+from fakes import Fake, acquiring, database, granted, hold, hold_as, is_renewed, state
 
 import rowlock
 import rowlock.aio
-from rowlock import clock, protocol
-from rowlock import lease as leases
-from rowlock.aio_session import AsyncSession
-from rowlock.protocol import Call, Pause, State, Terms
+from rowlock import clock
+from rowlock.database import Request, wait_of
+from rowlock.kinds import One
+from rowlock.loop import Loop, Task
+from rowlock.protocol import Acquired, Call, Pause, Steps
+from rowlock.steps import renewing
+from rowlock.terms import Terms
 
 HOUR = 3600.0
 #: Much longer than any look at the clock, and much shorter than the pause until a renewal.
 PATIENCE = 60.0
-POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
 
 
 class Machine:
-    """Its clock counts the sleep. The pauses of its threads and event loops do not."""
+    """Its clock counts the sleep. The pauses of its threads do not."""
 
     def __init__(self) -> None:
         self.slept = 0.0
@@ -46,21 +49,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-class AsyncFake(AsyncSession):
-    """Answers as a :class:`Fake` does, to an event loop."""
-
-    def __init__(self, fake: Fake) -> None:
-        self.fake = fake
-
-    async def change(self, change: str, claim: rowlock.Claim, *arguments: Any) -> str:
-        answer: str = self.fake.change(change, claim, *arguments)
-        return answer
-
-    async def close(self) -> None:
-        self.fake.close()
-
-
-def until(steps: Generator[Call | Pause, Any, Any], machine: Machine) -> tuple[Call, list[float]]:
+def until(steps: Steps[Any], machine: Machine) -> tuple[Call, list[float]]:
     """Pauses as long as the steps want. Returns the next request, and the pauses before it."""
     pauses: list[float] = []
     step = next(steps)
@@ -121,9 +110,8 @@ def test_a_loss_in_a_sleep_is_seen_without_being_asked_for(db: Database, machine
     lease = acquired(rowlock.try_acquire(db.url, "k", lease=86400))
     before = expiry(db)
     machine.sleep(2 * 86400)
-    lease._thread.join(PATIENCE)  # The renewal is due in eight hours.
-    assert not lease._thread.is_alive()
-    assert lease._state.why_lost is not None
+    eventually(lambda: lease._state.why_lost is not None)  # The renewal is due in eight hours.
+    eventually(lambda: not lease._on.renewals._tasks)
     assert expiry(db) == before, "the lease was not renewed"
 
 
@@ -148,17 +136,14 @@ def eventually(holds: Any) -> None:
         time.sleep(0.02)
 
 
-@POSTGRES
 def test_a_task_that_wakes_past_its_lease_has_lost_it(db: Database, machine: Machine) -> None:
     async def work() -> None:
         lease = await rowlock.aio.try_acquire(db.url, "k", lease=86400)
         assert isinstance(lease, rowlock.aio.Lease)
-        await asyncio.sleep(0)  # Its task begins to pause.
         before = expiry(db)
         machine.sleep(2 * 86400)
         check_lost(lease)
-        await asyncio.wait([lease._task], timeout=PATIENCE)
-        assert lease._task.done()
+        eventually(lambda: not lease._on.renewals._tasks)
         with pytest.raises(rowlock.Lost, match="no renewal succeeded"):
             await lease.release()
         assert expiry(db) == before
@@ -167,12 +152,11 @@ def test_a_task_that_wakes_past_its_lease_has_lost_it(db: Database, machine: Mac
     asyncio.run(work())
 
 
-def test_a_sleep_ends_the_renewals_of_a_thread(machine: Machine) -> None:
+def test_a_sleep_ends_the_renewals_of_a_lease(machine: Machine) -> None:
     fake = Fake(lambda *_: "done")
-    lease = leases.Lease("sqlite:/nowhere", fake, state(86400.0), None)
+    lease = hold(fake, state(86400.0))
     machine.sleep(2 * 86400)
-    lease._thread.join(PATIENCE)
-    assert not lease._thread.is_alive()
+    eventually(lambda: not is_renewed(lease._on))
     assert lease._state.why_lost is not None
     check_lost(lease)
     with pytest.raises(rowlock.Lost):
@@ -184,11 +168,9 @@ def test_a_sleep_ends_the_renewals_of_a_task(machine: Machine) -> None:
     fake = Fake(lambda *_: "done")
 
     async def work() -> None:
-        lease = rowlock.aio.Lease("postgres:///nowhere", AsyncFake(fake), state(86400.0), None)
-        await asyncio.sleep(0)
+        lease = hold_as(rowlock.aio.Lease, fake, state(86400.0))
         machine.sleep(2 * 86400)
-        await asyncio.wait([lease._task], timeout=PATIENCE)
-        assert lease._task.done()
+        eventually(lambda: not is_renewed(lease._on))  # It blocks the event loop.
         assert lease._state.why_lost is not None
         check_lost(lease)
         with pytest.raises(rowlock.Lost):
@@ -198,12 +180,11 @@ def test_a_sleep_ends_the_renewals_of_a_task(machine: Machine) -> None:
     assert fake.requests == []
 
 
-def test_a_renewal_that_is_due_after_a_sleep_is_sent_by_a_task(machine: Machine) -> None:
+def test_a_renewal_that_is_due_after_a_sleep_is_sent_for_a_task(machine: Machine) -> None:
     fake = Fake(lambda *_: "done")
 
     async def work() -> None:
-        lease = rowlock.aio.Lease("postgres:///nowhere", AsyncFake(fake), state(86400.0), None)
-        await asyncio.sleep(0)
+        lease = hold_as(rowlock.aio.Lease, fake, state(86400.0))
         machine.sleep(43200)
         for _ in range(round(PATIENCE / 0.02)):
             if fake.requests:
@@ -216,27 +197,50 @@ def test_a_renewal_that_is_due_after_a_sleep_is_sent_by_a_task(machine: Machine)
     assert [name for name, _ in fake.requests] == ["renew", "release"]
 
 
-def test_the_clock_is_read_each_second_of_a_pause(machine: Machine) -> None:
+def test_a_renewal_is_due_after_a_third_of_the_lease(machine: Machine) -> None:
     held = state(60.0)
-    steps = protocol.renewing(held)
+    steps = renewing(held, lambda _: None)
     request, pauses = until(steps, machine)
-    assert request.arguments[0] == "renew"
-    assert max(pauses) <= 1.0
+    assert request.kind == "renew"
     assert sum(pauses) == pytest.approx(20, abs=1)
     # The machine sleeps during the next pause: nothing follows.
-    pause = steps.send("done")
+    pause = steps.send(["done"])
     assert isinstance(pause, Pause)
     machine.sleep(HOUR)
-    assert list(islice(steps, 9)) == [Pause(0.0)]
+    assert list(islice(steps, 9)) == []
     assert held.why_lost is not None
+
+
+def test_a_loop_reads_the_clock_each_second_of_a_pause(machine: Machine) -> None:
+    """A pause of hours is over when the clock says so, though the thread has slept a second."""
+    over, looks = threading.Event(), list[float]()
+
+    class Watched(Loop):
+        def _time_left(self, idle_until: float) -> float:
+            left = super()._time_left(idle_until)
+            looks.append(left)
+            return left
+
+    def pauses() -> Steps[None]:
+        yield Pause(HOUR)
+        over.set()
+
+    loop = Watched("rowlock test")
+    loop.run(Task(pauses(), 0.0))
+    assert not over.wait(2.5), "it is over before its time"
+    began = time.monotonic()
+    machine.sleep(HOUR)
+    assert over.wait(PATIENCE)
+    assert time.monotonic() - began < PATIENCE / 2
+    assert max(looks) <= 1.0
 
 
 def test_a_renewal_whose_reply_is_read_after_a_sleep_revives_nothing(machine: Machine) -> None:
     held = state(60.0)
-    steps = protocol.renewing(held)
+    steps = renewing(held, lambda _: None)
     until(steps, machine)
     machine.sleep(HOUR)
-    step: Any = steps.send("done")
+    step: Any = steps.send(["done"])
     assert isinstance(step, Pause)
     assert list(islice(steps, 9)) == []
     assert held.lost
@@ -245,28 +249,39 @@ def test_a_renewal_whose_reply_is_read_after_a_sleep_revives_nothing(machine: Ma
 
 def test_a_claim_whose_reply_is_read_after_a_sleep_is_not_held(machine: Machine) -> None:
     """With a wait that is not over, the same holder claims again."""
-    steps = protocol.acquiring(Terms("k", lease=60), "h", 2 * HOUR)
+    steps = acquiring(Terms("k", lease=60), 2 * HOUR)
     first, _ = until(steps, machine)
     machine.sleep(HOUR)
-    assert isinstance(steps.send(granted(first.arguments)), Pause)
+    assert isinstance(steps.send([granted(first.requests[0])]), Pause)
     second, _ = until(steps, machine)
     assert second == first
-    acquired = ended(steps, granted(second.arguments))
-    assert isinstance(acquired, tuple)
-    held: State = acquired[0]
-    assert not held.lost
+    acquired = ended(steps, [granted(second.requests[0])])
+    assert isinstance(acquired, Acquired)
+    assert not acquired.state.lost
 
 
 def test_a_wait_for_a_window_counts_the_sleep(machine: Machine) -> None:
-    steps = protocol.acquiring(Terms("k", min_interval=HOUR), "h", 2 * HOUR)
-    first, _ = until(steps, machine)
     window = rowlock.Refusal("k", "within_window", retry_after=HOUR)
-    pause: Any = steps.send(window)
-    assert isinstance(pause, Pause)
+    asked = threading.Event()
+
+    def answer(_: str, request: Any) -> Any:
+        if asked.is_set():
+            return granted(request)
+        asked.set()
+        return window
+
+    fake = Fake(answer)
+    on = database(fake)
+    request = Request(wait_of(2 * HOUR))
+    on.acquire(One(Terms("k", min_interval=HOUR)), request)
+    assert asked.wait(PATIENCE)
+    eventually(lambda: on.requests._pauses)
+    assert not request.asking.future.done()
     machine.sleep(HOUR)
-    again, pauses = until(steps, machine)
-    assert again == first
-    assert sum(pauses) <= 1.0
+    acquired = request.asking.future.result(PATIENCE)
+    assert isinstance(acquired, Acquired)
+    assert [kind for kind, _ in fake.requests] == ["claim", "claim"]
+    acquired.state.drop()
 
 
 def ended(steps: Generator[Any, Any, Any], result: Any) -> Any:

@@ -19,13 +19,14 @@ from test_functions import FUNCTIONS, HOLDER, MYSQL, POSTGRES, call, install, in
 
 import rowlock
 import rowlock.aio
-from rowlock import connect, functions
+from rowlock import functions
 from rowlock.__main__ import functions as text_of
-from rowlock.aio_session import AsyncSession
-from rowlock.protocol import Terms
+from rowlock.protocol import Change
+from rowlock.sources import place_of
+from rowlock.terms import Terms
 
 DRIVERS = (psycopg.Error, pymysql.Error)
-CLAIM = rowlock.Claim("k", HOLDER, 1)
+RENEWAL = Change(rowlock.Claim("k", HOLDER, 1), 30.0)
 OURS = (
     "holder", "token", "expires_at", "claimed_at", "confirms", "prior_token", "prior_client_ip",
     "prior_status", "prior_begin_time", "prior_end_time",
@@ -79,30 +80,29 @@ def test_an_installation_that_stops_keeps_the_old_version(db: Database) -> None:
 @FUNCTIONS
 def test_functions_that_are_too_old_are_told(db: Database) -> None:
     set_version(db, 20200101)
-    session = connect.session(db.url, 30)
+    session = place_of(db.url).session(5.0)
     for _ in range(2):  # The connection of the first request is not used for the second.
         with pytest.raises(
             rowlock.NotInstalled, match=f"20200101.*{functions.NEEDED}.*rowlock migrate --functions"
         ):
-            session.change("renew", CLAIM, 30.0)
+            session.send("renew", [RENEWAL])
     set_version(db, 99991231)
     with rowlock.lock(db.url, "k"):
         pass
     db.execute(f"DROP {'FUNCTION' if db.name == 'postgres' else 'PROCEDURE'} rowlock_version")
     with pytest.raises(rowlock.NotInstalled, match="rowlock migrate --functions"):
-        session.claim(Terms("k", label="x"), HOLDER)
+        session.send("claim", [(Terms("k", label="x"), HOLDER)])
 
 
-@POSTGRES
+@FUNCTIONS
 def test_functions_that_are_too_old_are_told_to_tasks(db: Database) -> None:
     async def run() -> None:
-        session = AsyncSession(db.url, 30)
         set_version(db, 20200101)
         for _ in range(2):
             with pytest.raises(
                 rowlock.NotInstalled, match=f"20200101.*{functions.NEEDED}.*migrate --functions"
             ):
-                await session.change("renew", CLAIM, 30.0)
+                await rowlock.aio.try_acquire(db.url, "k")
         set_version(db, 99991231)
         async with rowlock.aio.lock(db.url, "k"):
             pass
@@ -113,12 +113,18 @@ def test_functions_that_are_too_old_are_told_to_tasks(db: Database) -> None:
 @FUNCTIONS
 def test_the_version_is_asked_for_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(functions, "check_version", asked.append)
-    session = connect.session(db.url, 30)
+    check = functions.FunctionSession._check_version
+
+    def checked(session: functions.FunctionSession, version: int) -> None:
+        asked.append(version)
+        check(session, version)
+
+    monkeypatch.setattr(functions.FunctionSession, "_check_version", checked)
+    session = place_of(db.url).session(5.0)
     for _ in range(3):
-        assert session.change("renew", CLAIM, 30.0) == "lost"
+        assert session.send("renew", [RENEWAL]) == ["lost"]
     session.close()
-    assert asked == [(functions.NEEDED,)]
+    assert asked == [functions.NEEDED]
 
 
 @POSTGRES
@@ -160,15 +166,15 @@ def test_a_procedure_that_is_missing_for_a_moment_is_called_again(
             install(db)
 
     monkeypatch.setattr("rowlock.functions.time.sleep", replaced)
-    session = connect.session(db.url, 30)
+    session = place_of(db.url).session(5.0)
     for missing in ("version", "renew", "unmatched"):
         db.execute(f"DROP PROCEDURE rowlock_{missing}")
-        assert session.change("renew", CLAIM, 30.0) == "lost"
+        assert session.send("renew", [RENEWAL]) == ["lost"]
     assert len(pauses) == 6
     monkeypatch.setattr("rowlock.functions.time.sleep", pauses.append)
     db.execute("DROP PROCEDURE rowlock_renew")
     with pytest.raises(rowlock.NotInstalled, match="rowlock_renew"):
-        session.change("renew", CLAIM, 30.0)
+        session.send("renew", [RENEWAL])
     assert len(pauses) == 6 + functions.MISSING - 1
 
 

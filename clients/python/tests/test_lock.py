@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 import subprocess
+import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -180,6 +182,13 @@ def test_a_key_is_checked_before_anything_is_sent(key: str) -> None:
         rowlock.lock("sqlite:/nowhere", key)
 
 
+@pytest.mark.parametrize("key", [None, 7, b"k", ["k"]])
+def test_a_key_is_a_text(key: Any) -> None:
+    for make in (rowlock.lock, rowlock.job, rowlock.try_acquire, rowlock.aio.lock, rowlock.aio.job):
+        with pytest.raises(TypeError, match="it has to be a str"):
+            make("sqlite:/nowhere", key)
+
+
 @pytest.mark.parametrize(
     "bad", [{"lease": 0.05}, {"lease": 31 * 86400}, {"min_interval": -1}, {"rules": "none"}]
 )
@@ -189,14 +198,34 @@ def test_terms_are_checked_before_anything_is_sent(bad: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["lease", "wait", "min_interval"])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), "1", None, True])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), "1", None, True, -1.0])
 def test_a_duration_is_a_finite_number(name: str, bad: Any) -> None:
+    if name == "wait" and bad is None:
+        pytest.skip("a wait without an end")
     for make in (rowlock.lock, rowlock.job, rowlock.aio.lock, rowlock.aio.job):
         with pytest.raises(ValueError, match=f"{name} .* is not valid"):
             make("postgres:///nowhere", "k", **{name: bad})
     if name != "wait":
         with pytest.raises(ValueError, match=f"{name} .* is not valid"):
             rowlock.try_acquire("postgres:///nowhere", "k", **{name: bad})
+
+
+def test_a_duration_may_be_a_timedelta(db: Database) -> None:
+    with rowlock.lock(db.url, "k", lease=timedelta(minutes=2), wait=timedelta(0)) as lease:
+        assert 100 < lease.time_left < 120
+    refusal = refused(rowlock.try_acquire(db.url, "k", min_interval=timedelta(hours=1)))
+    assert refusal.reason == "within_window"
+    for bad in ({"lease": timedelta(0)}, {"wait": timedelta(-1)}, {"min_interval": timedelta(-1)}):
+        with pytest.raises(ValueError, match="is not valid"):
+            rowlock.lock(db.url, "k", **bad)  # type: ignore[arg-type]
+
+
+def test_a_wait_of_none_has_no_end(db: Database) -> None:
+    held = acquired(rowlock.try_acquire(db.url, "k"))
+    threading.Timer(1.0, held.release).start()
+    began = time.monotonic()
+    with rowlock.lock(db.url, "k", wait=None):
+        assert time.monotonic() - began > 0.9
 
 
 def test_keys_are_data(db: Database) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import inspect
 import os
@@ -17,12 +16,12 @@ from typing import Any
 
 import pytest
 from conftest import Database, acquired, refused
+from fakes import Fake, hold, is_renewed, state
 from test_processes import WORKER
 
 import rowlock
 import rowlock.aio
 from rowlock.errors import note
-from rowlock.lease import Stop
 
 SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
 POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
@@ -67,7 +66,6 @@ def test_a_forked_child_does_not_end_its_parents_claim(db: Database, kind: Any) 
     assert db.show("k")["status"] == "S"
 
 
-@POSTGRES
 def test_a_forked_child_does_not_end_the_claim_of_a_task(db: Database) -> None:
     async def run() -> None:
         async with rowlock.aio.lock(db.url, "k") as lease:
@@ -82,7 +80,7 @@ def test_a_forked_child_does_not_end_the_claim_of_a_task(db: Database) -> None:
                     lease.check,
                     lambda: lease.release().send(None),
                     lambda: lease.abandon().send(None),
-                    lambda: lease.confirm(None).send(None),  # type: ignore[arg-type]
+                    lambda: lease.confirm(None).send(None),
                 )
                 at_once(lease.__aexit__(SystemExit, SystemExit(), None))
 
@@ -165,7 +163,6 @@ def test_an_object_is_entered_by_one_thread_at_a_time(db: Database) -> None:
         pass
 
 
-@POSTGRES
 def test_an_object_is_entered_by_one_task_at_a_time(db: Database) -> None:
     async def run() -> None:
         lock = rowlock.aio.lock(db.url, "k")
@@ -182,29 +179,28 @@ def test_an_object_is_entered_by_one_task_at_a_time(db: Database) -> None:
 @SQLITE
 def test_a_lease_that_is_dropped_is_told_and_its_key_not_freed(db: Database) -> None:
     lease = acquired(rowlock.try_acquire(db.url, "k", lease=2))
-    thread = lease._thread
+    on = lease._on
+    eventually(lambda: on.renewals._tasks)
     with pytest.warns(ResourceWarning, match="'k' was dropped"):  # noqa: PT031
         del lease
         gc.collect()
-    thread.join(5)
-    assert not thread.is_alive()
+    eventually(lambda: not on.renewals._tasks)
     # The work may go on, as in `if rowlock.try_acquire(...): work()`.
     assert refused(rowlock.try_acquire(db.url, "k")).reason == "held"
     with rowlock.lock(db.url, "k", wait=20) as taken:
         assert taken.taken_over_from is not None
 
 
-@POSTGRES
 def test_a_lease_of_a_task_that_is_dropped_is_renewed_no_more(db: Database) -> None:
     async def run() -> None:
         lease = await rowlock.aio.try_acquire(db.url, "k", lease=2)
         assert isinstance(lease, rowlock.aio.Lease)
-        task = lease._task
+        on = lease._on
+        eventually(lambda: on.renewals._tasks)
         with pytest.warns(ResourceWarning, match="'k' was dropped"):  # noqa: PT031
             del lease
             gc.collect()
-        await asyncio.wait([task], timeout=5)
-        assert task.done()
+        eventually(lambda: not on.renewals._tasks)
         async with rowlock.aio.lock(db.url, "k", wait=20) as taken:
             assert taken.taken_over_from is not None
 
@@ -213,10 +209,11 @@ def test_a_lease_of_a_task_that_is_dropped_is_renewed_no_more(db: Database) -> N
 
 @SQLITE
 @pytest.mark.filterwarnings("ignore:the lease of key")
-def test_an_interrupt_while_a_block_begins_leaves_no_thread(
+def test_an_interrupt_while_a_block_begins_leaves_no_key_and_one_thread(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would renew the lease for as long as the process runs, and no variable has the lease."""
+    """Of two threads that carry out the same tasks, each would spoil the work of the other."""
+    others = threading.enumerate()
     start = threading.Thread.start
     started: list[threading.Thread] = []
 
@@ -230,15 +227,61 @@ def test_an_interrupt_while_a_block_begins_leaves_no_thread(
         with pytest.raises(KeyboardInterrupt), rowlock.lock(db.url, "k", lease=2):
             pytest.fail("the block has begun")
     gc.collect()
-    started[0].join(10)
-    assert not started[0].is_alive()
+    assert len(started) == 1
+    with rowlock.lock(db.url, "k", wait=20):
+        names = [thread.name for thread in threading.enumerate() if thread not in others]
+        assert names.count("rowlock requests") == 1
+        assert names.count("rowlock renewals") == 1
+
+
+@SQLITE
+def test_an_interrupt_before_a_variable_has_the_lease_leaves_no_renewals(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be renewed for as long as the process runs."""
+
+    class Interrupted(rowlock.Lease):
+        def __init__(self, *arguments: Any) -> None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sys.modules["rowlock.lock"], "Lease", Interrupted)
+        with pytest.raises(KeyboardInterrupt), rowlock.lock(db.url, "k", lease=2):
+            pytest.fail("the block has begun")
+    gc.collect()
     with rowlock.lock(db.url, "k", wait=20):
         pass
 
 
+@SQLITE
+@pytest.mark.parametrize("before", [0.0, 0.3])
+def test_an_interrupt_while_a_key_is_waited_for_leaves_no_key(db: Database, before: float) -> None:
+    """A claim that is granted to a caller that has gone is put back."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    held = acquired(rowlock.try_acquire(db.url, "k"))
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt), rowlock.lock(db.url, "k", wait=60):
+            pytest.fail("the block has begun")
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    time.sleep(before)
+    held.release()
+    eventually(lambda: not held._on.renewals._tasks and not held._on.requests._tasks)
+    with rowlock.lock(db.url, "k", min_interval=0.001) as lease:
+        assert lease.taken_over_from is None
+
+
 @POSTGRES
 def test_interrupts_at_any_time_leave_no_thread(db: Database) -> None:
-    """Ctrl-C during a claim, a block's begin, and a release, in a process of its own."""
+    """Ctrl-C during a claim, a block's begin, and a release, in a process of its own.
+
+    Threads that are left would renew a lease that no variable has.
+    """
     done = subprocess.run(
         [sys.executable, WORKER, "interrupt", db.url, "k", "1", "150"],
         capture_output=True, text=True, timeout=300,
@@ -258,20 +301,27 @@ def test_an_interrupt_while_a_thread_is_told_to_stop_blocks_nothing() -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
+    interrupts = 0
+    gc.collect()
+    gc.disable()  # An interrupt in the finalizer of an object of another test is ignored.
     try:
         for _ in range(100):
-            stop = Stop()
-            with contextlib.suppress(KeyboardInterrupt):
+            lease = hold(Fake(lambda *_: "done"), state(600.0))
+            try:
                 signal.setitimer(signal.ITIMER_REAL, 0.001)
-                while True:
-                    stop.set()
-            again = threading.Thread(target=stop.set, daemon=True)
+                for _ in range(100_000):
+                    lease._state.drop()
+            except KeyboardInterrupt:
+                interrupts += 1
+            again = threading.Thread(target=lease._state.drop, daemon=True)
             again.start()
             again.join(30)
             assert not again.is_alive(), "the interrupt has left a lock taken"
-            assert stop.wait(0.0)
-            assert stop.wait(0.0)
+            eventually(lambda on=lease._on: not is_renewed(on))
+            lease._state.end()
+        assert interrupts > 50
     finally:
+        gc.enable()
         signal.signal(signal.SIGALRM, before)
 
 
@@ -286,12 +336,12 @@ def test_a_lease_that_has_ended_is_dropped_without_a_warning(
 
 
 def test_a_signal_handler_may_ask_while_the_mutex_is_held() -> None:
-    state = rowlock.protocol.State(rowlock.Claim("k", "h", 7), 30.0, rowlock.clock.now())
+    held = state()
     asked = threading.Event()
 
     def ask() -> None:
-        with state._mutex:  # As a handler does that runs between the lines of `lost`.
-            assert not state.lost
+        with held._mutex:  # As a handler does that runs between the lines of `lost`.
+            assert not held.lost
         asked.set()
 
     threading.Thread(target=ask, daemon=True).start()
@@ -309,3 +359,10 @@ def test_a_failed_end_is_told_where_exceptions_have_no_notes(
         older.setattr(sys, "version_info", (3, 10))
         note(error, rowlock.Unknown("the release has no reply"))
     assert "the release has no reply" in caplog.text
+
+
+def eventually(holds: Any) -> None:
+    until = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < until, "not within 30 s"
+        time.sleep(0.005)

@@ -14,18 +14,19 @@ from unittest import mock
 import psycopg
 import pymysql
 import pytest
-from conftest import Database, acquired, refused
+from conftest import Database, acquired, end_sessions, refused
+from fakes import Fake, acquiring, carry_out, hold, state
 from proxy import Proxy
-from test_protocol import Fake, state
 
 import rowlock
 import rowlock.aio
-from rowlock import connect, functions, lease, protocol
-from rowlock.aio_session import AsyncSession
+from rowlock import functions, mysql, postgres
 from rowlock.errors import Contention, Outage
-from rowlock.lease import carry_out
 from rowlock.opening import is_permanent
-from rowlock.protocol import Terms
+from rowlock.protocol import Change, Granted, Range, patience
+from rowlock.sources import place_of
+from rowlock.steps import ending
+from rowlock.terms import Terms
 
 SERVERS = pytest.mark.parametrize("db", ["postgres", "mysql", "mariadb"], indirect=True)
 POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
@@ -53,18 +54,25 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
 @SERVERS
 def test_a_request_to_a_silent_server_ends(db: Database) -> None:
     proxy = Proxy(db.url)
-    session = connect.session(proxy.url, 3)
-    assert session.claim(Terms("first", label="x"), ONE)
+    session = place_of(proxy.url).session(patience(3))
+    (first,) = session.send("claim", [(Terms("first", label="x"), ONE)])
+    assert isinstance(first, Granted)
     proxy.silent = True
-    error = within(15, lambda: session.claim(Terms("second", label="x"), ONE))
+    error = within(15, lambda: session.send("claim", [(Terms("second", label="x"), ONE)]))
     assert isinstance(error, Outage)
     assert error.sent
 
 
 @SERVERS
-def test_a_renewal_leaves_a_silent_connection(db: Database) -> None:
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_renewal_leaves_a_silent_connection(db: Database, opened: bool) -> None:
+    """One that is open since another renewal, or one that is being opened for the first."""
     proxy = Proxy(db.url)
     held = acquired(rowlock.try_acquire(proxy.url, "k", lease=9))
+    began = held._state.sent
+    while opened and held._state.sent == began:
+        assert not held.lost
+        time.sleep(0.01)
     proxy.silent = True
     time.sleep(4.5)  # A renewal is in flight, and stays without a reply.
     proxy.silent = False
@@ -83,7 +91,7 @@ def test_the_end_of_a_block_gives_up_on_a_silent_server(db: Database) -> None:
     assert isinstance(within(60, held.release), rowlock.Unknown)
 
 
-@POSTGRES
+@SERVERS
 def test_a_task_leaves_a_silent_connection(db: Database) -> None:
     async def run() -> None:
         proxy = Proxy(db.url)
@@ -106,30 +114,16 @@ def test_a_task_leaves_a_silent_connection(db: Database) -> None:
 @POSTGRES
 def test_no_statement_is_prepared(db: Database) -> None:
     """A pooler in transaction mode sends each execution to any of its servers."""
-    claim = rowlock.Claim("k", ONE, 1)
+    renewal = Change(rowlock.Claim("k", ONE, 1), 30.0)
     for source in (db.url, lambda: psycopg.connect(db.url)):
-        session = connect.session(source, 30)
+        session = place_of(source).session(5.0)
         for _ in range(8):
-            session.change("renew", claim, 30.0)
+            assert session.send("renew", [renewal]) == ["lost"]
+            assert session.send("look", [Range("k", "k")]) == [[]]
         inner: Any = getattr(session, "_session", session)
         prepared = inner._connection.execute("SELECT count(*) FROM pg_prepared_statements")
         assert prepared.fetchone()[0] == 0
         session.close()
-
-    async def run() -> None:
-        async def connected() -> psycopg.AsyncConnection[Any]:
-            return await psycopg.AsyncConnection.connect(db.url)
-
-        for source in (db.url, connected):
-            session = AsyncSession(source, 30)
-            for _ in range(8):
-                await session.change("renew", claim, 30.0)
-            assert session._connection is not None
-            prepared = await session._connection.execute("SELECT * FROM pg_prepared_statements")
-            assert await prepared.fetchone() is None
-            await session.close()
-
-    asyncio.run(run())
 
 
 @POSTGRES
@@ -145,14 +139,18 @@ def test_a_server_that_is_read_only_for_a_while_is_an_outage(db: Database) -> No
             connection.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
 
     threading.Timer(2, mend).start()
+    began = time.monotonic()
     with rowlock.lock(db.url, "k", wait=30):
-        pass
+        assert time.monotonic() - began > 1.5
+
+    end_sessions(db.url)
 
     async def run() -> None:
         db.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
         threading.Timer(2, mend).start()
+        began = time.monotonic()
         async with rowlock.aio.lock(db.url, "k", wait=30):
-            pass
+            assert time.monotonic() - began > 1.5
 
     asyncio.run(run())
 
@@ -167,41 +165,41 @@ class Broken(Exception):
 
 def test_a_connection_is_left_after_each_error_but_contention() -> None:
     """On a bad connection, each renewal would fail until the lease is lost."""
-
-    for meaning, error, kept in (
-        (functions.mysql_meaning, Broken(1146), False),
-        (functions.mysql_meaning, Broken(1142), False),
-        (functions.mysql_meaning, Broken(1213), True),
-        (functions.postgres_meaning, Broken(0, "42501"), False),
-        (functions.postgres_meaning, Broken(0, "40001"), True),
+    change = Change(rowlock.Claim("k", ONE, 1))
+    for kind, error, kept in (
+        (mysql.MysqlSession, Broken(1146), False),
+        (mysql.MysqlSession, Broken(1142), False),
+        (mysql.MysqlSession, Broken(1213), True),
+        (postgres.PostgresSession, Broken(0, "42501"), False),
+        (postgres.PostgresSession, Broken(0, "40001"), True),
     ):
         version = mock.Mock()
-        version.fetchone.return_value = (functions.NEEDED,)
+        version.fetchall.return_value = [(functions.NEEDED,)]
         version.nextset.return_value = None
         connection = mock.Mock()
         connection.cursor.side_effect = [version, error]
-        session = functions.FunctionSession(
-            functools.partial(lambda one: one, connection), "", functions.POSTGRES_CHANGES, meaning,
-            lambda connection: connection.cursor(),
-        )  # fmt: skip
-        with pytest.raises((rowlock.Error, Contention)):
-            session.change("abandon", rowlock.Claim("k", ONE, 1))
+        session = kind(functools.partial(lambda one: one, connection), 5.0)
+        with (
+            mock.patch.object(session, "_cursor", lambda connection: connection.cursor()),
+            pytest.raises((rowlock.Error, Contention)),
+        ):
+            session.send("abandon", [change])
         assert connection.close.called != kept
     for code in (1290, 1792, 1836):
-        outage = functions.mysql_meaning(Broken(code))
+        outage = mysql.meaning(Broken(code))
         assert isinstance(outage, Outage)
         assert not outage.sent
 
 
 def test_an_end_is_tried_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "TIME_LIMIT", 0.3)
+    monkeypatch.setattr("rowlock.steps.TIME_LIMIT", 0.3)
     for answer, error, text in (
         ("busy", rowlock.Unavailable, "has to commit inside the block"),
         (Contention(), rowlock.Unavailable, "has to commit inside the block"),
         (Outage(sent=True), rowlock.Unknown, "it is not known"),
         (Outage(sent=False, permanent=True), rowlock.Unknown, "it is not known"),
     ):
-        steps = protocol.ending(state(), "release", "S")
+        steps = ending(state(), "release", "S")
         fake = Fake(functools.partial(lambda answer, *_: answer, answer))
         result = within(15, functools.partial(carry_out, steps, fake))
         assert isinstance(result, error)
@@ -232,7 +230,7 @@ def test_an_abandon_waits_for_a_renewal_in_flight() -> None:
         return "done"
 
     fake = Fake(answer)
-    held = lease.Lease(lambda: pytest.fail("a second connection"), fake, state(9.0), None)
+    held = hold(fake, state(9.0))
     assert reached.wait(10)
     held.abandon()
     assert order == ["renew", "abandon"]
@@ -242,15 +240,23 @@ def test_an_abandon_waits_for_a_renewal_in_flight() -> None:
 def test_a_lease_without_a_thread_is_given_up(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(_: Any) -> None:
-        raise RuntimeError("can't start new thread")
+    """Neither of the threads that it needs: the first sends the claim, and the second renews."""
+    start = threading.Thread.start
 
-    with monkeypatch.context() as broken:
-        broken.setattr(threading.Thread, "start", start)
-        with pytest.raises(RuntimeError, match="new thread"):
-            rowlock.try_acquire(db.url, "k")
-    with rowlock.lock(db.url, "k") as held:
-        assert held.taken_over_from is not None
+    for name in ("rowlock requests", "rowlock renewals"):
+
+        def broken_start(thread: threading.Thread, name: str = name) -> None:
+            if thread.name == name:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(threading.Thread, "start", broken_start)
+            with pytest.raises(RuntimeError, match="new thread"):
+                rowlock.try_acquire(db.url, "k")
+    # It was put back: the key is free, and no work has been missed.
+    with rowlock.lock(db.url, "k", min_interval=60) as held:
+        assert held.taken_over_from is None
 
 
 def test_what_would_fail_again_is_not_waited_for(
@@ -267,8 +273,6 @@ def test_what_would_fail_again_is_not_waited_for(
 @SERVERS
 def test_a_missing_database_is_not_waited_for(db: Database) -> None:
     for wait_for in (rowlock.lock, rowlock.aio.lock):
-        if wait_for is rowlock.aio.lock and db.name != "postgres":
-            continue
         held: Any = wait_for(f"{db.url}_none", "k", wait=60)
 
         def enter(held: Any = held) -> None:
@@ -283,26 +287,28 @@ def test_a_missing_database_is_not_waited_for(db: Database) -> None:
 def test_tries_to_connect_are_spaced() -> None:
     fake = Fake(lambda *_: Outage(sent=False))
     with pytest.raises(rowlock.Unavailable):
-        carry_out(protocol.acquiring(Terms("k"), "h", 3.0), fake)
+        carry_out(acquiring(Terms("k"), 3.0), fake)
     assert len(fake.requests) < 20
 
 
 @POSTGRES
 def test_a_second_cancellation_does_not_stop_an_end(db: Database) -> None:
     async def run() -> None:
-        held, ended = asyncio.Event(), asyncio.Event()
+        held, ended = asyncio.Event(), threading.Event()
 
         async def hold() -> None:
             async with rowlock.aio.lock(db.url, "k") as lease:
-                send, on = lease._on.change, lease._on
+                session: Any = lease._on.requests._session
+                send = session.send
 
-                async def slow(*arguments: Any) -> str:
-                    await asyncio.sleep(0.5)
-                    done = await send(*arguments)
-                    ended.set()
-                    return done
+                def slow(kind: str, requests: Any) -> Any:
+                    time.sleep(0.5)
+                    replies = send(kind, requests)
+                    if kind == "abandon":
+                        ended.set()
+                    return replies
 
-                on.change = slow  # type: ignore[method-assign, assignment]
+                session.send = slow
                 held.set()
                 await asyncio.sleep(1000)
 
@@ -312,7 +318,7 @@ def test_a_second_cancellation_does_not_stop_an_end(db: Database) -> None:
         await asyncio.sleep(0.1)
         task.cancel()
         await asyncio.wait([task])
-        await asyncio.wait_for(ended.wait(), 20)
+        assert await asyncio.to_thread(ended.wait, 20)
         async with rowlock.aio.lock(db.url, "k") as lease:
             assert lease.taken_over_from is not None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import shutil
@@ -47,27 +46,6 @@ def test_each_recipe_is_run_here() -> None:
     tests = Path(__file__).read_text()
     assert names
     assert [name for name in names if f'recipe("{name}")' not in tests] == []
-
-
-def test_python(db: Database) -> None:
-    said = run(db, sys.executable, "-c", recipe("python"))
-    assert "under fencing token" in said
-    assert "not now: within_window" in said
-    assert "step 2" in said
-
-
-def test_apscheduler(db: Database) -> None:
-    pytest.importorskip("apscheduler")
-    one = subprocess.Popen(
-        [sys.executable, "-c", recipe("apscheduler")], env=db.environment(), stdout=subprocess.PIPE
-    )
-    said = run(db, sys.executable, "-c", recipe("apscheduler"))
-    other = one.communicate(timeout=120)[0].decode()
-    ticks = [int(line.split()[-1]) for line in (said + other).splitlines()]
-    # Two schedulers: their ticks are at least half a second apart.
-    assert len(ticks) >= 2
-    ticks.sort()
-    assert all(late - early >= 500_000 for early, late in itertools.pairwise(ticks))
 
 
 @POSTGRES

@@ -12,11 +12,12 @@ from typing import Any
 
 import pymysql
 import pytest
-from conftest import Database, acquired, refused
+from conftest import Database, acquired, end_sessions, refused
 from test_functions import call
 
 import rowlock
 import rowlock.aio
+from rowlock.protocol import Call, Change, Steps
 
 POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
 MYSQL = pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
@@ -30,6 +31,17 @@ def session(db: Database, *statements: str, autocommit: bool = False) -> Any:
     for statement in statements:
         connection.cursor().execute(statement)
     return connection
+
+
+def renewed(lease: rowlock.Lease) -> str:
+    """The reply to a renewal that is sent over the session of the lock's requests."""
+
+    def steps() -> Steps[str]:
+        (outcome,) = yield Call("renew", [Change(lease.claim, 60.0)])
+        return str(outcome)
+
+    outcome: str = lease._on.ask(steps(), 60.0).result(30)
+    return outcome
 
 
 @contextmanager
@@ -54,7 +66,7 @@ def test_a_call_in_autocommit_locks_and_waits_for_nothing(db: Database, level: s
         one = session(db, isolation(level), autocommit=True)
         for asked in (ASK, ("rowlock_list",)):
             call(one, *asked)
-            assert lease._on.change("renew", claim, 60.0) == "done"
+            assert renewed(lease) == "done"
         with locked(db):
             assert call(one, *ASK)[6] == "held"
             named = ("k", claim.holder, claim.token)
@@ -71,9 +83,9 @@ def test_a_call_in_a_serializable_transaction_locks_and_waits(db: Database) -> N
         for read in (ASK, ("rowlock_list",)):
             one = session(db, isolation("SERIALIZABLE"))
             call(one, *read)
-            assert lease._on.change("renew", claim, 60.0) == "busy"
+            assert renewed(lease) == "busy"
             one.rollback()
-            assert lease._on.change("renew", claim, 60.0) == "done"
+            assert renewed(lease) == "done"
             one.close()
         named = ("k", claim.holder, claim.token)
         changes = (("rowlock_renew", *named, None), ("rowlock_confirm", *named))
@@ -85,7 +97,7 @@ def test_a_call_in_a_serializable_transaction_locks_and_waits(db: Database) -> N
         # Beside no other transaction it confirms, and the row is locked as at each level.
         one = session(db, isolation("SERIALIZABLE"))
         lease.confirm(one.cursor())
-        assert lease._on.change("renew", claim, 60.0) == "busy"
+        assert renewed(lease) == "busy"
         one.commit()
         one.close()
 
@@ -132,6 +144,7 @@ def test_a_statement_timeout_undoes_a_call_and_is_contention(db: Database) -> No
             with pytest.raises(Exception, match="statement timeout"):
                 one.execute(f"SELECT rowlock_release('k', '{lease.claim.holder}', {lease.token})")
             one.close()
+    end_sessions(db.url)
     # The client's own: a claim is refused as busy, and is repeated while it may wait.
     with locked(db):
         assert refused(rowlock.try_acquire(db.url, "k")).reason == "busy"
@@ -173,7 +186,7 @@ def test_settings_of_the_role_change_no_reply(db: Database, setting: str) -> Non
             assert abs(refusal.until - refusal.since - timedelta(seconds=60)) < timedelta(seconds=1)
             assert refusal.retry_after is not None
             assert 20 < refusal.retry_after < 70
-        assert lease._on.change("renew", lease.claim, 60.0) == "done"
+        assert renewed(lease) == "done"
 
         async def ask() -> rowlock.aio.Lease | rowlock.Refusal:
             return await rowlock.aio.try_acquire(db.url, key)

@@ -22,7 +22,7 @@ from psycopg.rows import class_row, dict_row
 
 import rowlock
 import rowlock.aio
-from rowlock import connect
+from rowlock import sources
 
 SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
 POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
@@ -79,16 +79,35 @@ def test_rows_of_another_kind(db: Database) -> None:
     connection.close()
 
 
-@POSTGRES
 def test_rows_of_another_kind_in_a_task(db: Database) -> None:
-    async def open_connection() -> Any:
-        return await psycopg.AsyncConnection.connect(db.url, row_factory=dict_row)
-
     async def run() -> None:
-        async with rowlock.aio.lock(open_connection, "k"):
+        async with rowlock.aio.lock(lambda: dictionaries(db), "k"):
             assert not await rowlock.aio.try_acquire(db.url, "k")
 
     asyncio.run(run())
+
+
+@POSTGRES
+def test_a_function_that_is_awaited_is_refused(db: Database) -> None:
+    """The sessions belong to threads, which await nothing."""
+
+    async def open_connection() -> Any:
+        return await psycopg.AsyncConnection.connect(db.url)
+
+    async def run(connect: Any) -> None:
+        async with rowlock.aio.lock(connect, "k"):
+            pytest.fail("it is held")
+
+    told = "pass a URL, or a function that returns a connection of psycopg"
+    with pytest.raises(TypeError, match=told):
+        asyncio.run(run(open_connection))
+    with pytest.raises(TypeError, match=told):
+        rowlock.try_acquire(open_connection, "k")
+    # This one is known by its result alone.
+    began = time.monotonic()
+    with pytest.raises(rowlock.Unavailable, match=told):
+        asyncio.run(run(lambda: open_connection()))
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
@@ -147,7 +166,8 @@ def test_leases_are_encrypted_like_the_connection_they_come_from(db: Database) -
 
     connection: Any = pymysql.connect(**mysql_place(db), ssl=context)
     assert cipher(connection)
-    own = connect.opener(connection, 30)[1]()
+    session: Any = sources.place_of(connection).session(5.0)
+    own = session._connect()
     assert cipher(own)
     assert own.ctx is context  # Its certificates count: PyMySQL encrypts by itself, unverified.
     own.close()
@@ -200,15 +220,16 @@ def test_a_cursor_whose_rows_are_objects_confirms(db: Database) -> None:
     asyncio.run(run())
 
 
-def test_a_url_of_sqlalchemy(db: Database) -> None:
+def test_a_url_of_sqlalchemy(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     scheme, rest = db.url.split(":", 1)
     drivers = {"postgres": "psycopg", "mysql": "pymysql", "mariadb": "pymysql"}
+    urls = [f"{scheme}+{drivers.get(db.name)}:{rest}"]
     if db.name == "sqlite":  # Its URL is another: a path after three slashes is relative.
-        with pytest.raises(ValueError, match="has to begin"):
-            rowlock.try_acquire(f"sqlite+pysqlite:{rest}", "k")
-        return
-    with rowlock.lock(f"{scheme}+{drivers[db.name]}:{rest}", "k"):
-        assert refused(rowlock.try_acquire(db.url, "k")).reason == "held"
+        monkeypatch.chdir(Path(rest).parent)
+        urls = [f"sqlite+pysqlite:///{rest}", f"sqlite+pysqlite:///{Path(rest).name}"]
+    for url in urls:
+        with rowlock.lock(url, "k"):
+            assert refused(rowlock.try_acquire(db.url, "k")).reason == "held"
 
 
 @pytest.mark.parametrize("label", ["x" * 46, "a\0b", "a\nb"])
@@ -234,7 +255,7 @@ class Wrapper:
 
 
 def test_a_wrapper_is_told_from_what_it_wraps(db: Database) -> None:
-    told = r"Wrapper is not known: .* connection\.connection, after connection\.ensure_connection"
+    told = r"Wrapper is not known: .* pass the driver's own connection or cursor\. SQLAlchemy has"
     connection = db.connect()
     with pytest.raises(TypeError, match=told):
         rowlock.try_acquire(Wrapper(connection), "k")

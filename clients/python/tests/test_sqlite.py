@@ -9,21 +9,23 @@ import pytest
 from conftest import Database
 
 import rowlock
-from rowlock import connect, sqlite
+from rowlock import sources, sqlite
 from rowlock.__main__ import table
-from rowlock.protocol import Granted, Terms
+from rowlock.protocol import Change, Granted
+from rowlock.terms import Terms
 
 pytestmark = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
 ONE, TWO = "0" * 31 + "1", "0" * 31 + "2"
 
 
 class Interrupted(sqlite.SqliteSession):
-    """Another program changes the row between the judgement and the claim, once."""
+    """Another program changes the row before a statement, once."""
 
+    statement = sqlite.TAKE
     between: Any = None
 
-    def _run(self, sql: str, values: Any) -> Any:
-        if sql == sqlite.TAKE and self.between:
+    def _run(self, sql: str, values: Any = ()) -> Any:
+        if sql == self.statement and self.between:
             between, self.between = self.between, None
             between()
         return super()._run(sql, values)
@@ -45,12 +47,7 @@ class Interrupted(sqlite.SqliteSession):
 def test_a_row_that_has_changed_since_it_was_judged_is_judged_anew(
     db: Database, change: str
 ) -> None:
-    _, open_connection = connect.opener(db.url, 30)
-    session = Interrupted(open_connection)
-    terms = Terms("k", label="x")
-    first = session.claim(terms, ONE)
-    assert isinstance(first, Granted)
-    assert session.change("release", first.claim, "S") == "done"
+    session = released(db)
     requests: list[str] = []
 
     def between() -> None:
@@ -58,9 +55,50 @@ def test_a_row_that_has_changed_since_it_was_judged_is_judged_anew(
         db.execute(f"UPDATE t_resource_lock SET {change} WHERE key_resource = 'k'")
 
     session.between = between
-    assert isinstance(session._attempt(terms, TWO), rowlock.Refusal)
+    # Outside a transaction, in which the row cannot change.
+    assert isinstance(session._claim(Terms("k", label="x"), TWO), rowlock.Refusal)
     assert requests == [change]
     session.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("lock_flag = 1, expires_at = NULL", "held_by_another_program"),
+        ("status = 'F'", "last_run_failed"),
+        ("token = token + 1000000000000", None),
+        ("key_resource = 'another'", None),
+    ],
+)
+def test_a_row_that_changes_before_the_transaction_is_judged_in_it(
+    db: Database, change: str, reason: str | None
+) -> None:
+    """What is refused is refused before: only the rest is judged in the transaction."""
+    session = released(db)
+    session.statement = "BEGIN IMMEDIATE"
+    session.between = lambda: db.execute(f"UPDATE t_resource_lock SET {change}")
+    (reply,) = session.send("claim", [(Terms("k", rules="article", label="x"), TWO)])
+    assert session.between is None
+    if reason is None:
+        assert isinstance(reply, Granted)
+        ((token, label),) = db.execute(
+            "SELECT token, client_ip FROM t_resource_lock WHERE key_resource = 'k'"
+        )
+        assert (token, label) == (reply.claim.token, "x")
+        assert db.execute("SELECT max(token) FROM t_resource_lock")[0][0] == token
+    else:
+        assert isinstance(reply, rowlock.Refusal)
+        assert reply.reason == reason
+    session.close()
+
+
+def released(db: Database) -> Interrupted:
+    """A session, and a row whose claim was released."""
+    session = Interrupted(lambda: sources._sqlite(db.url.removeprefix("sqlite:")), 5.0)
+    (first,) = session.send("claim", [(Terms("k", label="x"), ONE)])
+    assert isinstance(first, Granted)
+    assert session.send("release", [Change(first.claim, "S")]) == ["done"]
+    return session
 
 
 def test_a_file_that_another_connection_writes_to_is_busy(db: Database, tmp_path: Path) -> None:
@@ -119,13 +157,13 @@ def test_a_table_is_judged_when_it_is_opened(
     db: Database, old: str, new: str, wrong: str | None
 ) -> None:
     create(db, old, new)
-    session = connect.session(db.url, 30)
+    session = sources.place_of(db.url).session(5.0)
     for _ in range(2):  # The connection of the first request is not used for the second.
         if wrong is None:
-            session.claim(Terms("k", label="x"), ONE)
+            session.send("claim", [(Terms("k", label="x"), ONE)])
             continue
         with pytest.raises(rowlock.Error) as raised:
-            session.claim(Terms("k", label="x"), ONE)
+            session.send("claim", [(Terms("k", label="x"), ONE)])
         assert type(raised.value) is rowlock.Error
         assert f"the table t_resource_lock cannot be used: {wrong}" in str(raised.value)
     session.close()

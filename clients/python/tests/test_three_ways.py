@@ -39,16 +39,18 @@ class Worker:
     """A process of `worker.py`, by itself or as the command of `rowlock run`."""
 
     def __init__(self, db: Database, way: str, key: str) -> None:
+        # The crowd asks too, in no order: the wait may be long.
         command = [sys.executable, WORKER, "hesitate", db.url, db.name, key, str(LEASE)]
         if way == "rust":
-            command = [program(), "run", key, "--wait", "120s", "--lease", f"{LEASE}s"]
+            command = [program(), "run", key, "--wait", "600s", "--lease", f"{LEASE}s"]
             command += ["--", sys.executable, WORKER, "hesitate_run", db.url, db.name]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, env=db.environment(), text=True
         )
-        word, token = line(self.process)
-        assert word == "held"
+        said = line(self.process)
+        assert said[:1] == ["held"], said or self.process.communicate(timeout=60)[1]
+        token = said[1]
         self.token = int(token)
 
     def signal(self, number: int) -> None:

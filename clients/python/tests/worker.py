@@ -17,7 +17,7 @@ from conftest import Database
 from counter import KEYS, read, write, writes
 
 import rowlock
-from rowlock import functions
+from rowlock import database, mysql, postgres
 
 
 def hold(url: str, key: str, lease: str) -> None:
@@ -67,7 +67,7 @@ def run(url: str, name: str, folder: str) -> None:
 
 def hesitate(url: str, name: str, key: str, lease: str) -> None:
     """Reads a number under the claim, and writes the next one when it is told to."""
-    with rowlock.lock(url, key, wait=120, lease=float(lease), label="python") as held:
+    with rowlock.lock(url, key, wait=600, lease=float(lease), label="python") as held:
         write_when_told(url, name, key, held.token, held.confirm, "python")
 
 
@@ -83,6 +83,7 @@ def interrupt(url: str, key: str, lease: str, rounds: str) -> None:
     def handler(*_: Any) -> None:
         raise KeyboardInterrupt
 
+    database.LINGER = 1.0
     signal.signal(signal.SIGALRM, handler)
     with rowlock.lock(url, key):
         pass  # The driver is imported.
@@ -90,9 +91,11 @@ def interrupt(url: str, key: str, lease: str, rounds: str) -> None:
     for _ in range(int(rounds)):
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(0.001, 0.08))
+            until = time.monotonic() + 1  # An interrupt in a finalizer is ignored.
             try:
-                with rowlock.lock(url, key, lease=float(lease), wait=30):
-                    pass
+                while time.monotonic() < until:
+                    with rowlock.lock(url, key, lease=float(lease), wait=30):
+                        pass
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
@@ -108,10 +111,10 @@ def claim_of_program(name: str) -> tuple[str, int, Callable[[Any], None]]:
     """The claim under which `rowlock run` has started this process, and its confirmation."""
     key, holder = os.environ["ROWLOCK_KEY"], os.environ["ROWLOCK_HOLDER"]
     token = int(os.environ["ROWLOCK_TOKEN"])
-    changes = functions.POSTGRES_CHANGES if name == "postgres" else functions.MYSQL_CHANGES
+    statement = postgres.CONFIRM if name == "postgres" else mysql.CONFIRM
 
     def confirm(cursor: Any) -> None:
-        cursor.execute(changes["confirm"], (key, holder, token))
+        cursor.execute(statement, (key, holder, token))
 
     return key, token, confirm
 

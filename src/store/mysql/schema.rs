@@ -19,7 +19,7 @@ const SCHEDULES: [&str; 3] = [
     include_str!("../../../migrations/mysql/20261126000000_instances.sql"),
     include_str!("../../../migrations/mysql/20261128000001_orders.sql"),
 ];
-const FUNCTIONS_FILE: &str = include_str!("../../../functions/mysql/20261127000000_functions.sql");
+const FUNCTIONS_FILE: &str = include_str!("../../../functions/mysql/20261129000000_functions.sql");
 
 /// The columns that a table of another program lacks. The default character set of such a table may
 /// hold less than a label or a status has.
@@ -88,8 +88,8 @@ LEFT JOIN information_schema.columns ON table_schema = DATABASE() AND table_name
 const INSTALLED: &str = "
 SELECT CONVERT(LOWER(routine_name) USING utf8mb4) FROM information_schema.routines
 WHERE routine_schema = DATABASE() AND routine_type = 'PROCEDURE' AND LOWER(routine_name) IN (
-    'rowlock_try_acquire', 'rowlock_unmatched', 'rowlock_renew', 'rowlock_release', 'rowlock_abandon', 'rowlock_confirm', 'rowlock_list',
-    'rowlock_version', 'rowlock_check')";
+    'rowlock_try_acquire', 'rowlock_unmatched', 'rowlock_renew', 'rowlock_release', 'rowlock_abandon', 'rowlock_put_back', 'rowlock_confirm',
+    'rowlock_list', 'rowlock_version', 'rowlock_check')";
 
 const STANDING: &str = "
 SELECT CONVERT(key_resource USING utf8mb4), CONVERT(COALESCE(client_ip, '') USING utf8mb4) FROM t_resource_lock

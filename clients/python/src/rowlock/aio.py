@@ -1,172 +1,72 @@
-"""Leases for programs with an event loop, on PostgreSQL: a task renews each of them.
+"""Locks for programs with an event loop.
 
-async with rowlock.aio.lock("postgres://app@db/app", "report", lease=30, wait=10) as lease:
-    await write_report(fencing_token=lease.token)
+    async with rowlock.aio.lock("postgres://app@db/app", "report", wait=10) as lease:
+        await write_report(fencing_token=lease.token)
+
+The threads of the library send all requests and renew the leases, as for programs with threads: a
+task that blocks the loop loses no lease, and each database works. Only :meth:`Lease.confirm` uses a
+cursor of the application: that of psycopg, aiomysql, asyncmy or aiosqlite.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import uuid
-import weakref
-from collections.abc import Awaitable, Callable, Generator
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-import psycopg
-from psycopg.rows import tuple_row
-
-from .aio_session import AsyncSession
-from .confirm import confirm_statement, confirmed
-from .connect import Source, default_label
+from . import confirm
 from .errors import Lost, Refusal, Refused, note
-from .jobs import check_work, shown_as
-from .lease import drop, join_limit
-from .protocol import (
-    Call,
-    Claim,
-    Pause,
-    Previous,
-    State,
-    Terms,
-    acquiring,
-    check_seconds,
-    ending,
-    renewing,
-)
+from .jobs import KeyOf, check_work, shown_as
+from .kinds import One
+from .lease import BaseLease
+from .lock import OWN, Access, Asked, BaseLock, BaseLocks, Wanted
+from .sources import Source
+from .terms import Seconds
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-async def carry_out(
-    steps: Generator[Call | Pause, Any, T], on: AsyncSession, stop: asyncio.Event | None = None
-) -> T:
-    """Carries the steps of the protocol out. Ends them early, at a pause, if ``stop`` is set."""
-    try:
-        step = next(steps)
-        while True:
-            if isinstance(step, Pause):
-                if await _paused(step.seconds, stop):
-                    steps.close()
-                step = next(steps)
-                continue
-            try:
-                result = await getattr(on, step.method)(*step.arguments)
-            except Exception as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(result)
-    except StopIteration as end:
-        value: T = end.value
-        return value
+async def _shielded(future: Future[T]) -> T:
+    """Waits for what goes on though its caller is cancelled."""
+    return await asyncio.shield(asyncio.wrap_future(future))
 
 
-async def _paused(seconds: float, stop: asyncio.Event | None) -> bool:
-    if stop is None:
-        await asyncio.sleep(seconds)
-        return False
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
-    return stop.is_set()
-
-
-#: The ends that are being sent: a cancelled task does not stop them.
-_ends: set[asyncio.Task[None]] = set()
-
-
-class Lease:
-    """A key that is held. A task renews it until it is released, abandoned or lost."""
-
-    def __init__(
-        self, source: Source, on: AsyncSession, state: State, previous: Previous | None
-    ) -> None:
-        self._source = source
-        self._state = state
-        #: The claim that this one has taken over from: its holder never ended it.
-        self.taken_over_from = previous
-        self._on = on
-        self._stop = asyncio.Event()
-        stop = functools.partial(_wake, asyncio.get_running_loop(), self._stop)
-        weakref.finalize(self, drop, state, stop).atexit = False
-        self._task = asyncio.create_task(_renew(state, on, self._stop))
-
-    @property
-    def claim(self) -> Claim:
-        """The key, the holder and the token."""
-        return self._state.claim
-
-    @property
-    def key(self) -> str:
-        """The key."""
-        return self.claim.key
-
-    @property
-    def token(self) -> int:
-        """The fencing token: higher than that of every claim on the key before."""
-        return self.claim.token
-
-    @property
-    def lost(self) -> bool:
-        """Whether the claim no longer stands. It becomes true before another can be granted."""
-        return self._state.lost
-
-    @property
-    def time_left(self) -> float:
-        """For how many seconds the claim stands without another renewal."""
-        return self._state.time_left
-
-    def check(self) -> None:
-        """Raises :class:`rowlock.Lost` if the claim no longer stands."""
-        if self._state.ended or self.lost:
-            raise self._state.error()
-
-    async def confirm(self, cursor: psycopg.AsyncCursor[Any]) -> None:
-        """Makes the commit of the cursor's transaction depend on the claim, as ``rowlock`` does."""
-        if self._state.is_copy:
-            raise self._state.error()
-        sql, values = confirm_statement(cursor, self.claim)
-        with confirmed(cursor, self.claim) as read:
-            plain = psycopg.AsyncCursor(cursor.connection, row_factory=tuple_row)
-            await plain.execute(sql, values)
-            read(await plain.fetchone())
+class Lease(BaseLease):
+    """A key that is held. A thread renews it until it is released, abandoned or lost."""
 
     async def release(self, status: str = "S") -> None:
-        """Ends the claim after work that is complete: ``S`` for a success, ``F`` for a failure."""
-        if status not in ("S", "F"):
-            raise ValueError(f"status {status!r} is not valid: it has to be S or F")
-        await self._end("release", status)
+        """Ends the claim after work that is complete, as :meth:`rowlock.Lease.release` does."""
+        await _shielded(self._ending("release", status))
 
     async def abandon(self) -> None:
         """Ends the claim of work that has stopped: the next holder takes over at once."""
-        await self._end("abandon")
+        await _shielded(self._ending("abandon"))
 
-    async def _end(self, change: str, *arguments: Any) -> None:
-        if self._state.is_copy:
-            raise self._state.error()
-        if self._state.ended:
-            raise Lost(self.key, self.token, "it was ended before")
-        lost = self.lost
-        self._state.ended = True
-        end = asyncio.create_task(self._send_end(lost, change, *arguments))
-        _ends.add(end)
-        end.add_done_callback(_ends.discard)
-        await asyncio.shield(end)
+    async def extend(self, length: Seconds) -> None:
+        """Extends the lease to this length from now, as :meth:`rowlock.Lease.extend` does."""
+        await _shielded(self._extending(length))
 
-    async def _send_end(self, lost: bool, change: str, *arguments: Any) -> None:
-        self._stop.set()
-        limit = 0.0 if lost else join_limit(self._state, change)
-        await asyncio.wait([self._task], timeout=limit)
-        self._task.cancel()  # One without a reply; its connection is closed.
-        await asyncio.wait([self._task])
-        try:
-            if lost:
-                raise self._state.error()
-            await carry_out(ending(self._state, change, *arguments), self._on)
-        finally:
-            await self._on.close()
+    async def owned(self) -> bool:
+        """Asks the database whether the claim stands."""
+        return await _shielded(self._owning())
+
+    async def confirm(self, cursor: Any) -> None:
+        """Makes the commit of the cursor's transaction depend on the claim, as ``rowlock`` does."""
+        self._confirming()
+        for claim in self.claims:
+            sql, values = confirm.confirm_statement(cursor, claim)
+            with confirm.confirming(cursor, claim):
+                plain = confirm.plain_cursor(cursor)
+                await plain.execute(sql, values)
+                confirm.read(cursor, claim, await plain.fetchone() if plain.description else None)
 
     async def __aenter__(self) -> Lease:
         return self
@@ -174,8 +74,8 @@ class Lease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if self._state.ended or self._state.is_copy:
-            return  # A forked child leaves its parent's block without an effect on the claim.
+        if self._is_over:
+            return
         if error is None:
             await self.release("S")
             return
@@ -186,65 +86,109 @@ class Lease:
             note(error, problem)
 
 
-async def _renew(state: State, on: AsyncSession, stop: asyncio.Event) -> None:
-    try:
-        await carry_out(renewing(state), on, stop)
-    finally:
-        if not state.ended:  # It was lost or dropped, and there is no end to send.
-            await on.close()
+class Block:
+    """Cancels the task of a block whose lease is lost. The block then ends with the loss."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._is_open = True
+        self._loss: Lost | None = None
+        #: The cancellations of the task that are not the block's.
+        self._others = _cancellations(self._task)
+
+    def on_lost(self, loss: Lost) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            self._loop.call_soon_threadsafe(self._cancel, loss)
+
+    def _cancel(self, loss: Lost) -> None:
+        if self._is_open and self._task is not None:
+            self._loss = loss
+            self._task.cancel()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Raises the loss that has ended the block, unless another cancellation has."""
+        self._is_open = False
+        if self._loss is None:
+            return
+        if sys.version_info >= (3, 11) and self._task is not None:
+            self._task.uncancel()
+        is_own = error is None or isinstance(error, asyncio.CancelledError)
+        if is_own and _cancellations(self._task) <= self._others:
+            raise self._loss from error
 
 
-def _wake(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    # A lease may be dropped by another thread.
-    with contextlib.suppress(RuntimeError):  # The loop is closed.
-        loop.call_soon_threadsafe(stop.set)
+def _cancellations(task: asyncio.Task[Any] | None) -> int:
+    """Returns how many cancellations of a task are not taken back. Python 3.10 does not tell."""
+    if sys.version_info >= (3, 11) and task is not None:
+        return task.cancelling()
+    return 0
 
 
-async def try_acquire(
-    source: Source, key: str, *, lease: float = 30.0, min_interval: float = 0.0,
-    rules: str = "recover", label: str | None = None,
-) -> Lease | Refusal:  # fmt: skip
-    """Asks for a key once. Returns a lease, or a refusal, which is false."""
-    terms = Terms(key, lease, min_interval, rules, default_label() if label is None else label)
-    return await _acquire(source, terms, 0.0)
+class Lock(BaseLock):
+    """A key to be held, and what it is asked for with.
 
-
-async def _acquire(source: Source, terms: Terms, wait: float) -> Lease | Refusal:
-    on = AsyncSession(source, terms.lease)
-    acquired = None
-    try:
-        acquired = await carry_out(acquiring(terms, str(uuid.uuid4()), wait), on)
-    finally:
-        if not acquired:
-            await on.close()
-    return acquired if isinstance(acquired, Refusal) else Lease(source, on, *acquired)
-
-
-class Lock:
-    """A key to be held in an ``async with`` block, and what it is asked for with.
-
-    One that is entered while another block runs raises :class:`RuntimeError`.
+    In an ``async with`` block the task is cancelled as soon as the lease is lost, and the block
+    raises :class:`rowlock.Lost`. One that is entered while another block runs raises
+    :class:`RuntimeError`.
     """
 
-    def __init__(self, source: Source, terms: Terms, wait: float) -> None:
-        self._source = source
-        self._terms = terms
-        self._wait = wait
+    def __init__(self, access: Access, wanted: Wanted) -> None:
+        super().__init__(access, wanted)
         self._lease: Lease | None = None
-        self._entered = False
+        self._block: Block | None = None
+
+    async def acquire(self, wait: Seconds | None = OWN) -> Lease | Refusal:
+        """Waits for the key, as long as the lock does, or as ``wait`` says; ``None`` has no end.
+
+        Returns a lease, or a refusal, which is false. A claim of a task that is cancelled is put
+        back.
+        """
+        return await self._acquire(wait, None)
+
+    async def _acquire(
+        self, wait: Seconds | None, on_lost: Callable[[Lost], object] | None
+    ) -> Lease | Refusal:
+        request = self._request(wait)
+        try:
+            on = self._begin(request, on_lost)
+            acquired = await asyncio.wrap_future(request.asking.future)
+            if isinstance(acquired, Refusal):
+                return acquired
+            lease = Lease(on, acquired)
+        except BaseException:
+            request.leave()
+            raise
+        request.delivered()
+        return lease
+
+    async def try_acquire(self) -> Lease | Refusal:
+        """Asks once, without waiting for a holder."""
+        return await self.acquire(0.0)
+
+    async def locked(self) -> bool:
+        """Asks the database whether a claim would be refused because of another claim."""
+        held: bool = await _shielded(self._looking())
+        return held
 
     async def __aenter__(self) -> Lease:
-        if self._entered:
-            raise RuntimeError(
-                f"this lock of key {self._terms.key!r} is entered: make one for each block"
-            )
-        self._entered = True
+        if self._block is not None:
+            raise self._entered()
+        block = self._block = Block()
+        own = self._wanted.on_lost
+
+        def on_lost(error: Lost) -> None:
+            block.on_lost(error)
+            if own is not None:
+                own(error)
+
         try:
-            acquired = await _acquire(self._source, self._terms, self._wait)
+            acquired = await self._acquire(OWN, on_lost)
             if isinstance(acquired, Refusal):
                 raise Refused(acquired)
-        except BaseException:
-            self._entered = False
+        except BaseException as error:
+            self._block = None
+            block.leave(error)
             raise
         self._lease = acquired
         return acquired
@@ -256,45 +200,103 @@ class Lock:
         trace: TracebackType | None,
     ) -> None:
         lease, self._lease = self._lease, None
-        if lease is not None:
-            self._entered = False
-            await lease.__aexit__(kind, error, trace)
+        block, self._block = self._block, None
+        if lease is None or block is None:
+            return
+        block.leave(error)
+        await lease.__aexit__(kind, error, trace)
 
 
-def lock(
-    source: Source, key: str, *, lease: float = 30.0, wait: float = 0.0, min_interval: float = 0.0,
-    rules: str = "recover", label: str | None = None,
-) -> Lock:  # fmt: skip
+class Locks(BaseLocks[Lock]):
+    """The locks of one database, for programs with an event loop, as :class:`rowlock.Locks`."""
+
+    def _make(self, wanted: Wanted) -> Lock:
+        return Lock(self._access, wanted)
+
+    async def leader(self, name: str, **asked: Unpack[Asked]) -> AsyncGenerator[Lease, None]:
+        """Waits to be the leader, again and again, and yields the lease of each term."""
+        asked.setdefault("wait", None)
+        lock = self.lock(name, **asked)
+        while True:
+            acquired = await lock.acquire()
+            if isinstance(acquired, Refusal):
+                return
+            try:
+                yield acquired
+            finally:
+                if not acquired._is_over:
+                    with contextlib.suppress(Lost):
+                        await acquired.release()
+
+    def job(
+        self, key: str, **asked: Unpack[Asked]
+    ) -> Callable[
+        [Callable[Concatenate[Lease, P], Awaitable[T]]],
+        Callable[P, Coroutine[Any, Any, T | Refusal]],
+    ]:
+        """Runs an asynchronous function under a key, as :meth:`rowlock.Locks.job` does.
+
+        Its task is cancelled if the lease is lost, and the call raises :class:`rowlock.Lost`.
+        """
+        key_of = KeyOf(key)
+        Wanted.of(key_of.example, One, asked)  # Checked where the function is defined.
+
+        def decorate(
+            work: Callable[Concatenate[Lease, P], Awaitable[T]],
+        ) -> Callable[P, Coroutine[Any, Any, T | Refusal]]:
+            check_work(work, awaits=True)
+            key_of.check(work)
+
+            async def run(*arguments: P.args, **named: P.kwargs) -> T | Refusal:
+                lock = self.lock(key_of(work, arguments, named), **asked)
+                try:
+                    lease = await lock.__aenter__()
+                except Refused as refused:
+                    return refused.refusal
+                try:
+                    result = await work(lease, *arguments, **named)
+                except BaseException as error:
+                    await lock.__aexit__(type(error), error, error.__traceback__)
+                    raise
+                await lock.__aexit__(None, None, None)
+                return result
+
+            return shown_as(run, work)
+
+        return decorate
+
+    async def aclose(self) -> None:
+        """Ends the sessions as soon as no lease needs them. No more keys are asked for."""
+        self._access.close()
+
+    async def __aenter__(self) -> Locks:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def connect(source: Source, *, label: str | None = None) -> Locks:
+    """Returns the locks of a database, as :func:`rowlock.connect` does."""
+    locks = Locks(source, label)
+    locks._access.is_kept = True
+    return locks
+
+
+def lock(source: Source, key: str, **asked: Unpack[Asked]) -> Lock:
     """Holds a key in an ``async with`` block."""
-    terms = Terms(key, lease, min_interval, rules, default_label() if label is None else label)
-    check_seconds("wait", wait)
-    return Lock(source, terms, wait)
+    return Locks(source).lock(key, **asked)
+
+
+async def try_acquire(source: Source, key: str, **asked: Unpack[Asked]) -> Lease | Refusal:
+    """Asks for a key once. Returns a lease, or a refusal, which is false."""
+    return await Locks(source).lock(key, **asked).try_acquire()
 
 
 def job(
-    source: Source, key: str, *, lease: float = 30.0, wait: float = 0.0, min_interval: float = 0.0,
-    rules: str = "recover", label: str | None = None,
+    source: Source, key: str, **asked: Unpack[Asked]
 ) -> Callable[
-    [Callable[Concatenate[Lease, P], Awaitable[T]]], Callable[P, Awaitable[T | Refusal]]
-]:  # fmt: skip
-    """Runs an asynchronous function under a key. The function receives the lease first."""
-    # Checked where the function is defined; the label is that of the process that runs it.
-    Terms(key, lease, min_interval, rules, label)
-    check_seconds("wait", wait)
-
-    def decorate(
-        work: Callable[Concatenate[Lease, P], Awaitable[T]],
-    ) -> Callable[P, Awaitable[T | Refusal]]:
-        check_work(work, awaits=True)
-
-        async def run(*arguments: P.args, **named: P.kwargs) -> T | Refusal:
-            known = Terms(key, lease, min_interval, rules, label or default_label())
-            acquired = await _acquire(source, known, wait)
-            if isinstance(acquired, Refusal):
-                return acquired
-            async with acquired:
-                return await work(acquired, *arguments, **named)
-
-        return shown_as(run, work)
-
-    return decorate
+    [Callable[Concatenate[Lease, P], Awaitable[T]]], Callable[P, Coroutine[Any, Any, T | Refusal]]
+]:
+    """Runs an asynchronous function under a key, as :meth:`Locks.job` does."""
+    return Locks(source).job(key, **asked)

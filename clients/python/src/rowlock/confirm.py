@@ -1,18 +1,29 @@
-"""The confirmation of a claim in a transaction of the application's own."""
+"""The confirmation of claims in a transaction of the application's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from .connect import driver_of
+from . import mysql, postgres
 from .errors import Error, Lost
-from .functions import MYSQL_CHANGES, POSTGRES_CHANGES, change_values
 from .protocol import Claim
+from .sources import driver_of
 from .sqlite import change_statement, parameters
 
 _IN_TRANSACTION = 1  # the flag SERVER_STATUS_IN_TRANS of MySQL's protocol
+_SQLITE = ("sqlite3", "aiosqlite")
+
+
+def unwrapped(cursor: Any) -> Any:
+    """Returns the driver's cursor that a cursor of Django wraps, or the cursor itself."""
+    while type(cursor).__module__.startswith("django."):
+        inner = getattr(cursor, "cursor", None)
+        if inner is None or callable(inner):
+            break
+        cursor = inner
+    return cursor
 
 
 def confirm_statement(cursor: Any, claim: Claim) -> tuple[str, Any]:
@@ -20,36 +31,57 @@ def confirm_statement(cursor: Any, claim: Claim) -> tuple[str, Any]:
     driver = driver_of(cursor)
     if not hasattr(cursor, "fetchone"):
         raise TypeError("a confirmation takes a cursor, not a connection: connection.cursor()")
-    if driver == "sqlite3":
+    if driver in _SQLITE:
         return change_statement("confirm"), parameters(claim)
-    changes = POSTGRES_CHANGES if driver == "psycopg" else MYSQL_CHANGES
-    return changes["confirm"], change_values(claim)
+    statement = postgres.CONFIRM if driver == "psycopg" else mysql.CONFIRM
+    return statement, (claim.key, claim.holder, claim.token)
 
 
 @contextmanager
-def confirmed(cursor: Any, claim: Claim) -> Generator[Callable[[Any], None], None, None]:
+def confirming(cursor: Any, claim: Claim) -> Generator[None, None, None]:
     """Turns the database's answer into a loss, and refuses to confirm outside a transaction."""
-    driver = driver_of(cursor)
-    lost = Lost(claim.key, claim.token, "a transaction was to confirm it")
-
-    def read(row: Any) -> None:
-        if driver == "sqlite3" and row is None:
-            raise lost
-
     try:
-        yield read
+        yield
     except Exception as error:
         if getattr(error, "sqlstate", None) == "RL001" or "is lost: roll" in str(error):
-            raise lost from error
+            raise lost(claim) from error
         raise
-    if not _in_transaction(driver, cursor.connection):
+    if not _in_transaction(driver_of(cursor), connection_of(cursor)):
         raise Error("a confirmation needs a transaction: this connection commits each statement")
 
 
+def lost(claim: Claim) -> Lost:
+    """Returns the error of a transaction that was to confirm a claim."""
+    return Lost(claim.key, claim.token, "a transaction was to confirm it")
+
+
+def read(cursor: Any, claim: Claim, row: Any) -> None:
+    """Reads the reply of SQLite, which returns the row of a claim that stands."""
+    if driver_of(cursor) in _SQLITE and row is None:
+        raise lost(claim)
+
+
+def plain_cursor(cursor: Any) -> Any:
+    """Returns a cursor of the same transaction whose rows are tuples, or none."""
+    if driver_of(cursor) != "psycopg":
+        return cursor
+    from psycopg import AsyncConnection, AsyncCursor, Cursor
+    from psycopg.rows import tuple_row
+
+    kind: Any = AsyncCursor if isinstance(cursor.connection, AsyncConnection) else Cursor
+    return kind(cursor.connection, row_factory=tuple_row)
+
+
+def connection_of(cursor: Any) -> Any:
+    return cursor._conn if driver_of(cursor) == "aiosqlite" else cursor.connection
+
+
 def _in_transaction(driver: str, connection: Any) -> bool:
-    if driver == "sqlite3":
+    if driver in _SQLITE:
         return bool(connection.in_transaction)
     if driver == "psycopg":
         return bool(connection.info.transaction_status)
+    if driver in ("aiomysql", "asyncmy"):
+        return bool(connection.get_transaction_status())
     # mysqlclient does not tell.
     return driver != "pymysql" or bool(connection.server_status & _IN_TRANSACTION)

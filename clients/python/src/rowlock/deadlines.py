@@ -6,14 +6,13 @@ the reply to that. A server or a proxy that is silent would hold up a lease's re
 
 from __future__ import annotations
 
-import asyncio
 import selectors
 import time
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
-from psycopg import waiting
+if TYPE_CHECKING:
+    import psycopg
 
 
 def prepare(connection: psycopg.Connection[Any], seconds: float) -> None:
@@ -21,6 +20,11 @@ def prepare(connection: psycopg.Connection[Any], seconds: float) -> None:
     connection.autocommit = True
     # PgBouncer in transaction mode changes the server between two executions.
     connection.prepare_threshold = None
+    limit(connection, seconds)
+
+
+def limit(connection: psycopg.Connection[Any], seconds: float) -> None:
+    """Limits each wait of a connection."""
     socket = connection.pgconn.socket
 
     def wait(steps: Generator[Any, Any, Any], *_: Any, **__: Any) -> Any:
@@ -29,16 +33,11 @@ def prepare(connection: psycopg.Connection[Any], seconds: float) -> None:
     connection.wait = wait  # type: ignore[method-assign, assignment]
 
 
-async def prepare_async(connection: psycopg.AsyncConnection[Any], seconds: float) -> None:
-    """Does for a connection of an event loop what :func:`prepare` does."""
-    await connection.set_autocommit(True)
-    connection.prepare_threshold = None
-    socket = connection.pgconn.socket
-
-    async def wait(steps: Generator[Any, Any, Any], *_: Any, **__: Any) -> Any:
-        return await asyncio.wait_for(waiting.wait_async(steps, socket, 0.1), seconds)
-
-    connection.wait = wait  # type: ignore[method-assign, assignment]
+def check(connection: psycopg.Connection[Any]) -> None:
+    """Raises an error if a connection that listens does not answer within five seconds."""
+    limit(connection, 5.0)
+    connection.execute("SELECT 1")
+    del connection.wait  # Which hides the method of the class.
 
 
 def _waited(steps: Generator[Any, Any, Any], socket: int, seconds: float) -> Any:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+import unicodedata
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any, Literal
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
@@ -26,16 +29,40 @@ class Refusal:
     #: In how many seconds a new request is useful.
     retry_after: float | None = None
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[False]:
         return False
 
     def __str__(self) -> str:
-        text = f"{self.key}: {self.reason.replace('_', ' ')}"
+        text = f"{printable(self.key)}: {self.reason.replace('_', ' ')}"
         if self.by:
-            text += f", by {self.by}"
+            text += f", by {printable(self.by)}"
         if self.until:
             text += f", until {self.until:%Y-%m-%d %H:%M:%S %Z}"
         return text
+
+    def __json__(self) -> dict[str, Any]:
+        """The form in which Celery returns it."""
+        plain = asdict(self)
+        times = {name: getattr(self, name) for name in ("since", "until")}
+        return plain | {name: time and time.isoformat() for name, time in times.items()}
+
+
+def printable(text: str) -> str:
+    """Returns a text on one line: control characters and the like are escaped."""
+
+    def shown(one: str) -> str:
+        is_other = unicodedata.category(one) in ("Cc", "Cf", "Zl", "Zp", "Cs")
+        return one.encode("unicode_escape").decode() if is_other else one
+
+    return "".join(map(shown, text))
+
+
+def from_micros(micros: int | None) -> datetime | None:
+    """Returns the time that is so many microseconds after 1970, or none if Python has no such."""
+    try:
+        return None if micros is None else EPOCH + timedelta(microseconds=micros)
+    except OverflowError:
+        return None
 
 
 class Error(Exception):

@@ -1,63 +1,34 @@
-"""PostgreSQL, MySQL and MariaDB: the lock's functions, called through the application's driver."""
+"""PostgreSQL, MySQL and MariaDB: what sessions that call the lock's functions have in common."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from .errors import Contention, Error, NotInstalled, Outage, Refusal
+from .errors import Contention, NotInstalled, Refusal, from_micros
+from .listener import Listener
 from .opening import opened
-from .protocol import Claim, Granted, Previous, Terms, from_micros
+from .protocol import Change, Claim, Granted, Previous, Range, Seen
+from .terms import Terms
 
-# Times are numbers, in microseconds: psycopg reads the text of times in one DateStyle alone.
-POSTGRES_CLAIM = """
-SELECT granted, token, previous_token, previous_label, reason, "by",
-       (extract(epoch FROM since) * 1000000)::bigint, (extract(epoch FROM until) * 1000000)::bigint,
-       extract(epoch FROM retry_after)::float8
-FROM rowlock_try_acquire(
-    %s, %s * interval '1 second', %s, %s * interval '1 second', %s, %s::uuid)"""
-POSTGRES_CHANGES = {
-    "renew": "SELECT rowlock_renew(%s, %s::uuid, %s, %s * interval '1 second')",
-    "release": "SELECT rowlock_release(%s, %s::uuid, %s, %s)",
-    "abandon": "SELECT rowlock_abandon(%s, %s::uuid, %s)",
-    "confirm": "SELECT rowlock_confirm(%s, %s::uuid, %s)",
-}
-POSTGRES_VERSION = "SELECT rowlock_version()"
-MYSQL_CLAIM = "CALL rowlock_try_acquire(%s, %s, %s, %s, %s, %s)"
-MYSQL_CHANGES = {
-    "renew": "CALL rowlock_renew(%s, %s, %s, %s)",
-    "release": "CALL rowlock_release(%s, %s, %s, %s)",
-    "abandon": "CALL rowlock_abandon(%s, %s, %s)",
-    "confirm": "CALL rowlock_confirm(%s, %s, %s)",
-}
-MYSQL_VERSION = "CALL rowlock_version()"
 #: The oldest version of the functions that this client works with.
-NEEDED = 20261127
+NEEDED = 20261129
 INSTALL = "run `rowlock migrate --functions` once, or the SQL that `python -m rowlock` prints"
 #: How often a procedure may be missing in a row: MySQL drops it before it creates the new one.
 MISSING = 20
 NO_PROCEDURE = 1305
-CONTENTION = {1213, 1205, 1020, 3101, 3572}
-READ_ONLY = {1290, 1792, 1836}
-OUTAGES = {1040, 1047, 1053, 1180, 1203, 1226, 1317, 1927, 1969, 3169, 4031}
+#: The error of MySQL and MariaDB for a procedure that does not exist.
+NO_PROCEDURE = 1305
+#: The requests of a waiter for its ticket.
+TICKETS = ("join", "front", "stay", "leave", "clear")
 
 
-def claim_values(terms: Terms, holder: str) -> tuple[Any, ...]:
-    return (terms.key, terms.lease, terms.label, terms.min_interval, terms.rules, holder)
-
-
-def change_values(claim: Claim, *arguments: Any) -> tuple[Any, ...]:
-    return (claim.key, claim.holder, claim.token, *arguments)
-
-
-def check_version(row: Sequence[Any]) -> None:
-    """Raises :class:`NotInstalled` if the functions are older than this client needs."""
-    if row[0] < NEEDED:
-        raise NotInstalled(
-            f"the functions are of version {row[0]}, and this client needs {NEEDED}: {INSTALL}"
-        )
+def text(value: str | bytes) -> str:
+    """Returns the text that a driver has read: psycopg decodes none that may be in any encoding."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def read_reply(terms: Terms, holder: str, row: Sequence[Any]) -> Granted | Refusal:
@@ -73,9 +44,12 @@ def read_reply(terms: Terms, holder: str, row: Sequence[Any]) -> Granted | Refus
     return Refusal(terms.key, text(reason), label, _utc(since), _utc(until), after)
 
 
-def text(value: str | bytes) -> str:
-    """Returns the text that a driver has read: psycopg decodes none that may be in any encoding."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+def read_row(row: Sequence[Any]) -> Seen:
+    """Reads the columns of a look."""
+    key, state, token, holder, label, until, left = row
+    shown = None if holder is None else text(holder).replace("-", "")
+    left = None if left is None else float(left)
+    return Seen(text(key), text(state), int(token or 0), shown, text(label or ""), until, left)
 
 
 def _utc(value: datetime | int | None) -> datetime | None:
@@ -86,64 +60,69 @@ def _utc(value: datetime | int | None) -> datetime | None:
     )
 
 
-def postgres_meaning(error: Exception) -> Exception:
-    """What an error of psycopg means for a request that was sent."""
-    state: str | None = getattr(error, "sqlstate", None)
-    if state in ("40001", "40P01", "55P03", "57014"):  # The last: a statement_timeout.
-        return Contention()
-    if state == "25006":  # A standby, or a server before its fail-over has ended.
-        return Outage(sent=False)
-    if state in ("42883", "42P01", "42703"):
-        return NotInstalled(f"{str(error).splitlines()[0]}: {INSTALL}")
-    lost = ("25P03", "25P04", "40003", "53300")
-    if state is None or state in lost or state.startswith(("08", "57P")):
-        return Outage(sent=True)
-    return Error(f"the database refused: {error}")
+class FunctionSession(ABC):
+    """Calls the functions over a connection that is opened for the first request, and kept."""
 
+    listener: Listener | None = None
+    version: str
 
-def mysql_meaning(error: Exception) -> Exception:
-    """What an error of PyMySQL or mysqlclient means for a request that was sent."""
-    code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-    if code in CONTENTION:
-        return Contention()
-    if code in READ_ONLY:
-        return Outage(sent=False)
-    if code in (NO_PROCEDURE, 1146, 1054):
-        return NotInstalled(f"{error}: {INSTALL}")
-    if code in OUTAGES or 2000 <= code < 3000 or code == 0:
-        return Outage(sent=True)
-    return Error(f"the database refused: {error}")
-
-
-class FunctionSession:
-    """Sends requests over a connection that is opened for the first of them, and kept."""
-
-    def __init__(
-        self, connect: Callable[[], Any], claim: str, changes: dict[str, str],
-        meaning: Callable[[Exception], Exception], cursor: Callable[[Any], Any],
-    ) -> None:  # fmt: skip
+    def __init__(self, connect: Callable[[], Any], patience: float) -> None:
+        self.patience = patience
         self._connect = connect
-        self._cursor = cursor
         self._connection: Any = None
-        self._claim = claim
-        self._changes = changes
-        self._meaning = meaning
 
-    def claim(self, terms: Terms, holder: str) -> Granted | Refusal:
-        row = self._run(self._claim, claim_values(terms, holder))
-        if self._claim is MYSQL_CLAIM:
-            row = (*row[:2], *row[4:])  # without the holder and the end of the lease
-        return read_reply(terms, holder, row)
+    def send(self, kind: str, requests: Sequence[Any]) -> list[Any]:
+        """Sends requests of one kind, and returns their replies."""
+        if kind == "claim":
+            return self._claims(requests)
+        if kind == "claim all":
+            return [self._claim_all(*request) for request in requests]
+        if kind == "look":
+            return [self._look(keys) for keys in requests]
+        if kind == "open":
+            return [self._run(self.version) for _ in requests]
+        if kind == "await":
+            return self._await(requests)
+        if kind in TICKETS:
+            return [self._queue(kind, values) for values in requests]
+        return self._changes(kind, requests)
 
-    def change(self, change: str, claim: Claim, *arguments: Any) -> str:
-        return text(self._run(self._changes[change], change_values(claim, *arguments))[0])
+    @abstractmethod
+    def _claims(self, requests: Sequence[tuple[Terms, str]]) -> list[Granted | Refusal]: ...
+    @abstractmethod
+    def _changes(self, kind: str, changes: Sequence[Change]) -> list[str]: ...
+    @abstractmethod
+    def _look(self, keys: Range) -> list[Seen]: ...
+    @abstractmethod
+    def _queue(self, kind: str, values: Sequence[Any]) -> Any: ...
+    @abstractmethod
+    def _begin(self) -> None: ...
+    @abstractmethod
+    def _cursor(self, connection: Any) -> Any: ...
+    @abstractmethod
+    def _meaning(self, error: Exception) -> Exception: ...
 
-    def _run(self, sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+    def _await(self, keys: Sequence[str]) -> list[bool]:
+        return [False] * len(keys)
+
+    def _claim_all(self, asked: Sequence[Terms], holder: str) -> list[Granted] | Refusal:
+        """Claims all keys in one transaction, or none."""
+        self._begin()
+        granted: list[Granted] = []
+        for terms in asked:
+            (reply,) = self._claims([(terms, holder)])
+            if isinstance(reply, Refusal):
+                self._run("ROLLBACK")
+                return reply
+            granted.append(reply)
+        self._run("COMMIT")
+        return granted
+
+    def _run(self, sql: str, values: Sequence[Any] = ()) -> Sequence[Sequence[Any]]:
         if self._connection is None:
             self._connection = opened(self._connect)
-            version = MYSQL_VERSION if self._claim is MYSQL_CLAIM else POSTGRES_VERSION
             try:
-                check_version(self._run(version, ()))
+                self._check_version(self._run(self.version)[0][0])
             except BaseException:
                 self.close()
                 raise
@@ -157,22 +136,36 @@ class FunctionSession:
                     time.sleep(0.05)
                     continue
                 meant = self._meaning(error)
-                if not isinstance(meant, Contention):
+                if not isinstance(meant, Contention) or not self._rolled_back():
                     # The next request may succeed on another one.
                     self.close()
                 raise meant from error
 
-    def _fetch(self, sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+    def _rolled_back(self) -> bool:
+        """Ends the transaction that a failed statement may have left open."""
+        try:
+            self._connection.rollback()
+        except Exception:
+            return False
+        return True
+
+    def _check_version(self, version: int) -> None:
+        if version < NEEDED:
+            raise NotInstalled(
+                f"the functions are of version {version}, and this client needs {NEEDED}: {INSTALL}"
+            )
+
+    def _fetch(self, sql: str, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
         cursor = self._cursor(self._connection)
         try:
-            cursor.execute(sql, values)
-            row: Sequence[Any] = cursor.fetchone()
+            cursor.execute(sql, values or None)
+            rows: Sequence[Sequence[Any]] = cursor.fetchall() if cursor.description else ()
             # A procedure has a second result, without rows.
             while cursor.nextset():
                 pass
         finally:
             cursor.close()
-        return row
+        return rows
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
+from string import Formatter
 from typing import Any, TypeVar
+
+from .terms import check_key
 
 Run = TypeVar("Run", bound=Callable[..., Any])
 
@@ -49,6 +53,44 @@ def shown_as(run: Run, work: Callable[..., Any]) -> Run:
         del kept[0]
     run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
     return run
+
+
+class KeyOf:
+    """The key of a call: a text with arguments of the call in braces, as ``report-{date}``."""
+
+    def __init__(self, key: str) -> None:
+        check_key(key)
+        self._key = key
+        try:
+            fields = list(Formatter().parse(key))
+            names = [(name, kind) for _, name, kind, _ in fields if name is not None]
+            self._names = {re.split(r"[.\[]", name)[0] for name, _ in names}
+            #: A key of this form, in which the arguments are not known.
+            self.example = "".join(
+                text + ("x" if name is not None else "") for text, name, _, _ in fields
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"key {key[:80]!r} is not valid: {error}; a brace is doubled"
+            ) from None
+
+    def check(self, work: Callable[..., Any]) -> None:
+        """Raises :class:`ValueError` for a name that is no parameter of the function."""
+        unknown = self._names - set(_parameters(work)[1:])
+        if unknown:
+            named = ", ".join(sorted(unknown)) or "{}"
+            raise ValueError(
+                f"key {self._key[:80]!r} is not valid: {_name(work)} has no parameter {named}"
+            )
+
+    def __call__(
+        self, work: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> str:
+        if not self._names:
+            return self._key.format()
+        bound = inspect.signature(work).bind(None, *arguments, **named)
+        bound.apply_defaults()
+        return self._key.format(**bound.arguments)
 
 
 def _parameters(work: Callable[..., Any]) -> list[str]:

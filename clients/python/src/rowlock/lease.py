@@ -1,120 +1,33 @@
-"""Leases for programs without an event loop: a thread renews each of them."""
+"""Leases, as their holders have them."""
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
-import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Literal
 
-from . import clock
-from .confirm import confirm_statement, confirmed
-from .connect import Session, Source, default_label, plain_cursor, session
-from .errors import Lost, Refusal, Refused, note
-from .jobs import check_work, shown_as
-from .protocol import (
-    Call,
-    Claim,
-    Pause,
-    Previous,
-    State,
-    Terms,
-    acquiring,
-    check_seconds,
-    ending,
-    patience,
-    renewing,
-)
-
-T = TypeVar("T")
-P = ParamSpec("P")
+from . import confirm
+from .database import Database
+from .errors import note
+from .kinds import looking_at
+from .protocol import Acquired, Claim, Range, State, Steps
+from .steps import reading
+from .terms import Seconds, seconds
 
 
-def carry_out(
-    steps: Generator[Call | Pause, Any, T], on: Session, pause: Callable[[float], Any] = time.sleep
-) -> T:
-    """Carries the steps of the protocol out. Ends them early if ``pause`` returns true."""
-    try:
-        step = next(steps)
-        while True:
-            if isinstance(step, Pause):
-                if pause(step.seconds):
-                    steps.close()
-                step = next(steps)
-                continue
-            try:
-                result = getattr(on, step.method)(*step.arguments)
-            except Exception as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(result)
-    except StopIteration as end:
-        value: T = end.value
-        return value
+class BaseLease:
+    """What leases for threads and for event loops have in common."""
 
-
-class Stop:
-    """Tells a thread to stop. An interrupt or a finalizer cannot leave it half told.
-
-    ``threading.Event`` has a lock, which an interrupt in ``set`` may leave taken: the next ``set``,
-    by the finalizer of the lease, would then wait for ever. ``put`` takes none.
-    """
-
-    def __init__(self) -> None:
-        self._told: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def set(self) -> None:
-        self._told.put(None)
-
-    def wait(self, seconds: float) -> bool:
-        """Waits until the thread is told to stop, at most so long. Returns whether it is told."""
-        try:
-            self._told.get(timeout=seconds)
-        except queue.Empty:
-            return False
-        self._told.put(None)
-        return True
-
-
-class Lease:
-    """A key that is held. A thread renews it until it is released, abandoned or lost.
-
-    As a context manager it is released at the end: with S, or with F after an exception. If the
-    block ends with ``KeyboardInterrupt`` or ``SystemExit``, it is abandoned: the work did not end.
-    """
-
-    def __init__(
-        self, source: Source, on: Session, state: State, previous: Previous | None
-    ) -> None:
-        self._source = source
+    def __init__(self, on: Database, acquired: Acquired) -> None:
         self._on = on
-        self._state = state
-        self._stop = Stop()
-        self._late = threading.Event()
+        self._state = acquired.state
+        weakref.finalize(self, _drop, acquired.state).atexit = False
         #: The claim that this one has taken over from: its holder never ended it.
-        self.taken_over_from = previous
-        self._thread = threading.Thread(
-            target=_renew,
-            args=(state, on, self._stop, self._late),
-            name=f"rowlock {state.claim.key}",
-            daemon=True,
-        )
-        # An interrupt may come while the thread starts, when no variable has the lease yet.
-        weakref.finalize(self, drop, state, self._stop.set).atexit = False
-        try:
-            self._thread.start()
-        except RuntimeError:  # There are too many threads: a lease that none renews is not held.
-            state.ended = True
-            try:
-                carry_out(ending(state, "abandon"), on)
-            finally:
-                on.close()
-            raise
+        self.taken_over_from = acquired.previous
+        #: Of a reader: the token of the last writer.
+        self.writer_token = acquired.writer_token
 
     @property
     def claim(self) -> Claim:
@@ -122,8 +35,13 @@ class Lease:
         return self._state.claim
 
     @property
+    def claims(self) -> tuple[Claim, ...]:
+        """The claims on all keys, of which :meth:`Locks.lock_all` has several."""
+        return self._state.claims
+
+    @property
     def key(self) -> str:
-        """The key."""
+        """The key; of several keys, the first in order."""
         return self.claim.key
 
     @property
@@ -146,19 +64,80 @@ class Lease:
         if self._state.ended or self.lost:
             raise self._state.error()
 
-    def confirm(self, cursor: Any) -> None:
-        """Makes the commit of the cursor's transaction depend on the claim.
-
-        It is called first in the transaction. The row stays locked until the transaction ends.
-        Raises :class:`Lost` if the claim does not stand: the caller then rolls back.
-        """
+    def _ending(self, change: str, value: Any = None) -> Future[None]:
         if self._state.is_copy:
             raise self._state.error()
-        sql, values = confirm_statement(cursor, self.claim)
-        with confirmed(cursor, self.claim) as read:
-            plain = plain_cursor(cursor)
-            plain.execute(sql, values)
-            read(plain.fetchone() if plain.description else None)
+        if change == "release" and value not in ("S", "F"):
+            raise ValueError(f"status {value!r} is not valid: it has to be S or F")
+        return self._on.end(self._state, change, value)
+
+    def _extending(self, length: Seconds) -> Future[None]:
+        length = seconds("a length", length)
+        if not 0.1 <= length <= 30 * 86400:
+            raise ValueError(f"a length of {length} is not valid: it is from 0.1 s to 30 days")
+        self.check()
+        return self._on.extend(self._state, length)
+
+    def _owning(self) -> Future[bool]:
+        if self._state.is_copy:
+            raise self._state.error()
+        return self._on.ask(reading(lambda: _stands(self._state), 0.0), self._state.lease)
+
+    def _confirming(self) -> None:
+        if self._state.is_copy:
+            raise self._state.error()
+        # Its row stays locked until the transaction ends: its renewals come after those of others.
+        self._state.confirmed = True
+
+    @property
+    def _is_over(self) -> bool:
+        # A forked child leaves its parent's block without an effect on the claim.
+        return self._state.ended or self._state.is_copy
+
+    def __bool__(self) -> Literal[True]:
+        """A lease is true, and a refusal is false."""
+        return True
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.key!r} under token {self.token}>"
+
+
+def _stands(state: State) -> Steps[bool]:
+    """Looks whether the rows still have the claims. One that has ended or is lost has none."""
+    if state.ended or state.lost:
+        return False
+    for claim in state.claims:
+        rows = yield from looking_at(Range(claim.key, claim.key))
+        holder = claim.holder.replace("-", "")
+        if not any(
+            row.holder == holder and row.token == claim.token and row.state == "held"
+            for row in rows
+        ):
+            return False
+    return True
+
+
+def _drop(state: State) -> None:
+    """Ends the renewals of a lease that was dropped. Its work may go on: the key is not freed."""
+    state.dropped = True
+    if state.is_copy or state.ended:
+        return
+    state.drop()
+    if state.why_lost is None and state.delivered:
+        warnings.warn(
+            f"the lease of key {state.claim.key!r} was dropped and is renewed no more: "
+            "keep it until its work ends, and release it",
+            ResourceWarning,
+            stacklevel=2,
+        )
+
+
+class Lease(BaseLease):
+    """A key that is held. A thread renews it until it is released, abandoned or lost.
+
+    As a context manager it is released at the end: with S, or with F after an exception. If the
+    block ends with ``KeyboardInterrupt`` or ``SystemExit``, it is abandoned: the work did not end.
+    """
 
     def release(self, status: str = "S") -> None:
         """Ends the claim after work that is complete: ``S`` for a success, ``F`` for a failure.
@@ -166,36 +145,38 @@ class Lease:
         Raises :class:`Lost` if the claim did not stand, :class:`Unknown` if there is no reply, and
         :class:`Unavailable` if another transaction has locked its row for five seconds.
         """
-        if status not in ("S", "F"):
-            raise ValueError(f"status {status!r} is not valid: it has to be S or F")
-        self._end("release", status)
+        self._ending("release", status).result()
 
     def abandon(self) -> None:
         """Ends the claim of work that has stopped: the next holder takes over at once."""
-        self._end("abandon")
+        self._ending("abandon").result()
 
-    def _end(self, change: str, *arguments: Any) -> None:
-        if self._state.is_copy:
-            raise self._state.error()
-        if self._state.ended:
-            raise Lost(self.key, self.token, "it was ended before")
-        lost = self.lost
-        self._state.ended = True
-        self._stop.set()
-        self._thread.join(0.0 if lost else join_limit(self._state, change))
-        # A renewal without a reply keeps its connection; the end is sent on another.
-        on = self._on
-        if self._thread.is_alive():
-            self._late.set()
-            on = session(self._source, self._state.lease)
-        try:
-            if lost:
-                raise self._state.error()
-            carry_out(ending(self._state, change, *arguments), on)
-        finally:
-            on.close()
-            if not self._thread.is_alive():
-                self._on.close()
+    def extend(self, length: Seconds) -> None:
+        """Extends the lease to this length from now, if it is shorter.
+
+        It is for work that stops the process, so that no thread of it renews. Raises :class:`Lost`
+        if the claim does not stand, and :class:`Unavailable` if it was not extended.
+        """
+        self._extending(length).result()
+
+    def owned(self) -> bool:
+        """Asks the database whether the claim stands. :attr:`lost` knows it without a request."""
+        return self._owning().result()
+
+    def confirm(self, cursor: Any) -> None:
+        """Makes the commit of the cursor's transaction depend on the claim.
+
+        It is called first in the transaction. The row stays locked until the transaction ends.
+        Raises :class:`Lost` if the claim does not stand: the caller then rolls back.
+        """
+        self._confirming()
+        cursor = confirm.unwrapped(cursor)
+        for claim in self.claims:
+            sql, values = confirm.confirm_statement(cursor, claim)
+            with confirm.confirming(cursor, claim):
+                plain = confirm.plain_cursor(cursor)
+                plain.execute(sql, values)
+                confirm.read(cursor, claim, plain.fetchone() if plain.description else None)
 
     def __enter__(self) -> Lease:
         return self
@@ -203,8 +184,8 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        if self._state.ended or self._state.is_copy:
-            return  # A forked child leaves its parent's block without an effect on the claim.
+        if self._is_over:
+            return
         if error is None:
             self.release("S")
             return
@@ -215,144 +196,3 @@ class Lease:
                 self.abandon()
         except Exception as problem:  # The block's own exception is the one to report.
             note(error, problem)
-
-    def __repr__(self) -> str:
-        return f"<Lease of {self.key!r} under token {self.token}>"
-
-
-def _renew(state: State, on: Session, stop: Stop, late: threading.Event) -> None:
-    try:
-        carry_out(renewing(state), on, stop.wait)
-    finally:
-        # It was lost or dropped, or its end is sent on another connection.
-        if not state.ended or late.is_set():
-            on.close()
-
-
-def join_limit(state: State, change: str) -> float:
-    """For how many seconds an end waits for a renewal in flight.
-
-    A renewal that the database carries out after an abandon would undo it. After a release it
-    changes nothing.
-    """
-    limit = patience(state.lease) + 0.5 if change == "abandon" else min(state.lease / 12, 1.0)
-    return max(0.0, min(limit, state.deadline - clock.now()))
-
-
-def drop(state: State, stop: Callable[[], object]) -> None:
-    """Ends the renewals of a lease that was dropped. Its work may go on: the key is not freed."""
-    if state.is_copy:
-        return
-    unended = not state.ended and state.why_lost is None
-    stop()
-    if unended:
-        warnings.warn(
-            f"the lease of key {state.claim.key!r} was dropped and is renewed no more: "
-            "keep it until its work ends, and release it",
-            ResourceWarning,
-            stacklevel=2,
-        )
-
-
-def try_acquire(
-    source: Source, key: str, *, lease: float = 30.0, min_interval: float = 0.0,
-    rules: str = "recover", label: str | None = None,
-) -> Lease | Refusal:  # fmt: skip
-    """Asks for a key once. Returns a lease, or a refusal, which is false.
-
-    ``source`` is a URL, a connection, whose place alone is read, or a function that connects.
-    Durations are in seconds.
-    """
-    terms = Terms(key, lease, min_interval, rules, default_label() if label is None else label)
-    return _acquire(source, terms, 0.0)
-
-
-def _acquire(source: Source, terms: Terms, wait: float) -> Lease | Refusal:
-    on = session(source, terms.lease)
-    acquired = None
-    try:
-        acquired = carry_out(acquiring(terms, str(uuid.uuid4()), wait), on)
-    finally:
-        if not acquired:
-            on.close()
-    return acquired if isinstance(acquired, Refusal) else Lease(source, on, *acquired)
-
-
-class Lock:
-    """A key to be held in a ``with`` block, and what it is asked for with.
-
-    The blocks of an object follow each other. One that is entered while another runs raises
-    :class:`RuntimeError`: each thread makes a lock of its own.
-    """
-
-    def __init__(self, source: Source, terms: Terms, wait: float) -> None:
-        self._source = source
-        self._terms = terms
-        self._wait = wait
-        self._lease: Lease | None = None
-        self._entered = threading.Lock()
-
-    def __enter__(self) -> Lease:
-        if not self._entered.acquire(blocking=False):
-            raise RuntimeError(
-                f"this lock of key {self._terms.key!r} is entered: make one for each block"
-            )
-        try:
-            acquired = _acquire(self._source, self._terms, self._wait)
-            if isinstance(acquired, Refusal):
-                raise Refused(acquired)
-        except BaseException:
-            self._entered.release()
-            raise
-        self._lease = acquired
-        return acquired
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            self._entered.release()
-            lease.__exit__(kind, error, trace)
-
-
-def lock(
-    source: Source, key: str, *, lease: float = 30.0, wait: float = 0.0, min_interval: float = 0.0,
-    rules: str = "recover", label: str | None = None,
-) -> Lock:  # fmt: skip
-    """Holds a key in a ``with`` block. Raises :class:`Refused` if it is not free in time."""
-    terms = Terms(key, lease, min_interval, rules, default_label() if label is None else label)
-    check_seconds("wait", wait)
-    return Lock(source, terms, wait)
-
-
-def job(
-    source: Source, key: str, *, lease: float = 30.0, wait: float = 0.0, min_interval: float = 0.0,
-    rules: str = "recover", label: str | None = None,
-) -> Callable[[Callable[Concatenate[Lease, P], T]], Callable[P, T | Refusal]]:  # fmt: skip
-    """Runs a function under a key. The function receives the lease first.
-
-    A call returns what the function returns, or the refusal, which a scheduler may ignore.
-    Coroutine functions, generators and methods raise :class:`TypeError`.
-    """
-    # Checked where the function is defined; the label is that of the process that runs it.
-    Terms(key, lease, min_interval, rules, label)
-    check_seconds("wait", wait)
-
-    def decorate(work: Callable[Concatenate[Lease, P], T]) -> Callable[P, T | Refusal]:
-        check_work(work, awaits=False)
-
-        def run(*arguments: P.args, **named: P.kwargs) -> T | Refusal:
-            known = Terms(key, lease, min_interval, rules, label or default_label())
-            acquired = _acquire(source, known, wait)
-            if isinstance(acquired, Refusal):
-                return acquired
-            with acquired:
-                return work(acquired, *arguments, **named)
-
-        return shown_as(run, work)
-
-    return decorate

@@ -1,20 +1,19 @@
-"""SQLite: the crate's own statements, on a connection of the lease's own."""
+"""SQLite: the crate's own statements, on a connection of the library's own."""
 
 from __future__ import annotations
 
 import sqlite3
-import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from .errors import Contention, Error, NotInstalled, Outage, Refusal
+from .errors import Contention, Error, NotInstalled, Outage, Refusal, from_micros
+from .functions import read_row
 from .opening import opened
-from .protocol import Claim, Granted, Previous, Terms, from_micros
-from .rules import Row, judge
-
-#: For how many seconds a claim is tried again while another connection writes.
-BUSY = 0.1
+from .protocol import BUSY, Change, Claim, Granted, Previous, Range, Seen
+from .rules import Row, Verdict, judge
+from .terms import Terms
+from .tickets import ALIVE, FRONT
 
 # The clock of the crate's statements, which has milliseconds, in the words of older versions too.
 NOW = "(strftime('%s', 'now') * 1000000 + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER) * 1000)"
@@ -100,12 +99,38 @@ RETURNING token, prior_token, prior_client_ip"""
 OURS = """key_resource = :key AND holder = :holder AND token = :token
   AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL"""
 
+LOOK = f"""
+SELECT key_resource, CASE
+           WHEN lock_flag = 1 AND holder IS NOT NULL AND claimed_at = begin_time
+                AND end_time IS NULL THEN iif({NOW} >= expires_at, 'expired', 'held')
+           WHEN lock_flag = 1 THEN 'held_by_another_program' ELSE 'free' END,
+       token, lower(hex(holder)), client_ip, expires_at, (expires_at - {NOW}) / 1e6
+FROM t_resource_lock WHERE key_resource BETWEEN ? AND ?"""
+
+QUEUE = {
+    "join": f"""
+INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
+SELECT ?, max(coalesce((SELECT max(ticket) + 1 FROM t_resource_lock_queue), 0), {NOW}),
+       {NOW} + {ALIVE} * 1000000
+RETURNING ticket""",
+    "front": f"""
+SELECT ticket, (alive_until - {NOW}) / 1e6
+FROM t_resource_lock_queue WHERE key_resource = ? AND ticket <= ? ORDER BY ticket LIMIT {FRONT}""",
+    "stay": f"""
+UPDATE t_resource_lock_queue SET alive_until = {NOW} + {ALIVE} * 1000000 WHERE ticket = ?""",
+    "leave": "DELETE FROM t_resource_lock_queue WHERE ticket = ?",
+    "clear": f"DELETE FROM t_resource_lock_queue WHERE ticket = ? AND alive_until <= {NOW}",
+}
+
 CHANGES = {
     "renew": f"expires_at = max(ifnull(expires_at, 0), {NOW} + :argument)",
     "release": f"""lock_flag = 0, status = :argument, end_time = {_kept("end_time", NOW)},
         holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL,
         prior_client_ip = NULL""",
     "abandon": f"expires_at = min(expires_at, {NOW})",
+    "put back": """lock_flag = 0, status = prior_status, begin_time = prior_begin_time,
+        end_time = prior_end_time, client_ip = prior_client_ip, holder = NULL, expires_at = NULL,
+        claimed_at = NULL, prior_client_ip = NULL""",
     "confirm": "confirms = confirms + 1",
 }
 
@@ -122,78 +147,129 @@ def parameters(claim: Claim, argument: Any = None) -> dict[str, Any]:
 class SqliteSession:
     """Sends requests to a file. A connection is opened for the first request, and kept."""
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+    listener: Any = None
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection], patience: float) -> None:
+        self.patience = patience
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
 
-    def claim(self, terms: Terms, holder: str) -> Granted | Refusal:
-        until = time.monotonic() + BUSY
-        while True:
-            try:
-                reply = self._attempt(terms, holder)
-            except Contention:
-                reply = Refusal(terms.key, "busy", retry_after=BUSY)
-            if isinstance(reply, Granted) or reply.reason != "busy" or time.monotonic() >= until:
-                return reply
-            time.sleep(0.005)
+    def send(self, kind: str, requests: Sequence[Any]) -> list[Any]:
+        """Sends requests of one kind in one transaction, and returns their replies."""
+        if kind == "look":
+            return [self._look(keys) for keys in requests]
+        if kind == "await":
+            return [False] * len(requests)
+        if kind == "open":
+            return [self._run("SELECT 1") for _ in requests]
+        if kind in QUEUE:
+            rows = [self._run(QUEUE[kind], values) for values in requests]
+            return [one[0] for one in rows] if kind == "join" else rows
+        if kind == "claim":
+            return self._claims(requests)
+        if kind == "claim all":
+            return self._together(lambda asked: self._claim_all(*asked), requests)
+        return self._together(lambda change: self._change(kind, change), requests)
 
-    def _attempt(self, terms: Terms, holder: str) -> Granted | Refusal:
-        gap = round(terms.min_interval * 1_000_000)
-        found = self._run(READ, (terms.key,))
+    def _claims(self, requests: Sequence[tuple[Terms, str]]) -> list[Any]:
+        """What is refused is only read: it waits for no transaction that writes."""
+        replies: list[Any] = [self._judged(*request) for request in requests]
+        places = [place for place, reply in enumerate(replies) if not isinstance(reply, Refusal)]
+        granted = self._together(lambda place: self._claim(*requests[place]), places)
+        for place, reply in zip(places, granted, strict=True):
+            replies[place] = reply
+        return replies
+
+    def _together(self, do: Callable[[Any], Any], requests: Sequence[Any]) -> list[Any]:
+        """Does it for each request in one transaction, which ends with one commit."""
+        if not requests:
+            return []
+        self._run("BEGIN IMMEDIATE")
+        replies = [do(one) for one in requests]
+        self._run("COMMIT")
+        return replies
+
+    def _claim_all(self, asked: Sequence[Terms], holder: str) -> list[Granted] | Refusal:
+        """Claims all keys or none, also beside other requests in the transaction."""
+        self._run("SAVEPOINT rowlock")
+        granted: list[Granted] = []
+        for terms in asked:
+            reply = self._claim(terms, holder)
+            if isinstance(reply, Refusal):
+                self._run("ROLLBACK TO rowlock")
+                return reply
+            granted.append(reply)
+        return granted
+
+    def _judged(
+        self, terms: Terms, holder: str
+    ) -> Refusal | tuple[Verdict, tuple[Any, ...]] | None:
+        """Returns a refusal, or a verdict that grants and the row; none if there is no row."""
+        found = self._first(READ, (terms.key,))
         if found is None:
-            self._run(CREATE, (terms.key, max(60, -(-gap // 60_000_000))))
-            found = self._run(READ, (terms.key,))
-        if found is None:
-            return Refusal(terms.key, "busy", retry_after=BUSY)
-        locked, status, begin, was, expires, claimed, ended, label, token, now = found
+            return None
+        locked, status, begin, was, expires, claimed, ended, label, _, now = found
         held_by = str(uuid.UUID(bytes=was)) if was else None
         row = Row(bool(locked), status or "", begin, held_by, expires, claimed, bool(ended))
-        verdict = judge(row, now, holder, terms.rules, gap)
-        busy = Refusal(terms.key, "busy", label, from_micros(begin), retry_after=BUSY)
-        if not verdict.granted:
-            until = verdict.until
-            after = None if until is None else max(until - now, 0) / 1_000_000
-            return Refusal(
-                terms.key, verdict.name, label, from_micros(begin), from_micros(until), after
-            )
-        seen = {
-            "token": token, "locked": locked, "was": was, "status": status, "begin": begin,
-            "claimed": claimed, "expires": expires, "ended": ended,
-        }  # fmt: skip
-        taken = self._run(
+        verdict = judge(row, now, holder, terms.rules, _micros_of(terms.min_interval))
+        if verdict.granted:
+            return verdict, found
+        until = verdict.until
+        after = None if until is None else max(until - now, 0) / 1_000_000
+        since = from_micros(begin)
+        return Refusal(terms.key, verdict.name, label, since, from_micros(until), after)
+
+    def _claim(self, terms: Terms, holder: str) -> Granted | Refusal:
+        judged = self._judged(terms, holder)
+        if judged is None:
+            minutes = max(60, -(-_micros_of(terms.min_interval) // 60_000_000))
+            self._run(CREATE, (terms.key, minutes))
+            judged = self._judged(terms, holder)
+        if judged is None:
+            return Refusal(terms.key, "busy", retry_after=BUSY)
+        if isinstance(judged, Refusal):
+            return judged
+        verdict, (locked, status, begin, was, expires, claimed, ended, label, token, _) = judged
+        taken = self._first(
             TAKE,
-            seen
-            | {
-                "key": terms.key,
-                "holder": uuid.UUID(holder).bytes,
-                "label": terms.label,
-                "verdict": verdict.name,
-                "lease": round(terms.lease * 1_000_000),
+            {
+                "token": token, "locked": locked, "was": was, "status": status, "begin": begin,
+                "claimed": claimed, "expires": expires, "ended": ended, "key": terms.key,
+                "holder": uuid.UUID(holder).bytes, "label": terms.label,
+                "verdict": verdict.name, "lease": _micros_of(terms.lease),
             },
-        )
+        )  # fmt: skip
         if taken is None:
-            return busy
+            return Refusal(terms.key, "busy", label, from_micros(begin), retry_after=BUSY)
         previous = None if taken[1] is None else Previous(taken[1], taken[2] or "")
         return Granted(Claim(terms.key, holder, taken[0]), previous)
 
-    def change(self, change: str, claim: Claim, argument: Any = None) -> str:
-        if change == "renew":
-            argument = round(argument * 1_000_000)
-        if self._run(change_statement(change), parameters(claim, argument)):
+    def _change(self, kind: str, change: Change) -> str:
+        claim, value = change.claim, change.value
+        if kind == "renew":
+            value = _micros_of(value)
+        if self._run(change_statement(kind), parameters(claim, value)):
             return "done"
-        row = self._run(READ, (claim.key,))
+        row = self._first(READ, (claim.key,))
         if row is None or row[8] != claim.token:
             return "lost"
         # An earlier request, whose reply was lost, has ended the claim.
-        if change in ("release", "abandon") and not row[0] and row[3] is None:
+        if kind != "renew" and not row[0] and row[3] is None:
             return "done"
         return "lost"
 
-    def _run(self, sql: str, values: Any) -> tuple[Any, ...] | None:
+    def _look(self, keys: Range) -> list[Seen]:
+        return [read_row(row) for row in self._run(LOOK, (keys.first, keys.last))]
+
+    def _first(self, sql: str, values: Any) -> tuple[Any, ...] | None:
+        rows = self._run(sql, values)
+        return rows[0] if rows else None
+
+    def _run(self, sql: str, values: Any = ()) -> list[tuple[Any, ...]]:
         if self._connection is None:
             self._connection = self._open()
             try:
-                if wrong := self._run(WRONG, ()):
+                if wrong := self._first(WRONG, ()):
                     raise Error(
                         "the table t_resource_lock cannot be used: "
                         f"its column {wrong[1]} {wrong[0]}"
@@ -203,13 +279,15 @@ class SqliteSession:
                 raise
         try:
             # All rows are read: only at its end does a statement commit.
-            rows = self._connection.execute(sql, values).fetchall()
+            return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             meant = meaning(error)
-            if not isinstance(meant, Contention):
+            if isinstance(meant, Contention) and sql != "COMMIT":
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+            else:
                 self.close()
             raise meant from error
-        return rows[0] if rows else None
 
     def _open(self) -> sqlite3.Connection:
         if sqlite3.sqlite_version_info < (3, 37):
@@ -227,6 +305,10 @@ class SqliteSession:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _micros_of(seconds: float) -> int:
+    return round(seconds * 1_000_000)
 
 
 def meaning(error: sqlite3.Error) -> Exception:

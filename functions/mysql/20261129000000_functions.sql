@@ -57,6 +57,8 @@ claim: BEGIN
     DECLARE v_recover BOOLEAN DEFAULT COALESCE(p_rules, 'recover') = 'recover';
     DECLARE v_label VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
         DEFAULT COALESCE(p_label, LEFT(CONCAT(USER(), '/', CONNECTION_ID()), 45));
+    -- The characters from 0x01 to 0x1F, and from 0x7F to 0x9F.
+    DECLARE v_control VARCHAR(8) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin DEFAULT _utf8mb4 0x5B012D1F7F2DC29F5D;
     DECLARE v_asker BINARY(16);
     DECLARE v_granted BOOLEAN DEFAULT FALSE;
     DECLARE v_token BIGINT;
@@ -80,6 +82,8 @@ claim: BEGIN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the min_interval is not valid: it has to be from zero to ten years';
     ELSEIF NOT v_recover AND p_rules <> 'article' THEN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'these rules are not known: they are recover or article';
+    ELSEIF CHAR_LENGTH(p_label) > 45 OR LOCATE(0x00, p_label) > 0 OR p_label REGEXP v_control THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the label is not valid: it has to have at most 45 characters, and no control characters';
     ELSEIF p_holder IS NULL THEN
         SET p_holder = INSERT(INSERT(INSERT(INSERT(LEFT(SHA2(CONCAT(UUID(), RAND()), 256), 32), 21, 0, '-'), 17, 0, '-'), 13, 0, '-'), 9, 0, '-');
     ELSEIF LOWER(p_holder) NOT REGEXP '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN
@@ -278,13 +282,13 @@ BEGIN
     SET p_outcome = 'none';
     SELECT CASE WHEN c.token < p_token THEN 'older'
                 WHEN NOT c.token <=> p_token THEN 'lost'
-                WHEN p_change IN ('release', 'abandon') AND c.lock_flag <> 1 AND c.holder IS NULL THEN 'done'
+                WHEN p_change IN ('release', 'abandon', 'put back') AND c.lock_flag <> 1 AND c.holder IS NULL THEN 'done'
                 WHEN NOT COALESCE(c.lock_flag = 1 AND c.holder = p_holder AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE) THEN 'lost'
                 WHEN p_change = 'abandon' AND c.expires_at <= UTC_TIMESTAMP(6) THEN 'done'
                 ELSE 'busy' END
     INTO v_old FROM t_resource_lock c WHERE c.key_resource = v_key;
     SELECT CASE WHEN NOT c.token <=> p_token THEN 'lost'
-                WHEN p_change IN ('release', 'abandon') AND c.lock_flag <> 1 AND c.holder IS NULL THEN 'done'
+                WHEN p_change IN ('release', 'abandon', 'put back') AND c.lock_flag <> 1 AND c.holder IS NULL THEN 'done'
                 WHEN NOT COALESCE(c.lock_flag = 1 AND c.holder = p_holder AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE) THEN 'lost'
                 WHEN p_change = 'abandon' AND c.expires_at <= UTC_TIMESTAMP(6) THEN 'done'
                 WHEN c.expires_at >= p_until THEN 'done' -- A renewal that changes nothing.
@@ -394,6 +398,37 @@ BEGIN
     SELECT v_outcome AS outcome;
 END;
 
+-- Ends a claim under which no work was begun: the row is as it was before, under the claim's token.
+/*!80000 DROP PROCEDURE IF EXISTS rowlock_put_back */ /*M! DO 0 */;
+CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_put_back(
+    p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4, p_token BIGINT)
+MODIFIES SQL DATA SQL SECURITY INVOKER
+BEGIN
+    DECLARE v_holder BINARY(16) DEFAULT UNHEX(REPLACE(p_holder, '-', ''));
+    DECLARE v_key VARBINARY(4096) DEFAULT CAST(p_key AS BINARY);
+    DECLARE v_outcome VARCHAR(10) CHARACTER SET utf8mb4;
+    DECLARE v_left INT DEFAULT 20;
+    attempts: LOOP
+        UPDATE (
+            SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
+            AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) j STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource
+        SET t.lock_flag = 0, t.status = t.prior_status, t.begin_time = t.prior_begin_time, t.end_time = t.prior_end_time,
+            t.client_ip = t.prior_client_ip, t.holder = NULL, t.expires_at = NULL, t.claimed_at = NULL;
+        IF ROW_COUNT() > 0 THEN
+            SET v_outcome = 'done';
+        ELSE
+            CALL rowlock_unmatched('put back', p_key, v_holder, p_token, NULL, v_outcome);
+        END IF;
+        SET v_left = v_left - 1;
+        IF v_outcome <> 'busy' OR v_left = 0 THEN
+            LEAVE attempts;
+        END IF;
+        DO SLEEP(0.005);
+    END LOOP;
+    SELECT v_outcome AS outcome;
+END;
+
 -- Makes the commit of the caller's transaction depend on the claim: the row stays locked until that
 -- transaction ends.
 /*!80000 DROP PROCEDURE IF EXISTS rowlock_confirm */ /*M! DO 0 */;
@@ -453,7 +488,7 @@ END;
 CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_version()
 SQL SECURITY INVOKER
 BEGIN
-    SELECT 20261127 AS version;
+    SELECT 20261129 AS version;
 END;
 
 SET SESSION sql_mode = @rowlock_sql_mode;

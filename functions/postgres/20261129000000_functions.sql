@@ -54,13 +54,14 @@ BEGIN
     FOR other IN
         SELECT p.oid::regprocedure::text FROM pg_proc p
         WHERE p.pronamespace = place::regnamespace
-          AND p.proname IN ('rowlock_try_acquire', 'rowlock_unmatched', 'rowlock_renew', 'rowlock_release', 'rowlock_abandon', 'rowlock_confirm', 'rowlock_list', 'rowlock_version')
+          AND p.proname IN ('rowlock_try_acquire', 'rowlock_unmatched', 'rowlock_renew', 'rowlock_release', 'rowlock_abandon', 'rowlock_put_back', 'rowlock_confirm', 'rowlock_list', 'rowlock_version')
           AND format('%s(%s) %s', p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)) NOT IN (
               'rowlock_try_acquire(key text, lease interval DEFAULT ''00:00:30''::interval, label text DEFAULT NULL::text, min_interval interval DEFAULT ''00:00:00''::interval, rules text DEFAULT ''recover''::text, OUT granted boolean, OUT token bigint, INOUT holder uuid DEFAULT NULL::uuid, OUT expires_at timestamp with time zone, OUT previous_token bigint, OUT previous_label text, OUT reason text, OUT by text, OUT since timestamp with time zone, OUT until timestamp with time zone, OUT retry_after interval) record',
               'rowlock_unmatched(change text, key text, holder uuid, token bigint) text',
               'rowlock_renew(key text, holder uuid, token bigint, lease interval DEFAULT ''00:00:30''::interval) text',
               'rowlock_release(key text, holder uuid, token bigint, status text DEFAULT ''S''::text) text',
               'rowlock_abandon(key text, holder uuid, token bigint) text',
+              'rowlock_put_back(key text, holder uuid, token bigint) text',
               'rowlock_confirm(key text, holder uuid, token bigint) void',
               'rowlock_list() TABLE(key text, state text, since timestamp with time zone, until timestamp with time zone, by text, holder uuid, token bigint, ended timestamp with time zone, status text)',
               'rowlock_version() integer')
@@ -102,6 +103,10 @@ BEGIN
             format('min_interval %s is not valid: it has to be from zero to ten years', gap)
         WHEN rowlock_try_acquire.rules NOT IN ('recover', 'article') THEN
             format('rules %s are not known: they are recover or article', quote_literal(rowlock_try_acquire.rules))
+        WHEN char_length(rowlock_try_acquire.label) > 45 OR rowlock_try_acquire.label ~ E'[\\x01-\\x1f\\x7f]'
+             OR (getdatabaseencoding() = 'UTF8' AND rowlock_try_acquire.label ~ E'[\\u0080-\\u009f]') THEN
+            format('label %s is not valid: it has to have at most 45 characters, and no control characters',
+                   quote_literal(regexp_replace(left(rowlock_try_acquire.label, 45), '[^ -~]', '?', 'g')))
     END;
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION '%', problem USING ERRCODE = 'invalid_parameter_value';
@@ -203,7 +208,7 @@ END $body$;
     CREATE OR REPLACE FUNCTION rowlock_unmatched(change text, key text, holder uuid, token bigint) RETURNS text
     LANGUAGE sql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT AS $body$
 SELECT CASE WHEN current_setting('transaction_isolation') <> 'read committed' AND coalesce(t.token < $4, true) THEN 'busy'
-            WHEN t.token = $4 AND change IN ('release', 'abandon') AND t.lock_flag <> 1 AND t.holder IS NULL THEN 'done'
+            WHEN t.token = $4 AND change IN ('release', 'abandon', 'put back') AND t.lock_flag <> 1 AND t.holder IS NULL THEN 'done'
             WHEN t.token = $4 AND t.lock_flag = 1 AND t.holder = $3 AND t.claimed_at = t.begin_time AND t.end_time IS NULL THEN
                 CASE WHEN change = 'abandon' AND t.expires_at <= clock_timestamp() THEN 'done' ELSE 'busy' END
             ELSE 'lost' END
@@ -287,6 +292,33 @@ BEGIN
     RETURN outcome;
 END $body$;
 
+    -- Ends a claim under which no work was begun: the row is as it was before, under the claim's token.
+    CREATE OR REPLACE FUNCTION rowlock_put_back(key text, holder uuid, token bigint) RETURNS text
+    LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT AS $body$
+DECLARE
+    outcome text;
+    awaited boolean;
+BEGIN
+    FOR attempt IN 1..20 LOOP
+        UPDATE t_resource_lock t
+        SET lock_flag = 0, status = t.prior_status, begin_time = t.prior_begin_time, end_time = t.prior_end_time,
+            client_ip = t.prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL
+        FROM (SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = $1 AND c.lock_flag = 1 AND c.holder = $2
+              AND c.token = $3 AND c.claimed_at = c.begin_time AND c.end_time IS NULL FOR UPDATE SKIP LOCKED) l
+        WHERE t.key_resource = l.key_resource RETURNING t.awaited INTO awaited;
+        IF FOUND THEN
+            IF awaited THEN
+                PERFORM pg_notify('rowlock', $1);
+            END IF;
+            RETURN 'done';
+        END IF;
+        outcome := rowlock_unmatched('put back', $1, $2, $3);
+        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') <> 'read committed';
+        PERFORM pg_sleep(0.005);
+    END LOOP;
+    RETURN outcome;
+END $body$;
+
     -- Makes the commit of the caller's transaction depend on the claim: the row stays locked until
     -- that transaction ends.
     CREATE OR REPLACE FUNCTION rowlock_confirm(key text, holder uuid, token bigint) RETURNS void
@@ -329,7 +361,7 @@ CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
 ORDER BY c.key_resource
 $body$;
 
-    CREATE OR REPLACE FUNCTION rowlock_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 20261127';
+    CREATE OR REPLACE FUNCTION rowlock_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 20261129';
 
     PERFORM set_config('search_path', path, true);
 END $install$;

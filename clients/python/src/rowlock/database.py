@@ -1,0 +1,250 @@
+"""What all locks of a process on one database share: two sessions, and what renews its leases."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import Any
+
+from . import clock
+from .errors import Lost, Refusal
+from .kinds import Hold, Kind
+from .listener import Listener
+from .loop import Loop, Task
+from .protocol import Acquired, Claim, State, Steps, Wait, patience
+from .sources import Place
+from .steps import ending, extending, renewing, watching
+
+#: For how many seconds a session is kept without a request.
+LINGER = 30.0
+#: Runs what belongs to the application: callbacks, and handlers of the log.
+_EVENTS = Loop("rowlock events")
+
+log = logging.getLogger("rowlock")
+
+
+class Asking:
+    """What is known of a claim that is being made."""
+
+    def __init__(self, wait: Wait) -> None:
+        self.wait = wait
+        self.future: Future[Acquired | Refusal] = Future()
+        self.state: State | None = None
+        #: Wakes what asks for the claim.
+        self.wake: Callable[[], object] = lambda: None
+
+    def leave(self) -> None:
+        """Ends the wait. A claim that is granted to no caller is put back.
+
+        A finalizer may call it, in any thread: it takes no mutex.
+        """
+        self.wait.leave()
+        self.wake()
+        if self.state is not None:
+            self.state.drop()
+
+
+class Request:
+    """The caller's part of a claim. If it is dropped before a lease has it, the claim is put back.
+
+    An interrupt may come at any time: the request exists before the claim is asked for.
+    """
+
+    def __init__(self, wait: Wait) -> None:
+        self.asking = Asking(wait)
+        self._finalizer = weakref.finalize(self, self.asking.leave)
+        self._finalizer.atexit = False
+
+    def leave(self) -> None:
+        """Ends the wait. A claim that is granted to no caller is put back."""
+        self.asking.leave()
+
+    def delivered(self) -> None:
+        """A lease has the claim."""
+        if self.asking.state is not None:
+            self.asking.state.delivered = True
+        self._finalizer.detach()
+
+
+class Database:
+    """The loops of one database in this process. They end when nothing needs them."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        linger = LINGER if place.is_shared else 0.0
+        self._listener = Listener(place.listen, self._notified)
+        self.requests = Loop("rowlock requests", self._session, linger)
+        self.renewals = Loop("rowlock renewals", place.session, linger)
+        self.process = os.getpid()
+
+    def _session(self, patience: float) -> Any:
+        session = self._place.session(patience)
+        session.listener = self._listener
+        return session
+
+    def _notified(self, key: str) -> None:
+        self.requests.released([key])
+
+    def acquire(
+        self,
+        kind: Kind,
+        request: Request,
+        on_lost: Callable[[Lost], object] | None = None,
+    ) -> None:
+        """Begins to acquire."""
+        asking = request.asking
+        hold: Hold = functools.partial(self._hold, on_lost=on_lost)
+        steps = kind.acquiring(asking.wait, self._place.polls, hold)
+        done = functools.partial(self._acquired, asking, hold)
+        task = Task(steps, patience(kind.terms.lease), done)
+        asking.wake = functools.partial(self.requests.wake, task)
+        self.requests.run(task)
+
+    def _acquired(
+        self, asking: Asking, hold: Hold, result: Any, error: BaseException | None
+    ) -> None:
+        if error is None and isinstance(result, Acquired):
+            asking.state = result.state
+            try:
+                hold(result.state)
+            except RuntimeError as problem:  # No thread can be started: no lease is held.
+                self.put_back(result)
+                error = problem
+            else:
+                if asking.wait.is_left:
+                    self.put_back(result)
+        deliver(asking.future, result, error)
+
+    def _hold(self, state: State, on_lost: Callable[[Lost], object] | None) -> None:
+        """Begins to renew a lease, once."""
+        if state.wakes:
+            return
+        tell = functools.partial(_tell_failure, state.claim)
+        task = Task(renewing(state, tell), patience(state.lease), lambda *_: self._over(state))
+        state.wakes.append(functools.partial(self.renewals.wake, task))
+        if on_lost is not None:
+            watch = Task(watching(state, on_lost), 0.0, _log_failure)
+            state.wakes.append(functools.partial(_EVENTS.wake, watch))
+            _EVENTS.run(watch)
+        self.renewals.run(task)
+
+    def _over(self, state: State) -> None:
+        """Of several keys of which one was lost, the others are abandoned."""
+        if state.why_lost is not None and len(state.claims) > 1:
+            self.requests.run(Task(ending(state, "abandon"), patience(state.lease)))
+
+    def put_back(self, result: Acquired | Refusal) -> None:
+        """Ends a claim whose caller has gone, as if it had never been made."""
+        if isinstance(result, Acquired) and result.state.end():
+            self._run_end(result.state, "put back", None)
+
+    def end(self, state: State, change: str, value: Any = None) -> Future[None]:
+        """Ends a lease. What has begun goes on though its caller goes away."""
+        lost = state.lost
+        if not state.end():
+            raise Lost(state.claim.key, state.claim.token, "it was ended before")
+        if lost:
+            raise state.error()
+        return self._run_end(state, change, value)
+
+    def _run_end(self, state: State, change: str, value: Any) -> Future[None]:
+        future: Future[None] = Future()
+
+        def done(_: None, error: BaseException | None) -> None:
+            self.requests.released([claim.key for claim in state.claims])
+            deliver(future, None, error)
+
+        self.requests.run(Task(ending(state, change, value), patience(state.lease), done))
+        return future
+
+    def ask(self, steps: Steps[Any], lease: float) -> Future[Any]:
+        """Carries out steps that change nothing."""
+        future: Future[Any] = Future()
+        self.requests.run(Task(steps, patience(lease), functools.partial(deliver, future)))
+        return future
+
+    def extend(self, state: State, length: float) -> Future[Any]:
+        """Extends a lease to so many seconds from now."""
+        return self.ask(extending(state, length), state.lease)
+
+    def is_own_thread(self) -> bool:
+        """Returns whether the caller runs on a thread that carries requests out."""
+        return self.requests.is_current() or self.renewals.is_current()
+
+    def keep(self) -> None:
+        """Keeps the sessions for the next call."""
+        self.requests.linger = self.renewals.linger = LINGER
+
+    def close(self) -> None:
+        """Ends the sessions as soon as no lease needs them."""
+        self.requests.close_soon()
+        self.renewals.close_soon()
+        self._listener.close()
+
+
+def wait_of(seconds: float | None) -> Wait:
+    """Returns a wait that ends so many seconds from now, or has no end."""
+    return Wait(float("inf") if seconds is None else clock.now() + seconds)
+
+
+def deliver(future: Future[Any], result: Any, error: BaseException | None) -> None:
+    """Delivers a result, unless nobody waits for it."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def _tell_failure(claim: Claim, failure: str | None) -> None:
+    if failure is None:
+        tell(lambda: log.info("key %r is renewed again", claim.key))
+    else:
+        tell(lambda: log.warning("key %r is not renewed, and tried again: %s", claim.key, failure))
+
+
+def _log_failure(_: None, error: BaseException | None) -> None:
+    if error is not None:
+        log.error("on_lost failed", exc_info=error)
+
+
+def tell(work: Callable[[], object]) -> None:
+    """Runs what belongs to the application, where it holds up no request and no renewal."""
+
+    def steps() -> Steps[None]:
+        work()
+        return
+        yield
+
+    _EVENTS.run(Task(steps(), 0.0, _log_failure))
+
+
+_known: weakref.WeakValueDictionary[Hashable, Database] = weakref.WeakValueDictionary()
+_mutex = threading.Lock()
+#: What belongs to the process that this one was forked from. Nothing of it is closed here.
+_inherited: list[Any] = []
+
+
+def of(place: Place) -> Database:
+    """Returns what the locks of this process on a database share."""
+    with _mutex:
+        database = _known.get(place.key)
+        if database is None:
+            database = _known[place.key] = Database(place)
+        return database
+
+
+def _forked() -> None:
+    global _known, _mutex, _EVENTS
+    _inherited.append((list(_known.values()), _EVENTS))
+    _known, _mutex, _EVENTS = weakref.WeakValueDictionary(), threading.Lock(), Loop(_EVENTS._name)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

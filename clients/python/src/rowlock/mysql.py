@@ -1,0 +1,113 @@
+"""MySQL and MariaDB: the procedures, called through PyMySQL or mysqlclient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import Contention, Error, NotInstalled, Outage, Refusal
+from .functions import INSTALL, NO_PROCEDURE, FunctionSession, read_reply, read_row, text
+from .protocol import Change, Granted, Range, Seen
+from .terms import Terms
+from .tickets import ALIVE, FRONT
+
+CLAIM = "CALL rowlock_try_acquire(%s, %s, %s, %s, %s, %s)"
+CHANGES = {
+    "renew": "CALL rowlock_renew(%s, %s, %s, %s)",
+    "release": "CALL rowlock_release(%s, %s, %s, %s)",
+    "abandon": "CALL rowlock_abandon(%s, %s, %s)",
+    "put back": "CALL rowlock_put_back(%s, %s, %s)",
+}
+LOOK = """
+SELECT CONVERT(t.key_resource USING utf8mb4),
+       CASE WHEN t.lock_flag = 1 AND t.holder IS NOT NULL AND t.claimed_at = t.begin_time
+                 AND t.end_time IS NULL
+            THEN IF(UTC_TIMESTAMP(6) >= t.expires_at, 'expired', 'held')
+            WHEN t.lock_flag = 1 THEN 'held_by_another_program' ELSE 'free' END,
+       t.token, LOWER(HEX(t.holder)), CONVERT(t.client_ip USING utf8mb4),
+       TIMESTAMPDIFF(MICROSECOND, '1970-01-01', t.expires_at),
+       TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), t.expires_at) / 1000000
+FROM t_resource_lock t
+WHERE t.key_resource BETWEEN CONVERT(%s USING utf8mb4) COLLATE utf8mb4_bin
+                         AND CONVERT(%s USING utf8mb4) COLLATE utf8mb4_bin"""
+UNTIL = f"UTC_TIMESTAMP(6) + INTERVAL {ALIVE} SECOND"
+QUEUE = {
+    "join": f"""
+INSERT INTO t_resource_lock_queue (key_resource, alive_until) VALUES (%s, {UNTIL})""",
+    "front": f"""
+SELECT ticket, TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), alive_until) / 1000000
+FROM t_resource_lock_queue WHERE key_resource = %s AND ticket <= %s
+ORDER BY ticket LIMIT {FRONT}""",
+    "stay": f"UPDATE t_resource_lock_queue SET alive_until = {UNTIL} WHERE ticket = %s",
+    "leave": "DELETE FROM t_resource_lock_queue WHERE ticket = %s",
+    "clear": """
+DELETE FROM t_resource_lock_queue WHERE ticket = %s AND alive_until <= UTC_TIMESTAMP(6)""",
+}
+CONFIRM = "CALL rowlock_confirm(%s, %s, %s)"
+VERSION = "CALL rowlock_version()"
+CONTENTION = {1213, 1205, 1020, 3101, 3572}
+READ_ONLY = {1290, 1792, 1836}
+OUTAGES = {1040, 1047, 1053, 1180, 1203, 1226, 1317, 1927, 1969, 3169, 4031}
+
+
+class MysqlSession(FunctionSession):
+    """Calls the procedures of MySQL and MariaDB through PyMySQL or mysqlclient."""
+
+    version = VERSION
+
+    def _claims(self, requests: Sequence[tuple[Terms, str]]) -> list[Granted | Refusal]:
+        replies: list[Granted | Refusal] = []
+        for terms, holder in requests:
+            asked = (terms.key, terms.lease, terms.label, terms.min_interval, terms.rules, holder)
+            row = self._run(CLAIM, asked)[0]
+            # Without the holder and the end of the lease.
+            replies.append(read_reply(terms, holder, (*row[:2], *row[4:])))
+        return replies
+
+    def _changes(self, kind: str, changes: Sequence[Change]) -> list[str]:
+        outcomes: list[str] = []
+        for change in changes:
+            named = (change.claim.key, change.claim.holder, change.claim.token)
+            values = named if change.value is None else (*named, change.value)
+            outcomes.append(text(self._run(CHANGES[kind], values)[0][0]))
+        return outcomes
+
+    def _look(self, keys: Range) -> list[Seen]:
+        return [read_row(row) for row in self._run(LOOK, (keys.first, keys.last))]
+
+    def _queue(self, kind: str, values: Sequence[Any]) -> Any:
+        rows = self._run(QUEUE[kind], values)
+        if kind == "join":
+            return self._run("SELECT LAST_INSERT_ID()")[0]
+        return [(number, float(left)) for number, left in rows]
+
+    def _begin(self) -> None:
+        self._run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        self._run("START TRANSACTION")
+
+    def _cursor(self, connection: Any) -> Any:
+        # The plain one, whatever rows the connection makes by default.
+        if type(connection).__module__.startswith("MySQLdb"):
+            from MySQLdb.cursors import Cursor
+
+            return connection.cursor(Cursor)
+        from pymysql.cursors import Cursor as PlainCursor
+
+        return connection.cursor(PlainCursor)
+
+    def _meaning(self, error: Exception) -> Exception:
+        return meaning(error)
+
+
+def meaning(error: Exception) -> Exception:
+    """What an error of PyMySQL or mysqlclient means for a request that was sent."""
+    code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    if code in CONTENTION:
+        return Contention()
+    if code in READ_ONLY:
+        return Outage(sent=False)
+    if code in (NO_PROCEDURE, 1146, 1054):
+        return NotInstalled(f"{error}: {INSTALL}")
+    if code in OUTAGES or 2000 <= code < 3000 or code == 0:
+        return Outage(sent=True)
+    return Error(f"the database refused: {error}")

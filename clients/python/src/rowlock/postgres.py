@@ -1,0 +1,153 @@
+"""PostgreSQL: the functions, called through psycopg."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import Contention, Error, NotInstalled, Outage, Refusal
+from .functions import INSTALL, FunctionSession, read_reply, read_row, text
+from .protocol import Change, Granted, Range, Seen
+from .terms import Terms
+from .tickets import ALIVE, FRONT
+
+# Times are numbers, in microseconds: psycopg reads the text of times in one DateStyle alone. The
+# requests of many tasks are the elements of arrays, so that they share a statement and a commit.
+CLAIM = """
+SELECT r.granted, r.token, r.previous_token, r.previous_label, r.reason, r."by",
+       (extract(epoch FROM r.since) * 1000000)::bigint,
+       (extract(epoch FROM r.until) * 1000000)::bigint, extract(epoch FROM r.retry_after)::float8
+FROM unnest(%s::text[], %s::float8[], %s::text[], %s::float8[], %s::text[], %s::uuid[])
+    WITH ORDINALITY AS a (key, lease, label, gap, rules, holder, place),
+    LATERAL rowlock_try_acquire(
+        a.key, a.lease * interval '1 second', a.label, a.gap * interval '1 second', a.rules,
+        a.holder) r
+ORDER BY a.place"""
+CHANGE = """
+SELECT {call}
+FROM unnest(%s::text[], %s::uuid[], %s::bigint[], %s::{value}[])
+    WITH ORDINALITY AS a (key, holder, token, value, place)
+ORDER BY a.place"""
+CHANGES = {
+    kind: CHANGE.format(call=f"rowlock_{name}(a.key, a.holder, a.token{more})", value=value)
+    for kind, name, more, value in (
+        ("renew", "renew", ", a.value * interval '1 second'", "float8"),
+        ("release", "release", ", a.value", "text"),
+        ("abandon", "abandon", "", "text"),
+        ("put back", "put_back", "", "text"),
+    )
+}
+LOOK = """
+SELECT t.key_resource::text,
+       CASE WHEN s.stands THEN CASE WHEN clock_timestamp() >= t.expires_at THEN 'expired'
+                                    ELSE 'held' END
+            WHEN t.lock_flag = 1 THEN 'held_by_another_program' ELSE 'free' END,
+       t.token, t.holder::text, t.client_ip::text,
+       CASE WHEN isfinite(t.expires_at) THEN
+           (extract(epoch FROM t.expires_at) * 1000000)::bigint END,
+       CASE WHEN isfinite(t.expires_at) THEN
+           extract(epoch FROM t.expires_at - clock_timestamp())::float8 END
+FROM t_resource_lock t CROSS JOIN LATERAL (
+    SELECT t.lock_flag = 1 AND t.holder IS NOT NULL AND t.claimed_at = t.begin_time
+           AND t.end_time IS NULL AS stands) s
+WHERE t.key_resource COLLATE "C" BETWEEN %s AND %s"""
+#: Asks for a notification, and tells whether a row is free already. A locked row is left alone. The
+#: mark is a hint, which may be lost: its commit does not wait for the disk.
+AWAIT = """
+WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
+locked AS MATERIALIZED (
+    SELECT t.key_resource, t.lock_flag, t.awaited FROM quick, t_resource_lock t
+    WHERE t.key_resource = ANY (%s::text[]) FOR UPDATE OF t SKIP LOCKED
+), marked AS (
+    UPDATE t_resource_lock t SET awaited = true FROM locked l
+    WHERE t.key_resource = l.key_resource AND NOT l.awaited
+)
+SELECT coalesce(bool_or(lock_flag <> 1), false) FROM locked"""
+UNTIL = f"clock_timestamp() + interval '{ALIVE} s'"
+QUEUE = {
+    "join": f"""
+INSERT INTO t_resource_lock_queue (key_resource, alive_until) VALUES (%s, {UNTIL})
+RETURNING ticket""",
+    "front": f"""
+SELECT ticket, extract(epoch FROM alive_until - clock_timestamp())::float8
+FROM t_resource_lock_queue WHERE key_resource = %s AND ticket <= %s
+ORDER BY ticket LIMIT {FRONT}""",
+    "stay": f"UPDATE t_resource_lock_queue SET alive_until = {UNTIL} WHERE ticket = %s",
+    "leave": "DELETE FROM t_resource_lock_queue WHERE ticket = %s",
+    "clear": """
+DELETE FROM t_resource_lock_queue WHERE ticket = %s AND alive_until <= clock_timestamp()""",
+}
+CONFIRM = "SELECT rowlock_confirm(%s, %s::uuid, %s)"
+VERSION = "SELECT rowlock_version()"
+
+
+class PostgresSession(FunctionSession):
+    """Calls the functions of PostgreSQL through psycopg."""
+
+    version = VERSION
+
+    def _claims(self, requests: Sequence[tuple[Terms, str]]) -> list[Granted | Refusal]:
+        columns = [
+            [terms.key for terms, _ in requests],
+            [terms.lease for terms, _ in requests],
+            [terms.label for terms, _ in requests],
+            [terms.min_interval for terms, _ in requests],
+            [terms.rules for terms, _ in requests],
+            [holder for _, holder in requests],
+        ]
+        rows = self._run(CLAIM, columns)
+        return [
+            read_reply(terms, holder, row)
+            for (terms, holder), row in zip(requests, rows, strict=True)
+        ]
+
+    def _changes(self, kind: str, changes: Sequence[Change]) -> list[str]:
+        columns = [
+            [change.claim.key for change in changes],
+            [change.claim.holder for change in changes],
+            [change.claim.token for change in changes],
+            [change.value for change in changes],
+        ]
+        return [text(row[0]) for row in self._run(CHANGES[kind], columns)]
+
+    def _look(self, keys: Range) -> list[Seen]:
+        return [read_row(row) for row in self._run(LOOK, (keys.first, keys.last))]
+
+    def _await(self, keys: Sequence[str]) -> list[bool]:
+        if self.listener is None or not self.listener.need():
+            return [False] * len(keys)
+        is_free = self._run(AWAIT, [list(keys)])[0][0]
+        return [is_free] * len(keys)
+
+    def _queue(self, kind: str, values: Sequence[Any]) -> Any:
+        rows = self._run(QUEUE[kind], values)
+        return rows[0] if kind == "join" else rows
+
+    def _begin(self) -> None:
+        self._run("BEGIN ISOLATION LEVEL READ COMMITTED")
+
+    def _cursor(self, connection: Any) -> Any:
+        from psycopg import Cursor
+        from psycopg.rows import tuple_row
+
+        return Cursor(connection, row_factory=tuple_row)
+
+    def _meaning(self, error: Exception) -> Exception:
+        return meaning(error)
+
+
+def meaning(error: Exception) -> Exception:
+    """What an error of psycopg means for a request that was sent."""
+    if isinstance(error, TimeoutError):
+        return Outage(sent=True)
+    state: str | None = getattr(error, "sqlstate", None)
+    if state in ("40001", "40P01", "55P03", "57014"):  # The last: a statement_timeout.
+        return Contention()
+    if state == "25006":  # A standby, or a server before its fail-over has ended.
+        return Outage(sent=False)
+    if state in ("42883", "42P01", "42703"):
+        return NotInstalled(f"{str(error).splitlines()[0]}: {INSTALL}")
+    lost = ("25P03", "25P04", "40003", "53300")
+    if state is None or state in lost or state.startswith(("08", "57P")):
+        return Outage(sent=True)
+    return Error(f"the database refused: {error}")

@@ -1,0 +1,291 @@
+"""The steps of the protocol, without input or output: what to send, and how long to pause."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from . import clock
+from .errors import Contention, Lost, Outage, Refusal, Unavailable, Unknown
+from .protocol import (
+    BUSY,
+    Acquired,
+    Call,
+    Change,
+    Claim,
+    Granted,
+    Pause,
+    State,
+    Steps,
+    T,
+    Wait,
+    deadline,
+    patience,
+)
+from .terms import Terms
+
+#: For how many seconds a claim without a reply is repeated.
+TIME_LIMIT = 5.0
+#: A lease of fewer seconds does not outlast two attempts to connect, which take two each.
+SHORT = 7.0
+
+
+class Pauses:
+    """Pauses that grow, with jitter."""
+
+    def __init__(self, first: float, longest: float, growth: float = 2.0) -> None:
+        self._bound = first
+        self._longest = longest
+        self._growth = growth
+
+    def next(self) -> float:
+        bound = self._bound
+        self._bound = min(self._growth * bound, self._longest)
+        return bound * random.uniform(0.5, 1)
+
+
+def asking(terms: Terms, holder: str) -> Steps[list[Granted] | Refusal]:
+    """Asks for one key."""
+    (reply,) = yield Call("claim", [(terms, holder)])
+    return reply if isinstance(reply, Refusal) else [reply]
+
+
+#: Asks once for what is wanted, as this holder.
+Ask: TypeAlias = Callable[[str], Steps[list[Granted] | Refusal]]
+
+
+def acquiring(
+    ask: Ask, terms: Terms, wait: Wait, pauses: Pauses, keys: Sequence[str] = ()
+) -> Steps[Acquired | Refusal]:
+    """Asks until the claim is granted, or the wait is over.
+
+    The same holder repeats a claim without a reply: it then receives the claim that was granted. A
+    release of one of ``keys`` is worth another request; without them, that of the refused key.
+    """
+    key, lease = terms.key, terms.lease
+    holder = str(uuid.uuid4())
+    began = clock.now()
+    unanswered_since: float | None = None
+    was_free = False
+    while True:
+        sent = clock.now()
+        reply: list[Granted] | Refusal | None = None
+        failure: BaseException | None = None
+        permanent = False
+        try:
+            reply = yield from ask(holder)
+        except Contention:
+            reply = Refusal(key, "busy", retry_after=BUSY)
+        except Outage as outage:
+            failure = outage.__cause__ or outage
+            if outage.sent and unanswered_since is None:
+                unanswered_since = sent
+            permanent = outage.permanent and unanswered_since is None
+        now = clock.now()
+        if isinstance(reply, list):
+            if now < deadline(sent, lease):
+                state = State(tuple(one.claim for one in reply), lease, sent)
+                taken_over = [one.previous for one in reply if one.previous]
+                return Acquired(state, taken_over[0] if taken_over else None)
+            unanswered_since = sent if unanswered_since is None else unanswered_since
+        elif reply is not None and (unanswered_since is None or reply.reason != "busy"):
+            unanswered_since = None
+            left = wait.until - now
+            if reply.reason == "busy" and now < began + BUSY:
+                yield Pause(0.005)
+                continue
+            window = reply.retry_after if reply.reason == "within_window" else None
+            if left <= 0 or (window is not None and window > left):
+                return reply
+            pause = window if window is not None else min(pauses.next(), reply.retry_after or left)
+            awaited = keys or [reply.key]
+            was_free = not was_free and (yield from _is_free(reply, awaited))
+            if not was_free:
+                yield Pause(max(0.001, min(pause, left)), awaited)
+            if wait.is_left:
+                return reply
+            continue
+        limit = wait.until
+        if unanswered_since is not None:
+            limit = max(limit, unanswered_since + TIME_LIMIT)
+        if now >= limit or permanent:
+            if unanswered_since is None:
+                raise Unavailable(f"key {key!r} was not claimed: {failure}") from failure
+            raise Unknown(
+                f"the claim on key {key!r} has no reply: it may stand until its lease ends"
+            ) from failure
+        yield Pause(min(pauses.next(), limit - now))
+
+
+def _is_free(refusal: Refusal, keys: Sequence[str]) -> Steps[bool]:
+    """Asks to be told of a release, where there is a listener.
+
+    Returns whether one of the keys is free already. What fails is a hint that is missed.
+    """
+    if refusal.reason not in ("held", "timed_out_unfinished"):
+        return False
+    try:
+        are_free: list[bool] = yield Call("await", keys)
+    except Exception:
+        return False
+    return any(are_free)
+
+
+def reading(read: Callable[[], Steps[T]], until: float) -> Steps[T]:
+    """Repeats what changes nothing, or may be sent twice, while it has no reply."""
+    pauses = Pauses(0.002, 0.5)
+    while True:
+        try:
+            return (yield from read())
+        except (Contention, Outage) as error:
+            cause = error.__cause__ or error
+            if clock.now() >= until or (isinstance(error, Outage) and error.permanent):
+                raise Unavailable(f"the database could not be read: {cause}") from cause
+        yield Pause(pauses.next())
+
+
+def renewing(state: State, tell_failure: Callable[[str | None], object]) -> Steps[None]:
+    """Renews a lease at every third of its duration, until it is lost, ended or dropped.
+
+    A renewal without a reply is unknown, not lost: the deadline stands, and it is sent again
+    sooner. The first failure in a row is told, and so is its end. A claim that is dropped before a
+    lease has it is put back.
+    """
+    yield from _opening(state)
+    yield from _keeping(state, tell_failure)
+    if state.dropped and not state.delivered and state.end():
+        yield from undoing(state)
+
+
+def _opening(state: State) -> Steps[None]:
+    """Opens the session of renewals early for a short lease, which has no time for that later."""
+    if state.lease < SHORT:
+        try:
+            yield Call("open", [None])
+        except Exception:
+            return  # The first renewal tries again.
+
+
+def _keeping(state: State, tell_failure: Callable[[str | None], object]) -> Steps[None]:
+    sooner = min(state.lease / 12, 1.0)
+    busy = False
+    while not (state.ended or state.dropped or state.lost):
+        due = state.sent + state.lease / 3 - clock.now()
+        yield Pause(due, early=state.lease / 12)
+        if clock.now() < state.sent + state.lease / 4:  # Woken for another reason.
+            continue
+        while state.begin_renewal():
+            sent, failed = clock.now(), state.failure
+            outcomes: list[str] = []
+            try:
+                renewals = [Change(claim, state.lease) for claim in state.claims]
+                outcomes = yield Call("renew", renewals, slow=busy or state.confirmed)
+            except Exception as error:
+                state.failure = str(error.__cause__ or error)
+            else:
+                busy = "busy" in outcomes
+                state.failure = "another transaction has locked its row" if busy else None
+            finally:
+                state.renewing = False
+            if "lost" in outcomes:
+                state.lose("its row was seen without the claim")
+                return
+            if (failed is None) != (state.failure is None):
+                tell_failure(state.failure)
+            if outcomes and not busy and state.renewed(sent):
+                break
+            yield Pause(sooner * random.uniform(0.5, 1))
+
+
+def watching(state: State, on_lost: Callable[[Lost], object]) -> Steps[None]:
+    """Tells of a loss as soon as it is known, and at the deadline at the latest."""
+    while not (state.ended or state.dropped):
+        if state.lost:
+            on_lost(state.error())
+            return
+        yield Pause(state.deadline - clock.now())
+
+
+def ending(state: State, change: str, value: Any = None) -> Steps[None]:
+    """Ends claims: sends ``release``, ``abandon`` or ``put back`` until each has a reply.
+
+    It gives up when the lease ends, and after :data:`TIME_LIMIT`.
+    """
+    yield from _renewed_before(state, change)
+    until = min(state.deadline, clock.now() + TIME_LIMIT)
+    left = list(state.claims)
+    lost: Claim | None = None
+    unanswered = False
+    pauses = Pauses(0.002, min(state.lease / 12, 1.0))
+    while True:
+        failure: BaseException | None = None
+        outcomes: list[str] = ["unknown"] * len(left)
+        try:
+            outcomes = yield Call(change, [Change(claim, value) for claim in left])
+        except Contention as contention:
+            outcomes, failure = ["busy"] * len(left), contention.__cause__
+        except Outage as outage:
+            failure = outage.__cause__ or outage
+            unanswered |= outage.sent
+        for claim, outcome in zip(tuple(left), outcomes, strict=True):
+            if outcome in ("done", "lost"):
+                left.remove(claim)
+                lost = claim if outcome == "lost" else lost
+        if not left and lost is None:
+            return
+        if not left and lost is not None and not unanswered:
+            raise Lost(lost.key, lost.token, "its row was seen without the claim")
+        time_left = until - clock.now()
+        key = (left or [state.claim])[0].key
+        if left and time_left > 0:
+            yield Pause(min(pauses.next(), time_left))
+        elif left and not unanswered and "unknown" not in outcomes:
+            raise Unavailable(
+                f"the claim on key {key!r} was not ended, and ends with its lease: another "
+                "transaction has locked its row. One that has confirmed the claim has to commit "
+                "inside the block"
+            ) from failure
+        else:
+            raise Unknown(
+                f"it is not known whether the claim on key {key!r} was ended: "
+                "it ends with its lease"
+            ) from failure
+
+
+def undoing(state: State) -> Steps[None]:
+    """Puts a claim back. What fails ends with its lease."""
+    try:
+        yield from ending(state, "put back")
+    except (Lost, Unknown, Unavailable):
+        return
+
+
+def extending(state: State, length: float) -> Steps[None]:
+    """Extends a lease to so many seconds from now."""
+    until = clock.now() + min(TIME_LIMIT, state.time_left)
+
+    def extend() -> Steps[None]:
+        sent = clock.now()
+        outcomes = yield Call("renew", [Change(claim, length) for claim in state.claims])
+        if "lost" in outcomes:
+            state.lose("its row was seen without the claim")
+        if "busy" in outcomes:
+            raise Contention from RuntimeError("another transaction has locked its row")
+        if state.ended or not state.renewed(sent, length):
+            raise state.error()
+
+    yield from reading(extend, until)
+
+
+def _renewed_before(state: State, change: str) -> Steps[None]:
+    """Waits for a renewal in flight.
+
+    One that the database carries out after an abandon would undo it. After a release it changes
+    nothing.
+    """
+    limit = min(state.lease / 12, 1.0) if change == "release" else patience(state.lease) + 0.5
+    until = min(state.deadline, clock.now() + limit)
+    while state.renewing and clock.now() < until:
+        yield Pause(0.002)

@@ -1,0 +1,119 @@
+"""The order of waiters across processes: tickets, as fair handles of the crate draw them.
+
+Each waiter has a numbered row, which it keeps alive. It asks for the key when no living ticket is
+before its own. Those that are not fair do not read the queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import clock
+from .errors import Outage, Refusal
+from .protocol import Acquired, Call, Granted, Steps, Wait
+from .steps import Ask, Pauses, acquiring
+from .terms import Terms
+
+#: For how many seconds a ticket lives without a heartbeat.
+ALIVE = 12
+#: After how many seconds a waiter keeps its ticket alive.
+HEARTBEAT = 4.0
+#: How many tickets of a queue are read: the front decides the position.
+FRONT = 16
+#: Stands for a task without a ticket.
+NONE = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a ticket stands: the seconds that the first ticket before it lives, or none."""
+
+    behind: float | None
+    #: Its own row is gone.
+    is_missing: bool = False
+    #: All tickets at the front have lapsed, which hides the rest.
+    is_unknown: bool = False
+    lapsed: Sequence[int] = ()
+
+
+def position(number: int, front: Sequence[tuple[int, float]]) -> Position:
+    """Reads the position of a ticket from the front of its queue: numbers, and seconds left."""
+    lapsed = tuple(one for one, left in front if one < number and left <= 0)
+    for one, left in front:
+        if one == number:
+            return Position(None, lapsed=lapsed)
+        if left > 0:
+            return Position(left, lapsed=lapsed)
+    is_unknown = len(front) >= FRONT
+    return Position(None, number != NONE and not is_unknown, is_unknown, lapsed)
+
+
+class Fair:
+    """Asks for what ``ask`` asks for when it is the caller's turn."""
+
+    def __init__(self, ask: Ask, queue: str, wait: Wait) -> None:
+        self._ask = ask
+        self._queue = queue
+        self._wait = wait
+        self._ticket: int | None = None
+        self._alive = 0.0
+        #: The claim may stand: it keeps others out, and is asked for first of all.
+        self._is_sent = False
+        self._was_refused = False
+
+    def acquiring(
+        self, terms: Terms, pauses: Pauses, keys: Sequence[str] = ()
+    ) -> Steps[Acquired | Refusal]:
+        try:
+            return (yield from acquiring(self.ask, terms, self._wait, pauses, keys))
+        finally:
+            if self._ticket is not None:
+                try:
+                    yield Call("leave", [(self._ticket,)])
+                except Exception:  # The ticket lapses.
+                    self._ticket = None
+
+    def ask(self, holder: str) -> Steps[list[Granted] | Refusal]:
+        if not self._is_sent:
+            refusal = yield from self._turn()
+            if refusal is not None:
+                self._was_refused = True
+                return refusal
+        self._is_sent = True
+        reply = yield from self._ask(holder)
+        if isinstance(reply, Refusal):
+            self._is_sent = reply.reason == "busy"
+            self._was_refused = True
+        return reply
+
+    def _turn(self) -> Steps[Refusal | None]:
+        """Returns the refusal of a caller whose turn it is not."""
+        try:
+            while True:
+                yield from self._stay()
+                number = NONE if self._ticket is None else self._ticket
+                (front,) = yield Call("front", [(self._queue, number)])
+                at = position(number, front)
+                if at.lapsed and at.behind is None:
+                    yield Call("clear", [(one,) for one in at.lapsed])
+                if at.is_missing:
+                    self._ticket = None
+                elif not at.is_unknown:
+                    break
+        except Outage as outage:  # No claim was sent.
+            raise Outage(sent=False, permanent=outage.permanent) from outage.__cause__
+        if at.behind is None:
+            return None
+        return Refusal(self._queue, "queued", retry_after=at.behind)
+
+    def _stay(self) -> Steps[None]:
+        """Draws a ticket for a caller that has been refused and waits, or keeps it alive."""
+        now = clock.now()
+        if self._ticket is None:
+            if self._was_refused and self._wait.until > now:
+                ((self._ticket,),) = yield Call("join", [(self._queue,)])
+                self._alive = now
+        elif now >= self._alive + HEARTBEAT:
+            yield Call("stay", [(self._ticket,)])
+            self._alive = now

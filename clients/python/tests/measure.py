@@ -1,0 +1,89 @@
+"""Measures the client on a database: measure.py URL. The table and the functions exist there."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import rowlock
+
+HELD = 0.5
+
+
+def rate(cycles: int, threads: int, cycle: Callable[[int], object]) -> float:
+    """Returns how many cycles a second all threads make together."""
+
+    def work(number: int) -> None:
+        for _ in range(cycles // threads):
+            cycle(number)
+
+    running = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    began = time.perf_counter()
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return cycles / (time.perf_counter() - began)
+
+
+def hold(url: str) -> None:
+    """Holds a key for half a second each time that it is told to, and says when it is released."""
+    locks = rowlock.connect(url, label="holder")
+    for _ in sys.stdin:
+        with locks.lock("hand-over"):
+            print("held", flush=True)
+            time.sleep(HELD)
+            before = time.time()
+        print(before, flush=True)
+
+
+def handovers(url: str, locks: rowlock.Locks, times: int) -> list[float]:
+    """Returns the seconds from the beginning of a release to a grant in another process."""
+    command = [sys.executable, __file__, url, "hold"]
+    pipe = subprocess.PIPE
+    measured = []
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        for _ in range(times):
+            holder.stdin.write("again\n")
+            holder.stdin.flush()
+            holder.stdout.readline()
+            with locks.lock("hand-over", wait=30):
+                granted = time.time()
+            measured.append(granted - float(holder.stdout.readline()))
+        holder.stdin.close()
+    return measured
+
+
+def main(url: str) -> None:
+    locks = rowlock.connect(url, label="measure")
+
+    def cycle(number: int) -> None:
+        with locks.lock(f"measured {number}"):
+            pass
+
+    rate(50, 1, cycle)
+    print(f"acquire and release, 1 thread:    {rate(500, 1, cycle):7.0f} a second")
+    print(f"acquire and release, 16 threads:  {rate(3200, 16, cycle):7.0f} a second")
+    with locks.lock("held"):
+        refused = rate(500, 1, lambda _: locks.lock("held").try_acquire())
+    print(f"a refused try:                    {1000 / refused:7.2f} ms")
+    leases = [locks.lock(f"kept {number}").acquire() for number in range(20)]
+    names = sorted({thread.name for thread in threading.enumerate()} - {"MainThread"})
+    print(f"threads with 20 leases:           {len(names):7} ({', '.join(names)})")
+    for lease in leases:
+        assert lease
+        lease.release()
+    waits = [1000 * wait for wait in handovers(url, locks, 21)]
+    print(f"hand-over between processes, p50: {statistics.median(waits):7.1f} ms")
+    print(f"                         longest: {max(waits):7.1f} ms")
+    locks.close()
+
+
+if __name__ == "__main__":
+    hold(sys.argv[1]) if sys.argv[2:] == ["hold"] else main(sys.argv[1])

@@ -1,0 +1,117 @@
+"""Order across processes and languages: tickets, as fair handles of the crate draw them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from conftest import Database, acquired, refused
+
+import rowlock
+from rowlock.tickets import NONE, Position, position
+
+
+def test_a_position_follows_from_the_front() -> None:
+    for number, front, at in (
+        (7, [], Position(None, is_missing=True)),
+        (NONE, [], Position(None)),
+        (7, [(7, -1.0)], Position(None)),
+        (7, [(5, 3.0), (7, 9.0)], Position(3.0)),
+        (7, [(4, -1.0), (5, 3.0), (7, 9.0)], Position(3.0, lapsed=(4,))),
+        (7, [(4, 0.0), (7, 9.0)], Position(None, lapsed=(4,))),
+        (NONE, [(4, 2.0)], Position(2.0)),
+    ):
+        assert position(number, front) == at
+    lapsed = [(one, 0.0) for one in range(16)]
+    assert position(99, lapsed).is_unknown
+
+
+def test_waiters_are_granted_the_key_in_order(db: Database) -> None:
+    """A Python waiter, the program, and another Python waiter, which began in this order."""
+    held = acquired(rowlock.try_acquire(db.url, "k"))
+    order: list[str] = []
+
+    def wait(name: str) -> None:
+        with rowlock.lock(db.url, "k", wait=60, fair=True):
+            order.append(name)
+
+    def waiting(count: int) -> bool:
+        rows = db.execute("SELECT COUNT(*) FROM t_resource_lock_queue")
+        return bool(rows[0][0] == count)
+
+    first = threading.Thread(target=wait, args=("first",))
+    first.start()
+    eventually(lambda: waiting(1))
+    program = db.start("run", "k", "--wait", "60s", "--fair", "--", "sleep", "0.3")
+    eventually(lambda: waiting(2))
+    last = threading.Thread(target=wait, args=("last",))
+    last.start()
+    eventually(lambda: waiting(3))
+    refusal = rowlock.lock(db.url, "k", fair=True).try_acquire()
+    assert refused(refusal).reason == "queued"
+    held.release()
+    first.join(60)
+    last.join(60)
+    # The program has had the key by the time that the one after it has it.
+    assert program.poll() == 0
+    assert order == ["first", "last"]
+    eventually(lambda: waiting(0))
+
+
+def test_a_ticket_of_a_process_that_has_died_lapses(db: Database) -> None:
+    held = acquired(rowlock.try_acquire(db.url, "k"))
+    killed = db.start("run", "k", "--wait", "600s", "--fair", "--", "true")
+    eventually(lambda: db.execute("SELECT COUNT(*) FROM t_resource_lock_queue")[0][0] == 1)
+    killed.kill()
+    killed.wait()
+    held.release()
+    with rowlock.lock(db.url, "k", wait=60, fair=True):
+        pass
+    assert db.execute("SELECT COUNT(*) FROM t_resource_lock_queue")[0][0] == 0
+
+
+def test_a_waiter_that_gives_up_leaves_no_ticket(db: Database) -> None:
+    with rowlock.lock(db.url, "k"):
+        refusal = rowlock.lock(db.url, "k", fair=True).acquire(0.5)
+        assert refused(refusal).reason == "held"
+        assert db.execute("SELECT COUNT(*) FROM t_resource_lock_queue")[0][0] == 0
+
+
+def test_permits_are_granted_in_order(db: Database) -> None:
+    locks = rowlock.connect(db.url)
+    pool = locks.semaphore("pool", 2, fair=True, wait=60)
+    held = [acquired(pool.acquire()), acquired(pool.acquire())]
+    order: list[int] = []
+
+    def wait(number: int) -> None:
+        with acquired(pool.acquire()):
+            order.append(number)
+            time.sleep(0.1)
+
+    sql = "SELECT COUNT(*) FROM t_resource_lock_queue WHERE key_resource = 'pool'"
+    waiters = []
+    for number in range(3):
+        waiters.append(threading.Thread(target=wait, args=(number,)))
+        waiters[-1].start()
+        eventually(lambda: db.execute(sql)[0][0] == len(waiters))
+    held[0].release()
+    for waiter in waiters:
+        waiter.join(60)
+    assert order == [0, 1, 2]
+    held[1].release()
+
+
+@pytest.mark.parametrize("make", ["lock_all", "read_write"])
+def test_what_cannot_be_fair_is_refused(make: str) -> None:
+    locks = rowlock.connect("sqlite:/nowhere")
+    with pytest.raises(ValueError, match="cannot be fair"):
+        getattr(locks, make)(["k"] if make == "lock_all" else "k", fair=True)
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until, "not within 60 s"
+        time.sleep(0.02)
