@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import rowlock
-from rowlock import database, sources
+from rowlock import database, mysql, postgres, sources, sqlite
 
 SERVERS = {"postgres": "POSTGRES_URL", "mysql": "MYSQL_URL", "mariadb": "MARIADB_URL"}
 
@@ -124,10 +124,10 @@ def connected(url: str) -> tuple[str, Any]:
     """A connection whose replies may take a minute, as CREATE DATABASE may on a busy disk."""
     scheme, _, rest = url.partition(":")
     if scheme == "sqlite":
-        return "sqlite3", sources._sqlite(rest)
+        return "sqlite3", sqlite.connect(rest)
     if scheme == "mysql":
-        return "pymysql", sources._mysql(60.0, sources._mysql_place(url))
-    return "psycopg", sources._psycopg({"conninfo": url}, autocommit=True)
+        return "pymysql", mysql.connect(60.0, mysql.place_of(url))
+    return "psycopg", postgres.connect({"conninfo": url}, autocommit=True)
 
 
 def end_sessions(url: str) -> None:

@@ -14,7 +14,7 @@ from conftest import Database, acquired, refused
 
 import rowlock
 import rowlock.aio
-from rowlock import sources
+from rowlock import mysql
 
 psycopg_pool: Any = pytest.importorskip("psycopg_pool")
 sqlalchemy: Any = pytest.importorskip("sqlalchemy")
@@ -137,8 +137,8 @@ def test_parameters_of_a_url_of_mysql(db: Database) -> None:
 @pytest.mark.parametrize("db", ["mysql"], indirect=True)
 def test_a_url_asks_for_encryption(db: Database) -> None:
     def cipher(parameters: str) -> str:
-        place = sources._mysql_place(f"{db.url}?{parameters}")
-        connection = sources._mysql(30.0, place)
+        place = mysql.place_of(f"{db.url}?{parameters}")
+        connection = mysql.connect(30.0, place)
         cursor = connection.cursor()
         cursor.execute("SHOW STATUS LIKE 'Ssl_cipher'")
         found = str(cursor.fetchone()[1])

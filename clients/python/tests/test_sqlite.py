@@ -94,7 +94,7 @@ def test_a_row_that_changes_before_the_transaction_is_judged_in_it(
 
 def released(db: Database) -> Interrupted:
     """A session, and a row whose claim was released."""
-    session = Interrupted(lambda: sources._sqlite(db.url.removeprefix("sqlite:")), 5.0)
+    session = Interrupted(lambda: sqlite.connect(db.url.removeprefix("sqlite:")), 5.0)
     (first,) = session.send("claim", [(Terms("k", label="x"), ONE)])
     assert isinstance(first, Granted)
     assert session.send("release", [Change(first.claim, "S")]) == ["done"]

@@ -55,7 +55,6 @@ class Task:
         self.is_left = False
         #: The pause that the task is in: its number, which no other pause has.
         self.pause: int | None = None
-        self.keys: Sequence[str] = ()
 
 
 class Loop:

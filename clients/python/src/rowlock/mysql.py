@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import ssl
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from .errors import Contention, Error, NotInstalled, Outage, Refusal
 from .functions import INSTALL, NO_PROCEDURE, FunctionSession, read_reply, read_row, text
+from .opening import NAME, NOT_READ
 from .protocol import Change, Granted, Range, Seen
 from .terms import Terms
 from .tickets import ALIVE, FRONT
@@ -111,3 +115,95 @@ def meaning(error: Exception) -> Exception:
     if code in OUTAGES or 2000 <= code < 3000 or code == 0:
         return Outage(sent=True)
     return Error(f"the database refused: {error}")
+
+
+#: Parameters that concern texts and results of the application alone.
+_NOT_NEEDED = {
+    "charset", "collation", "use_unicode", "binary_prefix", "local_infile", "autocommit",
+    "connect_timeout", "read_timeout", "write_timeout", "timezone",
+}  # fmt: skip
+
+
+def place_of(text: str) -> dict[str, Any]:
+    try:
+        url = urlsplit(text)
+        port = url.port or 3306
+    except ValueError:  # Its message may have a part of the password.
+        raise ValueError(NOT_READ) from None
+    place: dict[str, Any] = {
+        "host": url.hostname or "localhost",
+        "port": port,
+        "user": unquote(url.username or ""),
+        "password": unquote(url.password or ""),
+        "database": unquote(url.path.lstrip("/")),
+    }
+    given = {name.replace("-", "_").lower(): value for name, value in parse_qsl(url.query)}
+    if socket := given.pop("unix_socket", given.pop("socket", None)):
+        place["unix_socket"] = socket
+    names = ("mode", "ca", "cert", "key", "disabled", "verify_cert", "verify_identity")
+    place |= {f"ssl_{name}": given.pop(f"ssl_{name}") for name in names if f"ssl_{name}" in given}
+    if others := sorted(given.keys() - _NOT_NEEDED):
+        names_of = ", ".join(others)
+        raise ValueError(f"the URL has parameters that are not known ({names_of}): pass a function")
+    return place
+
+
+def driver() -> Any:
+    try:
+        import pymysql
+    except ImportError:
+        import MySQLdb
+
+        return MySQLdb
+    return pymysql
+
+
+def connect(patience: float, place: dict[str, Any]) -> Any:
+    module = driver()
+    place = {name: value for name, value in place.items() if value is not None}
+    tls = {name[4:]: place.pop(name) for name in list(place) if name.startswith("ssl_")}
+    silence = math.ceil(patience)
+    settings: dict[str, Any] = {
+        "connect_timeout": silence,
+        "read_timeout": silence,
+        "write_timeout": silence,
+        "charset": "utf8mb4",
+        "autocommit": True,
+    }
+    if module.__name__ == "pymysql":
+        settings |= _pymysql_tls(tls) | {"program_name": NAME}
+    elif tls:
+        files = {name: tls[name] for name in ("ca", "cert", "key") if name in tls}
+        settings |= {"ssl_mode": _mode(tls)} | ({"ssl": files} if files else {})
+    return module.connect(**(settings | place))
+
+
+def _mode(tls: dict[str, str]) -> str:
+    """Returns how a connection to MySQL or MariaDB is encrypted, in MySQL's words."""
+    if "mode" in tls:
+        return tls["mode"].upper()
+    if _is_true(tls.get("disabled")):
+        return "DISABLED"
+    if _is_true(tls.get("verify_identity")):
+        return "VERIFY_IDENTITY"
+    return "VERIFY_CA" if "ca" in tls or _is_true(tls.get("verify_cert")) else "REQUIRED"
+
+
+def _is_true(value: str | None) -> bool:
+    return value is not None and value.lower() in ("1", "true", "yes", "on")
+
+
+def _pymysql_tls(tls: dict[str, str]) -> dict[str, Any]:
+    mode = _mode(tls) if tls else "PREFERRED"
+    if mode == "PREFERRED":
+        return {}
+    if mode == "DISABLED":
+        return {"ssl_disabled": True}
+    if mode not in ("REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"):
+        raise ValueError(f"ssl-mode {mode[:40]} of the URL is not known")
+    context = ssl.create_default_context(cafile=tls.get("ca"))
+    context.check_hostname = mode == "VERIFY_IDENTITY"
+    context.verify_mode = ssl.CERT_NONE if mode == "REQUIRED" else ssl.CERT_REQUIRED
+    if "cert" in tls:
+        context.load_cert_chain(tls["cert"], tls.get("key"))
+    return {"ssl": context}

@@ -9,6 +9,13 @@ from .errors import Error, Outage
 
 T = TypeVar("T")
 
+#: What others see of a connection.
+NAME = "rowlock"
+NOT_READ = (
+    "the URL is not one that can be read: special characters of its user and its password are "
+    "written as %XX, as by urllib.parse.quote(password, safe='')"
+)
+
 PROGRAM = (ImportError, TypeError, ValueError, AttributeError, NameError, LookupError)
 #: Of MySQL and MariaDB: no right to the database, no login, no such database, not from this host.
 MYSQL = {1044, 1045, 1049, 1130, 1251, 1698}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from .errors import Contention, Error, NotInstalled, Outage, Refusal
 from .functions import INSTALL, FunctionSession, read_reply, read_row, text
+from .opening import NAME, NOT_READ
 from .protocol import Change, Granted, Range, Seen
 from .terms import Terms
 from .tickets import ALIVE, FRONT
@@ -151,3 +154,44 @@ def meaning(error: Exception) -> Exception:
     if state is None or state in lost or state.startswith(("08", "57P")):
         return Outage(sent=True)
     return Error(f"the database refused: {error}")
+
+
+def connect(place: dict[str, Any], patience: float = 5.0, **more: Any) -> Any:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    # A renewal leaves time for another one on a new connection. libpq waits for 2 s at least.
+    timeout = math.ceil(max(2.0, patience))
+    defaults: dict[str, Any] = {"connect_timeout": timeout, "fallback_application_name": NAME}
+    try:
+        given = conninfo_to_dict(place.get("conninfo") or "")
+        defaults = {name: value for name, value in defaults.items() if name not in given}
+        return psycopg.connect(**(defaults | place | more))
+    except psycopg.ProgrammingError as error:
+        # Its message has the text, which may have a password.
+        if known := re.search('invalid URI query parameter: "[a-z_]+"', str(error)):
+            raise ValueError(f"the URL is not one of PostgreSQL: {known[0]}") from None
+        raise ValueError(NOT_READ) from None
+
+
+def listening(place: dict[str, Any]) -> Any:
+    """Opens a connection for notifications, or returns none behind a pooler that shares sessions.
+
+    It asks for a setting of its own, which such a pooler rejects or omits.
+    """
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    given = conninfo_to_dict(place.get("conninfo") or "").get("options")
+    options = f"{place.get('options') or given or ''} -c rowlock.own_session=on"
+    try:
+        connection = connect(place, options=options, autocommit=True)
+    except psycopg.OperationalError as error:
+        if "unsupported startup parameter" in str(error):
+            return None
+        raise
+    row = connection.execute("SELECT current_setting('rowlock.own_session', true)").fetchone()
+    if row is None or row[0] != "on":
+        connection.close()
+        return None
+    return connection

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import re
 import sqlite3
-import ssl
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote
 
+from . import mysql, postgres, sqlite
 from .deadlines import prepare
 from .errors import Error
 from .functions import FunctionSession
 from .loop import Session
-from .mysql import MysqlSession
-from .opening import opened
-from .postgres import PostgresSession
-from .sqlite import SqliteSession
+from .opening import NOT_READ, opened
 from .steps import Pauses
 
 
@@ -47,15 +43,10 @@ class Pool(Protocol):
 #: read, or a function that opens connections.
 Source: TypeAlias = str | os.PathLike[str] | Connection | Engine | Pool | Callable[[], Any]
 
-NOT_READ = (
-    "the URL is not one that can be read: special characters of its user and its password are "
-    "written as %XX, as by urllib.parse.quote(password, safe='')"
-)
 NO_COROUTINE = (
     "the sessions of the locks belong to threads: pass a URL, or a function that returns a "
     "connection of psycopg, PyMySQL, mysqlclient or sqlite3, not a coroutine"
 )
-NAME = "rowlock"
 
 
 @dataclass(frozen=True)
@@ -206,7 +197,7 @@ class FromFunction:
             # Its connection may belong to one thread, or commit nothing by itself.
             file = _file_of(first[0])
             first[0].close()
-            return SqliteSession(lambda: _sqlite(file), self.patience)
+            return sqlite.SqliteSession(lambda: sqlite.connect(file), self.patience)
         if driver not in _SESSIONS:
             raise TypeError(f"a connection of {driver} cannot be used: {NO_COROUTINE}")
 
@@ -230,9 +221,9 @@ class FromFunction:
 
 
 _SESSIONS: dict[str, type[FunctionSession]] = {
-    "psycopg": PostgresSession,
-    "pymysql": MysqlSession,
-    "MySQLdb": MysqlSession,
+    "psycopg": postgres.PostgresSession,
+    "pymysql": mysql.MysqlSession,
+    "MySQLdb": mysql.MysqlSession,
 }
 
 
@@ -244,7 +235,7 @@ def _of_url(text: str) -> Place:
             raise ValueError(NOT_READ)  # libpq would show a part of the password as the host.
         return _of_postgres({"conninfo": f"postgresql:{rest}"})
     if database in ("mysql", "mariadb"):
-        return _of_mysql(_mysql_place(text))
+        return _of_mysql(mysql.place_of(text))
     if database == "sqlite":
         file = unquote(rest.removeprefix("//").split("?", 1)[0])
         if "+" not in scheme:
@@ -258,20 +249,20 @@ def _of_url(text: str) -> Place:
 def _of_postgres(place: dict[str, Any]) -> Place:
     def session(patience: float) -> Session:
         def connect() -> Any:
-            connection = _psycopg(place, patience)
+            connection = postgres.connect(place, patience)
             prepare(connection, patience)
             return connection
 
-        return PostgresSession(connect, patience)
+        return postgres.PostgresSession(connect, patience)
 
-    return Place(_key("postgres", place), session, lambda: _listening(place))
+    return Place(_key("postgres", place), session, lambda: postgres.listening(place))
 
 
 def _of_mysql(place: dict[str, Any]) -> Place:
-    _mysql_driver()  # Raises an error if none is installed.
+    mysql.driver()  # Raises an error if none is installed.
 
     def session(patience: float) -> Session:
-        return MysqlSession(lambda: _mysql(patience, place), patience)
+        return mysql.MysqlSession(lambda: mysql.connect(patience, place), patience)
 
     return Place(_key("mysql", place), session)
 
@@ -280,7 +271,7 @@ def _of_file(file: str) -> Place:
     if file in ("", ":memory:"):
         raise Error("a database in memory has one connection: use a file for its locks")
     key = ("sqlite", os.path.abspath(file))
-    return Place(key, lambda patience: SqliteSession(lambda: _sqlite(file), patience))
+    return Place(key, lambda patience: sqlite.SqliteSession(lambda: sqlite.connect(file), patience))
 
 
 def _key(database: str, place: dict[str, Any]) -> Hashable:
@@ -289,142 +280,3 @@ def _key(database: str, place: dict[str, Any]) -> Hashable:
 
 def _hashable(value: Any) -> Hashable:
     return value if isinstance(value, Hashable) else id(value)
-
-
-def _psycopg(place: dict[str, Any], patience: float = 5.0, **more: Any) -> Any:
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
-
-    # A renewal leaves time for another one on a new connection. libpq waits for 2 s at least.
-    timeout = math.ceil(max(2.0, patience))
-    defaults: dict[str, Any] = {"connect_timeout": timeout, "fallback_application_name": NAME}
-    try:
-        given = conninfo_to_dict(place.get("conninfo") or "")
-        defaults = {name: value for name, value in defaults.items() if name not in given}
-        return psycopg.connect(**(defaults | place | more))
-    except psycopg.ProgrammingError as error:
-        # Its message has the text, which may have a password.
-        if known := re.search('invalid URI query parameter: "[a-z_]+"', str(error)):
-            raise ValueError(f"the URL is not one of PostgreSQL: {known[0]}") from None
-        raise ValueError(NOT_READ) from None
-
-
-def _listening(place: dict[str, Any]) -> Any:
-    """Opens a connection for notifications, or returns none behind a pooler that shares sessions.
-
-    It asks for a setting of its own, which such a pooler rejects or omits.
-    """
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
-
-    given = conninfo_to_dict(place.get("conninfo") or "").get("options")
-    options = f"{place.get('options') or given or ''} -c rowlock.own_session=on"
-    try:
-        connection = _psycopg(place, options=options, autocommit=True)
-    except psycopg.OperationalError as error:
-        if "unsupported startup parameter" in str(error):
-            return None
-        raise
-    row = connection.execute("SELECT current_setting('rowlock.own_session', true)").fetchone()
-    if row is None or row[0] != "on":
-        connection.close()
-        return None
-    return connection
-
-
-#: Parameters that concern texts and results of the application alone.
-_NOT_NEEDED = {
-    "charset", "collation", "use_unicode", "binary_prefix", "local_infile", "autocommit",
-    "connect_timeout", "read_timeout", "write_timeout", "timezone",
-}  # fmt: skip
-
-
-def _mysql_place(text: str) -> dict[str, Any]:
-    try:
-        url = urlsplit(text)
-        port = url.port or 3306
-    except ValueError:  # Its message may have a part of the password.
-        raise ValueError(NOT_READ) from None
-    place: dict[str, Any] = {
-        "host": url.hostname or "localhost",
-        "port": port,
-        "user": unquote(url.username or ""),
-        "password": unquote(url.password or ""),
-        "database": unquote(url.path.lstrip("/")),
-    }
-    given = {name.replace("-", "_").lower(): value for name, value in parse_qsl(url.query)}
-    if socket := given.pop("unix_socket", given.pop("socket", None)):
-        place["unix_socket"] = socket
-    names = ("mode", "ca", "cert", "key", "disabled", "verify_cert", "verify_identity")
-    place |= {f"ssl_{name}": given.pop(f"ssl_{name}") for name in names if f"ssl_{name}" in given}
-    if others := sorted(given.keys() - _NOT_NEEDED):
-        names_of = ", ".join(others)
-        raise ValueError(f"the URL has parameters that are not known ({names_of}): pass a function")
-    return place
-
-
-def _mysql_driver() -> Any:
-    try:
-        import pymysql
-    except ImportError:
-        import MySQLdb
-
-        return MySQLdb
-    return pymysql
-
-
-def _mysql(patience: float, place: dict[str, Any]) -> Any:
-    driver = _mysql_driver()
-    place = {name: value for name, value in place.items() if value is not None}
-    tls = {name[4:]: place.pop(name) for name in list(place) if name.startswith("ssl_")}
-    silence = math.ceil(patience)
-    settings: dict[str, Any] = {
-        "connect_timeout": silence,
-        "read_timeout": silence,
-        "write_timeout": silence,
-        "charset": "utf8mb4",
-        "autocommit": True,
-    }
-    if driver.__name__ == "pymysql":
-        settings |= _pymysql_tls(tls) | {"program_name": NAME}
-    elif tls:
-        files = {name: tls[name] for name in ("ca", "cert", "key") if name in tls}
-        settings |= {"ssl_mode": _mode(tls)} | ({"ssl": files} if files else {})
-    return driver.connect(**(settings | place))
-
-
-def _mode(tls: dict[str, str]) -> str:
-    """Returns how a connection to MySQL or MariaDB is encrypted, in MySQL's words."""
-    if "mode" in tls:
-        return tls["mode"].upper()
-    if _is_true(tls.get("disabled")):
-        return "DISABLED"
-    if _is_true(tls.get("verify_identity")):
-        return "VERIFY_IDENTITY"
-    return "VERIFY_CA" if "ca" in tls or _is_true(tls.get("verify_cert")) else "REQUIRED"
-
-
-def _is_true(value: str | None) -> bool:
-    return value is not None and value.lower() in ("1", "true", "yes", "on")
-
-
-def _pymysql_tls(tls: dict[str, str]) -> dict[str, Any]:
-    mode = _mode(tls) if tls else "PREFERRED"
-    if mode == "PREFERRED":
-        return {}
-    if mode == "DISABLED":
-        return {"ssl_disabled": True}
-    if mode not in ("REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY"):
-        raise ValueError(f"ssl-mode {mode[:40]} of the URL is not known")
-    context = ssl.create_default_context(cafile=tls.get("ca"))
-    context.check_hostname = mode == "VERIFY_IDENTITY"
-    context.verify_mode = ssl.CERT_NONE if mode == "REQUIRED" else ssl.CERT_REQUIRED
-    if "cert" in tls:
-        context.load_cert_chain(tls["cert"], tls.get("key"))
-    return {"ssl": context}
-
-
-def _sqlite(file: str) -> sqlite3.Connection:
-    # The threads of the library use it one after the other. It creates no file.
-    uri = f"file:{file.replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
-    return sqlite3.connect(uri, uri=True, timeout=0.05, check_same_thread=False)

@@ -318,3 +318,9 @@ def meaning(error: sqlite3.Error) -> Exception:
     if text.startswith(("no such table", "no such column")):
         return NotInstalled(f"{text}: run `rowlock migrate` once")
     return Error(f"the database failed: {text}")
+
+
+def connect(file: str) -> sqlite3.Connection:
+    # The threads of the library use it one after the other. It creates no file.
+    uri = f"file:{file.replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
+    return sqlite3.connect(uri, uri=True, timeout=0.05, check_same_thread=False)
