@@ -76,7 +76,7 @@ def hold(fake: Fake, state: State) -> Lease:
 
 def hold_as(kind: type[L], fake: Fake, state: State) -> L:
     on = database(fake)
-    on._hold(state, None)
+    on._hold(state)
     state.delivered = True
     return kind(on, Acquired(state, None))
 

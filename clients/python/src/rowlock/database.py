@@ -13,7 +13,7 @@ from typing import Any
 
 from . import clock
 from .errors import Lost, Refusal
-from .kinds import Hold, Kind
+from .kinds import Kind
 from .listener import Listener
 from .loop import Loop, Task
 from .protocol import Acquired, Claim, State, Steps, Wait, patience
@@ -98,20 +98,25 @@ class Database:
     ) -> None:
         """Begins to acquire."""
         asking = request.asking
-        hold: Hold = functools.partial(self._hold, on_lost=on_lost)
-        steps = kind.acquiring(asking.wait, self._place.polls, hold)
-        done = functools.partial(self._acquired, asking, hold)
+        steps = kind.acquiring(asking.wait, self._place.polls, self._hold)
+        done = functools.partial(self._acquired, asking, on_lost)
         task = Task(steps, patience(kind.terms.lease), done)
         asking.wake = functools.partial(self.requests.wake, task)
         self.requests.run(task)
 
     def _acquired(
-        self, asking: Asking, hold: Hold, result: Any, error: BaseException | None
+        self,
+        asking: Asking,
+        on_lost: Callable[[Lost], object] | None,
+        result: Any,
+        error: BaseException | None,
     ) -> None:
         if error is None and isinstance(result, Acquired):
             asking.state = result.state
             try:
-                hold(result.state)
+                self._hold(result.state)
+                if on_lost is not None:
+                    self._watch(result.state, on_lost)
             except RuntimeError as problem:  # No thread can be started: no lease is held.
                 self.put_back(result)
                 error = problem
@@ -120,18 +125,20 @@ class Database:
                     self.put_back(result)
         deliver(asking.future, result, error)
 
-    def _hold(self, state: State, on_lost: Callable[[Lost], object] | None) -> None:
+    def _hold(self, state: State) -> None:
         """Begins to renew a lease, once."""
         if state.wakes:
             return
         tell = functools.partial(_tell_failure, state.claim)
         task = Task(renewing(state, tell), patience(state.lease), lambda *_: self._over(state))
         state.wakes.append(functools.partial(self.renewals.wake, task))
-        if on_lost is not None:
-            watch = Task(watching(state, on_lost), 0.0, _log_failure)
-            state.wakes.append(functools.partial(_EVENTS.wake, watch))
-            _EVENTS.run(watch)
         self.renewals.run(task)
+
+    def _watch(self, state: State, on_lost: Callable[[Lost], object]) -> None:
+        """Tells of a loss, where a callback that blocks holds up nothing."""
+        task = Task(watching(state, on_lost), 0.0, _log_failure)
+        state.wakes.append(functools.partial(_EVENTS.wake, task))
+        _EVENTS.run(task)
 
     def _over(self, state: State) -> None:
         """Of several keys of which one was lost, the others are abandoned."""
