@@ -17,14 +17,14 @@ POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
 
 def test_a_key_is_held_for_the_block(db: Database) -> None:
     async def work() -> None:
-        async with rowlock.aio.lock(db.url, "k", lease=2, label="async") as lease:
+        async with rowlock.aio.lock(db.url, "k", lease=6, label="async") as lease:
             assert not await rowlock.aio.try_acquire(db.url, "k")
-            await asyncio.sleep(4.5)
+            await asyncio.sleep(7)
             refusal = rowlock.try_acquire(db.url, "k")
             assert isinstance(refusal, rowlock.Refusal)
             assert (refusal.reason, refusal.by) == ("held", "async")
             assert not lease.lost
-            assert 0 < lease.time_left < 2
+            assert 0 < lease.time_left < 6
         with rowlock.lock(db.url, "k") as next_lease:
             assert next_lease.token > lease.token
             with pytest.raises(rowlock.Refused):
@@ -75,7 +75,7 @@ def test_a_commit_depends_on_the_claim(db: Database) -> None:
 
 def test_a_loss_is_told(db: Database) -> None:
     async def work() -> None:
-        lease = await rowlock.aio.try_acquire(db.url, "k", lease=1)
+        lease = await rowlock.aio.try_acquire(db.url, "k", lease=4)
         assert isinstance(lease, rowlock.aio.Lease)
         assert db.run("release", "k", "--force").returncode == 0
         for _ in range(100):
@@ -92,11 +92,11 @@ def test_work_that_blocks_the_loop_keeps_its_lease(db: Database) -> None:
     """A thread renews it while no task runs."""
 
     async def work() -> None:
-        lease = await rowlock.aio.try_acquire(db.url, "k", lease=1)
+        lease = await rowlock.aio.try_acquire(db.url, "k", lease=4)
         assert isinstance(lease, rowlock.aio.Lease)
-        assert db.run("acquire", "k", "--wait", "3s").returncode == 75  # It blocks the loop.
+        assert db.run("acquire", "k", "--wait", "6s").returncode == 75  # It blocks the loop.
         assert not lease.lost
-        assert 0 < lease.time_left < 1
+        assert 0 < lease.time_left < 4
         lease.check()
         await lease.release()
         assert lease.token < db.acquire("k")["token"]

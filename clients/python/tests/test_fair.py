@@ -90,7 +90,7 @@ def test_permits_are_granted_in_order(db: Database) -> None:
             order.append(number)
             time.sleep(0.1)
 
-    sql = "SELECT COUNT(*) FROM t_resource_lock_queue WHERE key_resource = 'pool'"
+    sql = "SELECT COUNT(*) FROM t_resource_lock_queue WHERE key_resource = 'pool#'"
     waiters = []
     for number in range(3):
         waiters.append(threading.Thread(target=wait, args=(number,)))

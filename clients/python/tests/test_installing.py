@@ -113,13 +113,13 @@ def test_functions_that_are_too_old_are_told_to_tasks(db: Database) -> None:
 @FUNCTIONS
 def test_the_version_is_asked_for_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    check = functions.FunctionSession._check_version
+    check = functions.FunctionSession._check
 
-    def checked(session: functions.FunctionSession, version: int) -> None:
-        asked.append(version)
-        check(session, version)
+    def checked(session: functions.FunctionSession, row: Any) -> None:
+        asked.append(row[0])
+        check(session, row)
 
-    monkeypatch.setattr(functions.FunctionSession, "_check_version", checked)
+    monkeypatch.setattr(functions.FunctionSession, "_check", checked)
     session = place_of(db.url).session(5.0)
     for _ in range(3):
         assert session.send("renew", [RENEWAL]) == ["lost"]

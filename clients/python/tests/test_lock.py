@@ -69,8 +69,8 @@ def test_tokens_grow_across_languages(db: Database) -> None:
 
 
 def test_a_lease_is_renewed_and_its_loss_is_told(db: Database) -> None:
-    lease = acquired(rowlock.try_acquire(db.url, "k", lease=2))
-    time.sleep(4.5)
+    lease = acquired(rowlock.try_acquire(db.url, "k", lease=6))
+    time.sleep(7)
     assert not lease.lost
     assert db.run("acquire", "k").returncode == 75
     assert db.run("release", "k", "--force").returncode == 0
@@ -84,7 +84,7 @@ def test_a_lease_is_renewed_and_its_loss_is_told(db: Database) -> None:
 def test_a_claim_that_another_program_has_overwritten_is_lost(db: Database) -> None:
     """A program that knows the article's columns alone leaves the holder and the token."""
     for overwritten in ("end_time = begin_time", "begin_time = NULL", "lock_flag = 0"):
-        lease = acquired(rowlock.try_acquire(db.url, overwritten, lease=2))
+        lease = acquired(rowlock.try_acquire(db.url, overwritten, lease=4))
         db.execute(f"UPDATE t_resource_lock SET {overwritten} WHERE key_resource = '{overwritten}'")
         eventually(lambda held=lease: held._state.why_lost is not None)
         with pytest.raises(rowlock.Lost, match="seen without the claim"):

@@ -177,10 +177,13 @@ def test_a_connection_is_left_after_each_error_but_contention() -> None:
         version.fetchall.return_value = [(functions.NEEDED,)]
         version.nextset.return_value = None
         connection = mock.Mock()
-        connection.cursor.side_effect = [version, error]
+        rollback = mock.Mock()
+        rollback.nextset.return_value = None
+        connection.cursor.side_effect = [version, error, rollback]
         session = kind(functools.partial(lambda one: one, connection), 5.0)
         with (
             mock.patch.object(session, "_cursor", lambda connection: connection.cursor()),
+            mock.patch.object(session, "_check", return_value=None),
             pytest.raises((rowlock.Error, Contention)),
         ):
             session.send("abandon", [change])
@@ -197,7 +200,7 @@ def test_an_end_is_tried_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> 
         ("busy", rowlock.Unavailable, "has to commit inside the block"),
         (Contention(), rowlock.Unavailable, "has to commit inside the block"),
         (Outage(sent=True), rowlock.Unknown, "it is not known"),
-        (Outage(sent=False, permanent=True), rowlock.Unknown, "it is not known"),
+        (Outage(sent=False, permanent=True), rowlock.Unavailable, "was not ended"),
     ):
         steps = ending(state(), "release", "S")
         fake = Fake(functools.partial(lambda answer, *_: answer, answer))

@@ -69,12 +69,12 @@ def dictionaries(db: Database) -> Any:
 def test_rows_of_another_kind(db: Database) -> None:
     connection = dictionaries(db)
     for source in (connection, lambda: dictionaries(db)):
-        with rowlock.lock(source, "k", lease=2) as lease:
+        with rowlock.lock(source, "k", lease=4) as lease:
             cursor = connection.cursor()
             connection.execute("BEGIN") if db.name == "sqlite" else None
             lease.confirm(cursor)
             connection.commit()
-            time.sleep(2.5)
+            time.sleep(5)
             assert not lease.lost
     connection.close()
 
@@ -115,8 +115,8 @@ def test_a_connection_that_decodes_no_text(db: Database) -> None:
     def open_connection() -> Any:
         return pymysql.connect(**mysql_place(db), use_unicode=False)
 
-    with rowlock.lock(open_connection, "k", lease=1.5, label="ü") as lease:
-        time.sleep(2)
+    with rowlock.lock(open_connection, "k", lease=4, label="ü") as lease:
+        time.sleep(5)
         assert not lease.lost
         refusal = refused(rowlock.try_acquire(open_connection, "k"))
         assert (refusal.reason, refusal.by) == ("held", "ü")
@@ -127,8 +127,8 @@ def test_a_connection_that_decodes_no_text(db: Database) -> None:
 def test_a_plain_function_of_sqlite_is_renewed(db: Database) -> None:
     """Its connection may be used by the thread alone that has opened it."""
     file = db.url.removeprefix("sqlite:")
-    lease = acquired(rowlock.try_acquire(lambda: sqlite3.connect(file), "k", lease=1))
-    time.sleep(3)
+    lease = acquired(rowlock.try_acquire(lambda: sqlite3.connect(file), "k", lease=4))
+    time.sleep(5)
     assert not lease.lost
     lease.release()
     assert db.show("k")["status"] == "S"

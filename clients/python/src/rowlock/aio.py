@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from . import confirm
+from .database import told
 from .errors import Lost, Refusal, Refused, note
 from .jobs import KeyOf, check_work, shown_as
 from .kinds import One
@@ -62,7 +63,7 @@ class Lease(BaseLease):
         """Makes the commit of the cursor's transaction depend on the claim, as ``rowlock`` does."""
         self._confirming()
         for claim in self.claims:
-            sql, values = confirm.confirm_statement(cursor, claim)
+            sql, values = confirm.confirm_statement(cursor, claim, self._on.kind)
             with confirm.confirming(cursor, claim):
                 plain = confirm.plain_cursor(cursor)
                 await plain.execute(sql, values)
@@ -180,7 +181,7 @@ class Lock(BaseLock):
         def on_lost(error: Lost) -> None:
             block.on_lost(error)
             if own is not None:
-                own(error)
+                told(own)(error)
 
         try:
             acquired = await self._acquire(OWN, on_lost)

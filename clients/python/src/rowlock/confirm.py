@@ -26,9 +26,14 @@ def unwrapped(cursor: Any) -> Any:
     return cursor
 
 
-def confirm_statement(cursor: Any, claim: Claim) -> tuple[str, Any]:
+_DATABASES = {"psycopg": "postgres", "sqlite3": "sqlite", "aiosqlite": "sqlite"}
+
+
+def confirm_statement(cursor: Any, claim: Claim, database: str | None) -> tuple[str, Any]:
     """Returns the statement for the cursor's driver, and its values."""
     driver = driver_of(cursor)
+    if database not in (None, _DATABASES.get(driver, "mysql")):
+        raise TypeError(f"the cursor is one of {driver}, and the claim is on {database}")
     if not hasattr(cursor, "fetchone"):
         raise TypeError("a confirmation takes a cursor, not a connection: connection.cursor()")
     if driver in _SQLITE:
@@ -52,7 +57,8 @@ def confirming(cursor: Any, claim: Claim) -> Generator[None, None, None]:
 
 def lost(claim: Claim) -> Lost:
     """Returns the error of a transaction that was to confirm a claim."""
-    return Lost(claim.key, claim.token, "a transaction was to confirm it")
+    why = "its row was seen without the claim, which a transaction was to confirm"
+    return Lost(claim.key, claim.token, why)
 
 
 def read(cursor: Any, claim: Claim, row: Any) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import gc
 import logging
 import os
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from . import clock
-from .errors import Lost, Refusal
+from .errors import Lost, Refusal, Unavailable
 from .kinds import Kind
 from .listener import Listener
 from .loop import Loop, Task
@@ -22,10 +26,15 @@ from .steps import ending, extending, renewing, watching
 
 #: For how many seconds a session is kept without a request.
 LINGER = 30.0
+#: For how many seconds the end of the process waits for claims that are being ended.
+EXIT = 5.0
 #: Runs what belongs to the application: callbacks, and handlers of the log.
 _EVENTS = Loop("rowlock events")
+#: Watches the deadlines. Nothing of the application runs here.
+_WATCH = Loop("rowlock watch")
 
 log = logging.getLogger("rowlock")
+T = TypeVar("T")
 
 
 class Asking:
@@ -81,6 +90,10 @@ class Database:
         self.requests = Loop("rowlock requests", self._session, linger)
         self.renewals = Loop("rowlock renewals", place.session, linger)
         self.process = os.getpid()
+        #: What database it is, or none if only a connection tells.
+        self.kind = place.kind
+        #: What is being ended, and is waited for at the end of the process.
+        self._unsettled: set[object] = set()
 
     def _session(self, patience: float) -> Any:
         session = self._place.session(patience)
@@ -102,7 +115,12 @@ class Database:
         done = functools.partial(self._acquired, asking, on_lost)
         task = Task(steps, patience(kind.terms.lease), done)
         asking.wake = functools.partial(self.requests.wake, task)
-        self.requests.run(task)
+        self._unsettled.add(asking)
+        try:
+            self.requests.run(task)
+        except RuntimeError:
+            self._unsettled.discard(asking)
+            raise
 
     def _acquired(
         self,
@@ -123,32 +141,45 @@ class Database:
             else:
                 if asking.wait.is_left:
                     self.put_back(result)
+        # One that is dropped before it is delivered is put back by what renews it.
+        if asking.state is None or asking.state.ended:
+            self._unsettled.discard(asking)
         deliver(asking.future, result, error)
 
     def _hold(self, state: State) -> None:
         """Begins to renew a lease, once."""
         if state.wakes:
             return
-        tell = functools.partial(_tell_failure, state.claim)
-        task = Task(renewing(state, tell), patience(state.lease), lambda *_: self._over(state))
+        tell_failure = functools.partial(_tell_failure, state.claim)
+        steps = renewing(state, tell_failure)
+        task = Task(steps, patience(state.lease), lambda *_: self._over(state))
         state.wakes.append(functools.partial(self.renewals.wake, task))
         self.renewals.run(task)
 
     def _watch(self, state: State, on_lost: Callable[[Lost], object]) -> None:
         """Tells of a loss, where a callback that blocks holds up nothing."""
         task = Task(watching(state, on_lost), 0.0, _log_failure)
-        state.wakes.append(functools.partial(_EVENTS.wake, task))
-        _EVENTS.run(task)
+        state.wakes.append(functools.partial(_WATCH.wake, task))
+        _WATCH.run(task)
 
     def _over(self, state: State) -> None:
-        """Of several keys of which one was lost, the others are abandoned."""
-        if state.why_lost is not None and len(state.claims) > 1:
+        """Tells of a loss. Of several keys of which one was lost, the others are abandoned."""
+        for asking in tuple(self._unsettled):
+            if isinstance(asking, Asking) and asking.state is state:
+                self._unsettled.discard(asking)
+        key, why = state.claim.key, state.why_lost
+        if why is not None:
+            tell(lambda: log.warning("the claim on key %r is lost: %s", key, why))
+        elif state.dropped and state.delivered and not state.ended:
+            tell(lambda: log.warning("the lease of key %r was dropped: it is not renewed", key))
+        if why is not None and len(state.claims) > 1:
             self.requests.run(Task(ending(state, "abandon"), patience(state.lease)))
 
     def put_back(self, result: Acquired | Refusal) -> None:
         """Ends a claim whose caller has gone, as if it had never been made."""
         if isinstance(result, Acquired) and result.state.end():
-            self._run_end(result.state, "put back", None)
+            change = "abandon" if result.state.took_over else "put back"
+            self._run_end(result.state, change, None)
 
     def end(self, state: State, change: str, value: Any = None) -> Future[None]:
         """Ends a lease. What has begun goes on though its caller goes away."""
@@ -164,10 +195,24 @@ class Database:
 
         def done(_: None, error: BaseException | None) -> None:
             self.requests.released([claim.key for claim in state.claims])
+            self._unsettled.discard(future)
             deliver(future, None, error)
 
-        self.requests.run(Task(ending(state, change, value), patience(state.lease), done))
+        self._unsettled.add(future)
+        try:
+            self.requests.run(Task(ending(state, change, value), patience(state.lease), done))
+        except RuntimeError as error:  # As at the end of the process.
+            self._unsettled.discard(future)
+            key = state.claim.key
+            raise Unavailable(f"the claim on key {key!r} ends with its lease: {error}") from error
         return future
+
+    def settle(self, until: float) -> None:
+        """Waits until what was left or is being ended is settled, as far as there is time."""
+        while clock.now() < until and any(
+            not isinstance(one, Asking) or one.wait.is_left for one in tuple(self._unsettled)
+        ):
+            time.sleep(0.005)
 
     def ask(self, steps: Steps[Any], lease: float) -> Future[Any]:
         """Carries out steps that change nothing."""
@@ -194,6 +239,27 @@ class Database:
         self._listener.close()
 
 
+def result_of(on: Database, future: Future[T]) -> T:
+    """Waits for a result, unless the caller runs on a thread that has to carry it out.
+
+    A finalizer may run on any thread, and at the end of the process there is no such thread.
+    """
+    if on.is_own_thread() or sys.is_finalizing():
+        raise RuntimeError("a lock is used by a finalizer, on a thread that cannot wait for it")
+    return future.result()
+
+
+def ended_of(on: Database, future: Future[None]) -> None:
+    """Waits for an end. Where the caller cannot wait, the end goes on without it."""
+    if not (on.is_own_thread() or sys.is_finalizing()):
+        future.result()
+
+
+def told(callback: Callable[[Lost], object]) -> Callable[[Lost], object]:
+    """Returns a callback that runs where it holds up nothing."""
+    return lambda error: tell(lambda: callback(error))
+
+
 def wait_of(seconds: float | None) -> Wait:
     """Returns a wait that ends so many seconds from now, or has no end."""
     return Wait(float("inf") if seconds is None else clock.now() + seconds)
@@ -211,7 +277,7 @@ def deliver(future: Future[Any], result: Any, error: BaseException | None) -> No
 
 def _tell_failure(claim: Claim, failure: str | None) -> None:
     if failure is None:
-        tell(lambda: log.info("key %r is renewed again", claim.key))
+        tell(lambda: log.warning("key %r is renewed again", claim.key))
     else:
         tell(lambda: log.warning("key %r is not renewed, and tried again: %s", claim.key, failure))
 
@@ -233,7 +299,7 @@ def tell(work: Callable[[], object]) -> None:
 
 
 _known: weakref.WeakValueDictionary[Hashable, Database] = weakref.WeakValueDictionary()
-_mutex = threading.Lock()
+_mutex = threading.RLock()
 #: What belongs to the process that this one was forked from. Nothing of it is closed here.
 _inherited: list[Any] = []
 
@@ -248,9 +314,21 @@ def of(place: Place) -> Database:
 
 
 def _forked() -> None:
-    global _known, _mutex, _EVENTS
-    _inherited.append((list(_known.values()), _EVENTS))
-    _known, _mutex, _EVENTS = weakref.WeakValueDictionary(), threading.Lock(), Loop(_EVENTS._name)
+    global _known, _mutex, _EVENTS, _WATCH
+    _inherited.append((list(_known.values()), _EVENTS, _WATCH))
+    _known, _mutex = weakref.WeakValueDictionary(), threading.RLock()
+    _EVENTS, _WATCH = Loop("rowlock events"), Loop("rowlock watch")
+
+
+def _settle() -> None:
+    """Gives claims that an interrupt has left, and ends in flight, time before the process ends."""
+    gc.collect()  # What was dropped is ended now.
+    until = clock.now() + EXIT
+    for database in list(_known.values()):
+        database.settle(until)
+
+
+atexit.register(_settle)
 
 
 if hasattr(os, "register_at_fork"):

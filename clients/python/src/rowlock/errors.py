@@ -96,6 +96,9 @@ class Lost(Error):
 class Unavailable(Error):
     """The database could not be used. Nothing was changed."""
 
+    #: Another try would fail in the same way.
+    permanent = False
+
 
 class Unknown(Error):
     """A request has no reply. It may have been carried out; its effect ends with the lease."""
@@ -112,7 +115,7 @@ class Outage(Exception):
     """
 
     def __init__(self, sent: bool, permanent: bool = False) -> None:
-        super().__init__(sent)
+        super().__init__("there was no reply" if sent else "there was no connection")
         self.sent = sent
         self.permanent = permanent
 

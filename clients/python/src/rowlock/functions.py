@@ -98,6 +98,8 @@ class FunctionSession(ABC):
     @abstractmethod
     def _begin(self) -> None: ...
     @abstractmethod
+    def _end(self, how: str) -> None: ...
+    @abstractmethod
     def _cursor(self, connection: Any) -> Any: ...
     @abstractmethod
     def _meaning(self, error: Exception) -> Exception: ...
@@ -112,17 +114,17 @@ class FunctionSession(ABC):
         for terms in asked:
             (reply,) = self._claims([(terms, holder)])
             if isinstance(reply, Refusal):
-                self._run("ROLLBACK")
+                self._end("ROLLBACK")
                 return reply
             granted.append(reply)
-        self._run("COMMIT")
+        self._end("COMMIT")
         return granted
 
     def _run(self, sql: str, values: Sequence[Any] = ()) -> Sequence[Sequence[Any]]:
         if self._connection is None:
             self._connection = opened(self._connect)
             try:
-                self._check_version(self._run(self.version)[0][0])
+                self._check(self._run(self.version)[0])
             except BaseException:
                 self.close()
                 raise
@@ -144,15 +146,15 @@ class FunctionSession(ABC):
     def _rolled_back(self) -> bool:
         """Ends the transaction that a failed statement may have left open."""
         try:
-            self._connection.rollback()
+            self._end("ROLLBACK")
         except Exception:
             return False
         return True
 
-    def _check_version(self, version: int) -> None:
-        if version < NEEDED:
+    def _check(self, row: Sequence[Any]) -> None:
+        if row[0] < NEEDED:
             raise NotInstalled(
-                f"the functions are of version {version}, and this client needs {NEEDED}: {INSTALL}"
+                f"the functions are of version {row[0]}, and this client needs {NEEDED}: {INSTALL}"
             )
 
     def _fetch(self, sql: str, values: Sequence[Any]) -> Sequence[Sequence[Any]]:

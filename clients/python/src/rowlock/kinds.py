@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from . import clock
-from .errors import Lost, Refusal, Unavailable, Unknown, from_micros
+from .errors import Lost, Outage, Refusal, Unavailable, Unknown, from_micros
 from .protocol import Acquired, Call, Granted, Pause, Range, Seen, State, Steps, Wait
 from .steps import Pauses, acquiring, asking, ending, reading, undoing
 from .terms import Terms, check_key
@@ -40,14 +40,15 @@ class Kind(Protocol):
     def looking(self) -> Steps[bool]: ...
 
 
-def looking_at(keys: Range, until: float = 0.0) -> Steps[list[Seen]]:
+def looking_at(keys: Range) -> Steps[list[Seen]]:
+    """Looks at the rows of these keys, once."""
+    (rows,) = yield Call("look", [keys])
+    return list(rows)
+
+
+def read_rows(keys: Range, until: float = 0.0) -> Steps[list[Seen]]:
     """Looks at the rows of these keys, and repeats that for a second at least."""
-
-    def look() -> Steps[list[Seen]]:
-        (rows,) = yield Call("look", [keys])
-        return list(rows)
-
-    return (yield from reading(look, max(until, clock.now() + 1.0)))
+    return (yield from reading(lambda: looking_at(keys), max(until, clock.now() + 1.0)))
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,17 @@ class One:
 
     def acquiring(self, wait: Wait, polls: Polls, hold: Hold) -> Steps[Acquired | Refusal]:
         terms = self.terms
+
+        def ask(holder: str) -> Steps[list[Granted] | Refusal]:
+            return asking(terms, holder, wait.is_slow)
+
         if terms.fair:
-            return Fair(lambda by: asking(terms, by), terms.key, wait).acquiring(terms, polls())
-        return acquiring(lambda by: asking(terms, by), terms, wait, polls())
+            return Fair(ask, terms.key, wait).acquiring(terms, polls())
+        return acquiring(ask, terms, wait, polls())
 
     def looking(self) -> Steps[bool]:
         """Returns whether a claim would be refused because of another."""
-        rows = yield from looking_at(Range(self.terms.key, self.terms.key))
+        rows = yield from read_rows(Range(self.terms.key, self.terms.key))
         return any(row.is_held for row in rows)
 
 
@@ -72,8 +77,6 @@ class All:
     """All of several keys, or none."""
 
     def __init__(self, terms: Terms, keys: Sequence[str]) -> None:
-        if isinstance(keys, str) or not keys:
-            raise ValueError("a set of keys has to have at least one key")
         if terms.fair:
             raise ValueError("a set of keys cannot be fair: a key and a semaphore can")
         # In one order everywhere, so that two sets do not wait for each other.
@@ -92,9 +95,11 @@ class All:
 
     def looking(self) -> Steps[bool]:
         """Returns whether one of the keys is held."""
-        keys = [Range(terms.key, terms.key) for terms in self._asked]
-        looks: list[list[Seen]] = yield Call("look", keys)
-        return any(row.is_held for rows in looks for row in rows)
+        for terms in self._asked:
+            rows = yield from read_rows(Range(terms.key, terms.key))
+            if any(row.is_held for row in rows):
+                return True
+        return False
 
 
 class Permit:
@@ -112,24 +117,25 @@ class Permit:
     def acquiring(self, wait: Wait, polls: Polls, hold: Hold) -> Steps[Acquired | Refusal]:
         any_of = AnyOf(self.terms, self._choose)
         if self.terms.fair:
-            fair = Fair(any_of.ask, self.terms.key, wait)
+            # A key that is no permit's: semaphores of different sizes have one queue.
+            fair = Fair(any_of.ask, f"{self.terms.key}#", wait)
             return fair.acquiring(self.terms, polls(), self._keys)
         return acquiring(any_of.ask, self.terms, wait, polls(), self._keys)
 
     def _choose(self) -> Steps[list[str]]:
-        held = yield from self._held()
+        held = yield from self._held(looking_at)
         free = [key for key in self._keys if key not in held]
         # If none is free, the refusal of one of them says until when.
         return random.sample(free, len(free)) or [random.choice(self._keys)]
 
     def looking(self) -> Steps[bool]:
         """Returns whether all permits are held."""
-        held = yield from self._held()
+        held = yield from self._held(read_rows)
         return held.issuperset(self._keys)
 
-    def _held(self) -> Steps[set[str]]:
+    def _held(self, look: Callable[[Range], Steps[list[Seen]]]) -> Steps[set[str]]:
         name = self.terms.key
-        rows = yield from looking_at(Range(f"{name}#1", f"{name}#:"))  # A colon follows the digits.
+        rows = yield from look(Range(f"{name}#1", f"{name}#:"))  # A colon follows the digits.
         return {row.key for row in rows if row.is_held}
 
 
@@ -143,7 +149,10 @@ class AnyOf:
         self._sent: str | None = None
 
     def ask(self, holder: str) -> Steps[list[Granted] | Refusal]:
-        keys = [self._sent] if self._sent else (yield from self._choose())
+        try:
+            keys = [self._sent] if self._sent else (yield from self._choose())
+        except Outage as outage:  # No claim was sent.
+            raise Outage(sent=False, permanent=outage.permanent) from outage.__cause__
         reply: list[Granted] | Refusal = []
         for key in keys:
             sent_before, self._sent = self._sent, key
@@ -181,16 +190,21 @@ class Reader(_Named):
         """A reader is in if the name is free after its own claim is granted, or held by itself."""
         pauses = polls()
         while True:
-            entered = yield from self._enter_if_open(polls)
-            refusal = entered
-            if isinstance(entered, Refusal) and entered.key == self.terms.key:
-                if wait.until <= clock.now() and entered.reason != "busy":
+            refusal: Acquired | Refusal | None = None
+            try:
+                entered = yield from self._enter_if_open(polls)
+                refusal = entered
+                if isinstance(entered, Refusal) and entered.key == self.terms.key:
+                    if wait.until <= clock.now() and entered.reason != "busy":
+                        return entered
+                    # Waits like a writer, so that no stream of writers keeps it out.
+                    entered = yield from self._enter_in_turn(wait, polls)
+                    refusal = entered if isinstance(entered, Refusal) else refusal
+                if isinstance(entered, Acquired):
                     return entered
-                # Waits like a writer, so that no stream of writers keeps it out.
-                entered = yield from self._enter_in_turn(wait, polls)
-                refusal = entered if isinstance(entered, Refusal) else refusal
-            if isinstance(entered, Acquired):
-                return entered
+            except Unavailable as unavailable:
+                if unavailable.permanent or wait.until <= clock.now():
+                    raise
             left = wait.until - clock.now()
             if left <= 0:
                 if isinstance(refusal, Refusal):
@@ -205,7 +219,7 @@ class Reader(_Named):
         key = self.terms.key
         is_in = False
         try:
-            name = next(iter((yield from looking_at(Range(key, key)))), None)
+            name = next(iter((yield from read_rows(Range(key, key)))), None)
             # A row without a token was never claimed: it fences nothing.
             is_open = name is not None and name.state == "free" and name.token > 0
             is_in = is_open and not reader.state.lost
@@ -247,7 +261,7 @@ class Reader(_Named):
             if isinstance(reader, Acquired) or len(held) >= NUMBERS:
                 return reader
             held.add(number)
-            rows = yield from looking_at(self._readers)
+            rows = yield from read_rows(self._readers)
             used = {self._number(row.key) for row in rows if row.is_held} | held
             free = [one for one in range(1, MAX_READERS + 1) if one not in used]
             if not free:
@@ -292,7 +306,7 @@ class Writer(_Named):
         before: set[tuple[str, int]] | None = None
         pauses = polls()
         while not state.lost:
-            rows = yield from looking_at(self._readers, wait.until)
+            rows = yield from read_rows(self._readers, wait.until)
             readers = [row for row in rows if self._number(row.key) and row.state != "free"]
             if before is not None:
                 readers = [row for row in readers if (row.key, row.token) in before]
@@ -317,7 +331,12 @@ class Writer(_Named):
         The reader can then neither renew it nor confirm it.
         """
         one = One(replace(self.terms, key=row.key))
-        taken = yield from one.acquiring(Wait(0.0), polls, lambda _: None)
+        try:
+            taken = yield from one.acquiring(Wait(0.0), polls, lambda _: None)
+        except Unavailable as unavailable:
+            if unavailable.permanent:
+                raise
+            return False  # The reader is waited for until another look.
         if isinstance(taken, Refusal):
             return False
         yield from passing_on(taken)
@@ -325,7 +344,7 @@ class Writer(_Named):
 
     def looking(self) -> Steps[bool]:
         """Returns whether the name is held for writing, or by readers."""
-        rows = yield from looking_at(self._readers)
+        rows = yield from read_rows(self._readers)
         if any(row.is_held and self._number(row.key) for row in rows):
             return True
         return (yield from self._name.looking())

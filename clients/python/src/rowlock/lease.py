@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from . import confirm
-from .database import Database
+from .database import Database, ended_of, result_of
 from .errors import note
 from .kinds import looking_at
 from .protocol import Acquired, Claim, Range, State, Steps
@@ -145,11 +145,11 @@ class Lease(BaseLease):
         Raises :class:`Lost` if the claim did not stand, :class:`Unknown` if there is no reply, and
         :class:`Unavailable` if another transaction has locked its row for five seconds.
         """
-        self._ending("release", status).result()
+        ended_of(self._on, self._ending("release", status))
 
     def abandon(self) -> None:
         """Ends the claim of work that has stopped: the next holder takes over at once."""
-        self._ending("abandon").result()
+        ended_of(self._on, self._ending("abandon"))
 
     def extend(self, length: Seconds) -> None:
         """Extends the lease to this length from now, if it is shorter.
@@ -157,11 +157,11 @@ class Lease(BaseLease):
         It is for work that stops the process, so that no thread of it renews. Raises :class:`Lost`
         if the claim does not stand, and :class:`Unavailable` if it was not extended.
         """
-        self._extending(length).result()
+        result_of(self._on, self._extending(length))
 
     def owned(self) -> bool:
         """Asks the database whether the claim stands. :attr:`lost` knows it without a request."""
-        return self._owning().result()
+        return result_of(self._on, self._owning())
 
     def confirm(self, cursor: Any) -> None:
         """Makes the commit of the cursor's transaction depend on the claim.
@@ -172,7 +172,7 @@ class Lease(BaseLease):
         self._confirming()
         cursor = confirm.unwrapped(cursor)
         for claim in self.claims:
-            sql, values = confirm.confirm_statement(cursor, claim)
+            sql, values = confirm.confirm_statement(cursor, claim, self._on.kind)
             with confirm.confirming(cursor, claim):
                 plain = confirm.plain_cursor(cursor)
                 plain.execute(sql, values)

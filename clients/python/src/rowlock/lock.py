@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar
 
 from . import database
-from .database import Database, Request
+from .database import Database, Request, result_of
 from .errors import Lost, Refusal, Refused
 from .jobs import KeyOf, check_work, shown_as
 from .kinds import All, Kind, One, Permit, Reader, Writer
@@ -90,21 +90,25 @@ class Wanted:
 
     @classmethod
     def of(cls, key: str, kind: Callable[[Terms], Kind], asked: Asked) -> Wanted:
-        unknown = asked.keys() - Asked.__annotations__.keys()
-        if unknown:
-            raise TypeError(f"{', '.join(sorted(unknown))}: not known")
-        label = asked.get("label")
+        known = Asked.__annotations__
+        if unknown := asked.keys() - known.keys():
+            raise TypeError(
+                f"{', '.join(sorted(unknown))}: not known; a lock takes {', '.join(known)}"
+            )
+        label, on_lost = asked.get("label"), asked.get("on_lost")
+        if on_lost is not None and not callable(on_lost):
+            raise TypeError(f"on_lost {on_lost!r} is not valid: it has to be a function")
         terms = Terms(
             key,
             seconds("lease", asked.get("lease", 30.0)),
             seconds("min_interval", asked.get("min_interval", 0.0)),
             asked.get("rules", "recover"),
-            label or "",
+            "" if label is None else label,
             asked.get("fair", False),
         )
         kind(terms)  # Which checks it.
         wait = seconds_or_none("wait", asked.get("wait", 0.0))
-        return cls(terms, kind, wait, label, asked.get("on_lost"))
+        return cls(terms, kind, wait, label, on_lost)
 
     def now(self) -> Kind:
         label = default_label() if self.label is None else self.label
@@ -132,7 +136,10 @@ class BaseLock:
 
     def _begin(self, request: Request, on_lost: Callable[[Lost], object] | None = None) -> Database:
         on = self._access.database()
-        on.acquire(self._wanted.now(), request, on_lost or self._wanted.on_lost)
+        own = self._wanted.on_lost
+        if on_lost is None and own is not None:
+            on_lost = database.told(own)
+        on.acquire(self._wanted.now(), request, on_lost)
         return on
 
     def _looking(self) -> Any:
@@ -163,7 +170,7 @@ class Lock(BaseLock):
         request = self._request(wait)
         try:
             on = self._begin(request)
-            acquired = request.asking.future.result()
+            acquired = result_of(on, request.asking.future)
             if isinstance(acquired, Refusal):
                 return acquired
             lease = Lease(on, acquired)
@@ -179,7 +186,7 @@ class Lock(BaseLock):
 
     def locked(self) -> bool:
         """Asks the database whether a claim would be refused because of another claim."""
-        held: bool = self._looking().result()
+        held: bool = result_of(self._access.database(), self._looking())
         return held
 
     def __enter__(self) -> Lease:
@@ -248,7 +255,9 @@ class BaseLocks(ABC, Generic[L]):
 
     def lock_all(self, keys: Sequence[str], **asked: Unpack[Asked]) -> L:
         """Returns a lock on all of these keys: none is held without the others."""
-        if isinstance(keys, str) or not keys:
+        if isinstance(keys, str):
+            raise TypeError("keys has to be a list of keys, not a str")
+        if not keys:
             raise ValueError("a set of keys has to have at least one key")
         return self._lock(keys[0], lambda terms: All(terms, keys), asked)
 
@@ -335,10 +344,7 @@ def end(lease: Lease) -> None:
     """Releases a lease whose work has ended, unless it is lost or was ended before."""
     if not lease._is_over:
         try:
-            ended = lease._ending("release", "S")
-            # A generator may be collected on a thread of the library's own.
-            if not lease._on.is_own_thread():
-                ended.result()
+            lease.release()
         except Lost:
             return
 

@@ -55,6 +55,8 @@ class Task:
         self.is_left = False
         #: The pause that the task is in: its number, which no other pause has.
         self.pause: int | None = None
+        #: A release of one of these keys ends the pause.
+        self.keys: Sequence[str] = ()
 
 
 class Loop:
@@ -69,8 +71,10 @@ class Loop:
         self._needed_until = 0.0
         #: For how many seconds the session is kept for the next task.
         self.linger = linger
-        # The mutex is not held while anything of the application runs, and no finalizer takes it.
-        self._mutex = threading.Lock()
+        #: The session ends with the last task, and is not kept.
+        self._closes = False
+        # A signal handler may begin a task while the interrupted code begins one.
+        self._mutex = threading.RLock()
         #: Held by the thread that works. One that finds it held ends at once.
         self._is_worked = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -103,7 +107,7 @@ class Loop:
 
     def close_soon(self) -> None:
         """Ends the session as soon as no task needs it."""
-        self.linger = 0.0
+        self._closes = True
         self._inbox.put(lambda: None)
 
     def is_current(self) -> bool:
@@ -141,14 +145,14 @@ class Loop:
             self._send_some()
             if self._tasks:
                 idle_until = clock.now() + self.linger
-            elif (clock.now() >= idle_until or self.linger == 0) and self._end():
+            elif (clock.now() >= idle_until or self._closes) and self._end():
                 return
 
     def _time_left(self, idle_until: float) -> float:
         if self._calls:
             return 0.0
         if not self._tasks:
-            return max(0.0, idle_until - clock.now()) if self.linger else 0.0
+            return 0.0 if self._closes else max(0.0, idle_until - clock.now())
         left = self._pauses[0][0] - clock.now() if self._pauses else LOOK
         return max(0.0, min(left, LOOK))
 
@@ -158,6 +162,7 @@ class Loop:
             if not self._inbox.empty():
                 return False
             session, self._session, self._thread = self._session, None, None
+            self._closes = False
             self._is_worked.release()
         if session is not None:
             session.close()
@@ -181,6 +186,12 @@ class Loop:
         if pause is None or task.pause != pause:
             return False
         task.pause = None
+        for key in task.keys:
+            waiting = self._waiting.get(key, deque())
+            if (pause, task) in waiting:
+                waiting.remove((pause, task))
+            if not waiting:
+                self._waiting.pop(key, None)
         self._advance(task, lambda: next(task.steps))
         return True
 
@@ -206,21 +217,15 @@ class Loop:
         task.pause = number
         due = clock.now() + max(0.0, step.seconds)
         heapq.heappush(self._pauses, (due, number, step.early, task))
+        task.keys = step.keys
         for key in step.keys:
-            waiting = self._waiting.setdefault(key, deque())
-            while waiting and waiting[0][1].pause != waiting[0][0]:
-                waiting.popleft()
-            waiting.append((number, task))
+            self._waiting.setdefault(key, deque()).append((number, task))
 
     def _released(self, keys: Sequence[str]) -> None:
         for key in keys:
-            waiting = self._waiting.get(key, deque())
-            while waiting:
-                number, task = waiting.popleft()
-                if self._resume(task, number):
-                    break
-            if not waiting:
-                self._waiting.pop(key, None)
+            if waiting := self._waiting.get(key):
+                number, task = waiting[0]
+                self._resume(task, number)
 
     def _end_pauses(self) -> None:
         """Ends the pauses that are over, and with them those that may end early."""

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from .errors import Contention, Error, NotInstalled, Outage, Refusal
 from .functions import INSTALL, NO_PROCEDURE, FunctionSession, read_reply, read_row, text
-from .opening import NAME, NOT_READ
+from .opening import NAME, NOT_READ, is_of_driver, missing
 from .protocol import Change, Granted, Range, Seen
 from .terms import Terms
 from .tickets import ALIVE, FRONT
@@ -58,6 +58,7 @@ class MysqlSession(FunctionSession):
     """Calls the procedures of MySQL and MariaDB through PyMySQL or mysqlclient."""
 
     version = VERSION
+    _is_mariadb = False
 
     def _claims(self, requests: Sequence[tuple[Terms, str]]) -> list[Granted | Refusal]:
         replies: list[Granted | Refusal] = []
@@ -77,7 +78,8 @@ class MysqlSession(FunctionSession):
         return outcomes
 
     def _look(self, keys: Range) -> list[Seen]:
-        return [read_row(row) for row in self._run(LOOK, (keys.first, keys.last))]
+        causal = "SET STATEMENT wsrep_sync_wait = 1 FOR " if self._is_mariadb else ""
+        return [read_row(row) for row in self._run(causal + LOOK, (keys.first, keys.last))]
 
     def _queue(self, kind: str, values: Sequence[Any]) -> Any:
         rows = self._run(QUEUE[kind], values)
@@ -85,9 +87,25 @@ class MysqlSession(FunctionSession):
             return self._run("SELECT LAST_INSERT_ID()")[0]
         return [(number, float(left)) for number, left in rows]
 
+    def _check(self, row: Sequence[Any]) -> None:
+        super()._check(row)
+        # Looks wait until this node has applied what others of its cluster have committed.
+        self._is_mariadb = "mariadb" in text(self._run("SELECT VERSION()")[0][0]).lower()
+        if self._is_mariadb:
+            return
+        rows = self._run("SHOW SESSION VARIABLES LIKE 'group_replication_consistency'")
+        level = text(rows[0][1]) if rows else "BEFORE"
+        if "BEFORE" != level != "BEFORE_AND_AFTER":
+            wanted = "BEFORE_AND_AFTER" if level == "AFTER" else "BEFORE"
+            self._run(f"SET SESSION group_replication_consistency = '{wanted}'")
+
     def _begin(self) -> None:
         self._run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self._run("START TRANSACTION")
+
+    def _end(self, how: str) -> None:
+        # Whatever completion_type says: a transaction that followed would never be committed.
+        self._run(f"{how} AND NO CHAIN NO RELEASE")
 
     def _cursor(self, connection: Any) -> Any:
         # The plain one, whatever rows the connection makes by default.
@@ -112,6 +130,8 @@ def meaning(error: Exception) -> Exception:
         return Outage(sent=False)
     if code in (NO_PROCEDURE, 1146, 1054):
         return NotInstalled(f"{error}: {INSTALL}")
+    if code == 0 and not is_of_driver(error):
+        return Error(f"the request could not be sent: {error!r}")
     if code in OUTAGES or 2000 <= code < 3000 or code == 0:
         return Outage(sent=True)
     return Error(f"the database refused: {error}")
@@ -152,8 +172,10 @@ def driver() -> Any:
     try:
         import pymysql
     except ImportError:
-        import MySQLdb
-
+        try:
+            import MySQLdb
+        except ImportError as error:
+            raise missing("PyMySQL", "PyMySQL") from error
         return MySQLdb
     return pymysql
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from .errors import Error, Outage
+from .errors import Error, Outage, Unavailable
 
 T = TypeVar("T")
 
@@ -41,3 +41,17 @@ def is_permanent(error: Exception) -> bool:
     code = error.args[0] if error.args else None
     text = str(error)
     return isinstance(error, PROGRAM) or code in MYSQL or any(known in text for known in TEXTS)
+
+
+def is_of_driver(error: Exception) -> bool:
+    """Returns whether an error is one of a driver or of the network, and not of the program."""
+    names = [base.__module__.split(".")[0] for base in type(error).__mro__]
+    drivers = ("psycopg", "pymysql", "MySQLdb", "sqlite3")
+    return isinstance(error, (OSError, EOFError)) or any(name in drivers for name in names)
+
+
+def missing(name: str, package: str) -> Unavailable:
+    """Returns the error of a driver that is not installed."""
+    error = Unavailable(f"the driver {name} is not installed: pip install {package}")
+    error.permanent = True
+    return error

@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import Contention, Error, NotInstalled, Outage, Refusal
 from .functions import INSTALL, FunctionSession, read_reply, read_row, text
-from .opening import NAME, NOT_READ
+from .opening import NAME, NOT_READ, is_of_driver, missing
 from .protocol import Change, Granted, Range, Seen
 from .terms import Terms
 from .tickets import ALIVE, FRONT
@@ -31,6 +31,13 @@ SELECT {call}
 FROM unnest(%s::text[], %s::uuid[], %s::bigint[], %s::{value}[])
     WITH ORDINALITY AS a (key, holder, token, value, place)
 ORDER BY a.place"""
+#: Of many rows, those that another transaction has locked are left out: each would take 100 ms.
+RENEW_MANY = """
+SELECT a.place, rowlock_renew(a.key, a.holder, a.token, a.value * interval '1 second')
+FROM (SELECT a.* FROM unnest(%s::text[], %s::uuid[], %s::bigint[], %s::float8[])
+          WITH ORDINALITY AS a (key, holder, token, value, place)
+      JOIN t_resource_lock t ON t.key_resource = a.key
+      FOR UPDATE OF t SKIP LOCKED) a"""
 CHANGES = {
     kind: CHANGE.format(call=f"rowlock_{name}(a.key, a.holder, a.token{more})", value=value)
     for kind, name, more, value in (
@@ -40,7 +47,14 @@ CHANGES = {
         ("put back", "put_back", "", "text"),
     )
 }
+#: As the primary has it: a standby refuses, and with synchronous replication the look is a commit,
+#: to which a primary that was replaced gets no reply.
 LOOK = """
+WITH primary_only AS MATERIALIZED (
+    SELECT CASE WHEN pg_is_in_recovery() THEN pg_current_xact_id()::text
+                WHEN current_setting('synchronous_standby_names') <> ''
+                THEN pg_logical_emit_message(true, 'rowlock', ''::text)::text END AS as_primary
+)
 SELECT t.key_resource::text,
        CASE WHEN s.stands THEN CASE WHEN clock_timestamp() >= t.expires_at THEN 'expired'
                                     ELSE 'held' END
@@ -53,7 +67,8 @@ SELECT t.key_resource::text,
 FROM t_resource_lock t CROSS JOIN LATERAL (
     SELECT t.lock_flag = 1 AND t.holder IS NOT NULL AND t.claimed_at = t.begin_time
            AND t.end_time IS NULL AS stands) s
-WHERE t.key_resource COLLATE "C" BETWEEN %s AND %s"""
+WHERE t.key_resource COLLATE "C" BETWEEN %s AND %s
+  AND (SELECT as_primary FROM primary_only) IS DISTINCT FROM ''"""
 #: Asks for a notification, and tells whether a row is free already. A locked row is left alone. The
 #: mark is a hint, which may be lost: its commit does not wait for the disk.
 AWAIT = """
@@ -81,13 +96,26 @@ ORDER BY ticket LIMIT {FRONT}""",
 DELETE FROM t_resource_lock_queue WHERE ticket = %s AND alive_until <= clock_timestamp()""",
 }
 CONFIRM = "SELECT rowlock_confirm(%s, %s::uuid, %s)"
-VERSION = "SELECT rowlock_version()"
+#: With the schemas of the functions and of the table to which the search_path leads.
+VERSION = """
+SELECT rowlock_version(),
+       (SELECT p.pronamespace FROM pg_proc p WHERE p.oid = to_regproc('rowlock_version'))
+       IS NOT DISTINCT FROM
+       (SELECT c.relnamespace FROM pg_class c WHERE c.oid = to_regclass('t_resource_lock'))"""
 
 
 class PostgresSession(FunctionSession):
     """Calls the functions of PostgreSQL through psycopg."""
 
     version = VERSION
+
+    def _check(self, row: Sequence[Any]) -> None:
+        super()._check(row)
+        if not row[1]:
+            raise NotInstalled(
+                "the search_path leads to the functions in one schema and to t_resource_lock in "
+                f"another: {INSTALL}"
+            )
 
     def _claims(self, requests: Sequence[tuple[Terms, str]]) -> list[Granted | Refusal]:
         columns = [
@@ -111,6 +139,11 @@ class PostgresSession(FunctionSession):
             [change.claim.token for change in changes],
             [change.value for change in changes],
         ]
+        if kind == "renew" and len(changes) > 1:
+            outcomes = ["busy"] * len(changes)
+            for place, outcome in self._run(RENEW_MANY, columns):
+                outcomes[place - 1] = text(outcome)
+            return outcomes
         return [text(row[0]) for row in self._run(CHANGES[kind], columns)]
 
     def _look(self, keys: Range) -> list[Seen]:
@@ -128,6 +161,9 @@ class PostgresSession(FunctionSession):
 
     def _begin(self) -> None:
         self._run("BEGIN ISOLATION LEVEL READ COMMITTED")
+
+    def _end(self, how: str) -> None:
+        self._run(how)
 
     def _cursor(self, connection: Any) -> Any:
         from psycopg import Cursor
@@ -151,13 +187,18 @@ def meaning(error: Exception) -> Exception:
     if state in ("42883", "42P01", "42703"):
         return NotInstalled(f"{str(error).splitlines()[0]}: {INSTALL}")
     lost = ("25P03", "25P04", "40003", "53300")
+    if state is None and not is_of_driver(error):
+        return Error(f"the request could not be sent: {error!r}")
     if state is None or state in lost or state.startswith(("08", "57P")):
         return Outage(sent=True)
-    return Error(f"the database refused: {error}")
+    return Error(f"the database refused: {str(error).splitlines()[0]}")
 
 
 def connect(place: dict[str, Any], patience: float = 5.0, **more: Any) -> Any:
-    import psycopg
+    try:
+        import psycopg
+    except ImportError as error:
+        raise missing("psycopg", "'psycopg[binary]'") from error
     from psycopg.conninfo import conninfo_to_dict
 
     # A renewal leaves time for another one on a new connection. libpq waits for 2 s at least.

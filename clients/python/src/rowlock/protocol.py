@@ -116,6 +116,8 @@ class Wait:
     until: float
     #: The caller has gone away.
     is_left: bool = False
+    #: The row was locked by another transaction: requests for other rows go first.
+    is_slow: bool = False
 
     def leave(self) -> None:
         self.until, self.is_left = 0.0, True
@@ -132,6 +134,8 @@ class State:
     deadline: float = field(init=False)
     why_lost: str | None = field(default=None, init=False)
     ended: bool = field(default=False, init=False)
+    #: It was taken over from a holder that did not end it.
+    took_over: bool = False
     #: A lease has it. Until then, a claim that is dropped is put back.
     delivered: bool = field(default=False, init=False)
     #: No variable has the lease any more: it is renewed no more.
@@ -168,7 +172,8 @@ class State:
         with self._mutex:
             if self._is_lost():
                 return False
-            self.sent = max(self.sent, sent)
+            if lease is None or lease >= self.lease:
+                self.sent = max(self.sent, sent)
             self.deadline = max(self.deadline, deadline(sent, lease or self.lease))
             return True
 

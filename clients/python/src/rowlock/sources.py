@@ -61,6 +61,8 @@ class Place:
     listen: Callable[[], Any] | None = None
     #: Calls with equal sources find the same sessions.
     is_shared: bool = True
+    #: ``postgres``, ``mysql`` or ``sqlite``, or none if only a connection tells.
+    kind: str | None = None
 
     def polls(self) -> Pauses:
         """Returns the pauses of a waiter: longer ones where releases are notified."""
@@ -74,6 +76,8 @@ def place_of(source: Source) -> Place:
     if isinstance(source, os.PathLike):
         return _of_file(os.fsdecode(source))
     thing: Any = source
+    if hasattr(source, "render_as_string"):  # A URL of SQLAlchemy.
+        return _of_url(thing.render_as_string(hide_password=False))
     kind = type(source).__module__.split(".")[0]
     if kind == "psycopg_pool":
         return _of_pool(thing)
@@ -255,7 +259,8 @@ def _of_postgres(place: dict[str, Any]) -> Place:
 
         return postgres.PostgresSession(connect, patience)
 
-    return Place(_key("postgres", place), session, lambda: postgres.listening(place))
+    key = _key("postgres", place)
+    return Place(key, session, lambda: postgres.listening(place), kind="postgres")
 
 
 def _of_mysql(place: dict[str, Any]) -> Place:
@@ -264,14 +269,19 @@ def _of_mysql(place: dict[str, Any]) -> Place:
     def session(patience: float) -> Session:
         return mysql.MysqlSession(lambda: mysql.connect(patience, place), patience)
 
-    return Place(_key("mysql", place), session)
+    return Place(_key("mysql", place), session, kind="mysql")
 
 
 def _of_file(file: str) -> Place:
+    file = re.sub("^//+", "/", file)  # As in SQLAlchemy's sqlite:////FILE.
     if file in ("", ":memory:"):
         raise Error("a database in memory has one connection: use a file for its locks")
     key = ("sqlite", os.path.abspath(file))
-    return Place(key, lambda patience: sqlite.SqliteSession(lambda: sqlite.connect(file), patience))
+
+    def session(patience: float) -> Session:
+        return sqlite.SqliteSession(lambda: sqlite.connect(file), patience)
+
+    return Place(key, session, kind="sqlite")
 
 
 def _key(database: str, place: dict[str, Any]) -> Hashable:

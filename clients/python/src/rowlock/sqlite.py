@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import uuid
 from collections.abc import Callable, Sequence
@@ -185,8 +186,13 @@ class SqliteSession:
         if not requests:
             return []
         self._run("BEGIN IMMEDIATE")
-        replies = [do(one) for one in requests]
-        self._run("COMMIT")
+        try:
+            replies = [do(one) for one in requests]
+            self._run("COMMIT")
+        except BaseException:
+            if self._connection is not None and self._connection.in_transaction:
+                self.close()  # Whatever failed leaves no transaction open.
+            raise
         return replies
 
     def _claim_all(self, asked: Sequence[Terms], holder: str) -> list[Granted] | Refusal:
@@ -322,5 +328,9 @@ def meaning(error: sqlite3.Error) -> Exception:
 
 def connect(file: str) -> sqlite3.Connection:
     # The threads of the library use it one after the other. It creates no file.
-    uri = f"file:{file.replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
-    return sqlite3.connect(uri, uri=True, timeout=0.05, check_same_thread=False)
+    path = os.path.abspath(file).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    uri = f"file:{path}?mode=rw"
+    try:
+        return sqlite3.connect(uri, uri=True, timeout=0.05, check_same_thread=False)
+    except sqlite3.OperationalError as error:
+        raise sqlite3.OperationalError(f"{error} {file!r}") from None

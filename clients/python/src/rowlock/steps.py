@@ -46,9 +46,9 @@ class Pauses:
         return bound * random.uniform(0.5, 1)
 
 
-def asking(terms: Terms, holder: str) -> Steps[list[Granted] | Refusal]:
+def asking(terms: Terms, holder: str, slow: bool = False) -> Steps[list[Granted] | Refusal]:
     """Asks for one key."""
-    (reply,) = yield Call("claim", [(terms, holder)])
+    (reply,) = yield Call("claim", [(terms, holder)], slow=slow)
     return reply if isinstance(reply, Refusal) else [reply]
 
 
@@ -57,12 +57,18 @@ Ask: TypeAlias = Callable[[str], Steps[list[Granted] | Refusal]]
 
 
 def acquiring(
-    ask: Ask, terms: Terms, wait: Wait, pauses: Pauses, keys: Sequence[str] = ()
+    ask: Ask,
+    terms: Terms,
+    wait: Wait,
+    pauses: Pauses,
+    keys: Sequence[str] = (),
+    longest: float = float("inf"),
 ) -> Steps[Acquired | Refusal]:
     """Asks until the claim is granted, or the wait is over.
 
     The same holder repeats a claim without a reply: it then receives the claim that was granted. A
-    release of one of ``keys`` is worth another request; without them, that of the refused key.
+    release of one of ``keys`` is worth another request; without them, that of the refused key. No
+    pause is longer than ``longest``.
     """
     key, lease = terms.key, terms.lease
     holder = str(uuid.uuid4())
@@ -88,11 +94,13 @@ def acquiring(
             if now < deadline(sent, lease):
                 state = State(tuple(one.claim for one in reply), lease, sent)
                 taken_over = [one.previous for one in reply if one.previous]
+                state.took_over = bool(taken_over)
                 return Acquired(state, taken_over[0] if taken_over else None)
             unanswered_since = sent if unanswered_since is None else unanswered_since
         elif reply is not None and (unanswered_since is None or reply.reason != "busy"):
             unanswered_since = None
             left = wait.until - now
+            wait.is_slow = reply.reason == "busy"
             if reply.reason == "busy" and now < began + BUSY:
                 yield Pause(0.005)
                 continue
@@ -103,7 +111,7 @@ def acquiring(
             awaited = keys or [reply.key]
             was_free = not was_free and (yield from _is_free(reply, awaited))
             if not was_free:
-                yield Pause(max(0.001, min(pause, left)), awaited)
+                yield Pause(max(0.001, min(pause, left, longest)), awaited)
             if wait.is_left:
                 return reply
             continue
@@ -112,7 +120,9 @@ def acquiring(
             limit = max(limit, unanswered_since + TIME_LIMIT)
         if now >= limit or permanent:
             if unanswered_since is None:
-                raise Unavailable(f"key {key!r} was not claimed: {failure}") from failure
+                unavailable = Unavailable(f"key {key!r} was not claimed: {failure}")
+                unavailable.permanent = permanent
+                raise unavailable from failure
             raise Unknown(
                 f"the claim on key {key!r} has no reply: it may stand until its lease ends"
             ) from failure
@@ -184,9 +194,12 @@ def _keeping(state: State, tell_failure: Callable[[str | None], object]) -> Step
                 outcomes = yield Call("renew", renewals, slow=busy or state.confirmed)
             except Exception as error:
                 state.failure = str(error.__cause__ or error)
+                busy = True  # It may be another's row that took long.
             else:
                 busy = "busy" in outcomes
-                state.failure = "another transaction has locked its row" if busy else None
+                own = "its own transaction, which has confirmed it, has locked its row"
+                other = "another transaction has locked its row"
+                state.failure = (own if state.confirmed else other) if busy else None
             finally:
                 state.renewing = False
             if "lost" in outcomes:
@@ -241,7 +254,11 @@ def ending(state: State, change: str, value: Any = None) -> Steps[None]:
         key = (left or [state.claim])[0].key
         if left and time_left > 0:
             yield Pause(min(pauses.next(), time_left))
-        elif left and not unanswered and "unknown" not in outcomes:
+        elif left and not unanswered and "unknown" in outcomes:
+            raise Unavailable(
+                f"the claim on key {key!r} was not ended, and ends with its lease: {failure}"
+            ) from failure
+        elif left and not unanswered:
             raise Unavailable(
                 f"the claim on key {key!r} was not ended, and ends with its lease: another "
                 "transaction has locked its row. One that has confirmed the claim has to commit "
@@ -255,9 +272,12 @@ def ending(state: State, change: str, value: Any = None) -> Steps[None]:
 
 
 def undoing(state: State) -> Steps[None]:
-    """Puts a claim back. What fails ends with its lease."""
+    """Puts a claim back, under which no work was begun. What fails ends with its lease.
+
+    One that was taken over is abandoned: the next holder is told of the one that did not end it.
+    """
     try:
-        yield from ending(state, "put back")
+        yield from ending(state, "abandon" if state.took_over else "put back")
     except (Lost, Unknown, Unavailable):
         return
 
@@ -265,18 +285,27 @@ def undoing(state: State) -> Steps[None]:
 def extending(state: State, length: float) -> Steps[None]:
     """Extends a lease to so many seconds from now."""
     until = clock.now() + min(TIME_LIMIT, state.time_left)
-
-    def extend() -> Steps[None]:
+    pauses = Pauses(0.002, 0.5)
+    unanswered = False
+    while True:
         sent = clock.now()
-        outcomes = yield Call("renew", [Change(claim, length) for claim in state.claims])
-        if "lost" in outcomes:
-            state.lose("its row was seen without the claim")
-        if "busy" in outcomes:
-            raise Contention from RuntimeError("another transaction has locked its row")
-        if state.ended or not state.renewed(sent, length):
-            raise state.error()
-
-    yield from reading(extend, until)
+        failure: BaseException | str | None = "another transaction has locked its row"
+        try:
+            outcomes = yield Call("renew", [Change(claim, length) for claim in state.claims])
+        except (Contention, Outage) as error:
+            failure = error.__cause__ or error
+            unanswered |= isinstance(error, Outage) and error.sent
+        else:
+            if "lost" in outcomes:
+                state.lose("its row was seen without the claim")
+            if state.ended or state.lost:
+                raise state.error()
+            if "busy" not in outcomes and state.renewed(sent, length):
+                return
+        if clock.now() >= until:
+            kind = Unknown if unanswered else Unavailable
+            raise kind(f"the lease of key {state.claim.key!r} was not extended: {failure}")
+        yield Pause(pauses.next())
 
 
 def _renewed_before(state: State, change: str) -> Steps[None]:

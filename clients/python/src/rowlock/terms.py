@@ -43,7 +43,11 @@ class Terms:
             )
         if self.rules not in ("recover", "article"):
             raise ValueError(f"rules {self.rules!r} are not known: they are recover or article")
-        if len(self.label) > LABEL or any(unicodedata.category(one) == "Cc" for one in self.label):
+        if not isinstance(self.label, str):
+            raise TypeError(f"label {self.label!r} is not valid: it has to be a str")
+        if len(self.label) > LABEL or any(
+            unicodedata.category(one) in ("Cc", "Cs") for one in self.label
+        ):
             raise ValueError(
                 f"label {self.label[:80]!r} is not valid: "
                 f"it has to have at most {LABEL} characters, and no control characters"

@@ -66,7 +66,9 @@ class Fair:
         self, terms: Terms, pauses: Pauses, keys: Sequence[str] = ()
     ) -> Steps[Acquired | Refusal]:
         try:
-            return (yield from acquiring(self.ask, terms, self._wait, pauses, keys))
+            # A ticket is kept alive between the requests.
+            longest = HEARTBEAT
+            return (yield from acquiring(self.ask, terms, self._wait, pauses, keys, longest))
         finally:
             if self._ticket is not None:
                 try:
@@ -85,6 +87,10 @@ class Fair:
         if isinstance(reply, Refusal):
             self._is_sent = reply.reason == "busy"
             self._was_refused = True
+            try:
+                yield from self._stay()  # Before the pause, which may be long.
+            except Outage:
+                return reply  # The next request draws it.
         return reply
 
     def _turn(self) -> Steps[Refusal | None]:

@@ -1,0 +1,360 @@
+"""Claims whose callers go away: interrupts, the end of the process, finalizers, signal handlers."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+from conftest import Database, acquired, refused
+from fakes import Fake, database, granted, hold, state
+
+import rowlock
+from rowlock import clock
+from rowlock.database import Request, wait_of
+from rowlock.errors import Outage
+from rowlock.kinds import One
+from rowlock.terms import Terms
+
+MYSQL = pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
+POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
+SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
+
+
+def run(db: Database, program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=db.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+INTERRUPTED = """
+import os, signal, sys, threading
+import rowlock
+from rowlock import sqlite, functions
+
+locks = rowlock.connect(os.environ["DATABASE_URL"])
+locks.lock("other").acquire().release()
+session = sqlite.SqliteSession if "sqlite" in os.environ["DATABASE_URL"] else None
+for kind in [session] if session else functions.FunctionSession.__subclasses__():
+    send = kind.send
+    def interrupt(self, kind, requests, send=send):
+        replies = send(self, kind, requests)
+        if kind.startswith("claim"):
+            os.kill(os.getpid(), signal.SIGINT)  # The claim is granted, and no caller knows.
+            threading.Event().wait(0.2)
+        return replies
+    kind.send = interrupt
+HOLD
+"""
+
+
+@pytest.mark.parametrize(
+    ("ask", "keys"),
+    [
+        ("locks.lock('k', lease=3600).acquire()", ["k"]),
+        ("locks.lock_all(['a', 'b'], lease=3600).acquire()", ["a", "b"]),
+        ("locks.semaphore('s', 1, lease=3600).acquire()", ["s#1"]),
+        ("locks.read_write('n', lease=3600).write().acquire()", ["n"]),
+    ],
+)
+def test_a_process_that_is_interrupted_while_it_acquires_leaves_no_key(
+    db: Database, ask: str, keys: list[str]
+) -> None:
+    done = run(db, INTERRUPTED.replace("HOLD", ask))
+    assert "KeyboardInterrupt" in done.stderr, done.stdout + done.stderr
+    for key in keys:
+        assert db.show(key)["state"] == "free"
+        assert db.run("acquire", key).returncode == 0
+
+
+def test_a_program_ends_though_a_loop_over_terms_is_left_open(db: Database) -> None:
+    program = """
+import os
+import rowlock
+locks = rowlock.connect(os.environ["DATABASE_URL"])
+terms = locks.leader("scheduler")
+for lease in terms:
+    break
+
+def items():
+    with locks.lock("k"):
+        yield 1
+
+left = items()
+next(left)
+print("end")
+"""
+    done = run(db, program)
+    assert done.stdout == "end\n", done.stderr
+
+
+def test_a_block_that_is_collected_on_a_thread_of_the_library_hangs_nothing() -> None:
+    """Its generator is part of a cycle, which the thread's own garbage collection ends."""
+    fake = Fake(lambda kind, request: granted(request) if kind == "claim" else "done")
+    lease = hold(fake, state(30.0))
+    on = lease._on
+
+    def items() -> Generator[int, None, None]:
+        with lease:
+            yield 1
+
+    def collect() -> Any:
+        cycle: list[Any] = [items()]
+        next(cycle[0])
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+        return
+        yield
+
+    on.ask(collect(), 30.0).result(30)
+    assert on.ask(collect_nothing(), 30.0).result(30) == "here"
+    assert lease._state.ended
+    until = time.monotonic() + 30
+    while ("abandon", "k") not in [(kind, one.claim.key) for kind, one in fake.requests]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def collect_nothing() -> Any:
+    return "here"
+    yield
+
+
+@POSTGRES
+def test_a_signal_handler_may_release_a_lease(db: Database) -> None:
+    locks = rowlock.connect(db.url)
+    held: list[rowlock.Lease] = []
+    handled = 0
+
+    def handler(*_: Any) -> None:
+        nonlocal handled
+        if held:
+            held.pop().release()
+            handled += 1
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            lease = acquired(locks.lock("k", wait=30).acquire())
+            held.append(lease)
+            locks.lock("other").locked()
+            while held:
+                time.sleep(0.001)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert handled > 10
+
+
+def test_a_takeover_that_is_left_is_told_to_the_next_holder(db: Database) -> None:
+    crashed = db.start("run", "k", "--lease", "1s", "--label", "crashed", "--", "sleep", "1000")
+    locks = rowlock.connect(db.url)
+    until = time.monotonic() + 60
+    while not locks.lock("k").locked():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    crashed.kill()
+    crashed.wait()
+    request = Request(wait_of(60))
+    on = locks.lock("k")._access.database()
+    on.acquire(One(Terms("k", label="left")), request)
+    request.asking.future.result(60)
+    request.leave()
+    with locks.lock("k", wait=60, min_interval=3600) as lease:
+        assert lease.taken_over_from is not None
+        assert lease.taken_over_from.label == "left"
+
+
+@MYSQL
+def test_sessions_that_chain_transactions_commit_each_claim(db: Database) -> None:
+    def connect() -> Any:
+        connection = db.connect()
+        connection.cursor().execute("SET SESSION completion_type = 'CHAIN'")
+        return connection
+
+    with rowlock.connect(connect) as locks:
+        with locks.lock_all(["a", "b"]):
+            assert db.run("acquire", "a").returncode == 75
+        assert refused(_held(locks, db)).key == "c"
+        for key in ("k", "l"):
+            with locks.lock(key):
+                assert db.run("acquire", key).returncode == 75
+            assert db.show(key)["status"] == "S"
+
+
+def _held(locks: rowlock.Locks, db: Database) -> rowlock.Lease | rowlock.Refusal:
+    """A set that is refused rolls back."""
+    with rowlock.lock(db.url, "c"):
+        return locks.lock_all(["a", "c"]).try_acquire()
+
+
+@POSTGRES
+def test_a_table_in_another_schema_than_the_functions_is_refused(db: Database) -> None:
+    db.execute("CREATE SCHEMA tenant")
+    db.execute("CREATE TABLE tenant.t_resource_lock (LIKE t_resource_lock INCLUDING ALL)")
+    url = f"{db.url}?options=-csearch_path%3Dtenant,public"
+    with pytest.raises(rowlock.NotInstalled, match="search_path leads to the functions in one"):
+        rowlock.try_acquire(url, "k")
+
+
+@POSTGRES
+def test_rows_that_another_transaction_has_locked_lose_no_other_lease(db: Database) -> None:
+    locks = rowlock.connect(db.url)
+    held = [acquired(locks.lock(f"k{number:02}", lease=4).acquire()) for number in range(24)]
+    other = db.connect()
+    other.execute("SELECT 1 FROM t_resource_lock WHERE key_resource < 'k16' FOR UPDATE")
+    sent = [lease._state.sent for lease in held[16:]]
+    until = time.monotonic() + 30
+    while any(lease._state.sent <= was for lease, was in zip(held[16:], sent, strict=True)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    time.sleep(4)
+    assert not any(lease.lost for lease in held[16:])
+    other.rollback()
+    other.close()
+    for lease in held[16:]:
+        lease.release()
+
+
+@SQLITE
+def test_a_request_that_cannot_be_sent_locks_no_file(db: Database) -> None:
+    with pytest.raises(ValueError, match="label"):
+        rowlock.try_acquire(db.url, "k", label=os.fsdecode(b"caf\xe9"))
+    on = rowlock.connect(db.url).lock("k")._access.database()
+    terms = Terms("k", label="x")
+    object.__setattr__(terms, "label", "\udce9")  # As if a check had let it through.
+    request = Request(wait_of(0))
+    on.acquire(One(terms), request)
+    with pytest.raises(UnicodeEncodeError):
+        request.asking.future.result(60)
+    db.execute("CREATE TABLE another (one INT)")
+    with rowlock.lock(db.url, "k"):
+        pass
+
+
+def test_a_short_extension_stops_no_renewal() -> None:
+    fake = Fake(lambda *_: "done")
+    lease = hold(fake, state(3.0))
+    until = clock.now() + 5
+    while clock.now() < until:
+        lease.extend(0.5)
+        assert not lease.lost
+        time.sleep(0.1)
+    assert not lease.lost
+    lease.release()
+
+
+def test_an_extension_without_a_reply_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rowlock.steps.TIME_LIMIT", 0.3)
+    for answer, error in ((Outage(sent=True), rowlock.Unknown), ("busy", rowlock.Unavailable)):
+        fake = Fake(lambda *_, answer=answer: answer)
+        lease = hold(fake, state(30.0))
+        with pytest.raises(error, match="was not extended"):
+            lease.extend(60)
+
+
+def test_semaphores_and_readers_wait_through_an_outage() -> None:
+    began = clock.now()
+
+    def answer(kind: str, request: Any) -> Any:
+        if clock.now() < began + 1.5:
+            return Outage(sent=False)
+        if kind == "look":
+            return []
+        return granted(request) if kind == "claim" else "done"
+
+    on = database(Fake(answer))
+    from rowlock.kinds import Permit
+
+    for kind in (Permit(Terms("s"), 2), One(Terms("k"))):
+        request = Request(wait_of(30))
+        on.acquire(kind, request)
+        assert not isinstance(request.asking.future.result(30), rowlock.Refusal)
+        request.leave()
+
+
+def test_a_waiter_leaves_no_memory_of_its_key() -> None:
+    refusal = rowlock.Refusal("k", "held", retry_after=60.0)
+    on = database(Fake(lambda kind, _: False if kind == "await" else refusal))
+    on.keep()
+    for number in range(5):
+        request = Request(wait_of(0.2))
+        on.acquire(One(Terms(f"k{number}")), request)
+        request.asking.future.result(30)
+    assert on.requests._waiting == {}
+
+
+def test_a_loss_is_logged(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    lease = acquired(rowlock.try_acquire(db.url, "k", lease=4))
+    assert db.run("release", "k", "--force").returncode == 0
+    until = time.monotonic() + 30
+    while "the claim on key 'k' is lost" not in caplog.text:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert lease.lost
+
+
+def test_callbacks_of_others_delay_no_cancellation(db: Database) -> None:
+    """A callback that blocks is on a thread of its own: the watch of another lease goes on."""
+    blocked, told = threading.Event(), threading.Event()
+    locks = rowlock.connect(db.url)
+    first = acquired(locks.lock("a", lease=4, on_lost=lambda _: blocked.wait(30)).acquire())
+    assert db.run("release", "a", "--force").returncode == 0
+    until = time.monotonic() + 30
+    while not first.lost:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    on = locks.lock("b")._access.database()
+    request = Request(wait_of(0))
+    on.acquire(One(Terms("b", lease=4)), request, lambda _: told.set())
+    request.asking.future.result(30)
+    assert db.run("release", "b", "--force").returncode == 0
+    assert told.wait(10)
+    blocked.set()
+    request.leave()
+
+
+def test_arguments_that_help() -> None:
+    locks = rowlock.connect("sqlite:/nowhere")
+    wrong: Any = locks
+    with pytest.raises(TypeError, match="timeout: not known; a lock takes lease, wait"):
+        wrong.lock("k", timeout=5)
+    with pytest.raises(TypeError, match="a list of keys, not a str"):
+        locks.lock_all("abc")
+    with pytest.raises(TypeError, match="label 3"):
+        wrong.lock("k", label=3)
+    with pytest.raises(TypeError, match="on_lost 5"):
+        wrong.lock("k", on_lost=5)
+    with pytest.raises(rowlock.Unavailable, match="unable to open database file '/nowhere'"):
+        locks.lock("k").acquire(wait=30)
+
+
+def test_a_cursor_of_another_database_is_no_loss(db: Database, tmp_path: Any) -> None:
+    import sqlite3
+
+    if db.name == "sqlite":
+        return
+    cursor = sqlite3.connect(tmp_path / "other.db").cursor()
+    with rowlock.lock(db.url, "k") as lease, pytest.raises(TypeError, match="cursor is one of"):
+        lease.confirm(cursor)
+
+
+def test_a_refusal_is_an_object_in_json() -> None:
+    refusal = rowlock.Refusal("k", "held", by="a\nb")
+    assert json.loads(json.dumps(refusal.__json__()))["reason"] == "held"
+    assert str(refusal) == "k: held, by a\\nb"
