@@ -276,9 +276,9 @@ def test_a_wait_for_a_window_counts_the_sleep(machine: Machine) -> None:
     on.acquire(One(Terms("k", min_interval=HOUR)), request)
     assert asked.wait(PATIENCE)
     eventually(lambda: on.requests._pauses)
-    assert not request.asking.future.done()
+    assert not request.asking.result.done()
     machine.sleep(HOUR)
-    acquired = request.asking.future.result(PATIENCE)
+    acquired = request.asking.result.result(PATIENCE)
     assert isinstance(acquired, Acquired)
     assert [kind for kind, _ in fake.requests] == ["claim", "claim"]
     acquired.state.drop()

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -25,6 +24,7 @@ from .jobs import KeyOf, check_work, shown_as
 from .kinds import One
 from .lease import BaseLease
 from .lock import OWN, Access, Asked, BaseLock, BaseLocks, Wanted
+from .result import Result
 from .sources import Source
 from .terms import Seconds
 
@@ -35,9 +35,18 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-async def _shielded(future: Future[T]) -> T:
+async def _awaited(result: Result[T]) -> T:
     """Waits for what goes on though its caller is cancelled."""
-    return await asyncio.shield(asyncio.wrap_future(future))
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            loop.call_soon_threadsafe(done.set)
+
+    result.when_done(tell)
+    await done.wait()
+    return result.result()
 
 
 class Lease(BaseLease):
@@ -45,19 +54,19 @@ class Lease(BaseLease):
 
     async def release(self, status: str = "S") -> None:
         """Ends the claim after work that is complete, as :meth:`rowlock.Lease.release` does."""
-        await _shielded(self._ending("release", status))
+        await _awaited(self._ending("release", status))
 
     async def abandon(self) -> None:
         """Ends the claim of work that has stopped: the next holder takes over at once."""
-        await _shielded(self._ending("abandon"))
+        await _awaited(self._ending("abandon"))
 
     async def extend(self, length: Seconds) -> None:
         """Extends the lease to this length from now, as :meth:`rowlock.Lease.extend` does."""
-        await _shielded(self._extending(length))
+        await _awaited(self._extending(length))
 
     async def owned(self) -> bool:
         """Asks the database whether the claim stands."""
-        return await _shielded(self._owning())
+        return await _awaited(self._owning())
 
     async def confirm(self, cursor: Any) -> None:
         """Makes the commit of the cursor's transaction depend on the claim, as ``rowlock`` does."""
@@ -153,7 +162,7 @@ class Lock(BaseLock):
         request = self._request(wait)
         try:
             on = self._begin(request, on_lost)
-            acquired = await asyncio.wrap_future(request.asking.future)
+            acquired = await _awaited(request.asking.result)
             if isinstance(acquired, Refusal):
                 return acquired
             lease = Lease(on, acquired)
@@ -169,7 +178,7 @@ class Lock(BaseLock):
 
     async def locked(self) -> bool:
         """Asks the database whether a claim would be refused because of another claim."""
-        held: bool = await _shielded(self._looking())
+        held: bool = await _awaited(self._looking())
         return held
 
     async def __aenter__(self) -> Lease:

@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from . import clock
@@ -21,6 +20,7 @@ from .kinds import Kind
 from .listener import Listener
 from .loop import Loop, Task
 from .protocol import Acquired, Claim, State, Steps, Wait, patience
+from .result import Result
 from .sources import Place
 from .steps import ending, extending, renewing, watching
 
@@ -42,7 +42,7 @@ class Asking:
 
     def __init__(self, wait: Wait) -> None:
         self.wait = wait
-        self.future: Future[Acquired | Refusal] = Future()
+        self.result: Result[Acquired | Refusal] = Result()
         self.state: State | None = None
         #: Wakes what asks for the claim.
         self.wake: Callable[[], object] = lambda: None
@@ -144,7 +144,7 @@ class Database:
         # One that is dropped before it is delivered is put back by what renews it.
         if asking.state is None or asking.state.ended:
             self._unsettled.discard(asking)
-        deliver(asking.future, result, error)
+        asking.result.deliver(result, error)
 
     def _hold(self, state: State) -> None:
         """Begins to renew a lease, once."""
@@ -181,7 +181,7 @@ class Database:
             change = "abandon" if result.state.took_over else "put back"
             self._run_end(result.state, change, None)
 
-    def end(self, state: State, change: str, value: Any = None) -> Future[None]:
+    def end(self, state: State, change: str, value: Any = None) -> Result[None]:
         """Ends a lease. What has begun goes on though its caller goes away."""
         lost = state.lost
         if not state.end():
@@ -190,22 +190,22 @@ class Database:
             raise state.error()
         return self._run_end(state, change, value)
 
-    def _run_end(self, state: State, change: str, value: Any) -> Future[None]:
-        future: Future[None] = Future()
+    def _run_end(self, state: State, change: str, value: Any) -> Result[None]:
+        result: Result[None] = Result()
 
         def done(_: None, error: BaseException | None) -> None:
             self.requests.released([claim.key for claim in state.claims])
-            self._unsettled.discard(future)
-            deliver(future, None, error)
+            self._unsettled.discard(result)
+            result.deliver(None, error)
 
-        self._unsettled.add(future)
+        self._unsettled.add(result)
         try:
             self.requests.run(Task(ending(state, change, value), patience(state.lease), done))
         except RuntimeError as error:  # As at the end of the process.
-            self._unsettled.discard(future)
+            self._unsettled.discard(result)
             key = state.claim.key
             raise Unavailable(f"the claim on key {key!r} ends with its lease: {error}") from error
-        return future
+        return result
 
     def settle(self, until: float) -> None:
         """Waits until what was left or is being ended is settled, as far as there is time."""
@@ -214,13 +214,13 @@ class Database:
         ):
             time.sleep(0.005)
 
-    def ask(self, steps: Steps[Any], lease: float) -> Future[Any]:
+    def ask(self, steps: Steps[Any], lease: float) -> Result[Any]:
         """Carries out steps that change nothing."""
-        future: Future[Any] = Future()
-        self.requests.run(Task(steps, patience(lease), functools.partial(deliver, future)))
-        return future
+        result: Result[Any] = Result()
+        self.requests.run(Task(steps, patience(lease), result.deliver))
+        return result
 
-    def extend(self, state: State, length: float) -> Future[Any]:
+    def extend(self, state: State, length: float) -> Result[Any]:
         """Extends a lease to so many seconds from now."""
         return self.ask(extending(state, length), state.lease)
 
@@ -239,20 +239,20 @@ class Database:
         self._listener.close()
 
 
-def result_of(on: Database, future: Future[T]) -> T:
+def result_of(on: Database, result: Result[T]) -> T:
     """Waits for a result, unless the caller runs on a thread that has to carry it out.
 
     A finalizer may run on any thread, and at the end of the process there is no such thread.
     """
     if on.is_own_thread() or sys.is_finalizing():
         raise RuntimeError("a lock is used by a finalizer, on a thread that cannot wait for it")
-    return future.result()
+    return result.result()
 
 
-def ended_of(on: Database, future: Future[None]) -> None:
+def ended_of(on: Database, result: Result[None]) -> None:
     """Waits for an end. Where the caller cannot wait, the end goes on without it."""
     if not (on.is_own_thread() or sys.is_finalizing()):
-        future.result()
+        result.result()
 
 
 def told(callback: Callable[[Lost], object]) -> Callable[[Lost], object]:
@@ -263,16 +263,6 @@ def told(callback: Callable[[Lost], object]) -> Callable[[Lost], object]:
 def wait_of(seconds: float | None) -> Wait:
     """Returns a wait that ends so many seconds from now, or has no end."""
     return Wait(float("inf") if seconds is None else clock.now() + seconds)
-
-
-def deliver(future: Future[Any], result: Any, error: BaseException | None) -> None:
-    """Delivers a result, unless nobody waits for it."""
-    if not future.set_running_or_notify_cancel():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
 
 
 def _tell_failure(claim: Claim, failure: str | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from .database import Database, ended_of, result_of
 from .errors import note
 from .kinds import looking_at
 from .protocol import Acquired, Claim, Range, State, Steps
+from .result import Result
 from .steps import reading
 from .terms import Seconds, seconds
 
@@ -64,21 +64,21 @@ class BaseLease:
         if self._state.ended or self.lost:
             raise self._state.error()
 
-    def _ending(self, change: str, value: Any = None) -> Future[None]:
+    def _ending(self, change: str, value: Any = None) -> Result[None]:
         if self._state.is_copy:
             raise self._state.error()
         if change == "release" and value not in ("S", "F"):
             raise ValueError(f"status {value!r} is not valid: it has to be S or F")
         return self._on.end(self._state, change, value)
 
-    def _extending(self, length: Seconds) -> Future[None]:
+    def _extending(self, length: Seconds) -> Result[None]:
         length = seconds("a length", length)
         if not 0.1 <= length <= 30 * 86400:
             raise ValueError(f"a length of {length} is not valid: it is from 0.1 s to 30 days")
         self.check()
         return self._on.extend(self._state, length)
 
-    def _owning(self) -> Future[bool]:
+    def _owning(self) -> Result[bool]:
         if self._state.is_copy:
             raise self._state.error()
         return self._on.ask(reading(lambda: _stands(self._state), 0.0), self._state.lease)

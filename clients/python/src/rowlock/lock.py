@@ -170,7 +170,7 @@ class Lock(BaseLock):
         request = self._request(wait)
         try:
             on = self._begin(request)
-            acquired = result_of(on, request.asking.future)
+            acquired = result_of(on, request.asking.result)
             if isinstance(acquired, Refusal):
                 return acquired
             lease = Lease(on, acquired)
