@@ -312,6 +312,8 @@ def _forked() -> None:
 
 def _settle() -> None:
     """Gives claims that an interrupt has left, and ends in flight, time before the process ends."""
+    if not _known:
+        return
     gc.collect()  # What was dropped is ended now.
     until = clock.now() + EXIT
     for database in list(_known.values()):
