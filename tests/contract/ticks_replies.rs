@@ -211,7 +211,7 @@ async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(
         let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).unwrap().grace(Duration::ZERO).unwrap();
         let schedules = behind(&db, &proxy, &schedule).await;
         proxy.hold_after(Way::Replies, passed);
-        let own = name.clone();
+        let (own, since) = (name.clone(), Instant::now());
         let run = tokio::spawn(async move { schedules.try_tick(&own).await });
         held_or_over(&proxy, Way::Replies, &run).await;
         let (told, held) = (told(&db, &name).await, Instant::now());
@@ -219,7 +219,11 @@ async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(
             sleep(LIMIT + SHORT).await;
         }
         proxy.open();
-        let outcome = timeout(PATIENCE, run).await.unwrap().unwrap().unwrap();
+        let outcome = match timeout(PATIENCE, run).await.unwrap().unwrap() {
+            // On a busy machine, the look may have had no reply in time.
+            Err(_) if since.elapsed() >= LIMIT && !told.starts_with('M') => continue,
+            outcome => outcome.unwrap(),
+        };
         // On a busy machine, handing back may have been given up as well, after the same limit.
         let is_late = held.elapsed() > LIMIT + 2 * SHORT;
         if told.starts_with('M') {
