@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -31,11 +32,11 @@ def test_a_position_follows_from_the_front() -> None:
 def test_waiters_are_granted_the_key_in_order(db: Database) -> None:
     """A Python waiter, the program, and another Python waiter, which began in this order."""
     held = acquired(rowlock.try_acquire(db.url, "k"))
-    order: list[str] = []
+    tokens: dict[str, int] = {}
 
     def wait(name: str) -> None:
-        with rowlock.lock(db.url, "k", wait=60, fair=True):
-            order.append(name)
+        with rowlock.lock(db.url, "k", wait=60, fair=True) as lease:
+            tokens[name] = lease.token
 
     def waiting(count: int) -> bool:
         rows = db.execute("SELECT COUNT(*) FROM t_resource_lock_queue")
@@ -44,7 +45,8 @@ def test_waiters_are_granted_the_key_in_order(db: Database) -> None:
     first = threading.Thread(target=wait, args=("first",))
     first.start()
     eventually(lambda: waiting(1))
-    program = db.start("run", "k", "--wait", "60s", "--fair", "--", "sleep", "0.3")
+    command = ["run", "k", "--wait", "60s", "--fair", "--", "sh", "-c", "echo $ROWLOCK_TOKEN"]
+    program = db.start(*command, stdout=subprocess.PIPE)
     eventually(lambda: waiting(2))
     last = threading.Thread(target=wait, args=("last",))
     last.start()
@@ -54,9 +56,9 @@ def test_waiters_are_granted_the_key_in_order(db: Database) -> None:
     held.release()
     first.join(60)
     last.join(60)
-    # The program has had the key by the time that the one after it has it.
-    assert program.poll() == 0
-    assert order == ["first", "last"]
+    said = program.communicate(timeout=60)[0]
+    assert program.returncode == 0
+    assert tokens["first"] < int(said) < tokens["last"]
     eventually(lambda: waiting(0))
 
 
