@@ -92,8 +92,11 @@ class Database:
         self.process = os.getpid()
         #: What database it is, or none if only a connection tells.
         self.kind = place.kind
-        #: What is being ended, and is waited for at the end of the process.
-        self._unsettled: set[object] = set()
+        #: What the end of the process waits for: claims that are asked for and whose callers have
+        #: gone, leases that were dropped before a caller had them, and ends.
+        self._asked: set[Asking] = set()
+        self._held: dict[int, State] = {}
+        self._ends: set[Result[None]] = set()
 
     def _session(self, patience: float) -> Any:
         session = self._place.session(patience)
@@ -115,11 +118,11 @@ class Database:
         done = functools.partial(self._acquired, asking, on_lost)
         task = Task(steps, patience(kind.terms.lease), done)
         asking.wake = functools.partial(self.requests.wake, task)
-        self._unsettled.add(asking)
+        self._asked.add(asking)
         try:
             self.requests.run(task)
         except RuntimeError:
-            self._unsettled.discard(asking)
+            self._asked.discard(asking)
             raise
 
     def _acquired(
@@ -136,14 +139,13 @@ class Database:
                 if on_lost is not None:
                     self._watch(result.state, on_lost)
             except RuntimeError as problem:  # No thread can be started: no lease is held.
+                self._held.pop(id(result.state), None)
                 self.put_back(result)
                 error = problem
             else:
                 if asking.wait.is_left:
                     self.put_back(result)
-        # One that is dropped before it is delivered is put back by what renews it.
-        if asking.state is None or asking.state.ended:
-            self._unsettled.discard(asking)
+        self._asked.discard(asking)
         asking.result.deliver(result, error)
 
     def _hold(self, state: State) -> None:
@@ -154,6 +156,7 @@ class Database:
         steps = renewing(state, tell_failure)
         task = Task(steps, patience(state.lease), lambda *_: self._over(state))
         state.wakes.append(functools.partial(self.renewals.wake, task))
+        self._held[id(state)] = state
         self.renewals.run(task)
 
     def _watch(self, state: State, on_lost: Callable[[Lost], object]) -> None:
@@ -164,9 +167,7 @@ class Database:
 
     def _over(self, state: State) -> None:
         """Tells of a loss. Of several keys of which one was lost, the others are abandoned."""
-        for asking in tuple(self._unsettled):
-            if isinstance(asking, Asking) and asking.state is state:
-                self._unsettled.discard(asking)
+        self._held.pop(id(state), None)
         key, why = state.claim.key, state.why_lost
         if why is not None:
             tell(lambda: log.warning("the claim on key %r is lost: %s", key, why))
@@ -195,22 +196,24 @@ class Database:
 
         def done(_: None, error: BaseException | None) -> None:
             self.requests.released([claim.key for claim in state.claims])
-            self._unsettled.discard(result)
+            self._ends.discard(result)
             result.deliver(None, error)
 
-        self._unsettled.add(result)
+        self._ends.add(result)
         try:
             self.requests.run(Task(ending(state, change, value), patience(state.lease), done))
         except RuntimeError as error:  # As at the end of the process.
-            self._unsettled.discard(result)
+            self._ends.discard(result)
             key = state.claim.key
             raise Unavailable(f"the claim on key {key!r} ends with its lease: {error}") from error
         return result
 
     def settle(self, until: float) -> None:
         """Waits until what was left or is being ended is settled, as far as there is time."""
-        while clock.now() < until and any(
-            not isinstance(one, Asking) or one.wait.is_left for one in tuple(self._unsettled)
+        while clock.now() < until and (
+            self._ends
+            or any(asking.wait.is_left for asking in tuple(self._asked))
+            or any(one.dropped and not one.delivered for one in tuple(self._held.values()))
         ):
             time.sleep(0.005)
 
