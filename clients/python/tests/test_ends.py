@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -159,6 +160,43 @@ def test_a_signal_handler_may_release_a_lease(db: Database) -> None:
         signal.signal(signal.SIGALRM, before)
     assert handled > 10
     kept.release()
+
+
+@SQLITE
+@pytest.mark.parametrize("ask", ["owned", "extend", "release"])
+def test_a_signal_handler_may_wait_while_a_lease_is_looked_at(db: Database, ask: str) -> None:
+    """Neither the lease nor the loop has a mutex that the interrupted code may hold."""
+    file = db.url.removeprefix("sqlite:")
+    locks = rowlock.Locks(lambda: sqlite3.connect(file))  # Its threads end after each task.
+    lease = acquired(locks.lock("k", lease=600).acquire())
+    other = [acquired(locks.lock("other", lease=600).acquire())]
+    handled = 0
+
+    def handler(*_: Any) -> None:
+        nonlocal handled
+        if ask == "owned":
+            assert lease.owned()
+        elif ask == "extend":
+            lease.extend(600)
+        elif other:
+            other.pop().release()
+        handled += 1
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            signal.setitimer(signal.ITIMER_REAL, 0.002)
+            for _ in range(2000):
+                lease.check()
+                assert lease.time_left > 0
+            if not other:
+                other.append(acquired(locks.lock("other", lease=600).acquire()))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert handled > 10
+    lease.release()
 
 
 def test_a_takeover_that_is_left_is_told_to_the_next_holder(db: Database) -> None:
@@ -345,8 +383,6 @@ def test_arguments_that_help() -> None:
 
 
 def test_a_cursor_of_another_database_is_no_loss(db: Database, tmp_path: Any) -> None:
-    import sqlite3
-
     if db.name == "sqlite":
         return
     cursor = sqlite3.connect(tmp_path / "other.db").cursor()

@@ -335,19 +335,6 @@ def test_a_lease_that_has_ended_is_dropped_without_a_warning(
     assert [one for one in recwarn if "rowlock" in str(one.message)] == []
 
 
-def test_a_signal_handler_may_ask_while_the_mutex_is_held() -> None:
-    held = state()
-    asked = threading.Event()
-
-    def ask() -> None:
-        with held._mutex:  # As a handler does that runs between the lines of `lost`.
-            assert not held.lost
-        asked.set()
-
-    threading.Thread(target=ask, daemon=True).start()
-    assert asked.wait(5)
-
-
 def test_a_failed_end_is_told_where_exceptions_have_no_notes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from . import clock
@@ -201,7 +201,10 @@ class Database:
 
         self._ends.add(result)
         try:
-            self.requests.run(Task(ending(state, change, value), patience(state.lease), done))
+            run_on_one(
+                (self.requests, self.renewals),
+                lambda: Task(ending(state, change, value), patience(state.lease), done),
+            )
         except RuntimeError as error:  # As at the end of the process.
             self._ends.discard(result)
             key = state.claim.key
@@ -240,6 +243,20 @@ class Database:
         self.requests.close_soon()
         self.renewals.close_soon()
         self._listener.close()
+
+
+def run_on_one(loops: Sequence[Loop], task: Callable[[], Task]) -> None:
+    """Begins a task on the first loop that has a thread, or can start one.
+
+    Python 3.12 starts none at the end of the process.
+    """
+    for loop in loops[:-1]:
+        try:
+            loop.run(task())
+        except RuntimeError:
+            continue
+        return
+    loops[-1].run(task())
 
 
 def result_of(on: Database, result: Result[T]) -> T:

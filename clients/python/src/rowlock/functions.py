@@ -19,7 +19,6 @@ NEEDED = 20261129
 INSTALL = "run `rowlock migrate --functions` once, or the SQL that `python -m rowlock` prints"
 #: How often a procedure may be missing in a row: MySQL drops it before it creates the new one.
 MISSING = 20
-NO_PROCEDURE = 1305
 #: The error of MySQL and MariaDB for a procedure that does not exist.
 NO_PROCEDURE = 1305
 #: The requests of a waiter for its ticket.

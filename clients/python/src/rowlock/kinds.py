@@ -192,7 +192,7 @@ class Reader(_Named):
         while True:
             refusal: Acquired | Refusal | None = None
             try:
-                entered = yield from self._enter_if_open(polls)
+                entered = yield from self._enter_if_open(wait, polls)
                 refusal = entered
                 if isinstance(entered, Refusal) and entered.key == self.terms.key:
                     if wait.until <= clock.now() and entered.reason != "busy":
@@ -212,14 +212,14 @@ class Reader(_Named):
                 raise Unavailable(f"key {self.terms.key!r}: the claim of a reader came too late")
             yield Pause(min(pauses.next(), left))
 
-    def _enter_if_open(self, polls: Polls) -> Steps[Acquired | Refusal | None]:
+    def _enter_if_open(self, wait: Wait, polls: Polls) -> Steps[Acquired | Refusal | None]:
         reader = yield from self._claim(polls)
         if isinstance(reader, Refusal):
             return reader
         key = self.terms.key
         is_in = False
         try:
-            name = next(iter((yield from read_rows(Range(key, key)))), None)
+            name = next(iter((yield from read_rows(Range(key, key), wait.until))), None)
             # A row without a token was never claimed: it fences nothing.
             is_open = name is not None and name.state == "free" and name.token > 0
             is_in = is_open and not reader.state.lost

@@ -53,6 +53,8 @@ class Task:
         self.done = done
         #: It was not begun: its caller was told so.
         self.is_left = False
+        #: In which order the tasks of the loop began.
+        self.begun = 0
         #: The pause that the task is in: its number, which no other pause has.
         self.pause: int | None = None
         #: A release of one of these keys ends the pause.
@@ -73,8 +75,6 @@ class Loop:
         self.linger = linger
         #: The session ends with the last task, and is not kept.
         self._closes = False
-        # A signal handler may begin a task while the interrupted code begins one.
-        self._mutex = threading.RLock()
         #: Held by the thread that works. One that finds it held ends at once.
         self._is_worked = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -87,15 +87,14 @@ class Loop:
 
     def run(self, task: Task) -> None:
         """Begins a task. Raises :class:`RuntimeError` if no thread can be started."""
-        with self._mutex:
-            self._inbox.put(lambda: self._begin(task))
-            # An interrupt may come before the thread starts, or before it is known to have started.
-            if not self._is_worked.locked():
-                try:
-                    threading.Thread(target=self._work, name=self._name, daemon=True).start()
-                except RuntimeError:
-                    task.is_left = True
-                    raise
+        self._inbox.put(lambda: self._begin(task))
+        # An interrupt may come before the thread starts, or before it is known to have started.
+        if not self._is_worked.locked():
+            try:
+                threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            except RuntimeError:
+                task.is_left = True
+                raise
 
     def wake(self, task: Task) -> None:
         """Ends the pause of a task. A finalizer and a signal handler may call it."""
@@ -121,11 +120,11 @@ class Loop:
         try:
             self._go_on()
         except BaseException as error:  # As if a greenlet is killed.
-            with self._mutex:
-                tasks, self._tasks = self._tasks, set()
-                self._calls.clear()
-                self._pauses.clear()
-                self._is_worked.release()
+            tasks, self._tasks = self._tasks, set()
+            self._calls.clear()
+            self._pauses.clear()
+            self._waiting.clear()
+            self._is_worked.release()
             for task in tasks:
                 reason = RuntimeError(f"the thread {self._name!r} has ended: {error!r}")
                 self._carefully(functools.partial(task.done, None, reason))
@@ -158,12 +157,13 @@ class Loop:
 
     def _end(self) -> bool:
         """Ends the thread, unless a task has come."""
-        with self._mutex:
-            if not self._inbox.empty():
-                return False
-            session, self._session, self._thread = self._session, None, None
-            self._closes = False
-            self._is_worked.release()
+        session, self._session, self._thread = self._session, None, None
+        self._closes = False
+        self._is_worked.release()
+        # A task that came before the release has started no thread. One that comes after it has.
+        if not self._inbox.empty() and self._is_worked.acquire(blocking=False):
+            self._session, self._thread = session, threading.current_thread()
+            return False
         if session is not None:
             session.close()
         return True
@@ -179,6 +179,7 @@ class Loop:
         if task.is_left:
             return
         self._tasks.add(task)
+        task.begun = next(self._numbers)
         self._advance(task, lambda: next(task.steps))
 
     def _resume(self, task: Task, pause: int | None) -> bool:
@@ -224,7 +225,8 @@ class Loop:
     def _released(self, keys: Sequence[str]) -> None:
         for key in keys:
             if waiting := self._waiting.get(key):
-                number, task = waiting[0]
+                # The one that began first: of fair ones, it has the first ticket.
+                number, task = min(waiting, key=lambda one: one[1].begun)
                 self._resume(task, number)
 
     def _end_pauses(self) -> None:

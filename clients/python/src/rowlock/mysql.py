@@ -58,7 +58,7 @@ class MysqlSession(FunctionSession):
     """Calls the procedures of MySQL and MariaDB through PyMySQL or mysqlclient."""
 
     version = VERSION
-    _is_mariadb = False
+    _is_causal = False
 
     def _claims(self, requests: Sequence[tuple[Terms, str]]) -> list[Granted | Refusal]:
         replies: list[Granted | Refusal] = []
@@ -78,7 +78,7 @@ class MysqlSession(FunctionSession):
         return outcomes
 
     def _look(self, keys: Range) -> list[Seen]:
-        causal = "SET STATEMENT wsrep_sync_wait = 1 FOR " if self._is_mariadb else ""
+        causal = "SET STATEMENT wsrep_sync_wait = 1 FOR " if self._is_causal else ""
         return [read_row(row) for row in self._run(causal + LOOK, (keys.first, keys.last))]
 
     def _queue(self, kind: str, values: Sequence[Any]) -> Any:
@@ -90,8 +90,9 @@ class MysqlSession(FunctionSession):
     def _check(self, row: Sequence[Any]) -> None:
         super()._check(row)
         # Looks wait until this node has applied what others of its cluster have committed.
-        self._is_mariadb = "mariadb" in text(self._run("SELECT VERSION()")[0][0]).lower()
-        if self._is_mariadb:
+        if "mariadb" in text(self._run("SELECT VERSION()")[0][0]).lower():
+            # One that is built without clusters lacks the variable.
+            self._is_causal = bool(self._run("SHOW SESSION VARIABLES LIKE 'wsrep_sync_wait'"))
             return
         rows = self._run("SHOW SESSION VARIABLES LIKE 'group_replication_consistency'")
         level = text(rows[0][1]) if rows else "BEFORE"

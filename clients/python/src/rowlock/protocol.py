@@ -150,8 +150,9 @@ class State:
     wakes: list[Callable[[], object]] = field(default_factory=list, init=False, repr=False)
     #: The process that holds the lease. A forked child has a copy that is renewed by no thread.
     process: int = field(default_factory=os.getpid, init=False)
-    # A signal handler may ask while the interrupted code holds the mutex.
-    _mutex: threading.RLock = field(default_factory=threading.RLock, init=False, repr=False)
+    # No mutex: a signal handler may wait for a thread that would wait for the interrupted code.
+    #: Taken once, by what ends the lease.
+    _end: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.deadline = deadline(self.sent, self.lease)
@@ -163,33 +164,31 @@ class State:
 
     def begin_renewal(self) -> bool:
         """Returns whether the lease is to be renewed. No end is sent until the reply."""
-        with self._mutex:
-            self.renewing = not (self.ended or self.dropped or self._is_lost())
-            return self.renewing
+        self.renewing = True  # Before the look at what an end sets before it looks at this.
+        self.renewing = not (self.ended or self.dropped or self._is_lost())
+        return self.renewing
 
     def renewed(self, sent: float, lease: float | None = None) -> bool:
         """Moves the deadline, unless the lease is lost. A reply that comes late moves nothing."""
-        with self._mutex:
-            if self._is_lost():
-                return False
-            if lease is None or lease >= self.lease:
-                self.sent = max(self.sent, sent)
-            self.deadline = max(self.deadline, deadline(sent, lease or self.lease))
-            return True
+        if self._is_lost():
+            return False
+        if lease is None or lease >= self.lease:
+            self.sent = max(self.sent, sent)
+        self.deadline = max(self.deadline, deadline(sent, lease or self.lease))
+        return True
 
     def lose(self, why: str) -> None:
         """Records a loss, unless the claim is being ended or is lost already."""
-        with self._mutex:
-            if not self.ended and self.why_lost is None:
-                self.why_lost = why
+        if not self.ended and self.why_lost is None:
+            self.why_lost = why
         self.wake()
 
     def end(self) -> bool:
         """Begins to end the lease. Returns false if that was begun before."""
-        with self._mutex:
-            begun, self.ended = self.ended, True
+        is_first = self._end.acquire(blocking=False)
+        self.ended = True
         self.wake()
-        return not begun
+        return is_first
 
     def drop(self) -> None:
         """Ends the renewals. It takes no mutex that the interrupted code may hold."""
@@ -205,8 +204,7 @@ class State:
         """Returns whether the lease is lost, also while no renewal has a reply."""
         if self.is_copy:  # Whose mutex a thread may have held that the child does not have.
             return True
-        with self._mutex:
-            return self._is_lost()
+        return self._is_lost()
 
     def _is_lost(self) -> bool:
         if self.why_lost is None and not self.ended and clock.now() >= self.deadline:

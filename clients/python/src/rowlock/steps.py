@@ -208,6 +208,7 @@ def _keeping(state: State, tell_failure: Callable[[str | None], object]) -> Step
             if (failed is None) != (state.failure is None):
                 tell_failure(state.failure)
             if outcomes and not busy and state.renewed(sent):
+                state.confirmed = False  # Its transaction has ended.
                 break
             yield Pause(sooner * random.uniform(0.5, 1))
 
