@@ -45,6 +45,7 @@ import os, signal, sys, threading
 import rowlock
 from rowlock import sqlite, functions
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # In the background it is ignored.
 locks = rowlock.connect(os.environ["DATABASE_URL"])
 locks.lock("other").acquire().release()
 session = sqlite.SqliteSession if "sqlite" in os.environ["DATABASE_URL"] else None
