@@ -1,14 +1,16 @@
 //! Retries: how often, for how long, and at which intervals.
 
-use std::time::Duration;
+use std::{fmt, sync::Mutex, time::Duration};
 
 use chrono::TimeDelta;
 
 use crate::{
+    action::Certainty,
     error::Error,
-    pacing::Backoff,
+    pacing::{Backoff, retry_backoff},
     session::{time::Instant, timers::sleep},
     store::failure::Failure,
+    sync::lock,
 };
 
 /// How long one statement may take, by default.
@@ -130,29 +132,76 @@ impl Backoff {
     }
 }
 
-/// Repetitions of a statement that changes nothing, or that may be sent twice.
-pub(crate) struct Repeat {
-    limit: Instant,
-    pauses: Backoff,
+/// A failure that may pass: an outage, contention, no session in time.
+pub(crate) trait Transient: fmt::Display {
+    fn may_pass(&self) -> bool;
 }
 
-impl Repeat {
+impl Transient for Failure {
+    fn may_pass(&self) -> bool {
+        self.fault().is_transient()
+    }
+}
+
+impl Transient for Error {
+    fn may_pass(&self) -> bool {
+        self.is_retryable()
+    }
+}
+
+/// Repetitions through failures that may pass, up to a limit. What is repeated changes nothing, or
+/// may be done twice.
+pub(crate) struct Repeat<'a, E> {
+    limit: Instant,
+    pauses: Backoff,
+    /// The failure that is being waited out.
+    last: Option<&'a Mutex<Option<E>>>,
+}
+
+impl<'a, E: Transient> Repeat<'a, E> {
+    /// Repeats one statement.
     pub fn until(limit: Instant) -> Self {
-        Self { limit, pauses: Backoff::up_to(Duration::from_millis(50)) }
+        Self { limit, pauses: Backoff::up_to(Duration::from_millis(50)), last: None }
     }
 
-    /// Returns the reply if it is final. Returns `None`, after a pause, if the statement met an
-    /// outage, contention or a lack of connections and there is time left.
-    pub async fn final_or_pause<T>(&mut self, reply: Result<T, Failure>) -> Option<Result<T, Failure>> {
+    /// Repeats the requests of a wait. `last` receives the failure that is being waited out.
+    pub fn recording(limit: Instant, last: &'a Mutex<Option<E>>) -> Self {
+        Self { limit, pauses: retry_backoff(), last: Some(last) }
+    }
+
+    /// Returns the reply if it is final. Returns `None`, after a pause, if the failure may pass and
+    /// there is time left.
+    pub async fn final_or_pause<T>(&mut self, reply: Result<T, E>) -> Option<Result<T, E>> {
         let left = self.limit.saturating_duration_since(Instant::now());
         match reply {
-            Err(failure) if failure.fault().is_transient() && !left.is_zero() => {
+            Err(failure) if failure.may_pass() && !left.is_zero() => {
+                if let Some(last) = self.last {
+                    tracing::warn!(error = %failure, ?left, "a request failed; the wait continues");
+                    *lock(last) = Some(failure);
+                }
                 self.pauses.pause(left).await;
                 None
             }
-            reply => Some(reply),
+            reply => {
+                if let (Some(last), Ok(_)) = (self.last, &reply) {
+                    *lock(last) = None;
+                }
+                Some(reply)
+            }
         }
     }
+}
+
+/// Returns the error at the end of a wait, with the length of the wait and what is known of the
+/// outcome by then.
+pub(crate) fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
+    if let Error::TimedOut { limit, .. } | Error::NoConnection { limit, .. } = &mut error {
+        *limit = wait;
+    }
+    if let Some((_, outcome)) = error.outcome_mut().filter(|_| unsure) {
+        *outcome = Certainty::Unknown;
+    }
+    error
 }
 
 /// Pauses for a moment before another connection is tried in place of one that was closed.

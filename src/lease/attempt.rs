@@ -1,12 +1,6 @@
 //! One attempt: the same holder sends its claim request until it has a reply.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     action::{Action, Certainty},
@@ -17,7 +11,7 @@ use crate::{
         claims::{ClaimSet, Claimed, Granted},
         creates::Creation,
         handle::subject,
-        in_doubt::{InDoubt, Unanswered},
+        ledger::Pending,
         replies::{Next, next_of_all, next_of_any, queued},
         shared::Shared,
         terms::KeyTerms,
@@ -43,7 +37,7 @@ const MAX_CREATE_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct ClaimAttempt<'a, DB: Database> {
     shared: &'a Shared<DB>,
     key_terms: &'a Arc<KeyTerms<DB>>,
-    wanted: &'a Wanted,
+    wanted: Wanted,
     holder: Holder,
     /// The request has waited, and will soon be made again.
     waited: bool,
@@ -65,10 +59,8 @@ pub(crate) struct ClaimAttempt<'a, DB: Database> {
     busy_timeout: Duration,
     /// A claim request was sent whose outcome is unknown.
     unanswered: bool,
-    /// Set as soon as a claim request has no reply while its caller still waits for one.
-    in_doubt: Option<&'a InDoubt>,
-    /// Set while a claim request is in flight.
-    in_flight: Arc<AtomicBool>,
+    /// What the call knows of its claim requests.
+    pending: Pending,
     /// The rows that this attempt created. One that is still missing afterwards is not visible.
     created: Vec<Key>,
     /// The request met contention, possibly with other requests of its batch, or it cannot be
@@ -77,50 +69,50 @@ pub(crate) struct ClaimAttempt<'a, DB: Database> {
 }
 
 impl<'a, DB: Database> ClaimAttempt<'a, DB> {
-    /// Creates an attempt by a new holder, or by the holder of `before`, whose claim request was
-    /// sent and is unanswered. The attempt ends at `until` at the latest.
+    /// Creates an attempt by a new holder, which ends at `until` at the latest.
     pub fn new(
         shared: &'a Shared<DB>,
         key_terms: &'a Arc<KeyTerms<DB>>,
-        wanted: &'a Wanted,
+        wanted: &Wanted,
         any: Option<Arc<LocalQueue>>,
         until: Option<Instant>,
-        before: Option<Unanswered>,
+        pending: &Pending,
     ) -> Self {
-        let holder = before.as_ref().map_or_else(Holder::unique, |before| before.holder);
         let statement_deadline = Instant::now() + shared.settings.time_limit;
-        // A holder with an unanswered request was first in the queue when that request was sent.
-        let is_first_in_queue = !key_terms.fair || before.is_some();
         let caller_deadline = until.unwrap_or(statement_deadline);
-        let unanswered = before.is_some();
-        let take = || any.as_ref().and_then(LocalQueue::take_place);
-        let chosen = before.and_then(|before| before.chosen).or_else(take);
         Self {
             shared,
             key_terms,
-            wanted,
-            holder,
+            wanted: wanted.clone(),
+            holder: Holder::unique(),
             waited: false,
+            chosen: any.as_ref().and_then(LocalQueue::take_place),
             any,
-            chosen,
-            is_first_in_queue,
+            is_first_in_queue: !key_terms.fair,
             caller_deadline,
             limit: caller_deadline.min(statement_deadline),
             statement_deadline,
             busy_timeout: BUSY_TIMEOUT,
-            unanswered,
-            in_doubt: None,
-            in_flight: Arc::default(),
+            unanswered: false,
+            pending: pending.clone(),
             created: Vec::new(),
             contended: false,
         }
     }
 
-    /// Reports whether a claim request is in flight, and whether one has no reply while its caller
-    /// still waits for one.
-    pub fn reporting_to(mut self, in_doubt: &'a InDoubt) -> Self {
-        (self.in_flight, self.in_doubt) = (in_doubt.in_flight.clone(), Some(in_doubt));
-        self
+    /// Returns the attempt, to be continued by the same holder, if its claim may have been granted
+    /// although no reply arrived.
+    pub fn into_unanswered(self) -> Option<Self> {
+        let statement_deadline = Instant::now() + self.shared.settings.time_limit;
+        // The holder was first in the queue when that request was sent.
+        self.unanswered.then(|| Self {
+            is_first_in_queue: true,
+            limit: self.caller_deadline.min(statement_deadline),
+            statement_deadline,
+            created: Vec::new(),
+            contended: false,
+            ..self
+        })
     }
 
     /// Marks the request as one of a waiter that has waited and will soon retry. `is_first` is
@@ -163,11 +155,6 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         self.chosen.is_some()
     }
 
-    /// Returns the request if its claim may have been granted although no reply arrived.
-    pub fn into_unanswered(self) -> Option<Unanswered> {
-        self.unanswered.then_some(Unanswered { holder: self.holder, chosen: self.chosen })
-    }
-
     /// Returns whether the request is for any one of the keys, of which none has been chosen.
     fn is_for_any(&self) -> bool {
         self.wanted.any && self.chosen.is_none()
@@ -189,15 +176,16 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         }
         self.unanswered = true;
         // The background finishes a claim whose caller has stopped waiting, and puts it back.
-        if let Some(in_doubt) = self.in_doubt.filter(|_| Instant::now() < self.caller_deadline) {
-            in_doubt.set_unanswered(true);
+        if Instant::now() < self.caller_deadline {
+            self.pending.set_unanswered(true);
         }
     }
 
     /// A reply has told whether the earlier requests were granted.
     fn settle(&mut self) {
         if std::mem::take(&mut self.unanswered) {
-            self.shared.left_behind.remove(self.holder);
+            self.shared.ledger.remove(self.holder);
+            self.pending.set_unanswered(false);
         }
     }
 
@@ -223,13 +211,6 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
                         granted.handle.keep(place);
                     }
                     return Ok(Attempt::Acquired(granted));
-                }
-                Ok(Claimed::Late) => {
-                    self.mark_unanswered();
-                    if Instant::now() >= self.limit {
-                        return Err(self.timed_out());
-                    }
-                    Next::Retry
                 }
                 Ok(Claimed::Not { replies, unanswered, .. }) => {
                     if unanswered {
@@ -326,11 +307,11 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             // requests of a batch, and its reply is its own.
             alone: self.contended || self.unanswered,
             look: self.is_for_any(),
-            sent: self.in_flight.clone(),
+            pending: self.pending.clone(),
         };
         let limits = Limits { caller: self.caller_deadline, statement: self.statement_deadline };
         let reply = self.shared.claims.send(set, limits).await;
-        self.in_flight.store(false, Ordering::Relaxed);
+        self.pending.set_in_flight(false);
         reply
     }
 

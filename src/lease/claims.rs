@@ -1,16 +1,17 @@
 //! Batched claims: one statement for the requests of many holders.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use tokio::sync::OnceCell;
 
 use crate::{
     key::{Claim, Key, PreviousClaim, Token},
-    lease::{handle::LeaseHandle, left_behind::LeftBehind, terms::KeyTerms},
+    lease::{
+        handle::LeaseHandle,
+        ledger::{Ledger, Pending},
+        terms::KeyTerms,
+    },
     rules::{Row, Status, Verdict, judge},
     schema::Table,
     session::{
@@ -53,15 +54,13 @@ impl<DB: Database> Granted<DB> {
 /// The outcome of a claim request.
 pub(crate) enum Claimed<DB: Database> {
     Granted(Granted<DB>),
-    /// The reply arrived after the lease had ended. The request is sent again and begins a new
-    /// lease.
-    Late,
     Not {
         replies: Vec<ClaimReply>,
         /// The replies apply to all requests for the same keys that arrived before this one was
         /// sent.
         for_all: bool,
-        /// The request was sent twice, and one of the two has no reply.
+        /// The request was sent twice, and one of the two has no reply; or the reply arrived after
+        /// the lease had ended. The request that follows begins a new lease.
         unanswered: bool,
     },
 }
@@ -70,7 +69,7 @@ pub(crate) enum Claimed<DB: Database> {
 /// caller no longer waits for it.
 pub(crate) struct Claims {
     pub table: Arc<OnceCell<Table>>,
-    pub left_behind: Arc<LeftBehind>,
+    pub ledger: Arc<Ledger>,
 }
 
 /// The claim request of one holder.
@@ -80,8 +79,8 @@ pub(crate) struct ClaimSet<DB: Database> {
     pub alone: bool,
     /// The rows are only read: one of the keys is enough, and none has been chosen.
     pub look: bool,
-    /// Set when the claim is sent.
-    pub sent: Arc<AtomicBool>,
+    /// Told when the claim is sent.
+    pub pending: Pending,
 }
 
 impl<DB: Database> BatchOp<DB> for Claims {
@@ -115,28 +114,25 @@ impl<DB: Database> BatchOp<DB> for Claims {
         limit: Instant,
     ) -> Result<Vec<Claimed<DB>>, Failure> {
         let Some(ClaimSet { key_terms, look, .. }) = sets.first() else { return Ok(Vec::new()) };
-        sets.iter().for_each(|set| set.sent.store(!look, Ordering::Relaxed));
+        sets.iter().for_each(|set| set.pending.set_in_flight(!look));
         let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
         let form = self.table.get().map(|table| table.form).unwrap_or_default();
         let lease = key_terms.terms.lease.to_std().unwrap_or_default();
         let silence = silence(sessions, limit - Instant::now());
         let statement = Claiming { requests: &requests, key_terms, form, look: *look };
         let holders = requests.iter().filter(|_| !look).map(|request| request.holder).collect();
-        let in_flight = self.left_behind.sending(holders, lease);
+        let in_flight = self.ledger.sending(holders, lease);
         let Exchange { reply, unanswered } = exchange(Some(session), sessions, silence, limit, &statement).await;
         if !unanswered {
             in_flight.settled();
         }
         let Answer { sent, reply: replies } = reply?;
         let mut replies = replies.into_iter();
-        let mut claimed = |set: &ClaimSet<DB>| {
-            let claimed = set.claimed(replies.by_ref().take(set.requests.len()).collect(), sent, unanswered);
-            if let (Claimed::Late, [request, ..]) = (&claimed, &set.requests[..]) {
-                self.left_behind.add(request.holder, Instant::now() + lease);
-            }
-            claimed
+        let claimed = |set: &ClaimSet<DB>| {
+            let replies = replies.by_ref().take(set.requests.len()).collect();
+            set.claimed(replies, sent, unanswered, &self.ledger)
         };
-        Ok(sets.iter().map(&mut claimed).collect())
+        Ok(sets.iter().map(claimed).collect())
     }
 }
 
@@ -188,7 +184,7 @@ impl<DB: Database> Request<DB> for Claiming<'_, DB> {
 }
 
 impl<DB: Database> ClaimSet<DB> {
-    fn claimed(&self, replies: Vec<ClaimReply>, sent: Instant, unanswered: bool) -> Claimed<DB> {
+    fn claimed(&self, replies: Vec<ClaimReply>, sent: Instant, unanswered: bool, ledger: &Ledger) -> Claimed<DB> {
         let Self { requests, key_terms, .. } = self;
         let (mut claims, mut priors) = (Vec::with_capacity(requests.len()), Vec::with_capacity(requests.len()));
         for (request, reply) in requests.iter().zip(&replies) {
@@ -206,7 +202,8 @@ impl<DB: Database> ClaimSet<DB> {
             return Claimed::Not { replies, for_all, unanswered };
         }
         if sent.elapsed() >= key_terms.span().local() {
-            return Claimed::Late;
+            ledger.add(claims[0].holder, Instant::now() + key_terms.span().of_row());
+            return Claimed::Not { replies: Vec::new(), for_all: false, unanswered: true };
         }
         // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes
         // it over at once, because no work was begun under it.

@@ -12,7 +12,7 @@ use crate::{
         attempt::ClaimAttempt,
         claims::Granted,
         guard::{Lease, LeaseSet},
-        in_doubt::InDoubt,
+        ledger::Pending,
         shared::Shared,
         terms::KeyTerms,
         wait::{table_within, wait_for},
@@ -297,7 +297,7 @@ impl<DB: Database> LeaseLock<DB> {
         wait: Duration,
         for_run: bool,
     ) -> Result<Attempt<Granted<DB>>, Error> {
-        self.granted_or_in_doubt(wanted, wait, for_run, &InDoubt::default()).await
+        self.granted_or_pending(wanted, wait, for_run, &Pending::default()).await
     }
 
     /// Does the work with its caller or on the thread `rowlock` ([`threads::run`]). If the future
@@ -312,17 +312,17 @@ impl<DB: Database> LeaseLock<DB> {
         async { running.await? }
     }
 
-    /// Acquires the keys. If the future is dropped, `in_doubt` tells whether a claim may stand.
-    pub(crate) async fn granted_or_in_doubt(
+    /// Acquires the keys. If the future is dropped, `pending` tells whether a claim may stand.
+    pub(crate) async fn granted_or_pending(
         &self,
         wanted: &Wanted,
         wait: Duration,
         for_run: bool,
-        in_doubt: &InDoubt,
+        pending: &Pending,
     ) -> Result<Attempt<Granted<DB>>, Error> {
         let span = spans::acquire(&wanted.keys, wanted.any);
-        let (asked, in_doubt) = (wanted.clone(), in_doubt.clone());
-        let request = |lock: Self| async move { lock.request(&asked, wait, for_run, &in_doubt).await };
+        let (asked, pending) = (wanted.clone(), pending.clone());
+        let request = |lock: Self| async move { lock.request(&asked, wait, for_run, &pending).await };
         let attempt = self.on_thread(request).instrument(span.clone()).await;
         match &attempt {
             Ok(Attempt::Acquired(granted)) => spans::acquired(&span, &granted.handle.claims()[0], wanted.any),
@@ -338,7 +338,7 @@ impl<DB: Database> LeaseLock<DB> {
         wanted: &Wanted,
         wait: Duration,
         for_run: bool,
-        in_doubt: &InDoubt,
+        pending: &Pending,
     ) -> Result<Attempt<Granted<DB>>, Error> {
         let now = Instant::now();
         let table = match wait.is_zero() {
@@ -351,9 +351,9 @@ impl<DB: Database> LeaseLock<DB> {
         let attempt = match wait.is_zero() {
             true => {
                 let any = wanted.any.then(|| self.key_terms.queues.queue(&wanted.keys, true));
-                ClaimAttempt::new(&self.shared, &self.key_terms, wanted, any, None, None).run().await?
+                ClaimAttempt::new(&self.shared, &self.key_terms, wanted, any, None, pending).run().await?
             }
-            false => wait_for(&self.shared, &self.key_terms, wanted, now, wait, for_run, in_doubt).await?,
+            false => wait_for(&self.shared, &self.key_terms, wanted, now, wait, for_run, pending).await?,
         };
         if let Attempt::Acquired(granted) = &attempt {
             metrics::waited(granted.handle.claims()[0].key.as_str(), now.elapsed());

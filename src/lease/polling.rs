@@ -2,7 +2,7 @@
 
 use crate::{
     grant::Attempt,
-    lease::{claims::Granted, in_doubt::Unanswered},
+    lease::{attempt::ClaimAttempt, claims::Granted},
     pacing::{Backoff, poll_backoff, poll_sooner},
     queue::{local::Permit, tickets::Ticket},
     rules::Refusal,
@@ -10,14 +10,14 @@ use crate::{
 };
 
 /// The state of a waiter that polls under the permit, until it claims one of several keys.
-pub(crate) struct RequestState<DB: Database> {
+pub(crate) struct RequestState<'a, DB: Database> {
     /// Passed on before the claim on one of several keys is sent, so that the next waiter can claim
     /// another one.
     pub permit: Option<Permit>,
     pub ticket: Option<Ticket<DB>>,
-    /// A claim request of this holder was sent and not answered. Another request finds the claim if
-    /// it was granted.
-    pub unanswered: Option<Unanswered>,
+    /// A claim request of this attempt was sent and not answered. Another request finds the claim
+    /// if it was granted.
+    pub unanswered: Option<ClaimAttempt<'a, DB>>,
     /// A request of this process was refused before.
     pub waited: bool,
     pub backoff: Backoff,
@@ -28,7 +28,7 @@ pub(crate) struct RequestState<DB: Database> {
     pub retried_after_free: bool,
 }
 
-impl<DB: Database> RequestState<DB> {
+impl<DB: Database> RequestState<'_, DB> {
     pub fn new(permit: Permit, ticket: Option<Ticket<DB>>) -> Self {
         let (unanswered, last_seen) = (None, None);
         let (permit, backoff) = (Some(permit), poll_backoff(DB::NOTIFIES));

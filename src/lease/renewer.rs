@@ -24,7 +24,7 @@ use crate::{
         agenda::{Agenda, Batch},
         changes::{self, ChangeLimits, ChangeReply, GroupReply},
         ending::{EndOutcome, Ending},
-        left_behind::LeftBehind,
+        ledger::Ledger,
         span::Span,
         state::{LeaseState, LossObserver, SEEN_WITHOUT},
     },
@@ -48,7 +48,7 @@ pub(crate) struct Renewer<DB: Database> {
     sessions: Sessions<DB>,
     wakeups: Arc<Wakeups>,
     pub tracker: TaskTracker,
-    left_behind: Arc<LeftBehind>,
+    ledger: Arc<Ledger>,
     agenda: Mutex<Agenda>,
     /// Wakes the task.
     changed: Notify,
@@ -59,15 +59,15 @@ impl<DB: Database> Renewer<DB> {
         sessions: Sessions<DB>,
         wakeups: Arc<Wakeups>,
         tracker: TaskTracker,
-        left_behind: Arc<LeftBehind>,
+        ledger: Arc<Ledger>,
     ) -> Arc<Self> {
-        Arc::new(Self { sessions, wakeups, tracker, left_behind, agenda: Mutex::default(), changed: Notify::new() })
+        Arc::new(Self { sessions, wakeups, tracker, ledger, agenda: Mutex::default(), changed: Notify::new() })
     }
 
     /// Waits for at most `limit` until no background work is left. Returns whether none is, and no
     /// claim was left behind.
     pub async fn settled(&self, limit: Duration) -> bool {
-        timeout(limit, self.tracker.wait()).await.is_ok() && !self.left_behind.any()
+        timeout(limit, self.tracker.wait()).await.is_ok() && !self.ledger.any()
     }
 
     /// Starts renewing claims that were granted to a request sent at `sent`.
@@ -163,8 +163,8 @@ impl<DB: Database> Renewer<DB> {
     /// Records which of these claims may stand, because they are not ended any more.
     fn leave_behind(&self, ending: &Ending) {
         let Ending { held, left, .. } = ending;
-        held.claims.iter().for_each(|claim| self.left_behind.remove(claim.holder));
-        left.iter().for_each(|claim| self.left_behind.add(claim.holder, held.row_ends()));
+        held.claims.iter().for_each(|claim| self.ledger.remove(claim.holder));
+        left.iter().for_each(|claim| self.ledger.add(claim.holder, held.row_ends()));
     }
 
     /// Ensures that a task does what was added to the agenda, and looks at it at this time.

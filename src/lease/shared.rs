@@ -13,7 +13,7 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     lease::{
-        claims::Claims, creates::Creates, left_behind::LeftBehind, readers::AllReaders, reads::Reads,
+        claims::Claims, creates::Creates, ledger::Ledger, readers::AllReaders, reads::Reads,
         releases::Releases, renewer::Renewer, span::Bounds, terms::KeyTerms,
     },
     queue::Waiting,
@@ -46,7 +46,7 @@ pub(crate) struct Shared<DB: Database> {
     renewer: Arc<Renewer<DB>>,
     /// Tracks what runs without its caller. Shutdown waits for it.
     pub tracker: TaskTracker,
-    pub left_behind: Arc<LeftBehind>,
+    pub ledger: Arc<Ledger>,
     longest_interval: Arc<Mutex<TimeDelta>>,
     /// The terms of the handles that exist.
     terms: Mutex<Vec<Weak<KeyTerms<DB>>>>,
@@ -57,13 +57,13 @@ impl<DB: Database> Shared<DB> {
         let Settings { sessions, renewals, batching, .. } = &settings;
         let tracker = tracker();
         let waiting = Waiting::new(sessions, renewals, tracker.clone());
-        let (table, left_behind) = (Arc::<OnceCell<Table>>::default(), Arc::<LeftBehind>::default());
-        let claims = Claims { table: table.clone(), left_behind: left_behind.clone() };
+        let (table, ledger) = (Arc::<OnceCell<Table>>::default(), Arc::<Ledger>::default());
+        let claims = Claims { table: table.clone(), ledger: ledger.clone() };
         let claims = Queue::new(claims, sessions.clone(), tracker.clone(), *batching);
         let creates = Queue::new(Creates { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
         let releases = Queue::new(Releases { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
         let reads = Queue::new(Reads { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
-        let renewer = Renewer::new(renewals.clone(), waiting.wakeups.clone(), tracker.clone(), left_behind.clone());
+        let renewer = Renewer::new(renewals.clone(), waiting.wakeups.clone(), tracker.clone(), ledger.clone());
         Arc::new(Self {
             settings,
             table,
@@ -75,7 +75,7 @@ impl<DB: Database> Shared<DB> {
             waiting,
             renewer,
             tracker,
-            left_behind,
+            ledger,
             longest_interval: Arc::default(),
             terms: Mutex::default(),
         })

@@ -20,12 +20,11 @@ use crate::{
         attempt::ClaimAttempt,
         claims::Granted,
         handle::subject,
-        in_doubt::InDoubt,
+        ledger::Pending,
         polling::{PollEnd, PollOutcome, RequestState},
         replies::queued,
         shared::Shared,
         terms::KeyTerms,
-        transient::{TransientRetry, late},
         wanted::Wanted,
     },
     metrics::Counted,
@@ -36,7 +35,7 @@ use crate::{
         position::Position,
         tickets::Ticket,
     },
-    retry::DAY,
+    retry::{DAY, Repeat, late},
     rules::{Reason, Refusal},
     schema::Table,
     session::{
@@ -57,7 +56,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
 
 /// Waits for these keys, for at most `wait`. `for_run`: a refusal within the minimum interval ends
-/// the wait. `in_doubt` tells of a claim that may stand, also if the future is dropped.
+/// the wait. `asked` tells of a claim that may stand, also if the future is dropped.
 pub(crate) async fn wait_for<DB: Database>(
     shared: &Shared<DB>,
     key_terms: &Arc<KeyTerms<DB>>,
@@ -65,7 +64,7 @@ pub(crate) async fn wait_for<DB: Database>(
     since: Instant,
     wait: Duration,
     for_run: bool,
-    in_doubt: &InDoubt,
+    asked: &Pending,
 ) -> Result<Attempt<Granted<DB>>, Error> {
     let _counted = Counted::waiter();
     let until = since + wait.min(LONGEST);
@@ -78,7 +77,7 @@ pub(crate) async fn wait_for<DB: Database>(
         until,
         for_run,
         queue,
-        in_doubt,
+        asked,
         asking_since,
         last_refusal,
         last_error,
@@ -104,7 +103,7 @@ pub(crate) async fn table_within<DB: Database>(
 ) -> Result<&Table, Error> {
     let time_limit = shared.settings.time_limit;
     let (until, last_error) = (since + wait.min(LONGEST), Mutex::default());
-    let mut retry = TransientRetry::new(until, &last_error);
+    let mut retry = Repeat::recording(until, &last_error);
     loop {
         let table = shared.known_table(until.min(Instant::now() + time_limit)).await;
         if let Some(table) = retry.final_or_pause(table).await {
@@ -122,7 +121,7 @@ struct PendingAcquire<'a, DB: Database> {
     /// A refusal within the minimum interval ends the wait.
     for_run: bool,
     queue: Arc<LocalQueue>,
-    in_doubt: &'a InDoubt,
+    asked: &'a Pending,
     /// Since when this task's own requests have no reply.
     asking_since: Mutex<Option<Instant>>,
     /// The last refusal of this task's own requests.
@@ -131,7 +130,7 @@ struct PendingAcquire<'a, DB: Database> {
     last_error: Mutex<Option<Error>>,
 }
 
-impl<DB: Database> PendingAcquire<'_, DB> {
+impl<'a, DB: Database> PendingAcquire<'a, DB> {
     async fn granted_or_refused(&self) -> Result<Attempt<Granted<DB>>, Error> {
         let fair = self.key_terms.fair;
         let mut next = self.queue.try_take();
@@ -249,7 +248,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
 
     /// The lease keeps the permit until it is over, unless another key is as good. The ticket is no
     /// longer needed.
-    async fn on_granted(&self, granted: Granted<DB>, state: RequestState<DB>) -> PollEnd<DB> {
+    async fn on_granted(&self, granted: Granted<DB>, state: RequestState<'a, DB>) -> PollEnd<DB> {
         let RequestState { permit, ticket, .. } = state;
         if !self.wanted.any {
             self.queue.set_refusal(Some(self.refusal_for_local_waiters(Some(granted.handle.time_left()))));
@@ -281,8 +280,8 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     }
 
     /// Sends requests until one has a reply, or until the wait is over.
-    async fn poll_through_failures(&self, state: &mut RequestState<DB>) -> Result<PollOutcome<DB>, Error> {
-        let mut retry = TransientRetry::new(self.until, &self.last_error);
+    async fn poll_through_failures(&self, state: &mut RequestState<'a, DB>) -> Result<PollOutcome<DB>, Error> {
+        let mut retry = Repeat::recording(self.until, &self.last_error);
         loop {
             let outcome = self.poll_once(state).await;
             if let Some(outcome) = retry.final_or_pause(outcome).await {
@@ -292,7 +291,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     }
 
     /// Checks the position in the queues and sends one request.
-    async fn poll_once(&self, state: &mut RequestState<DB>) -> Result<PollOutcome<DB>, Error> {
+    async fn poll_once(&self, state: &mut RequestState<'a, DB>) -> Result<PollOutcome<DB>, Error> {
         // Checked before each claim, because a ticket may lapse at any time, and its waiter is then
         // no longer first. A claim that may have been granted is requested first of all, because it
         // keeps other holders out.
@@ -313,23 +312,19 @@ impl<DB: Database> PendingAcquire<'_, DB> {
             }
         }
         lock(&self.asking_since).get_or_insert_with(Instant::now);
-        let any = self.wanted.any.then(|| self.queue.clone());
-        let attempt =
-            ClaimAttempt::new(self.shared, self.key_terms, self.wanted, any, Some(self.until), state.unanswered.take());
+        let attempt = state.unanswered.take().unwrap_or_else(|| {
+            let any = self.wanted.any.then(|| self.queue.clone());
+            ClaimAttempt::new(self.shared, self.key_terms, self.wanted, any, Some(self.until), self.asked)
+        });
         // A fair waiter keeps the permit: the next one is not the first in the queue.
         if attempt.has_chosen() && !self.key_terms.fair {
             self.queue.set_poll_backoff(None);
             state.permit = None;
         }
-        let mut attempt = attempt.reporting_to(self.in_doubt);
-        if state.waited || state.ticket.is_some() {
-            attempt = attempt.after_waiting(state.ticket.is_some());
-        }
+        let has_waited = state.waited || state.ticket.is_some();
+        let mut attempt = if has_waited { attempt.after_waiting(state.ticket.is_some()) } else { attempt };
         let answer = attempt.run().await;
-        state.unanswered = answer.as_ref().err().and_then(|_| attempt.into_unanswered());
-        if state.unanswered.is_none() {
-            self.in_doubt.set_unanswered(false);
-        }
+        state.unanswered = attempt.into_unanswered();
         let answer = answer?;
         *lock(&self.asking_since) = None;
         Ok(match answer {
@@ -344,7 +339,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     /// Draws a ticket in the database queues.
     async fn draw(&self) -> Result<Ticket<DB>, Error> {
         let tickets = &self.shared.waiting.tickets;
-        let mut retry = TransientRetry::new(self.until, &self.last_error);
+        let mut retry = Repeat::recording(self.until, &self.last_error);
         loop {
             let drawn = tickets.join(&self.wanted.queues, self.limit()).await;
             if let Some(drawn) = retry.final_or_pause(drawn.map_err(|failure| self.error(failure))).await {
@@ -397,7 +392,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     /// The shared refusal does not count if this task has asked since and has no reply, for longer
     /// than a reply takes or for another one of several keys.
     fn take_last_refusal(&self) -> Option<Attempt<Granted<DB>>> {
-        if self.in_doubt.is_unanswered() {
+        if self.asked.is_unanswered() {
             return None;
         }
         let last_refusal = lock(&self.last_refusal).take();
@@ -413,7 +408,7 @@ impl<DB: Database> PendingAcquire<'_, DB> {
     }
 
     fn out_of_time(&self, error: Error, wait: Duration) -> Error {
-        late(error, wait, self.in_doubt.may_stand())
+        late(error, wait, self.asked.may_stand())
     }
 
     fn error(&self, failure: Failure) -> Error {

@@ -13,15 +13,15 @@ use crate::{
     lease::{
         attempt::ClaimAttempt,
         claims::Granted,
-        in_doubt::{InDoubt, Unanswered},
+        ledger::Pending,
         lock::LeaseLock,
         readers::{AllReaders, Number, Readers},
         shared::Shared,
-        transient::{TransientRetry, late},
         wait::{LONGEST, table_within},
         wanted::Wanted,
     },
     read_write::names::Names,
+    retry::{Repeat, late},
     rules::{Refusal, Verdict, judge},
     session::{time::Instant, timers::timeout_at},
     store::{
@@ -41,9 +41,9 @@ pub(crate) struct Call<'a, DB: Database> {
     refusal: Mutex<Option<Refusal>>,
     error: Mutex<Option<Error>>,
     /// The claim on a reader's key that has no reply and may have been granted.
-    pub unanswered: Mutex<Option<(Number<DB>, Unanswered)>>,
-    name_in_doubt: InDoubt,
-    reader_in_doubt: InDoubt,
+    pub unanswered: Mutex<Option<(Number<DB>, ClaimAttempt<'a, DB>)>>,
+    /// What is known of the claims on the name, and on a reader's key.
+    pending: [Pending; 2],
 }
 
 impl<'a, DB: Database> Call<'a, DB> {
@@ -57,8 +57,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         };
         table.admits(&names.longest, &lock.key_terms.terms.label)?;
         let (refusal, error, unanswered) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let (name_in_doubt, reader_in_doubt) = (InDoubt::default(), InDoubt::default());
-        Ok(Self { lock, names, readers, since, wait, refusal, error, unanswered, name_in_doubt, reader_in_doubt })
+        Ok(Self { lock, names, readers, since, wait, refusal, error, unanswered, pending: Default::default() })
     }
 
     /// Returns whether the call makes one attempt and does not wait.
@@ -81,8 +80,8 @@ impl<'a, DB: Database> Call<'a, DB> {
         if self.is_one_attempt() { limit } else { limit.min(self.until()) }
     }
 
-    pub fn retry(&self) -> TransientRetry<'_> {
-        TransientRetry::new(self.until(), &self.error)
+    pub fn retry(&self) -> Repeat<'_, Error> {
+        Repeat::recording(self.until(), &self.error)
     }
 
     pub fn record(&self, refusal: &Refusal) {
@@ -104,11 +103,10 @@ impl<'a, DB: Database> Call<'a, DB> {
             Ok(Err(error)) => (None, Some(error)),
             Err(_) => (lock(&self.refusal).take(), lock(&self.error).take()),
         };
-        let in_doubt = [&self.name_in_doubt, &self.reader_in_doubt];
-        match refusal.filter(|_| !in_doubt.iter().any(|claim| claim.is_unanswered())) {
+        match refusal.filter(|_| !self.pending.iter().any(Pending::is_unanswered)) {
             Some(refusal) => Ok(Attempt::Refused(refusal)),
             None => {
-                let may_stand = in_doubt.iter().any(|claim| claim.may_stand());
+                let may_stand = self.pending.iter().any(Pending::may_stand);
                 Err(late(error.unwrap_or_else(|| self.timed_out(Certainty::NothingChanged)), self.wait, may_stand))
             }
         }
@@ -124,31 +122,13 @@ impl<'a, DB: Database> Call<'a, DB> {
     pub async fn claim_name(&self) -> Result<Attempt<Granted<DB>>, Error> {
         let wanted = Wanted::all([self.names.name.clone()].into());
         let wait = if self.is_one_attempt() { Duration::ZERO } else { self.left() };
-        self.lock.granted_or_in_doubt(&wanted, wait, false, &self.name_in_doubt).await
+        self.lock.granted_or_pending(&wanted, wait, false, &self.pending[0]).await
     }
 
-    /// Claims a reader's key by a new holder, or by that of `before`. An error comes with the
-    /// request if its claim may have been granted, and no statement of it is in flight any more.
-    pub async fn claim_key(
-        &self,
-        wanted: &Wanted,
-        before: Option<Unanswered>,
-        ahead_of_queue: bool,
-    ) -> Result<Attempt<Granted<DB>>, (Error, Option<Unanswered>)> {
+    /// Begins an attempt to claim a reader's key.
+    pub fn attempt(&self, wanted: &Wanted) -> ClaimAttempt<'a, DB> {
         let until = (!self.is_one_attempt()).then(|| self.until());
-        let attempt = ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, wanted, None, until, before);
-        let mut attempt = attempt.reporting_to(&self.reader_in_doubt);
-        if ahead_of_queue {
-            attempt = attempt.ahead_of_queue();
-        }
-        let claimed = attempt.run().await;
-        let unanswered = claimed.as_ref().err().and_then(|_| attempt.into_unanswered());
-        if unanswered.is_none() {
-            self.reader_in_doubt.set_unanswered(false);
-        }
-        // A call that does not wait stops at the time limit, when its statement may be in flight. A
-        // grant that comes after that is put back, and must not be one of the next attempt.
-        claimed.map_err(|error| (error, unanswered.filter(|_| !self.is_one_attempt())))
+        ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, wanted, None, until, &self.pending[1])
     }
 
     /// Reads rows as they are at some moment after the call.

@@ -6,7 +6,7 @@ use crate::{
     error::Error,
     grant::Attempt,
     key::{Claim, Key, Token},
-    lease::{attempt::ClaimAttempt, claims::Granted, wanted::Wanted},
+    lease::{attempt::ClaimAttempt, claims::Granted, ledger::Pending, wanted::Wanted},
     pacing::poll_backoff,
     queue::{listener::Listening, wakeups::Subscription},
     read_write::call::Call,
@@ -133,8 +133,8 @@ impl<DB: Database> Call<'_, DB> {
     /// transaction of the reader may be about to commit.
     async fn end_expired(&self, reader: &Reader) -> Result<Option<Refusal>, Error> {
         let wanted = Wanted::all([reader.key.clone()].into());
-        let attempt =
-            ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, &wanted, None, Some(self.limit()), None);
+        let (until, pending) = (Some(self.limit()), Pending::default());
+        let attempt = ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, &wanted, None, until, &pending);
         match attempt.ahead_of_queue().run().await {
             Ok(Attempt::Acquired(claim)) => {
                 claim.pass_on().await;

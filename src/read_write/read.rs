@@ -8,9 +8,9 @@ use crate::{
     grant::Attempt,
     key::Token,
     lease::{
+        attempt::ClaimAttempt,
         claims::Granted,
         guard::Lease,
-        in_doubt::Unanswered,
         readers::{Entrance, MAX_READERS, Number},
         wanted::Wanted,
     },
@@ -47,7 +47,7 @@ enum Entry<DB: Database> {
     TooLate,
 }
 
-impl<DB: Database> Call<'_, DB> {
+impl<'a, DB: Database> Call<'a, DB> {
     pub async fn read(&self) -> Result<Attempt<Lease<DB>>, Error> {
         self.within(self.let_in()).await
     }
@@ -227,27 +227,35 @@ impl<DB: Database> Call<'_, DB> {
         }
     }
 
-    /// Claims the key of this number. A claim without a reply is kept, and so is its number.
+    /// Claims the key of this number, or goes on with the attempt `before`. An attempt without a
+    /// reply is kept, and so is its number.
     async fn claim_number(
         &self,
         number: Number<DB>,
-        before: Option<Unanswered>,
+        before: Option<ClaimAttempt<'a, DB>>,
         ahead_of_queue: bool,
     ) -> Result<Attempt<Granted<DB>>, Error> {
-        let key = self.names.reader(number.number)?;
-        // A fair reader does not precede those that wait for the name.
-        let wanted = Wanted { keys: [key].into(), queues: [self.names.name.clone()].into(), any: false, name: None };
-        match self.claim_key(&wanted, before, ahead_of_queue).await {
-            Ok(claimed) => {
-                if let Attempt::Acquired(granted) = &claimed {
-                    granted.handle.keep(number);
-                }
-                Ok(claimed)
+        let mut attempt = match before {
+            Some(before) => before,
+            None => {
+                let keys = [self.names.reader(number.number)?].into();
+                // A fair reader does not precede those that wait for the name.
+                let queues = [self.names.name.clone()].into();
+                self.attempt(&Wanted { keys, queues, any: false, name: None })
             }
-            Err((error, unanswered)) => {
-                *lock(&self.unanswered) = unanswered.map(|unanswered| (number, unanswered));
-                Err(error)
-            }
+        };
+        if ahead_of_queue {
+            attempt = attempt.ahead_of_queue();
         }
+        let claimed = attempt.run().await;
+        // The statement of a call that does not wait may be in flight at its time limit. A grant
+        // that comes after that is put back, and must not be one of the next attempt.
+        let unanswered = attempt.into_unanswered().filter(|_| !self.is_one_attempt());
+        match (&claimed, unanswered) {
+            (Ok(Attempt::Acquired(granted)), _) => granted.handle.keep(number),
+            (_, Some(attempt)) => *lock(&self.unanswered) = Some((number, attempt)),
+            (_, None) => {}
+        }
+        claimed
     }
 }
