@@ -1,5 +1,5 @@
-//! Scheduled jobs and locks in the SQL database that an application already has: PostgreSQL, MySQL,
-//! MariaDB or SQLite.
+//! Locks and scheduled jobs of an application, kept in its SQL database: PostgreSQL, MySQL, MariaDB
+//! or SQLite.
 //!
 //! | for | use |
 //! |---|---|

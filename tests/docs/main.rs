@@ -63,8 +63,8 @@ fn the_readme_is_short() {
     let text = std::fs::read_to_string(repository().join("README.md")).unwrap();
     let (lines, bytes) = (text.lines().count(), text.len());
     assert!(
-        lines <= 150 && bytes <= 9_000,
-        "README.md has {lines} lines of at most 150, {bytes} bytes of at most 9000"
+        lines < 120 && bytes <= 7_000,
+        "README.md has {lines} lines of fewer than 120, {bytes} bytes of at most 7000"
     );
 }
 
