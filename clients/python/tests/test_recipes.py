@@ -17,9 +17,7 @@ from conftest import Database, program
 import rowlock
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = "\n".join(
-    (DOCS / name).read_text() for name in ("languages.md", "functions.md", "run.md")
-)
+PAGES = "\n".join((DOCS / name).read_text() for name in ("languages.md", "functions.md", "run.md"))
 POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
 
 
