@@ -1,5 +1,5 @@
-//! Scheduled jobs and locks in the SQL database that an application already has: PostgreSQL, MySQL,
-//! MariaDB or SQLite.
+//! Locks and scheduled jobs of an application, kept in its SQL database: PostgreSQL, MySQL, MariaDB
+//! or SQLite.
 //!
 //! | for | use |
 //! |---|---|
@@ -274,14 +274,22 @@ mod guide {
     mod readme {}
     #[doc = include_str!("../docs/locks.md")]
     mod locks {}
+    #[doc = include_str!("../docs/handles.md")]
+    mod handles {}
     #[doc = include_str!("../docs/jobs.md")]
     mod jobs {}
+    #[doc = include_str!("../docs/cron-patterns.md")]
+    mod cron_patterns {}
+    #[doc = include_str!("../docs/jobs-under-a-lock.md")]
+    mod jobs_under_a_lock {}
     #[doc = include_str!("../docs/testing.md")]
     mod testing {}
     #[doc = include_str!("../docs/transactions.md")]
     mod transactions {}
+    #[doc = include_str!("../docs/balances.md")]
+    mod balances {}
     #[doc = include_str!("../docs/waiting.md")]
     mod waiting {}
-    #[doc = include_str!("../docs/clusters.md")]
-    mod clusters {}
+    #[doc = include_str!("../docs/galera.md")]
+    mod galera {}
 }

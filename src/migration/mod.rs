@@ -82,7 +82,7 @@ pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
 ///
 /// On PostgreSQL, the functions are in the schema of the table, and keep that schema as their
 /// `search_path`. They run with the rights of their caller. The guide describes them in
-/// `docs/languages.md`.
+/// `docs/functions.md`.
 ///
 /// It may be called at every start, by any number of instances at once. Functions of this version
 /// or of a newer one are left alone. On MySQL, a procedure does not exist for a moment while it is

@@ -381,7 +381,7 @@ async fn the_list_shows_each_key<DB: Functions>(db: TestDb<DB>) {
     }
 }
 
-/// The rights that `docs/languages.md` states.
+/// The rights that `docs/functions.md` states.
 async fn the_callers_rights_are_enough<DB: Functions>(db: TestDb<DB>) {
     installed(&db).await;
     let name = format!("rowlock_{:08x}", fastrand::u32(..));

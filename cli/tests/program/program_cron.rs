@@ -323,7 +323,7 @@ async fn the_files_of_the_guide_survive_a_kill<DB: TestDatabase>(db: TestDb<DB>)
         std::fs::set_permissions(stage.file(program), std::fs::Permissions::from_mode(0o755)).unwrap();
     }
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    for page in ["README.md", "docs/jobs.md", "docs/cli.md"] {
+    for page in ["README.md", "docs/jobs.md", "docs/cron.md"] {
         let text = std::fs::read_to_string(repository.join(page)).unwrap();
         let mut blocks = text.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
         let shown = blocks.find(|block| block.contains("command = ")).unwrap_or_else(|| panic!("no file in {page}"));

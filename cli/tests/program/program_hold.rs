@@ -145,7 +145,7 @@ async fn what_is_not_granted_is_not_held<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(db.show("k").await, row);
 }
 
-/// The scripts of `docs/languages.md`, each in a folder with the work that it starts.
+/// The scripts of `docs/run.md`, each in a folder with the work that it starts.
 const SCRIPTS: [(&str, &str); 2] = [("bash", "bash"), ("python", "python3")];
 
 /// What the scripts start: it writes its token into `up`, and works until the file `go` exists.
@@ -157,7 +157,7 @@ exit "$(cat go)"
 "#;
 
 fn script<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage, (name, program): (&str, &str)) -> Started {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/languages.md")).unwrap();
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/run.md")).unwrap();
     let (_, script) = page.split_once(&format!("<!-- hold: {name} -->\n```{name}\n")).expect("the script of the page");
     let (script, _) = script.split_once("```").unwrap();
     let work = stage.file("deploy.sh");

@@ -220,7 +220,7 @@ async fn a_crontab_becomes_a_file_whose_jobs_run<DB: TestDatabase>(db: TestDb<DB
 
 async fn old_runs_are_forgotten_by_the_job_of_the_guide<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let guide = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operating.md");
+    let guide = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operators.md");
     let guide = std::fs::read_to_string(guide).unwrap();
     let shown = guide.split("```toml\n").find(|block| block.contains("[forget-runs]")).unwrap();
     let shown = shown.split("```").next().unwrap();

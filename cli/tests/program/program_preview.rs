@@ -41,7 +41,7 @@ async fn the_next_ticks_of_a_pattern_are_printed<DB: TestDatabase>(_: TestDb<DB>
 }
 
 async fn the_preview_of_the_guide_is_as_shown<DB: TestDatabase>(_: TestDb<DB>) {
-    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cli.md");
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/crontab.md");
     let guide = std::fs::read_to_string(guide).unwrap();
     let shown = guide.split("<!-- preview -->\n```console\n").nth(1).unwrap().split("```").next().unwrap();
     let mut commands = 0;

@@ -1,4 +1,4 @@
-"""The recipes of `docs/python.md`, run as they stand."""
+"""The recipes of `docs/python.md` and `python-frameworks.md`, run as they stand."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from conftest import Database
 
 import rowlock
 
-PAGE = Path(__file__).parents[3] / "docs" / "python.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = "\n".join((DOCS / name).read_text() for name in ("python.md", "python-frameworks.md"))
 POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
 
 
 def recipe(name: str) -> str:
-    found = re.search(rf"<!-- recipe: {name} -->\n```\w+\n(.*?)```\n", PAGE.read_text(), re.DOTALL)
+    found = re.search(rf"<!-- recipe: {name} -->\n```\w+\n(.*?)```\n", PAGES, re.DOTALL)
     assert found, name
     return found[1]
 
@@ -42,7 +43,7 @@ def run(db: Database, program: str, **options: Any) -> str:
 
 
 def test_each_recipe_is_run_here() -> None:
-    page, tests = PAGE.read_text(), Path(__file__).read_text()
+    page, tests = PAGES, Path(__file__).read_text()
     names = re.findall(r"<!-- recipe: ([\w-]+) -->", page)
     assert len(names) == page.count("```python")
     assert [name for name in names if f'recipe("{name}")' not in tests] == []

@@ -1,4 +1,4 @@
-"""The recipes of `docs/languages.md`, run as they stand."""
+"""The recipes of `docs/languages.md`, `functions.md` and `run.md`, run as they stand."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from conftest import Database, program
 
 import rowlock
 
-PAGE = Path(__file__).parents[3] / "docs" / "languages.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = "\n".join((DOCS / name).read_text() for name in ("languages.md", "functions.md", "run.md"))
 POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
 
 
 def recipe(name: str) -> str:
-    found = re.search(rf"<!-- recipe: {name} -->\n```\w+\n(.*?)```\n", PAGE.read_text(), re.DOTALL)
+    found = re.search(rf"<!-- recipe: {name} -->\n```\w+\n(.*?)```\n", PAGES, re.DOTALL)
     assert found, name
     return found[1]
 
@@ -42,7 +43,7 @@ def needed(name: str, variable: str) -> str:
 
 
 def test_each_recipe_is_run_here() -> None:
-    names = re.findall(r"<!-- recipe: ([\w-]+) -->", PAGE.read_text())
+    names = re.findall(r"<!-- recipe: ([\w-]+) -->", PAGES)
     tests = Path(__file__).read_text()
     assert names
     assert [name for name in names if f'recipe("{name}")' not in tests] == []
@@ -196,7 +197,7 @@ def test_the_files_install_the_functions(db: Database) -> None:
     with pytest.raises(rowlock.NotInstalled, match="--functions"):
         rowlock.try_acquire(db.url, "k")
     folder = "postgres" if db.name == "postgres" else "mysql"
-    (file,) = (PAGE.parents[1] / "functions" / folder).glob("*.sql")
+    (file,) = (DOCS.parent / "functions" / folder).glob("*.sql")
     run(
         db,
         "sh",

@@ -160,9 +160,9 @@ user = "no-such-user"
 
 #[test]
 fn the_files_of_the_guide_are_right() {
-    let (cli, operating) = (include_str!("../../../../docs/cli.md"), include_str!("../../../../docs/operating.md"));
+    let (cron, operators) = (include_str!("../../../../docs/cron.md"), include_str!("../../../../docs/operators.md"));
     let blocks = |text: &'static str| text.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    let all: Vec<&str> = blocks(cli).chain(blocks(operating)).filter(|block| block.contains("command = ")).collect();
+    let all: Vec<&str> = blocks(cron).chain(blocks(operators)).filter(|block| block.contains("command = ")).collect();
     assert!(all.len() >= 3, "{all:?}");
     for block in all {
         let file = parse(block).expect(block);
