@@ -55,10 +55,10 @@ impl<DB: Bank> Way<DB> {
 
 /// Returns all variants with their names.
 fn ways<DB: Bank>(pool: &Pool<DB>, work: Duration) -> Result<[(&'static str, Way<DB>); 3]> {
-    let lease: Arc<dyn ResourceLock<DB>> = Arc::new(LeaseLock::new(pool.clone()).retry(PATIENT)?);
-    let version = Arc::new(VersionLock::new(pool.clone(), "rowlock_example", "id", "version")?.retry(PATIENT)?);
+    let lease: Arc<dyn ResourceLock<DB>> = Arc::new(LeaseLock::new(pool.clone()).retry(PATIENT));
+    let version = Arc::new(VersionLock::new(pool.clone(), "rowlock_example", "id", "version").retry(PATIENT));
     let columns = Columns { table: "rowlock_example", key: "id", value: "balance", version: "version" };
-    let table = VersionedTable::new(pool.clone(), columns)?.retry(PATIENT)?;
+    let table = VersionedTable::new(pool.clone(), columns).retry(PATIENT);
     Ok([
         ("lease", Way::Transaction(lease, work)),
         ("version", Way::Transaction(version, work)),

@@ -47,8 +47,8 @@ async fn instance(file: &Path, node: &str, stays: &str) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let pool = open(file).await?;
     let (accounts, stays) = (pool.clone(), stays.to_owned());
-    let schedules = Schedules::new(pool).label(node)?.lease(LEASE)?;
-    let schedules = schedules.on(Schedule::every("interest", PERIOD)?, move |tick: Tick<Sqlite>| {
+    let schedules = Schedules::new(pool).label(node).lease(LEASE);
+    let schedules = schedules.on(Schedule::every("interest", PERIOD), move |tick: Tick<Sqlite>| {
         let (accounts, stays) = (accounts.clone(), stays.clone());
         async move {
             println!("runs\ttick {}, attempt {}", tick.slot().format("%H:%M:%S"), tick.attempt());

@@ -99,7 +99,7 @@ async fn open(file: &Path) -> Result<SqlitePool> {
 /// Runs a worker. Between its check and its write, each worker waits for a line of input; the first
 /// one is stopped there.
 async fn worker(file: &Path, storage: SocketAddr, name: &str) -> Result<()> {
-    let lock = LeaseLock::builder(open(file).await?).label(name).build()?.lease(LEASE)?;
+    let lock = LeaseLock::builder(open(file).await?).label(name).build()?.lease(LEASE);
     let Attempt::Acquired(lease) = lock.acquire(KEY, PATIENCE).await? else {
         return Err("the key was not free".into());
     };

@@ -34,7 +34,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     rowlock::migrate(&pool).await?;
     // The minimum interval is half of the period, not all of it: two successive ticks may start
     // slightly less than a period apart, and both have to run.
-    let lock = LeaseLock::new(pool).min_interval(PERIOD / 2)?;
+    let lock = LeaseLock::new(pool).min_interval(PERIOD / 2);
 
     let mut stop = signal(SignalKind::terminate())?;
     let mut timer = on_the_clock(PERIOD);

@@ -27,7 +27,7 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     // The minimum interval is half of the period, not all of it. A tick may come slightly less than
     // a period after the last start, and has to run. The tick of another instance comes a moment
     // later, and is refused.
-    let lock = LeaseLock::new(pool).min_interval(PERIOD / 2)?;
+    let lock = LeaseLock::new(pool).min_interval(PERIOD / 2);
 
     let mut timer = on_the_clock(PERIOD);
     for _ in 0..ticks {

@@ -4,7 +4,8 @@ use std::{error::Error as _, fmt, time::Duration};
 
 use crate::{
     action::{Action, Certainty, describe_outcome},
-    key::{Holder, InvalidHolder, InvalidKey, Key, Token},
+    invalid::Invalid,
+    key::{Holder, Key, Token},
     store::fault::{self, Contention, fault, said},
 };
 
@@ -34,13 +35,9 @@ use crate::{
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The text is not a key; nothing was sent.
+    /// A key, a name, a setting or a schedule is not possible; nothing was sent. It has all faults.
     #[error(transparent)]
-    InvalidKey(#[from] InvalidKey),
-
-    /// The text is not the id of a holder; nothing was sent.
-    #[error(transparent)]
-    InvalidHolder(#[from] InvalidHolder),
+    Invalid(#[from] Invalid),
 
     /// The key is not held under this id: its claim was ended, was taken over, or never existed.
     /// Nothing was changed.
@@ -65,25 +62,13 @@ pub enum Error {
         chars: usize,
     },
 
-    /// A setting is out of range.
+    /// The schedule is not in a state for this; nothing was changed.
     #[non_exhaustive]
-    #[error("{setting} of {value} is not possible: {rule}")]
-    InvalidSetting {
-        /// The setting's name.
-        setting: &'static str,
-        /// The requested value.
-        value: String,
-        /// The values that are possible.
-        rule: &'static str,
-    },
-
-    /// The schedule is not possible; nothing was sent.
-    #[non_exhaustive]
-    #[error("the schedule {:?} is not possible: {wrong}", name.as_str())]
-    InvalidSchedule {
+    #[error("the schedule {:?}: {wrong}", name.as_str())]
+    ScheduleUnfit {
         /// The schedule's name.
         name: Key,
-        /// What is wrong with it.
+        /// What is in the way.
         wrong: String,
     },
 
@@ -288,18 +273,6 @@ pub enum Error {
         wrong: String,
     },
 
-    /// The name of a table or column is not valid.
-    #[non_exhaustive]
-    #[error("{name:?} cannot be the name of a {what}: {rule}")]
-    InvalidName {
-        /// The name, or its first 80 characters.
-        name: String,
-        /// `table` or `column`.
-        what: &'static str,
-        /// The names that are possible.
-        rule: &'static str,
-    },
-
     /// The table cannot be used in its present form, or an application's table differs from its
     /// description; nothing was changed.
     #[non_exhaustive]
@@ -477,7 +450,7 @@ impl Error {
     ///
     /// assert!(Error::conflict(Key::new("alice")?, 1).is_retryable());
     /// assert!(!Error::TableMissing.is_retryable());
-    /// # Ok::<(), rowlock::InvalidKey>(())
+    /// # Ok::<(), rowlock::Invalid>(())
     /// ```
     pub fn is_retryable(&self) -> bool {
         match self {

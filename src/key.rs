@@ -4,6 +4,8 @@ use std::{fmt, sync::Arc};
 
 use uuid::Uuid;
 
+use crate::invalid::{Faults, Invalid};
+
 /// The name of one resource: 1 to 255 bytes of UTF-8, no NUL, no white space at the start or end.
 ///
 /// Keys are compared byte by byte on every database. Methods take a key as `&str` and check it.
@@ -13,7 +15,7 @@ use uuid::Uuid;
 ///
 /// assert_eq!(Key::new("nightly report")?.as_str(), "nightly report");
 /// assert!(Key::new("").is_err());
-/// # Ok::<(), rowlock::InvalidKey>(())
+/// # Ok::<(), rowlock::Invalid>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
@@ -25,8 +27,8 @@ impl Key {
     /// Creates a key from `text`.
     ///
     /// # Errors
-    /// [`InvalidKey`] states what is wrong with the text.
-    pub fn new(text: &str) -> Result<Self, InvalidKey> {
+    /// [`Invalid`] states what is wrong with the text.
+    pub fn new(text: &str) -> Result<Self, Invalid> {
         let wrong = if text.is_empty() {
             "is empty"
         } else if text.len() > Self::MAX_BYTES {
@@ -38,7 +40,19 @@ impl Key {
         } else {
             return Ok(Self(text.into()));
         };
-        Err(InvalidKey { key: text.chars().take(80).collect(), wrong })
+        let key: String = text.chars().take(80).collect();
+        let rule = "use 1 to 255 bytes of UTF-8, without NUL and without white space at the start or end";
+        Err(Invalid::new(format!("key {key:?} {wrong}: {rule}")))
+    }
+
+    /// Stands for a text that is no key. It is never sent.
+    pub(crate) fn none() -> Self {
+        Self("".into())
+    }
+
+    /// Returns the key, or adds what is wrong with the text to the faults.
+    pub(crate) fn checked(text: &str, faults: &mut Faults) -> Self {
+        faults.accept(Self::new(text)).unwrap_or_else(Self::none)
     }
 
     /// Returns the key's text.
@@ -74,26 +88,6 @@ impl AsRef<str> for Key {
     }
 }
 
-/// The error for a text that is not a key. Nothing was sent.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("key {key:?} {wrong}: use 1 to 255 bytes of UTF-8, without NUL and without white space at the start or end")]
-#[non_exhaustive]
-pub struct InvalidKey {
-    /// The text, or its first 80 characters.
-    pub key: String,
-    /// What is wrong with it.
-    pub wrong: &'static str,
-}
-
-/// The error for a text that is not the id of a holder. Nothing was sent.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not the id of a holder: use the UUID that was given with the claim")]
-#[non_exhaustive]
-pub struct InvalidHolder {
-    /// The text, or its first 80 characters.
-    pub text: String,
-}
-
 /// The identity of one claim: a UUID that is generated for the claim and never reused.
 ///
 /// A process that passes its claim to another process sends the key and the holder. The other
@@ -105,7 +99,7 @@ pub struct InvalidHolder {
 /// let holder = Holder::parse("b40f1084-8cd5-4f63-8b42-6c5fed160fd4")?;
 /// assert_eq!(holder.to_string(), "b40f1084-8cd5-4f63-8b42-6c5fed160fd4");
 /// assert_ne!(Holder::unique(), Holder::unique());
-/// # Ok::<(), rowlock::InvalidHolder>(())
+/// # Ok::<(), rowlock::Invalid>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holder(Uuid);
@@ -124,10 +118,12 @@ impl Holder {
     /// Parses the id that another process received with its claim.
     ///
     /// # Errors
-    /// [`InvalidHolder`] if the text is not a UUID.
-    pub fn parse(text: &str) -> Result<Self, InvalidHolder> {
-        let invalid = || InvalidHolder { text: text.chars().take(80).collect() };
-        Uuid::parse_str(text).map(Self).map_err(|_| invalid())
+    /// [`Invalid`] if the text is not a UUID.
+    pub fn parse(text: &str) -> Result<Self, Invalid> {
+        Uuid::parse_str(text).map(Self).map_err(|_| {
+            let text: String = text.chars().take(80).collect();
+            Invalid::new(format!("{text:?} is not the id of a holder: use the UUID that was given with the claim"))
+        })
     }
 
     /// Returns the UUID, as stored in the column `holder`.

@@ -1,21 +1,18 @@
 //! The label of an instance: the column `client_ip`.
 
-use crate::error::Error;
+use crate::invalid::Invalid;
 
 /// The most characters of a label.
 const MAX_CHARS: usize = 45;
 
 /// # Errors
-/// [`Error::InvalidSetting`] for a label that is too long or has control characters.
-pub(crate) fn check(label: &str) -> Result<(), Error> {
+/// [`Invalid`] for a label that is too long or has control characters.
+pub(crate) fn check(label: &str) -> Result<(), Invalid> {
     if label.chars().count() <= MAX_CHARS && !label.chars().any(char::is_control) {
         return Ok(());
     }
-    Err(Error::InvalidSetting {
-        setting: "a label",
-        value: format!("{:?}", label.chars().take(60).collect::<String>()),
-        rule: "it has to have at most 45 characters, and no control characters",
-    })
+    let value = format!("{:?}", label.chars().take(60).collect::<String>());
+    Err(Invalid::setting("a label", value, "it has to have at most 45 characters, and no control characters"))
 }
 
 /// Returns the default label: the host name without control characters, and `/process id`. Of a
@@ -58,7 +55,7 @@ mod tests {
             assert!(check(good).is_ok(), "{good}");
         }
         for bad in ["a\nb", "\u{7f}", &"x".repeat(MAX_CHARS + 1)] {
-            assert!(matches!(check(bad), Err(Error::InvalidSetting { .. })), "{bad}");
+            assert!(check(bad).is_err(), "{bad}");
         }
     }
 }

@@ -57,8 +57,8 @@
 //! use std::time::Duration;
 //!
 //! let lock = LeaseLock::builder(pool).label("node-1").build()?;
-//! let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60))?;
-//! let quick = lock.clone().lease(Duration::from_secs(5))?;
+//! let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60));
+//! let quick = lock.clone().lease(Duration::from_secs(5));
 //! # Ok(())
 //! # }
 //! ```
@@ -78,7 +78,7 @@
 //! use rowlock::{Schedule, Schedules, Tick};
 //! use std::time::Duration;
 //!
-//! let nightly = Schedule::cron("nightly-report", "30 2 * * *")?.zone("Europe/Berlin")?;
+//! let nightly = Schedule::cron("nightly-report", "30 2 * * *").zone("Europe/Berlin");
 //! let jobs = Schedules::new(pool).on(nightly, async |tick: Tick<_>| {
 //!     println!("the report of {} under token {}", tick.slot(), tick.token());
 //!     Ok::<_, std::io::Error>(()) // an error makes the run fail
@@ -122,7 +122,7 @@
 //! paid.await?;
 //!
 //! let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
-//! let accounts = VersionedTable::new(pool, columns)?;
+//! let accounts = VersionedTable::new(pool, columns);
 //! assert_eq!(accounts.deduct("alice", 30).await?.value, 40);
 //! # Ok(())
 //! # }
@@ -178,6 +178,7 @@ mod action;
 mod election;
 mod error;
 mod grant;
+mod invalid;
 mod key;
 mod label;
 mod lease;
@@ -211,7 +212,8 @@ pub use election::{
 };
 pub use error::Error;
 pub use grant::{Attempt, Grant};
-pub use key::{Claim, Holder, InvalidHolder, InvalidKey, Key, PreviousClaim, Token};
+pub use invalid::Invalid;
+pub use key::{Claim, Holder, Key, PreviousClaim, Token};
 pub use lease::builder::LeaseLockBuilder;
 pub use lease::guard::{Lease, LeaseSet, One, Several};
 pub use lease::info::{ChangeInfo, ForcedRelease, ListOptions, LockInfo};
@@ -232,7 +234,7 @@ pub use schedule::{
     schedules::Schedules,
     selection::RunOptions,
     spec::Schedule,
-    terms::{CatchUp, Retries},
+    terms::{CatchUp, Pauses},
     tick::Tick,
     try_tick::TickOutcome,
 };
@@ -259,7 +261,7 @@ pub use version::update::{UpdateError, Updated, Versioned};
 /// use rowlock::{LeaseLock, VersionLock, sqlx::Sqlite};
 ///
 /// let lock = LeaseLock::<Sqlite>::connect("sqlite::memory:").await?;
-/// let versions = VersionLock::new(lock.pool().clone(), "account", "id", "version")?;
+/// let versions = VersionLock::new(lock.pool().clone(), "account", "id", "version");
 /// # Ok(())
 /// # }
 /// # #[cfg(not(feature = "sqlite"))]

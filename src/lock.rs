@@ -49,7 +49,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// use std::sync::Arc;
 ///
 /// let lock: Arc<dyn ResourceLock<sqlx::Sqlite>> = match optimistic {
-///     true => Arc::new(VersionLock::new(pool, "account", "id", "version")?),
+///     true => Arc::new(VersionLock::new(pool, "account", "id", "version")),
 ///     false => Arc::new(LeaseLock::new(pool)),
 /// };
 /// # Ok(())
@@ -222,7 +222,7 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     /// minimum intervals acquires it as [`acquire`](Self::acquire) does.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`Error::InvalidSetting`] for a wait that is not shorter
+    /// As [`acquire`](Self::acquire), and [`Error::Invalid`] for a wait that is not shorter
     /// than the minimum interval.
     ///
     /// # Cancel safety

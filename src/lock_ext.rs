@@ -163,7 +163,7 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// is later than that skips the tick.
     ///
     /// # Errors
-    /// As [`ResourceLock::acquire`]. [`Error::InvalidSetting`] if there is a minimum interval and
+    /// As [`ResourceLock::acquire`]. [`Error::Invalid`] if there is a minimum interval and
     /// `wait` is not shorter: the wait could outlast the interval, and the same tick would run
     /// twice.
     ///
@@ -183,7 +183,7 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// use std::{io, time::Duration};
     ///
     /// // A job that ticks on the hour, and takes less than a quarter of an hour.
-    /// let hourly = lock.min_interval(Duration::from_secs(30 * 60))?;
+    /// let hourly = lock.min_interval(Duration::from_secs(30 * 60));
     /// let wait = Duration::from_secs(15 * 60);
     /// let ran = hourly.run_within("report", wait, async |_grant| Ok::<_, io::Error>(())).await?;
     /// assert!(matches!(ran, RunOutcome::Ended { .. }));

@@ -7,6 +7,7 @@ use chrono::TimeDelta;
 use crate::{
     action::Certainty,
     error::Error,
+    invalid::Invalid,
     pacing::{Backoff, retry_backoff},
     session::{time::Instant, timers::sleep},
     store::failure::Failure,
@@ -21,15 +22,12 @@ pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The limits for retries after conflicts. The first limit that is reached ends them.
 ///
 /// ```
-/// # fn example<DB: rowlock::Database>(
-/// #     lock: rowlock::LeaseLock<DB>,
-/// # ) -> Result<(), rowlock::Error> {
+/// # fn example<DB: rowlock::Database>(lock: rowlock::LeaseLock<DB>) {
 /// use rowlock::Retry;
 /// use std::time::Duration;
 ///
-/// let patient = lock.retry(Retry { attempts: 1000, within: Duration::from_secs(60) })?;
-/// let short = patient.clone().retry(Retry { attempts: 3, ..Retry::default() })?;
-/// # Ok(())
+/// let patient = lock.retry(Retry { attempts: 1000, within: Duration::from_secs(60) });
+/// let short = patient.clone().retry(Retry { attempts: 3, ..Retry::default() });
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,18 +46,12 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// # Errors
-    /// [`Error::InvalidSetting`] for limits outside the ranges of the fields.
-    pub(crate) fn checked(self) -> Result<Self, Error> {
+    pub(crate) fn checked(self) -> Result<Self, Invalid> {
         let rule = "it has to be from 1 ms to one day";
         within("a time for retries", self.within, Duration::from_millis(1), DAY, rule)?;
         if !(1..=1_000_000).contains(&self.attempts) {
-            let value = self.attempts.to_string();
-            return Err(Error::InvalidSetting {
-                setting: "a number of attempts",
-                value,
-                rule: "it has to be from 1 to 1,000,000",
-            });
+            let rule = "it has to be from 1 to 1,000,000";
+            return Err(Invalid::setting("a number of attempts", self.attempts, rule));
         }
         Ok(self)
     }
@@ -104,7 +96,7 @@ impl Tries {
 }
 
 /// Validates how long a statement may take.
-pub(crate) fn time_limit(limit: Duration) -> Result<Duration, Error> {
+pub(crate) fn time_limit(limit: Duration) -> Result<Duration, Invalid> {
     let hour = Duration::from_secs(60 * 60);
     within("a time limit", limit, Duration::from_millis(1), hour, "it has to be from 1 ms to one hour")?;
     Ok(limit)
@@ -112,18 +104,14 @@ pub(crate) fn time_limit(limit: Duration) -> Result<Duration, Error> {
 
 /// Validates a duration and truncates it to the databases' precision, the microsecond.
 pub(crate) fn within(
-    setting: &'static str,
+    setting: &str,
     value: Duration,
     least: Duration,
     most: Duration,
-    rule: &'static str,
-) -> Result<TimeDelta, Error> {
+    rule: &str,
+) -> Result<TimeDelta, Invalid> {
     let micros = i64::try_from(value.as_micros()).ok().filter(|_| value >= least && value <= most);
-    micros.map(TimeDelta::microseconds).ok_or_else(|| Error::InvalidSetting {
-        setting,
-        value: format!("{value:?}"),
-        rule,
-    })
+    micros.map(TimeDelta::microseconds).ok_or_else(|| Invalid::setting(setting, format!("{value:?}"), rule))
 }
 
 impl Backoff {

@@ -7,6 +7,7 @@ use sqlx::Pool;
 use crate::{
     error::Error,
     grant::{Attempt, Grant},
+    invalid::Invalid,
     key::{Claim, Key},
     lease::{guard::Lease, lock::LeaseLock, wanted::Wanted},
     lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
@@ -42,7 +43,7 @@ const MAX_PERMITS: u32 = 100;
 /// use rowlock::{Attempt, Status};
 /// use std::time::Duration;
 ///
-/// let exports = lock.semaphore("exports", 3)?;
+/// let exports = lock.semaphore("exports", 3);
 /// match exports.acquire(Duration::from_secs(5)).await? {
 ///     Attempt::Acquired(permit) => {
 ///         println!("export with permit {:?}", exports.number(permit.key()));
@@ -79,18 +80,17 @@ impl<DB: Database> LeaseLock<DB> {
     /// Returns a semaphore of 1 to 100 permits, on the terms of this handle. Nothing is sent.
     ///
     /// A [`fair`](Self::fair) handle grants permits first come, first served. A minimum interval
-    /// applies to each permit.
-    ///
-    /// # Errors
-    /// [`Error::InvalidKey`] for a name that is no key, or too long for the number that is added;
-    /// [`Error::InvalidSetting`] for no permits, or too many.
-    pub fn semaphore(&self, name: &str, permits: u32) -> Result<Semaphore<DB>, Error> {
+    /// applies to each permit. A name that is no key, or too long for the number that is added, and
+    /// a number of permits out of its range, are reported by the first call.
+    pub fn semaphore(&self, name: &str, permits: u32) -> Semaphore<DB> {
+        let mut lock = self.clone();
         if !(1..=MAX_PERMITS).contains(&permits) {
-            let (setting, value) = ("a semaphore", format!("{permits} permits"));
-            return Err(Error::InvalidSetting { setting, value, rule: "it has to have 1 to 100 permits" });
+            let value = format!("{permits} permits");
+            lock.faults.add(Invalid::setting("a semaphore", value, "it has to have 1 to 100 permits"));
         }
-        let wanted = permits_of(name, permits)?;
-        Ok(Semaphore { lock: self.clone(), name: Key::new(name)?, permits, wanted })
+        let known = permits.clamp(1, MAX_PERMITS);
+        let wanted = lock.faults.accept(permits_of(name, known)).unwrap_or_else(|| Wanted::all([Key::none()].into()));
+        Semaphore { lock, name: Key::new(name).unwrap_or_else(|_| Key::none()), permits, wanted }
     }
 }
 
@@ -145,13 +145,13 @@ impl<DB: Database> Semaphore<DB> {
     }
 
     fn wanted(&self, name: &str) -> Result<Wanted, Error> {
-        if name == self.name.as_str() { Ok(self.wanted.clone()) } else { permits_of(name, self.permits) }
+        if name == self.name.as_str() { Ok(self.wanted.clone()) } else { Ok(permits_of(name, self.permits)?) }
     }
 }
 
 /// Returns the permits of a semaphore. Waiters queue under a key that is no permit's, so that
 /// instances with different numbers of permits wait in one queue.
-fn permits_of(name: &str, permits: u32) -> Result<Wanted, Error> {
+fn permits_of(name: &str, permits: u32) -> Result<Wanted, Invalid> {
     let keys = (1..=permits).map(|number| Key::new(&format!("{name}#{number}"))).collect::<Result<Vec<_>, _>>()?;
     Ok(Wanted::any(keys.into(), Key::new(&format!("{name}#"))?, Key::new(name)?))
 }

@@ -48,8 +48,8 @@ async fn calls_of_a_forked_process_are_refused_and_its_drops_end_nothing() {
     let url = format!("sqlite:{file}?mode=rwc");
     let pool = SqlitePool::connect(&url).await.unwrap();
     rowlock::migrate(&pool).await.unwrap();
-    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
-    let job = Schedule::every("job", LEASE).unwrap();
+    let lock = LeaseLock::new(pool.clone()).lease(LEASE);
+    let job = Schedule::every("job", LEASE);
     let schedules = Schedules::new(pool.clone()).on(job, async |_| Ok::<_, Error>(()));
     let lease = lock.try_acquire("k").await.unwrap().acquired().unwrap();
     // Each process takes it from a copy of its own.

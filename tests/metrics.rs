@@ -21,7 +21,7 @@ async fn what_happens_is_counted() {
     rowlock::describe_metrics();
     let pool: SqlitePool = SqlitePoolOptions::new().max_connections(1).connect("sqlite::memory:").await.unwrap();
     rowlock::migrate(&pool).await.unwrap();
-    let lock = LeaseLock::new(pool.clone()).lease(Duration::from_millis(300)).unwrap();
+    let lock = LeaseLock::new(pool.clone()).lease(Duration::from_millis(300));
 
     let lease = lock.try_acquire("k").await.unwrap().acquired().unwrap();
     assert!(lock.try_acquire("k").await.unwrap().refused().is_some());
@@ -42,7 +42,7 @@ async fn what_happens_is_counted() {
     taken_over.release(Status::Succeeded).await.unwrap();
 
     let (ran, mut runs) = tokio::sync::mpsc::channel(1);
-    let job = Schedule::after("job", Duration::from_millis(100)).unwrap();
+    let job = Schedule::after("job", Duration::from_millis(100));
     let schedules = Schedules::new(pool.clone()).on(job, move |_| {
         let ran = ran.clone();
         async move { ran.send(()).await }
@@ -60,7 +60,7 @@ async fn what_happens_is_counted() {
     );
     execute(&file, "INSERT INTO a VALUES ('x', 9, 0)");
     let columns = Columns { table: "a", key: "id", value: "n", version: "v" };
-    let table = VersionedTable::new(SqlitePool::connect(&file).await.unwrap(), columns).unwrap();
+    let table = VersionedTable::new(SqlitePool::connect(&file).await.unwrap(), columns);
     let mut conflict = Some("UPDATE a SET v = v + 1");
     let updated = table.update("x", |n| {
         if let Some(sql) = conflict.take() {

@@ -159,7 +159,7 @@ impl<DB: Speak> ByVersion<DB> {
         let columns = Columns { table: ledger.table, key: "id", value: "balance", version: "version" };
         // A deduction that loses a hundred times still continues.
         let retry = Retry { attempts: 1_000_000, within: PATIENCE };
-        let table = VersionedTable::new(ledger.pool.clone(), columns)?.retry(retry)?.time_limit(PATIENCE)?;
+        let table = VersionedTable::new(ledger.pool.clone(), columns).retry(retry).time_limit(PATIENCE);
         Ok(Self { ledger, table })
     }
 }

@@ -114,7 +114,7 @@ pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
 /// Each statement is then preceded by a check of its connection, which counts as a statement.
 async fn hold<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Error> {
     let pool = patient_pool::<DB>(&options.url, options.connections, false).await?;
-    let lock = LeaseLock::builder(pool.clone()).share_pool().build()?.lease(options.lease)?;
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build()?.lease(options.lease);
     for lease in take(&lock, "warm-up", WARM_UP).await? {
         lease.abandon().await?;
     }

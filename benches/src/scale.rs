@@ -129,7 +129,7 @@ async fn measure<DB: Bench>(
         let mut instances = JoinSet::new();
         for number in 0..options.instances {
             let pool = pool::<DB>(&site.url, options.connections).await?;
-            let lock = LeaseLock::new(pool.clone()).fair(options.fair).lease(options.lease)?;
+            let lock = LeaseLock::new(pool.clone()).fair(options.fair).lease(options.lease);
             let measured = measured.clone();
             match part {
                 Part::Held => drop(instances.spawn(hold(lock, number))),
@@ -221,7 +221,7 @@ async fn tick<DB: Bench>(mut schedules: Schedules<DB>, count: usize, measured: M
                 Ok::<_, std::io::Error>(())
             }
         };
-        schedules = schedules.on(Schedule::cron(&format!("schedule {number}"), PATTERN)?, work);
+        schedules = schedules.on(Schedule::cron(&format!("schedule {number}"), PATTERN), work);
     }
     let running = schedules.start().await?;
     std::future::pending::<()>().await;

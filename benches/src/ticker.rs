@@ -105,13 +105,13 @@ impl FromStr for Word {
 }
 
 /// The schedule of this number.
-pub fn schedule(job: Job, number: usize) -> Result<Schedule, rowlock::Error> {
+pub fn schedule(job: Job, number: usize) -> Schedule {
     let period = match job {
         Job::Busy => Duration::from_millis(100),
         Job::Idle => Duration::from_secs(24 * 3600),
         Job::Ticking | Job::Cycles => Duration::from_secs(1),
     };
-    Schedule::every(&format!("s{number}"), period)?.catch_up(CatchUp::All(1_000))
+    Schedule::every(&format!("s{number}"), period).catch_up(CatchUp::All(1_000))
 }
 
 pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
@@ -121,14 +121,14 @@ pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
 async fn work<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Error> {
     let pool = patient_pool::<DB>(&options.url, 8, false).await?;
     let runs = Arc::new(AtomicI64::new(0));
-    let mut schedules = Schedules::new(pool.clone()).lease(LEASE)?;
+    let mut schedules = Schedules::new(pool.clone()).lease(LEASE);
     let mut cycling = None;
     if options.job == Job::Cycles {
         cycling = Some(tokio::spawn(cycles(LeaseLock::new(pool.clone()), runs.clone())));
     } else {
         for number in options.from..options.to {
             let (runs, job) = (runs.clone(), options.job);
-            schedules = schedules.on(schedule(job, number)?, move |tick| tick_of(job, number, runs.clone(), tick));
+            schedules = schedules.on(schedule(job, number), move |tick| tick_of(job, number, runs.clone(), tick));
         }
     }
     let running = if cycling.is_none() { Some(schedules.start().await?) } else { None };

@@ -84,7 +84,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
             Error::Lost { .. } | Error::NotHeld { .. } => LOST,
-            Error::StillUsed { .. } => REFUSED,
+            Error::StillUsed { .. } | Error::ScheduleUnfit { .. } => REFUSED,
             Error::TableMissing => {
                 return Self::new(UNFIT, "the table t_resource_lock does not exist here: run `rowlock migrate` once");
             }
@@ -97,16 +97,11 @@ impl From<Error> for Failure {
             }
             Error::UnknownSchedule { renamed_to: Some(_), .. } => return Self::new(REFUSED, &error),
             Error::UnknownSchedule { name, .. } => return Self::no_schedule(name.as_str()),
-            Error::InvalidSchedule { .. } => return Self::new(USAGE, &error),
             Error::TableUnfit { .. }
             | Error::Unsupported { .. }
             | Error::ReadOnly { .. }
             | Error::RowNotVisible { .. } => UNFIT,
-            Error::InvalidKey { .. }
-            | Error::KeyUnfit { .. }
-            | Error::LabelTooLong { .. }
-            | Error::InvalidSetting { .. }
-            | Error::InvalidHolder { .. } => USAGE,
+            Error::Invalid(_) | Error::KeyUnfit { .. } | Error::LabelTooLong { .. } => USAGE,
             _ => UNAVAILABLE,
         };
         // `Debug` includes the driver's error, which `Display` leaves out.

@@ -159,11 +159,11 @@ async fn run_action<DB: Database>(
     match action {
         TableAction::Migrate(migrate) => migrate::migrate(pool, &migrate).await,
         TableAction::Run(run) if run.tick.cron.is_some() => schedule::tick::run(pool, run, front).await,
-        TableAction::Run(run) => keys::run::run(run.terms.lock(pool)?.lock_delay(run.lock_delay)?, run, front).await,
+        TableAction::Run(run) => keys::run::run(run.terms.lock(pool)?.lock_delay(run.lock_delay), run, front).await,
         TableAction::Lead(lead) => lead::lead(lead.lock(pool)?, lead, front).await,
         TableAction::Leader(leader) => lead::leader(&LeaseLock::new(pool), &leader).await,
         TableAction::Acquire(acquire) => claims::acquire(acquire.terms.lock(pool)?, acquire).await,
-        TableAction::Hold(hold) => hold::hold(hold.terms.lock(pool)?.lock_delay(hold.lock_delay)?, hold).await,
+        TableAction::Hold(hold) => hold::hold(hold.terms.lock(pool)?.lock_delay(hold.lock_delay), hold).await,
         TableAction::Renew(renew) => claims::renew(pool, renew).await,
         TableAction::Release(release) => claims::release(pool, release).await,
         TableAction::List(list) => list::list(&list.judged_by.lock(pool)?, &list).await,
@@ -186,14 +186,14 @@ async fn run_action<DB: Database>(
             schedule::why::why(&Schedules::new(pool.clone()), &LeaseLock::new(pool), &named).await
         }
         TableAction::Output(asked) => schedule::output::output(&Schedules::new(pool), &asked).await,
-        TableAction::Pause(asked) => schedule::change::pause(&operator::schedules(pool)?, &asked).await,
-        TableAction::Resume(named) => schedule::change::resume(&operator::schedules(pool)?, &named).await,
-        TableAction::Skip(asked) => schedule::change::skip(&operator::schedules(pool)?, &asked).await,
-        TableAction::Stop(named) => schedule::change::stop(&operator::schedules(pool)?, &named).await,
-        TableAction::Trigger(trigger) => schedule::change::trigger(&operator::schedules(pool)?, &trigger).await,
-        TableAction::Remove(removed) => schedule::change::remove(&operator::schedules(pool)?, &removed).await,
-        TableAction::Reset(named) => schedule::change::reset(&operator::schedules(pool)?, &named).await,
-        TableAction::Drain(drain) => schedule::change::drain(&operator::schedules(pool)?, &drain).await,
+        TableAction::Pause(asked) => schedule::change::pause(&operator::schedules(pool), &asked).await,
+        TableAction::Resume(named) => schedule::change::resume(&operator::schedules(pool), &named).await,
+        TableAction::Skip(asked) => schedule::change::skip(&operator::schedules(pool), &asked).await,
+        TableAction::Stop(named) => schedule::change::stop(&operator::schedules(pool), &named).await,
+        TableAction::Trigger(trigger) => schedule::change::trigger(&operator::schedules(pool), &trigger).await,
+        TableAction::Remove(removed) => schedule::change::remove(&operator::schedules(pool), &removed).await,
+        TableAction::Reset(named) => schedule::change::reset(&operator::schedules(pool), &named).await,
+        TableAction::Drain(drain) => schedule::change::drain(&operator::schedules(pool), &drain).await,
         #[cfg(feature = "ui")]
         TableAction::Ui(ui) => ui::serve(pool, place, ui).await,
     }

@@ -3,7 +3,7 @@
 
 use std::fmt::Display;
 
-use rowlock::{Database, Error, Schedules};
+use rowlock::{Database, Schedules};
 use sqlx::Pool;
 
 use crate::exit::Failure;
@@ -12,7 +12,7 @@ use crate::exit::Failure;
 const LABEL: usize = 45;
 
 /// Returns the schedules with who asks for a change, and where, as their label.
-pub fn schedules<DB: Database>(pool: Pool<DB>) -> Result<Schedules<DB>, Error> {
+pub fn schedules<DB: Database>(pool: Pool<DB>) -> Schedules<DB> {
     Schedules::new(pool).label(&label())
 }
 

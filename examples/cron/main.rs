@@ -47,7 +47,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         sleep(work).await;
         Ok::<_, Infallible>(())
     };
-    let jobs = Schedules::new(pool).lease(LEASE)?.on(Schedule::cron("report", PATTERN)?, report);
+    let jobs = Schedules::new(pool).lease(LEASE).on(Schedule::cron("report", PATTERN), report);
     // The first call registers the schedule.
     println!("{:?}", jobs.try_tick("report").await?);
 

@@ -89,7 +89,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     rowlock::migrate(&pool).await?;
     // The workers fire within a moment of each other: half of the period keeps a tick from running
     // twice.
-    let lock = LeaseLock::new(pool).lease(PERIOD / 2)?.min_interval(PERIOD / 2)?;
+    let lock = LeaseLock::new(pool).lease(PERIOD / 2).min_interval(PERIOD / 2);
     let worker = WorkerBuilder::new("reports")
         .backend(CronScheduler::new("*/4 * * * * *".parse::<cron::Schedule>()?))
         .layer(UnderKey { lock, key: "report" })

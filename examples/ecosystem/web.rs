@@ -54,11 +54,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     create_tables(&pool).await?;
 
     let payments = pool.clone();
-    let settlement = Schedule::every("settlement", Duration::from_secs(1))?;
-    let jobs = Schedules::new(pool.clone()).lease(LEASE)?.label(&address)?;
+    let settlement = Schedule::every("settlement", Duration::from_secs(1));
+    let jobs = Schedules::new(pool.clone()).lease(LEASE).label(&address);
     let running = jobs.on(settlement, move |tick| settle(tick, payments.clone())).start().await?;
 
-    let accounts = LeaseLock::new(pool).lease(LEASE)?;
+    let accounts = LeaseLock::new(pool).lease(LEASE);
     let service = Router::new().route("/payments/{id}", post(pay)).with_state(accounts);
     let listener = TcpListener::bind(&address).await?;
     println!("listening on {}", listener.local_addr()?);

@@ -25,7 +25,7 @@ pub async fn instance<DB: Database>(
     work_millis: u64,
     tries: &str,
 ) -> Result<()> {
-    let lock = LeaseLock::builder(pool).label(node).build()?.lease(LEASE)?.min_interval(MIN_INTERVAL)?;
+    let lock = LeaseLock::builder(pool).label(node).build()?.lease(LEASE).min_interval(MIN_INTERVAL);
     let work = async |grant: &Grant<DB>| {
         let from =
             grant.taken_over_from().map(|prior| format!("taken over from {} (token {})", prior.label, prior.token));
@@ -85,7 +85,7 @@ pub async fn show<DB: Database>(stage: &mut Stage, pool: &Pool<DB>, key: &str) -
     stage.wait(vec![successor]).await?;
 
     heading("What the row says in the end:");
-    let lock = LeaseLock::new(pool.clone()).min_interval(MIN_INTERVAL)?;
+    let lock = LeaseLock::new(pool.clone()).min_interval(MIN_INTERVAL);
     let Attempt::Refused(refusal) = lock.try_acquire(key).await? else {
         return Err("the minimum interval should have refused this".into());
     };

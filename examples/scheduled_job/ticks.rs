@@ -24,8 +24,8 @@ const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 /// Runs ticks until the process is asked to end.
 pub async fn instance<DB: Database>(pool: Pool<DB>, name: &str, node: &str) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
-    let schedule = Schedule::every(name, PERIOD)?.catch_up(CatchUp::All(100))?;
-    let schedules = Schedules::new(pool).label(node)?.lease(LEASE)?.on(schedule, job);
+    let schedule = Schedule::every(name, PERIOD).catch_up(CatchUp::All(100));
+    let schedules = Schedules::new(pool).label(node).lease(LEASE).on(schedule, job);
     let running = schedules.start().await?;
     terminate.recv().await;
     running.shutdown(Duration::from_secs(5)).await;

@@ -35,7 +35,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// let election = lock.election("indexer")?;
+/// let election = lock.election("indexer");
 /// let indexed = election.lead(async |leadership| {
 ///     println!("leading in term {}", leadership.term());
 ///     7 // returning is resigning
@@ -66,12 +66,12 @@ impl<DB: Database> fmt::Debug for Election<DB> {
 }
 
 impl<DB: Database> LeaseLock<DB> {
-    /// Returns an election on the terms of this handle. Nothing is sent.
-    ///
-    /// # Errors
-    /// [`Error::InvalidKey`] for a name that is no key.
-    pub fn election(&self, name: &str) -> Result<Election<DB>, Error> {
-        Ok(Election { lock: self.clone(), name: Key::new(name)?, term: Arc::default() })
+    /// Returns an election on the terms of this handle. Nothing is sent. A name that is no key is
+    /// reported by the first call.
+    pub fn election(&self, name: &str) -> Election<DB> {
+        let mut lock = self.clone();
+        let name = Key::checked(name, &mut lock.faults);
+        Election { lock, name, term: Arc::default() }
     }
 }
 

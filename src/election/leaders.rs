@@ -54,7 +54,7 @@ fn leader(listed: Option<&Listed>) -> Option<Leader> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// let election = lock.election("indexer")?;
+/// let election = lock.election("indexer");
 /// let mut leaders = election.observe();
 /// assert_eq!(leaders.next().await?, None);
 ///

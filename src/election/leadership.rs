@@ -20,7 +20,7 @@ use crate::{
 /// ```
 /// # async fn follow() {}
 /// # async fn example(lock: rowlock::LeaseLock<impl rowlock::Database>) -> Result<(), rowlock::Error> {
-/// let election = lock.election("indexer")?;
+/// let election = lock.election("indexer");
 /// let leadership = election.campaign().await?; // waits for this instance's turn
 /// tokio::select! {
 ///     () = follow() => {}
@@ -115,7 +115,7 @@ impl<DB: Database> Leadership<DB> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// # rowlock::migrate(&pool).await?;
     /// # let lock = rowlock::LeaseLock::new(pool);
-    /// let leadership = lock.election("indexer")?.campaign().await?;
+    /// let leadership = lock.election("indexer").campaign().await?;
     /// let stop = leadership.cancellation_token();
     /// let work = tokio::spawn(async move {
     ///     stop.cancelled().await; // finish what was begun

@@ -86,7 +86,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// Returns the row of `key`, or `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`], [`Error::TableMissing`] and similar errors, [`Error::Database`],
+    /// [`Error::Invalid`], [`Error::TableMissing`] and similar errors, [`Error::Database`],
     /// [`Error::TimedOut`], [`Error::NoConnection`].
     ///
     /// # Cancel safety
@@ -168,7 +168,7 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Errors
     /// [`Error::TimedOut`] if other transactions had the row locked until the time limit;
-    /// [`Error::InvalidKey`], [`Error::TableMissing`] and similar errors, [`Error::Database`],
+    /// [`Error::Invalid`], [`Error::TableMissing`] and similar errors, [`Error::Database`],
     /// [`Error::NoConnection`].
     ///
     /// # Cancel safety
@@ -348,7 +348,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// queue tickets whose waiters died more than an hour ago, which are not counted.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for more than ten years; [`Error::TableMissing`] and similar
+    /// [`Error::Invalid`] for more than ten years; [`Error::TableMissing`] and similar
     /// errors, [`Error::Database`], [`Error::TimedOut`], [`Error::NoConnection`].
     ///
     /// # Cancel safety
@@ -386,8 +386,9 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(Forgetting { lock: self, older_than, terms, after: Some(String::new()), deleted: false })
     }
 
-    /// Checks for a usable table, and returns the deadline of the operation.
+    /// Checks the handle, and for a usable table, and returns the deadline of the operation.
     async fn checked_deadline(&self) -> Result<Instant, Error> {
+        self.check()?;
         let limit = Instant::now() + self.shared.settings.time_limit;
         self.shared.known_table(limit).await?;
         Ok(limit)

@@ -8,6 +8,7 @@ use sqlx::{Connection as _, Pool, pool::PoolOptions};
 use crate::{
     action::{Action, Certainty},
     error::Error,
+    invalid::Faults,
     label,
     lease::{
         lock::LeaseLock,
@@ -34,7 +35,7 @@ use crate::{
 /// use std::time::Duration;
 ///
 /// let lock = LeaseLock::builder(pool).label("node-1").time_limit(Duration::from_secs(2)).build()?;
-/// let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60))?;
+/// let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60));
 /// # Ok(())
 /// # }
 /// ```
@@ -193,12 +194,12 @@ impl<DB: Database> LeaseLockBuilder<DB> {
     /// Builds the lock, and returns the first handle on it. Nothing is sent yet.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for a setting out of its range.
+    /// [`Error::Invalid`] for a setting out of its range.
     pub fn build(self) -> Result<LeaseLock<DB>, Error> {
-        if let Some(label) = &self.label {
-            label::check(label)?;
-        }
-        time_limit(self.time_limit)?;
+        let mut faults = Faults::default();
+        faults.accept(self.label.as_deref().map_or(Ok(()), label::check));
+        faults.accept(time_limit(self.time_limit));
+        faults.check()?;
         Ok(self.assemble())
     }
 
@@ -219,6 +220,6 @@ impl<DB: Database> LeaseLockBuilder<DB> {
         };
         let shared = Shared::new(Settings { sessions, renewals, time_limit: self.time_limit, batching: self.batching });
         let key_terms = shared.key_terms(terms, false, Bounds::default());
-        LeaseLock { shared, key_terms, retry: Retry::default() }
+        LeaseLock { shared, key_terms, retry: Retry::default(), faults: Faults::default() }
     }
 }

@@ -65,7 +65,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// ```
     pub async fn forget_after(&self, age: Duration) -> Result<Infallible, Error> {
         let period = (age.min(10 * 365 * DAY) / PERIODS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD);
-        let one = self.clone().rules(Rules::Recover).lock_delay(Duration::ZERO)?.lease(LEASE)?;
+        let one = self.clone().rules(Rules::Recover).lock_delay(Duration::ZERO).lease(LEASE);
         let rule = "a part of the age";
         let min_interval = within("a period", period.mul_f64(0.85), Duration::ZERO, LONGEST_PERIOD, rule)?;
         let terms = Terms { min_interval, ..one.key_terms.terms.clone() };

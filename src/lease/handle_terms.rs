@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    error::Error,
+    invalid::Invalid,
     lease::{lock::LeaseLock, span::Bounds},
     retry::{DAY, Retry, within},
     rules::{Rules, Terms},
@@ -11,17 +11,17 @@ use crate::{
 };
 
 /// Terms of a handle. Each method returns the handle with one term changed. Other handles on the
-/// lock, and leases that were acquired before, keep their terms.
+/// lock, and leases that were acquired before, keep their terms. A term that is out of its range is
+/// reported by [`check`](Self::check), and by each call of the handle.
 ///
 /// ```
-/// # fn example<DB: rowlock::Database>(pool: sqlx::Pool<DB>) -> Result<(), rowlock::Error> {
+/// # fn example<DB: rowlock::Database>(pool: sqlx::Pool<DB>) {
 /// use rowlock::LeaseLock;
 /// use std::time::Duration;
 ///
 /// let lock = LeaseLock::new(pool);
-/// let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60))?;
-/// let quick = lock.clone().lease(Duration::from_secs(5))?; // no minimum interval
-/// # Ok(())
+/// let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60));
+/// let quick = lock.clone().lease(Duration::from_secs(5)); // no minimum interval
 /// # }
 /// ```
 impl<DB: Database> LeaseLock<DB> {
@@ -31,14 +31,14 @@ impl<DB: Database> LeaseLock<DB> {
     /// A held lease is renewed after a quarter to a third of this duration. After a crash, another
     /// claim may take over when the lease ends. Leases of equal duration and lock-delay are renewed
     /// together.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a shorter or longer duration.
-    pub fn lease(self, lease: Duration) -> Result<Self, Error> {
-        let lease =
-            within("a lease", lease, Duration::from_millis(100), 30 * DAY, "it has to be from 100 ms to 30 days")?;
+    pub fn lease(mut self, lease: Duration) -> Self {
+        let rule = "it has to be from 100 ms to 30 days";
+        let Some(lease) = self.faults.accept(within("a lease", lease, Duration::from_millis(100), 30 * DAY, rule))
+        else {
+            return self;
+        };
         let delay = self.key_terms.bounds.lock_delay;
-        Ok(self.with(|terms, _| terms.lease = lease + delay))
+        self.with(|terms, _| terms.lease = lease + delay)
     }
 
     /// Sets how long a key stays closed after a holder that has not ended its claim had to stop:
@@ -52,26 +52,23 @@ impl<DB: Database> LeaseLock<DB> {
     /// [`force_release`](Self::force_release) keeps no delay. A claim that is taken up by
     /// [`resume`](Self::resume) has the delay of the handle that takes it up.
     ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a longer duration.
-    ///
     /// # Examples
     ///
     /// ```
-    /// # fn example<DB: rowlock::Database>(pool: sqlx::Pool<DB>) -> Result<(), rowlock::Error> {
+    /// # fn example<DB: rowlock::Database>(pool: sqlx::Pool<DB>) {
     /// use rowlock::LeaseLock;
     /// use std::time::Duration;
     ///
     /// // After a crash, the next holder starts at least 5 s after the last one had to stop.
-    /// let robot = LeaseLock::new(pool).lock_delay(Duration::from_secs(5))?;
-    /// # Ok(())
+    /// let robot = LeaseLock::new(pool).lock_delay(Duration::from_secs(5));
     /// # }
     /// ```
-    pub fn lock_delay(self, delay: Duration) -> Result<Self, Error> {
-        let delay = within("a lock-delay", delay, Duration::ZERO, 30 * DAY, "it has to be at most 30 days")?;
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        let checked = within("a lock-delay", delay, Duration::ZERO, 30 * DAY, "it has to be at most 30 days");
+        let Some(delay) = self.faults.accept(checked) else { return self };
         let (mut terms, fair, bounds) = (self.key_terms.terms.clone(), self.key_terms.fair, self.key_terms.bounds);
         terms.lease += delay - bounds.lock_delay;
-        Ok(self.on_terms(terms, fair, Bounds { lock_delay: delay, ..bounds }))
+        self.on_terms(terms, fair, Bounds { lock_delay: delay, ..bounds })
     }
 
     /// Sets how long a key is held at most: 1 s to ten years; without a limit by default.
@@ -80,26 +77,25 @@ impl<DB: Database> LeaseLock<DB> {
     /// thread. A limit ends the lease of work that is stuck: it counts as lost when the limit has
     /// passed since the claim, and other holders may take the key once the lease in its row ends.
     ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a duration out of range.
-    ///
     /// # Examples
     ///
     /// ```
-    /// # fn example<DB: rowlock::Database>(pool: sqlx::Pool<DB>) -> Result<(), rowlock::Error> {
+    /// # fn example<DB: rowlock::Database>(pool: sqlx::Pool<DB>) {
     /// use rowlock::LeaseLock;
     /// use std::time::Duration;
     ///
     /// // A report that has not ended after an hour never will.
-    /// let report = LeaseLock::new(pool).max_hold(Duration::from_secs(60 * 60))?;
-    /// # Ok(())
+    /// let report = LeaseLock::new(pool).max_hold(Duration::from_secs(60 * 60));
     /// # }
     /// ```
-    pub fn max_hold(self, most: Duration) -> Result<Self, Error> {
+    pub fn max_hold(mut self, most: Duration) -> Self {
         let rule = "it has to be from 1 s to ten years";
-        within("a max_hold", most, Duration::from_secs(1), 3653 * DAY, rule)?;
+        let checked = within("a max_hold", most, Duration::from_secs(1), 3653 * DAY, rule);
+        if self.faults.accept(checked).is_none() {
+            return self;
+        }
         let (terms, fair, bounds) = (self.key_terms.terms.clone(), self.key_terms.fair, self.key_terms.bounds);
-        Ok(self.on_terms(terms, fair, Bounds { max_hold: most, ..bounds }))
+        self.on_terms(terms, fair, Bounds { max_hold: most, ..bounds })
     }
 
     /// Sets the minimum interval between two starts: zero (no interval) to ten years, zero by
@@ -108,13 +104,12 @@ impl<DB: Database> LeaseLock<DB> {
     /// It is a distance, not a period. Set it to about half of the job's period, so that an hourly
     /// job that starts a moment early is not refused, and a second instance that starts a moment
     /// late is.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a longer duration.
-    pub fn min_interval(self, distance: Duration) -> Result<Self, Error> {
-        let distance =
-            within("a min_interval", distance, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
-        Ok(self.with(|terms, _| terms.min_interval = distance))
+    pub fn min_interval(mut self, distance: Duration) -> Self {
+        let rule = "it has to be at most ten years";
+        match self.faults.accept(within("a min_interval", distance, Duration::ZERO, 3653 * DAY, rule)) {
+            Some(distance) => self.with(|terms, _| terms.min_interval = distance),
+            None => self,
+        }
     }
 
     /// Sets what happens after a failure or a crash; [`Rules::Recover`] by default.
@@ -144,12 +139,17 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Sets how long a [`transaction`](crate::ResourceLockExt::transaction) of this handle is
     /// retried: 100 attempts within 10 s by default.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = self.faults.accept(retry.checked()).unwrap_or(self.retry);
+        self
+    }
+
+    /// Checks the terms of the handle. Nothing is sent. Each call of the handle checks them too.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for limits out of range.
-    pub fn retry(mut self, retry: Retry) -> Result<Self, Error> {
-        self.retry = retry.checked()?;
-        Ok(self)
+    /// [`Invalid`] with all terms that are out of their range.
+    pub fn check(&self) -> Result<(), Invalid> {
+        self.faults.check()
     }
 
     fn with(self, change: impl FnOnce(&mut Terms, &mut bool)) -> Self {

@@ -7,6 +7,7 @@ use tracing::Instrument as _;
 use crate::{
     error::Error,
     grant::Attempt,
+    invalid::{Faults, Invalid},
     key::{Claim, Holder, Key},
     lease::{
         attempt::ClaimAttempt,
@@ -41,7 +42,7 @@ const MAX_KEYS: usize = 100;
 /// A handle has terms of its own: [`lease`](Self::lease), [`min_interval`](Self::min_interval),
 /// [`rules`](Self::rules), [`retry_failed_at_once`](Self::retry_failed_at_once),
 /// [`lock_delay`](Self::lock_delay), [`fair`](Self::fair) and [`retry`](Self::retry).
-/// `lock.clone().min_interval(..)?` is another handle on the same lock.
+/// `lock.clone().min_interval(..)` is another handle on the same lock.
 ///
 /// [`ResourceLockExt`](crate::ResourceLockExt) adds [`run`](crate::ResourceLockExt::run),
 /// [`run_within`](crate::ResourceLockExt::run_within) and
@@ -57,7 +58,7 @@ const MAX_KEYS: usize = 100;
 /// use std::time::Duration;
 ///
 /// let lock = LeaseLock::new(pool);
-/// let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60))?;
+/// let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60));
 /// match nightly.acquire("report", Duration::from_secs(2)).await? {
 ///     Attempt::Acquired(lease) => lease.release(Status::Succeeded).await?,
 ///     Attempt::Refused(refusal) => println!("not now: {refusal}"),
@@ -72,11 +73,14 @@ pub struct LeaseLock<DB: Database> {
     pub(crate) shared: Arc<Shared<DB>>,
     pub(crate) key_terms: Arc<KeyTerms<DB>>,
     pub(crate) retry: Retry,
+    /// What is wrong with the terms of this handle.
+    pub(crate) faults: Faults,
 }
 
 impl<DB: Database> Clone for LeaseLock<DB> {
     fn clone(&self) -> Self {
-        Self { shared: self.shared.clone(), key_terms: self.key_terms.clone(), retry: self.retry }
+        let (shared, key_terms) = (self.shared.clone(), self.key_terms.clone());
+        Self { shared, key_terms, retry: self.retry, faults: self.faults.clone() }
     }
 }
 
@@ -93,7 +97,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// shape.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`] and [`Error::KeyUnfit`] before anything is sent;
+    /// [`Error::Invalid`] and [`Error::KeyUnfit`] before anything is sent;
     /// [`Error::TableMissing`] and similar errors, which state what to run;
     /// [`Error::RowNotVisible`] if the row that the call created is not visible;
     /// [`Error::Database`], [`Error::TimedOut`] and [`Error::NoConnection`], which state whether
@@ -184,7 +188,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// `wait` is left.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire). [`Error::InvalidSetting`] if there is a minimum interval and
+    /// As [`acquire`](Self::acquire). [`Error::Invalid`] if there is a minimum interval and
     /// `wait` is not shorter: the wait could outlast the interval, and the same tick would run
     /// twice.
     ///
@@ -199,7 +203,7 @@ impl<DB: Database> LeaseLock<DB> {
         if !interval.is_zero() && wait >= interval {
             let rule =
                 "it has to be shorter than the minimum interval, or the same tick runs again after that interval";
-            return Err(Error::InvalidSetting { setting: "a wait", value: format!("{wait:?}"), rule });
+            return Err(Invalid::setting("a wait", format!("{wait:?}"), rule).into());
         }
         Ok(self.granted(wanted, wait, true).await?.map(Lease::new))
     }
@@ -247,7 +251,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// a transaction with one or two statements per key elsewhere.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire). [`Error::InvalidSetting`] for no keys, or too many.
+    /// As [`acquire`](Self::acquire). [`Error::Invalid`] for no keys, or too many.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
@@ -285,8 +289,8 @@ impl<DB: Database> LeaseLock<DB> {
         keys.sort_unstable();
         keys.dedup();
         if keys.is_empty() || keys.len() > MAX_KEYS {
-            let (setting, value) = ("a set", format!("{} keys", keys.len()));
-            return Err(Error::InvalidSetting { setting, value, rule: "it has to have 1 to 100 keys" });
+            let value = format!("{} keys", keys.len());
+            return Err(Invalid::setting("a set", value, "it has to have 1 to 100 keys").into());
         }
         Ok(self.granted(&Wanted::all(keys.into()), wait, false).await?.map(LeaseSet::new))
     }
@@ -308,8 +312,12 @@ impl<DB: Database> LeaseLock<DB> {
         T: Send + 'static,
         W: Future<Output = Result<T, Error>> + Send + 'static,
     {
+        let checked = self.check();
         let running = threads::run(&self.shared.tracker, Box::pin(work(self.clone())));
-        async { running.await? }
+        async {
+            checked?;
+            running.await?
+        }
     }
 
     /// Acquires the keys. If the future is dropped, `pending` tells whether a claim may stand.

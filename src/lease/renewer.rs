@@ -55,12 +55,7 @@ pub(crate) struct Renewer<DB: Database> {
 }
 
 impl<DB: Database> Renewer<DB> {
-    pub fn new(
-        sessions: Sessions<DB>,
-        wakeups: Arc<Wakeups>,
-        tracker: TaskTracker,
-        ledger: Arc<Ledger>,
-    ) -> Arc<Self> {
+    pub fn new(sessions: Sessions<DB>, wakeups: Arc<Wakeups>, tracker: TaskTracker, ledger: Arc<Ledger>) -> Arc<Self> {
         Arc::new(Self { sessions, wakeups, tracker, ledger, agenda: Mutex::default(), changed: Notify::new() })
     }
 

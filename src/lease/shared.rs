@@ -13,8 +13,8 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     lease::{
-        claims::Claims, creates::Creates, ledger::Ledger, readers::AllReaders, reads::Reads,
-        releases::Releases, renewer::Renewer, span::Bounds, terms::KeyTerms,
+        claims::Claims, creates::Creates, ledger::Ledger, readers::AllReaders, reads::Reads, releases::Releases,
+        renewer::Renewer, span::Bounds, terms::KeyTerms,
     },
     queue::Waiting,
     rules::Terms,

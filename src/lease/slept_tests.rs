@@ -39,14 +39,14 @@ async fn sleep_with_leases() {
     let options = SqliteConnectOptions::new().filename(&file).create_if_missing(true);
     let pool = SqlitePool::connect_with(options.journal_mode(SqliteJournalMode::Wal)).await.unwrap();
     crate::migrate(&pool).await.unwrap();
-    let lock = LeaseLock::new(pool.clone()).lease(HOUR / 2).unwrap();
+    let lock = LeaseLock::new(pool.clone()).lease(HOUR / 2);
     let one = lock.try_acquire("one").await.unwrap().acquired().unwrap();
     let two = lock.try_acquire("two").await.unwrap().acquired().unwrap();
     let token = one.cancellation_token();
     let (began, begun) = tokio::sync::oneshot::channel();
     let began = std::sync::Mutex::new(Some(began));
-    let schedules = Schedules::new(pool.clone()).lease(HOUR / 2).unwrap();
-    let schedules = schedules.on(Schedule::every("run", HOUR).unwrap(), move |tick| {
+    let schedules = Schedules::new(pool.clone()).lease(HOUR / 2);
+    let schedules = schedules.on(Schedule::every("run", HOUR), move |tick| {
         let began = began.lock().unwrap().take();
         async move {
             drop(began.unwrap().send(tick.cancellation_token()));

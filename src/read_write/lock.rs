@@ -5,6 +5,7 @@ use std::{fmt, time::Duration};
 use crate::{
     error::Error,
     grant::Attempt,
+    invalid::Invalid,
     key::Key,
     lease::{guard::Lease, lock::LeaseLock},
     pacing::retry_backoff,
@@ -43,7 +44,7 @@ use crate::{
 /// use rowlock::{Attempt, Status};
 /// use std::time::Duration;
 ///
-/// let cache = lock.read_write("cache")?;
+/// let cache = lock.read_write("cache");
 /// if let Attempt::Acquired(reader) = cache.read(Duration::from_secs(5)).await? {
 ///     assert!(cache.try_write().await?.refused().is_some());
 ///     assert!(cache.try_read().await?.acquired().is_some()); // readers run together
@@ -75,23 +76,21 @@ impl<DB: Database> LeaseLock<DB> {
     /// Returns a lock that many readers or one writer hold at a time, on the terms of this handle.
     /// Nothing is sent.
     ///
-    /// # Errors
-    /// [`Error::InvalidKey`] for a name that is no key, or too long for what is added to the keys
-    /// of readers; [`Error::InvalidSetting`] for a handle with a minimum interval, which a reader
-    /// that waits for the name would begin, or with [`Rules::Article`], under which a reader that
-    /// crashes would keep writers out until an operator acts.
-    pub fn read_write(&self, name: &str) -> Result<ReadWriteLock<DB>, Error> {
-        let terms = &self.key_terms.terms;
-        let refused = |value: &str, rule| {
-            Err(Error::InvalidSetting { setting: "a read-write lock", value: value.to_owned(), rule })
-        };
+    /// The first call reports a name that is no key, or too long for what is added to the keys of
+    /// readers. It also reports a handle with a minimum interval, which a reader that waits for the
+    /// name would begin, or with [`Rules::Article`], under which a reader that crashes would keep
+    /// writers out until an operator acts.
+    pub fn read_write(&self, name: &str) -> ReadWriteLock<DB> {
+        let (mut lock, terms) = (self.clone(), &self.key_terms.terms);
+        let mut refuse = |value, rule| lock.faults.add(Invalid::setting("a read-write lock", value, rule));
         if !terms.min_interval.is_zero() {
-            return refused("a handle with a minimum interval", "its handle has to have no minimum interval");
+            refuse("a handle with a minimum interval", "its handle has to have no minimum interval");
         }
         if terms.rules != Rules::Recover {
-            return refused("a handle with Rules::Article", "its handle has to have Rules::Recover");
+            refuse("a handle with Rules::Article", "its handle has to have Rules::Recover");
         }
-        Ok(ReadWriteLock { lock: self.clone(), names: Names::new(name)? })
+        let names = lock.faults.accept(Names::new(name)).unwrap_or_else(Names::none);
+        ReadWriteLock { lock, names }
     }
 }
 
@@ -190,7 +189,7 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// # rowlock::migrate(&pool).await?;
-    /// # let cache = rowlock::LeaseLock::new(pool).read_write("cache")?;
+    /// # let cache = rowlock::LeaseLock::new(pool).read_write("cache");
     /// let writer = cache.try_write().await?.acquired().expect("the lock is free");
     /// let reader = cache.downgrade(writer).await?;
     /// assert!(cache.try_read().await?.acquired().is_some()); // beside other readers
@@ -264,7 +263,7 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// # rowlock::migrate(&pool).await?;
-    /// # let cache = rowlock::LeaseLock::new(pool).read_write("cache")?;
+    /// # let cache = rowlock::LeaseLock::new(pool).read_write("cache");
     /// use rowlock::{Attempt, Status};
     ///
     /// let reader = cache.try_read().await?.acquired().expect("no writer is there");

@@ -1,10 +1,6 @@
 //! The keys of the readers of a name.
 
-use crate::{
-    key::{InvalidKey, Key},
-    lease::readers::MAX_READERS,
-    store::admin::KeyRange,
-};
+use crate::{invalid::Invalid, key::Key, lease::readers::MAX_READERS, store::admin::KeyRange};
 
 /// A name and the keys of its readers.
 #[derive(Clone, Debug)]
@@ -17,7 +13,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    pub fn new(name: &str) -> Result<Self, InvalidKey> {
+    pub fn new(name: &str) -> Result<Self, Invalid> {
         let name = Key::new(name)?;
         let (first, longest) = (reader_key(&name, 1)?, reader_key(&name, MAX_READERS)?);
         // A colon follows the digits in byte order.
@@ -25,7 +21,13 @@ impl Names {
         Ok(Self { readers: KeyRange { first, last }, longest, name })
     }
 
-    pub fn reader(&self, number: u32) -> Result<Key, InvalidKey> {
+    /// Stands for a name that is none. It is never sent.
+    pub fn none() -> Self {
+        let (name, first, last, longest) = (Key::none(), Key::none(), Key::none(), Key::none());
+        Self { name, readers: KeyRange { first, last }, longest }
+    }
+
+    pub fn reader(&self, number: u32) -> Result<Key, Invalid> {
         reader_key(&self.name, number)
     }
 
@@ -35,7 +37,7 @@ impl Names {
     }
 }
 
-fn reader_key(name: &Key, number: u32) -> Result<Key, InvalidKey> {
+fn reader_key(name: &Key, number: u32) -> Result<Key, Invalid> {
     Key::new(&format!("{name}#r{number}"))
 }
 

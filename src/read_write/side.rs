@@ -30,7 +30,7 @@ use crate::{
 /// # let lock = rowlock::LeaseLock::new(pool);
 /// use rowlock::ResourceLockExt;
 ///
-/// let readers = lock.read_write("cache")?.readers();
+/// let readers = lock.read_write("cache").readers();
 /// readers.run("cache", async |_grant| Ok::<_, std::io::Error>(7)).await?;
 /// # Ok(())
 /// # }

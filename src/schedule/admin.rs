@@ -7,6 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use crate::{
     action::{Action, Certainty},
     error::Error,
+    invalid::Invalid,
     key::Key,
     retry::{DAY, Repeat, within},
     schedule::{
@@ -34,7 +35,7 @@ const CHANGES: &str = "the table t_resource_change";
 /// The rows of one statement that lists.
 const PAGE: u32 = 500;
 
-fn age(age: Duration) -> Result<TimeDelta, Error> {
+fn age(age: Duration) -> Result<TimeDelta, Invalid> {
     within("an age", age, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")
 }
 
@@ -79,7 +80,7 @@ impl<DB: Database> Schedules<DB> {
     /// Pauses a schedule: no run begins until it is resumed. A run that is under way goes on.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`], [`Error::UnknownSchedule`], [`Error::ScheduleTablesMissing`],
+    /// [`Error::Invalid`], [`Error::UnknownSchedule`], [`Error::ScheduleTablesMissing`],
     /// [`Error::Database`], [`Error::TimedOut`], [`Error::NoConnection`].
     ///
     /// # Cancel safety
@@ -97,7 +98,7 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, the schedule may be resumed.
     pub async fn resume(&self, name: &str) -> Result<(), Error> {
-        let (core, name) = (self.core(), Key::new(name)?);
+        let (core, name) = (self.core()?, Key::new(name)?);
         let change = Change { who: &core.label, what: "resumed", name: name.as_str() };
         let resume = async |conn: &mut DB::Connection| {
             let resumed = DB::pause(conn, &name, false).await?;
@@ -114,7 +115,7 @@ impl<DB: Database> Schedules<DB> {
 
     /// Pauses a schedule, until this time if there is one.
     pub(super) async fn set_paused(&self, name: &Key, until: Option<DateTime<Utc>>) -> Result<(), Error> {
-        let core = self.core();
+        let core = self.core()?;
         let change = Change { who: &core.label, what: "paused", name: name.as_str() };
         let pause = async |conn: &mut DB::Connection| {
             if !DB::pause(conn, name, true).await? {
@@ -145,7 +146,7 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, the run may have been asked for.
     pub async fn trigger(&self, name: &str) -> Result<(), Error> {
-        let (core, name) = (self.core(), Key::new(name)?);
+        let (core, name) = (self.core()?, Key::new(name)?);
         match trigger(&core, &name).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(unknown(&core, name).await),
@@ -162,7 +163,7 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// The method only reads.
     pub async fn list(&self) -> Result<Vec<ScheduleInfo>, Error> {
-        let core = self.core();
+        let core = self.core()?;
         let (declared, mut all) = (declared(&core).await?, Vec::<ScheduleInfo>::new());
         loop {
             let after = all.last().map(|last| last.name.clone()).unwrap_or_default();
@@ -178,12 +179,12 @@ impl<DB: Database> Schedules<DB> {
     /// Returns a schedule's row, or `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`]; otherwise as [`list`](Self::list).
+    /// [`Error::Invalid`]; otherwise as [`list`](Self::list).
     ///
     /// # Cancel safety
     /// The method only reads.
     pub async fn inspect(&self, name: &str) -> Result<Option<ScheduleInfo>, Error> {
-        let (core, names) = (self.core(), [Key::new(name)?]);
+        let (core, names) = (self.core()?, [Key::new(name)?]);
         let found = answered!(&*core, Action::Inspect, TABLE, conn => DB::registered(conn, &names))?;
         let declared = declared(&core).await?;
         Ok(self.infos(&core, found.rows, &declared).await?.into_iter().next())
@@ -209,12 +210,12 @@ impl<DB: Database> Schedules<DB> {
     /// Returns the last runs of a schedule, at most `limit`: the latest slot first.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`]; otherwise as [`list`](Self::list).
+    /// [`Error::Invalid`]; otherwise as [`list`](Self::list).
     ///
     /// # Cancel safety
     /// The method only reads.
     pub async fn history(&self, name: &str, limit: u32) -> Result<Vec<RunInfo>, Error> {
-        let (core, name) = (self.core(), Key::new(name)?);
+        let (core, name) = (self.core()?, Key::new(name)?);
         let runs = answered!(&*core, Action::Inspect, HISTORY, conn => DB::history(conn, &name, limit))?;
         Ok(runs.into_iter().map(RunInfo::new).collect())
     }
@@ -248,7 +249,7 @@ impl<DB: Database> Schedules<DB> {
     /// # fn main() {}
     /// ```
     pub async fn latest_runs(&self, each: u32) -> Result<Vec<RunInfo>, Error> {
-        let core = self.core();
+        let core = self.core()?;
         let runs = answered!(&*core, Action::Inspect, HISTORY, conn => DB::latest_runs(conn, each))?;
         let mut runs: Vec<RunInfo> = runs.into_iter().map(RunInfo::new).collect();
         runs.sort_by(|one, other| one.order().cmp(&other.order()));
@@ -286,7 +287,7 @@ impl<DB: Database> Schedules<DB> {
     /// # fn main() {}
     /// ```
     pub async fn runs_since(&self, since: DateTime<Utc>, limit: u32) -> Result<Vec<RunInfo>, Error> {
-        let core = self.core();
+        let core = self.core()?;
         let runs = answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs_since(conn, since, limit))?;
         Ok(runs.into_iter().map(RunInfo::new).collect())
     }
@@ -294,13 +295,13 @@ impl<DB: Database> Schedules<DB> {
     /// Returns the runs that are selected, the latest end first.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`]; [`Error::InvalidSetting`] for an age of more than ten years;
+    /// [`Error::Invalid`], also for an age of more than ten years;
     /// otherwise as [`list`](Self::list).
     ///
     /// # Cancel safety
     /// The method only reads.
     pub async fn runs(&self, options: &RunOptions) -> Result<Vec<RunInfo>, Error> {
-        let (core, name) = (self.core(), options.name.as_deref().map(Key::new).transpose()?);
+        let (core, name) = (self.core()?, options.name.as_deref().map(Key::new).transpose()?);
         let within = options.within.map(age).transpose()?;
         let page = RunPage { name, unsuccessful: options.unsuccessful, within, limit: options.limit };
         let runs = answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs(conn, &page))?;
@@ -312,12 +313,12 @@ impl<DB: Database> Schedules<DB> {
     /// stays, however old it is, and so do the attempts at a tick that is to be tried again.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for more than ten years; otherwise as [`list`](Self::list).
+    /// [`Error::Invalid`] for more than ten years; otherwise as [`list`](Self::list).
     ///
     /// # Cancel safety
     /// If the future is dropped, some of the rows may be deleted. Another call deletes the rest.
     pub async fn forget_history(&self, older_than: Duration) -> Result<u64, Error> {
-        let (older_than, core, mut rows) = (age(older_than)?, self.core(), 0);
+        let (older_than, core, mut rows) = (age(older_than)?, self.core()?, 0);
         answered!(&*core, Action::Forget, CHANGES, conn => DB::forget_changes(conn, older_than))?;
         loop {
             let step = answered!(&*core, Action::Forget, HISTORY, conn => DB::forget_history(conn, older_than))?;

@@ -103,7 +103,7 @@ impl<DB: Database> Core<DB> {
     pub fn lock_of(&self, schedule: &Schedule) -> Option<LeaseLock<DB>> {
         let lock = self.lock.clone().filter(|_| schedule.exclusive.is_some())?;
         let lease = self.lease(schedule).to_std().unwrap_or_default();
-        if self.has_terms { Some(lock) } else { Some(lock.clone().lease(lease).unwrap_or(lock)) }
+        if self.has_terms { Some(lock) } else { Some(lock.lease(lease)) }
     }
 
     /// Returns the lease of the runs of a schedule.

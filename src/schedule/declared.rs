@@ -108,7 +108,7 @@ pub async fn declared<DB: Database>(core: &Core<DB>) -> Result<HashMap<Key, Said
 }
 
 pub(super) fn refused(name: &Key, wrong: String) -> Error {
-    Error::InvalidSchedule { name: name.clone(), wrong }
+    Error::ScheduleUnfit { name: name.clone(), wrong }
 }
 
 /// Operations on instances, and on schedules that no instance has.
@@ -141,7 +141,7 @@ impl<DB: Database> Schedules<DB> {
     /// # fn main() {}
     /// ```
     pub async fn instances(&self) -> Result<Vec<InstanceInfo>, Error> {
-        let core = self.core();
+        let core = self.core()?;
         let listed = answered!(&*core, Action::Inspect, INSTANCES, conn => DB::instances(conn))?;
         let sets: BTreeSet<i64> = listed.iter().map(|instance| instance.declares_id).collect();
         let declares = declared_by(&core, sets.into_iter().collect()).await?;
@@ -161,7 +161,7 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, the instance may be forgotten.
     pub async fn forget_instance(&self, id: Uuid) -> Result<bool, Error> {
-        let core = self.core();
+        let core = self.core()?;
         answered!(&*core, Action::Update, INSTANCES, conn => DB::end_instance(conn, id))
     }
 
@@ -169,13 +169,13 @@ impl<DB: Database> Schedules<DB> {
     /// and its pending tick. Its history stays.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] if an instance that is alive declares the schedule, or a run is
+    /// [`Error::ScheduleUnfit`] if an instance that is alive declares the schedule, or a run is
     /// under way; [`Error::UnknownSchedule`]; otherwise as [`pause`](Self::pause).
     ///
     /// # Cancel safety
     /// If the future is dropped, the schedule may be removed.
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
-        let (core, name) = (self.core(), Key::new(name)?);
+        let (core, name) = (self.core()?, Key::new(name)?);
         let declared = declared(&core).await?.remove(&name).unwrap_or_default();
         if declared.times.iter().any(|(times, _)| !times.are_removed()) {
             let wrong = "instances that are alive declare it: deploy the application without it, or stop them";
@@ -204,13 +204,13 @@ impl<DB: Database> Schedules<DB> {
     /// a slot far ahead, which a wrong clock has left, is put back.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] if the times of the row are of another version of rowlock, or the
+    /// [`Error::ScheduleUnfit`] if the times of the row are of another version of rowlock, or the
     /// schedule was removed; [`Error::UnknownSchedule`]; otherwise as [`pause`](Self::pause).
     ///
     /// # Cancel safety
     /// If the future is dropped, the slot may be moved.
     pub async fn reset(&self, name: &str) -> Result<DateTime<Utc>, Error> {
-        let (core, name) = (self.core(), Key::new(name)?);
+        let (core, name) = (self.core()?, Key::new(name)?);
         let names = std::slice::from_ref(&name);
         loop {
             let found = answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::registered(conn, names))?;

@@ -93,8 +93,8 @@ impl World {
         let now = DateTime::from_timestamp(1_767_600_000, 123_000).unwrap();
         let mut rng = Rng::with_seed(seed);
         let db = Tables::new(rng.bool());
-        let every = |name| Schedule::every(name, Duration::from_secs(40)).unwrap();
-        let renamed = |name, old| Declared::all_of(&every(name).renamed_from(old).unwrap());
+        let every = |name| Schedule::every(name, Duration::from_secs(40));
+        let renamed = |name, old| Declared::all_of(&every(name).renamed_from(old));
         let releases =
             [vec![Declared::new(&every("x"))], renamed("y", "x"), renamed("x", "y"), vec![Declared::new(&every("y"))]];
         let releases = releases.into_iter().map(|declared| Rc::new(Release::new(declared))).collect();
@@ -249,7 +249,8 @@ impl World {
         for (place, changed) in changes.iter().enumerate() {
             let end = changes.get(place + 1).map_or(self.shared.now, |next| next.at);
             let Some(schedule) = Schedule::of(&changed.times) else { continue };
-            let ticks = schedule.upcoming(changed.at).take_while(|tick| *tick < end.min(self.shared.now - OPEN));
+            let ticks =
+                schedule.upcoming(changed.at).unwrap().take_while(|tick| *tick < end.min(self.shared.now - OPEN));
             lost.extend(ticks.filter(|tick| !ran.contains_key(tick) && !is_excused(*tick, changes, &ran)));
         }
         lost
@@ -281,8 +282,8 @@ fn declared(rng: &mut Rng) -> Vec<Declared> {
     let count = [1, 2, 3, 3][rng.usize(..4)];
     let mut one = |name: &&str| match rng.usize(..16) {
         0 => Declared::removed(Key::new(name).unwrap()),
-        1 => Declared::new(&Schedule::after(name, Duration::from_secs(25)).unwrap()),
-        _ => Declared::new(&Schedule::every(name, Duration::from_secs(PERIODS[rng.usize(..6)])).unwrap()),
+        1 => Declared::new(&Schedule::after(name, Duration::from_secs(25))),
+        _ => Declared::new(&Schedule::every(name, Duration::from_secs(PERIODS[rng.usize(..6)]))),
     };
     names[..count].iter().map(&mut one).collect()
 }
@@ -406,7 +407,7 @@ fn history_of_renames(seed: u64) -> (Figures, Vec<String>) {
 fn three_old_ones(seed: u64) -> (World, Rc<Release>) {
     let mut world = World::new(seed);
     let [old, new] = [600, 420].map(|seconds| {
-        let schedule = Schedule::every("x", Duration::from_secs(seconds)).unwrap();
+        let schedule = Schedule::every("x", Duration::from_secs(seconds));
         Rc::new(Release::new(vec![Declared::new(&schedule)]))
     });
     world.shared.releases = vec![old.clone(), new.clone()];

@@ -35,7 +35,7 @@ impl<DB: Database> Tick<DB> {
     /// [`Schedules::run_now`] runs the work of a schedule, with its retries and its history.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] for a time that is no tick, or has not come yet, or of which
+    /// [`Error::ScheduleUnfit`] for a time that is no tick, or has not come yet, or of which
     /// there was a run, and for a schedule that is paused or run, or is exclusive with a key;
     /// [`Error::ScheduleTablesMissing`], [`Error::Database`], [`Error::TimedOut`],
     /// [`Error::NoConnection`].
@@ -57,7 +57,7 @@ impl<DB: Database> Tick<DB> {
     ///
     /// let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// rowlock::migrate(&pool).await?;
-    /// let report = Schedule::cron("report", "30 2 * * *")?;
+    /// let report = Schedule::cron("report", "30 2 * * *");
     /// let tick = Tick::for_test(&pool, &report, "2024-02-29T02:30:00Z".parse()?).await?;
     /// assert_eq!(day_of_report(tick).await?, "2024-02-29");
     /// # Ok(())
@@ -66,11 +66,13 @@ impl<DB: Database> Tick<DB> {
     /// # fn main() {}
     /// ```
     pub async fn for_test(pool: &Pool<DB>, schedule: &Schedule, slot: DateTime<Utc>) -> Result<Self, Error> {
-        let (core, slot, mut schedule) = (Schedules::new(pool.clone()).core(), slot.trunc_subsecs(3), schedule.clone());
+        let (core, slot, mut schedule) =
+            (Schedules::new(pool.clone()).core()?, slot.trunc_subsecs(3), schedule.clone());
         schedule.lease = Some(LEASE);
+        schedule.check()?;
         core.check().await?;
         let (name, subject) = (&schedule.name, quoted(&schedule.name));
-        let refused = |wrong: &str| Error::InvalidSchedule { name: name.clone(), wrong: wrong.to_owned() };
+        let refused = |wrong: &str| Error::ScheduleUnfit { name: name.clone(), wrong: wrong.to_owned() };
         if schedule.exclusive.is_some() {
             return Err(refused("it needs a key as well: `run_now` takes it"));
         }
@@ -80,7 +82,7 @@ impl<DB: Database> Tick<DB> {
         }
         let names = std::slice::from_ref(name);
         let found = answered!(&*core, Action::Inspect, &subject, conn => DB::registered(conn, names))?;
-        let tick = schedule.upcoming(slot - TimeDelta::milliseconds(1)).next();
+        let tick = schedule.upcoming(slot - TimeDelta::milliseconds(1))?.next();
         if let Some(tick) = tick.filter(|tick| *tick != slot) {
             return Err(refused(&format!("no tick is at {slot}: the next one is at {tick}")));
         }

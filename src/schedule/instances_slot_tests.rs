@@ -24,7 +24,7 @@ fn slot_at_90(spec: &str, last_run: DateTime<Utc>) -> i64 {
     let name = Key::new("report").unwrap();
     let times = Times { name, spec: spec.to_owned(), zone: "UTC".to_owned() };
     let row = ListedSchedule { run_slot: Some(last_run), now: at(90), ..ListedSchedule::unrun(times, at(120)) };
-    let schedule = Schedule::cron("report", "* * * * *").unwrap();
+    let schedule = Schedule::cron("report", "* * * * *");
     let declared = Declared::new(&schedule);
     let mut word = Word::default();
     word.add(&declared.times, true, true, at(-30));
@@ -41,7 +41,7 @@ fn slot_at_90(spec: &str, last_run: DateTime<Utc>) -> i64 {
 #[test]
 fn another_jitter_repeats_no_tick_that_is_due() {
     let day = |hour: i64, minute: i64| at(0) + TimeDelta::hours(hour) + TimeDelta::minutes(minute);
-    let schedule = Schedule::cron("report", "0 3 * * *").unwrap();
+    let schedule = Schedule::cron("report", "0 3 * * *");
     let (half, hours) = (TimeDelta::minutes(30), TimeDelta::hours(2));
     // The tick of 03:00 is due since 20 s, and comes at 03:30 now: not at both.
     assert_eq!(moved(day(3, 0), half, (None, day(3, 0) + TimeDelta::seconds(20)), &schedule), day(3, 30));
@@ -49,7 +49,7 @@ fn another_jitter_repeats_no_tick_that_is_due() {
     assert_eq!(moved(day(5, 0), -hours, (None, day(4, 0)), &schedule), day(5, 0));
     assert_eq!(moved(day(5, 0), -hours, (None, day(2, 0)), &schedule), day(3, 0));
     // Nor does one come at or before the last run.
-    let often = Schedule::every("often", std::time::Duration::from_secs(60)).unwrap();
+    let often = Schedule::every("often", std::time::Duration::from_secs(60));
     let last = Some(day(12, 4));
     assert_eq!(moved(day(12, 5), -TimeDelta::minutes(2), (last, day(12, 1)), &often), day(12, 5));
 }
@@ -58,8 +58,8 @@ fn another_jitter_repeats_no_tick_that_is_due() {
 fn another_jitter_moves_the_next_tick() {
     let at = |text: &str| text.parse::<DateTime<Utc>>().unwrap();
     let cron = |name: &str, jitter: u64| {
-        let cron = Schedule::cron(name, "0 3 * * *").unwrap();
-        if jitter == 0 { cron } else { cron.jitter(std::time::Duration::from_secs(jitter)).unwrap() }
+        let cron = Schedule::cron(name, "0 3 * * *");
+        if jitter == 0 { cron } else { cron.jitter(std::time::Duration::from_secs(jitter)) }
     };
     for (old, new) in [(0, 0), (0, 7_200), (7_200, 0), (600, 86_400), (86_400, 60)] {
         for name in ["report", "renamed", "another"] {

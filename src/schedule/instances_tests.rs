@@ -12,15 +12,15 @@ fn at(time: &str) -> DateTime<Utc> {
 }
 
 fn every(seconds: u64) -> Declared {
-    Declared::new(&Schedule::every("k", Duration::from_secs(seconds)).unwrap())
+    Declared::new(&Schedule::every("k", Duration::from_secs(seconds)))
 }
 
 fn after(seconds: u64) -> Declared {
-    Declared::new(&Schedule::after("k", Duration::from_secs(seconds)).unwrap())
+    Declared::new(&Schedule::after("k", Duration::from_secs(seconds)))
 }
 
 fn cron(pattern: &str) -> Declared {
-    Declared::new(&Schedule::cron("k", pattern).unwrap())
+    Declared::new(&Schedule::cron("k", pattern))
 }
 
 fn removed() -> Declared {
@@ -338,7 +338,7 @@ fn what_is_declared_is_read_as_it_was_written() {
     let spec = |name: &str| Times { name: Key::new(name).unwrap(), spec: "every 60s".into(), zone: "UTC".into() };
     let names = ["k", "a\tb", "a\nb", "a\\b", "a\\tb", "a\\\\nb", "a\r\nb", "\\", "größe 時間 🕰", "t", "n"];
     let mut all: Vec<Times> = names.into_iter().map(spec).collect();
-    let berlin = Schedule::cron("k", "30 2 * * *").unwrap().zone("Europe/Berlin").unwrap();
+    let berlin = Schedule::cron("k", "30 2 * * *").zone("Europe/Berlin");
     all.extend([Declared::new(&berlin).times, removed().times]);
     assert_eq!(from_text(&to_text(all.iter().map(|times| (times, "")))), all);
     assert_eq!(to_text(all.iter().map(|times| (times, ""))).lines().count(), all.len());
@@ -369,11 +369,11 @@ fn a_hash_is_the_same_in_every_version() {
 fn the_times_of_a_row_are_read_as_a_schedule() {
     let millis = [100, 101, 110, 999, 1_000, 1_001, 1_010, 1_100, 1_500, 60_000, 86_400_000, 31_622_400_000];
     let periods = millis.map(Duration::from_millis);
-    let pattern = |pattern| Schedule::cron("k", pattern).unwrap();
-    let berlin = pattern("*/5 9-17 * * MON-FRI").zone("Europe/Berlin").unwrap();
+    let pattern = |pattern| Schedule::cron("k", pattern);
+    let berlin = pattern("*/5 9-17 * * MON-FRI").zone("Europe/Berlin");
     let mut all = vec![pattern("@daily"), pattern("15 30 2 * * *"), berlin];
-    all.extend(periods.map(|period| Schedule::every("k", period).unwrap()));
-    all.extend(periods.map(|delay| Schedule::after("k", delay).unwrap()));
+    all.extend(periods.map(|period| Schedule::every("k", period)));
+    all.extend(periods.map(|delay| Schedule::after("k", delay)));
     let now = at(NOW);
     for schedule in all {
         let read = Schedule::of(&schedule.times()).unwrap();

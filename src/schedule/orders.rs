@@ -5,6 +5,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use crate::{
     action::Action,
     error::Error,
+    invalid::Invalid,
     key::Key,
     schedule::{
         admin::unknown,
@@ -71,7 +72,7 @@ impl<DB: Database> Schedules<DB> {
     /// # }
     /// ```
     pub async fn stop(&self, name: &str) -> Result<bool, Error> {
-        let (core, name) = (self.core(), Key::new(name)?);
+        let (core, name) = (self.core()?, Key::new(name)?);
         let change = Change { who: &core.label, what: "stopped", name: name.as_str() };
         let mut tried = None;
         loop {
@@ -107,7 +108,7 @@ impl<DB: Database> Schedules<DB> {
     /// [label](Self::label) of these schedules. [`resume`](Self::resume) takes the order back.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] if the next tick is not known: the times of the row are of
+    /// [`Error::ScheduleUnfit`] if the next tick is not known: the times of the row are of
     /// another version of rowlock, or a run with a fixed delay is under way; otherwise as
     /// [`pause`](Self::pause).
     ///
@@ -130,7 +131,7 @@ impl<DB: Database> Schedules<DB> {
     /// Has the ticks of a schedule passed over up to this time, as [`skip`](Self::skip) does.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] if no tick comes until then; otherwise as [`pause`](Self::pause).
+    /// [`Error::ScheduleUnfit`] if no tick comes until then; otherwise as [`pause`](Self::pause).
     ///
     /// # Cancel safety
     /// If the future is dropped, the order may be given.
@@ -139,7 +140,7 @@ impl<DB: Database> Schedules<DB> {
     }
 
     async fn order_skip(&self, name: &Key, until: Option<DateTime<Utc>>) -> Result<DateTime<Utc>, Error> {
-        let core = self.core();
+        let core = self.core()?;
         loop {
             let (row, now) = found(&core, name).await?;
             let is_begun = row.attempt > 0 && row.run_slot == Some(row.slot);
@@ -178,15 +179,16 @@ impl<DB: Database> Schedules<DB> {
     /// leave it paused.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] for a time that has passed; otherwise as [`pause`](Self::pause).
+    /// [`Error::Invalid`] for a time that has passed; otherwise as [`pause`](Self::pause).
     ///
     /// # Cancel safety
     /// If the future is dropped, the schedule may be paused.
     pub async fn pause_until(&self, name: &str, until: DateTime<Utc>) -> Result<(), Error> {
-        let (core, name) = (self.core(), Key::new(name)?);
+        let (core, name) = (self.core()?, Key::new(name)?);
         let (_, now) = found(&core, &name).await?;
         if until <= now {
-            return Err(refused(&name, format!("it cannot be paused until {until}, which has passed")));
+            let wrong = Invalid::new(format!("it cannot be paused until {until}, which has passed"));
+            return Err(wrong.of(format_args!("the schedule {:?}", name.as_str())).into());
         }
         self.set_paused(&name, Some(until)).await
     }
@@ -202,7 +204,7 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// If the future is dropped, the order may be given.
     pub async fn drain(&self, label: &str) -> Result<usize, Error> {
-        let (core, instances) = (self.core(), self.instances().await?);
+        let (core, instances) = (self.core()?, self.instances().await?);
         let known = instances.iter().filter(|instance| !instance.calls && instance.label == label);
         let known: Vec<(String, DateTime<Utc>)> =
             known.map(|instance| (instance.id.simple().to_string(), instance.now)).collect();
@@ -226,12 +228,12 @@ impl<DB: Database> Schedules<DB> {
     /// if nothing is kept.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`]; otherwise as [`list`](Self::list).
+    /// [`Error::Invalid`]; otherwise as [`list`](Self::list).
     ///
     /// # Cancel safety
     /// The method only reads.
     pub async fn output(&self, name: &str, slot: DateTime<Utc>, attempt: u32) -> Result<Option<Vec<u8>>, Error> {
-        let (core, name) = (self.core(), Key::new(name)?);
+        let (core, name) = (self.core()?, Key::new(name)?);
         let of = AttemptOf { name: &name, slot, attempt };
         answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::output(conn, &of))
     }

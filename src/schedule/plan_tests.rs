@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::*;
-use crate::schedule::terms::Retries;
 
 fn at(time: &str) -> DateTime<Utc> {
     format!("2026-01-05T{time}Z").parse().unwrap()
@@ -14,7 +13,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// The same ticks, each minute, in both forms.
 fn minutely(catch_up: CatchUp) -> [Schedule; 2] {
     [Schedule::cron("k", "* * * * *"), Schedule::every("k", MINUTE)]
-        .map(|schedule| schedule.unwrap().catch_up(catch_up).unwrap().grace(Duration::from_secs(30)).unwrap())
+        .map(|schedule| schedule.catch_up(catch_up).grace(Duration::from_secs(30)))
 }
 
 fn row(slot: &str) -> Row {
@@ -73,14 +72,14 @@ fn what_a_fresh_claim_runs() {
 #[test]
 fn a_fixed_delay_misses_nothing() {
     for catch_up in [CatchUp::Skip, CatchUp::Once, CatchUp::All(3)] {
-        let after = Schedule::after("k", MINUTE).unwrap().catch_up(catch_up).unwrap();
+        let after = Schedule::after("k", MINUTE).catch_up(catch_up);
         assert_eq!(start(&after, &row("10:00:00"), at("12:00:00")), Start::Run);
     }
 }
 
 #[test]
 fn a_tick_is_not_late_at_the_poll_that_finds_it() {
-    let skip = Schedule::every("k", MINUTE).unwrap().catch_up(CatchUp::Skip).unwrap().grace(Duration::ZERO).unwrap();
+    let skip = Schedule::every("k", MINUTE).catch_up(CatchUp::Skip).grace(Duration::ZERO);
     let start = |now| start(&skip, &row("10:00:00"), at(now));
     assert_eq!(start("10:00:01"), Start::Run);
     assert_eq!(start("10:00:02"), Start::Skip { next: at("10:01:00"), skipped: 1 });
@@ -126,7 +125,7 @@ fn a_slot_that_was_not_moved_in_time_is_moved_by_the_takeover() {
 #[test]
 fn a_tick_that_kills_its_processes_is_given_up() {
     for times in [0, 3] {
-        let schedule = Schedule::every("k", MINUTE).unwrap().retry(Retries::times(times)).unwrap();
+        let schedule = Schedule::every("k", MINUTE).retry(times, Duration::ZERO);
         let lost = |spent| Row { attempt: 40, spent, lost_since: Some(at("10:00:00")), ..row("10:00:00") };
         assert_eq!(start(&schedule, &lost(10 + times), at("10:00:10")), Start::Run, "others were handed back");
         assert_eq!(start(&schedule, &lost(11 + times), at("10:00:10")), Start::GiveUp);
@@ -137,11 +136,10 @@ fn a_tick_that_kills_its_processes_is_given_up() {
 
 #[test]
 fn what_follows_from_the_end_of_a_run() {
-    let pauses = Retries::times(2).backoff(MINUTE, 3 * MINUTE).unwrap();
     let again = |minutes| Then::Again(TimeDelta::minutes(minutes));
     let next = Then::Next(at("10:01:00"));
     for schedule in minutely(CatchUp::Once) {
-        let retried = schedule.clone().retry(pauses).unwrap();
+        let retried = schedule.clone().retry(2, MINUTE..3 * MINUTE);
         for (schedule, attempt, status, expected) in [
             (&schedule, 1, Status::Succeeded, next),
             (&schedule, 1, Status::Failed, next),
@@ -158,7 +156,7 @@ fn what_follows_from_the_end_of_a_run() {
             }
         }
     }
-    let after = Schedule::after("k", MINUTE).unwrap();
+    let after = Schedule::after("k", MINUTE);
     assert_eq!(end(&after, &row("10:00:00"), Status::Failed, at("10:30:00")), Then::Next(at("10:31:00")));
     assert_eq!(end(&after, &row("10:00:00"), Status::Succeeded, at("09:00:00")), Then::Next(at("10:01:00")));
 }
@@ -171,11 +169,11 @@ fn very_many_ticks_are_counted_up_to_a_number() {
         [(CatchUp::Once, "10:00:00"), (CatchUp::All(3), "09:59:58"), (CatchUp::All(1000), "09:43:21")]
     {
         let row = Row { slot: now - TimeDelta::days(365) - TimeDelta::milliseconds(500), ..row("10:00:00") };
-        let cron = Schedule::cron("k", "* * * * * *").unwrap().catch_up(catch_up).unwrap();
+        let cron = Schedule::cron("k", "* * * * * *").catch_up(catch_up);
         let Start::Move { to, missed, skipped: 0 } = start(&cron, &row, now) else { panic!("not moved") };
         assert_eq!(to, at(first), "{catch_up:?}");
         assert!(missed >= COUNTED, "{missed}");
-        let every = Schedule::every("k", Duration::from_secs(1)).unwrap().catch_up(catch_up).unwrap();
+        let every = Schedule::every("k", Duration::from_secs(1)).catch_up(catch_up);
         let Start::Move { to, missed, skipped: 0 } = start(&every, &row, now) else { panic!("not moved") };
         assert_eq!(to, at(first), "{catch_up:?}");
         assert!(missed >= 365 * 86400 - 1000, "{missed}");
@@ -188,7 +186,7 @@ fn very_many_ticks_are_counted_up_to_a_number() {
 fn the_last_ticks_are_the_last_ones_however_many_there_are() {
     let time = |text: &str| text.parse::<DateTime<Utc>>().unwrap();
     let (slot, now) = (time("2026-01-02T09:00:00Z"), time("2026-01-05T07:00:00Z"));
-    let schedule = Schedule::cron("k", "* * 9-17 * * *").unwrap();
+    let schedule = Schedule::cron("k", "* * 9-17 * * *");
     for (most, first) in [(1, "2026-01-04T17:59:59Z"), (1_000, "2026-01-04T17:43:20Z")] {
         let found = pending(&schedule, slot, now, most);
         assert_eq!((found.first, found.last), (time(first), time("2026-01-04T17:59:59Z")), "{most}");
@@ -200,8 +198,7 @@ fn skipped_ticks_are_passed_over_and_those_after_them_run() {
     let skipped = |until: &str| Row { skip: Some((at("09:00:00"), at(until))), missed: 2, ..row("10:00:00") };
     let skip = |next, skipped| Start::Skip { next: at(next), skipped };
     for catch_up in [CatchUp::Skip, CatchUp::Once, CatchUp::All(3)] {
-        let schedule =
-            Schedule::every("k", MINUTE).unwrap().catch_up(catch_up).unwrap().grace(Duration::from_secs(3600)).unwrap();
+        let schedule = Schedule::every("k", MINUTE).catch_up(catch_up).grace(Duration::from_secs(3600));
         let start = |until, now| start(&schedule, &skipped(until), at(now));
         assert_eq!(start("10:00:00", "10:00:30"), skip("10:01:00", 1), "{catch_up:?}");
         assert_eq!(start("12:00:00", "10:00:30"), skip("10:01:00", 1), "each when it is due");
@@ -222,18 +219,18 @@ fn skipped_ticks_are_passed_over_and_those_after_them_run() {
         assert_eq!(super::start(&schedule, &during, at("10:00:30")), Start::Run);
         assert_eq!(super::start(&schedule, &died, at("10:00:30")), Start::Run);
     }
-    let schedule = Schedule::every("k", MINUTE).unwrap();
+    let schedule = Schedule::every("k", MINUTE);
     let triggered = Row { triggered: true, own: false, ..skipped("10:00:00") };
     assert_eq!(start(&schedule, &triggered, at("10:00:30")), Start::Run);
     let again = Row { attempt: 2, ..skipped("10:00:00") };
     assert_eq!(start(&schedule, &again, at("10:00:30")), Start::Run, "it was begun before");
-    let after = Schedule::after("k", Duration::from_secs(60)).unwrap();
+    let after = Schedule::after("k", Duration::from_secs(60));
     assert_eq!(start(&after, &skipped("10:00:00"), at("10:00:30")), skip("10:01:30", 1));
 }
 
 #[test]
 fn a_tick_that_was_stopped_ends_without_another_attempt() {
-    let schedule = Schedule::every("k", MINUTE).unwrap().retry(Retries::times(3)).unwrap();
+    let schedule = Schedule::every("k", MINUTE).retry(3, Duration::ZERO);
     let stopped = Row { stopped: true, ..row("10:00:00") };
     assert_eq!(start(&schedule, &stopped, at("10:00:30")), Start::Stop);
     assert_eq!(end(&schedule, &stopped, Status::Failed, at("10:00:30")), Then::Next(at("10:01:00")));

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     error::Error,
+    invalid::{Faults, Invalid},
     key::Key,
     label,
     lease::lock::LeaseLock,
@@ -54,14 +55,14 @@ const MAX_SCHEDULES: usize = 10_000;
 /// rowlock::migrate(&pool).await?;
 /// let schedules = Schedules::new(pool)
 ///     .on(
-///         Schedule::cron("nightly-report", "30 2 * * *")?.zone("Europe/Berlin")?,
+///         Schedule::cron("nightly-report", "30 2 * * *").zone("Europe/Berlin"),
 ///         async |tick: Tick<_>| {
 ///             println!("the report of {}, {} missed", tick.slot(), tick.missed());
 ///             Ok::<_, std::io::Error>(())
 ///         },
 ///     )
 ///     .on(
-///         Schedule::every("refresh", Duration::from_secs(30))?.catch_up(CatchUp::Skip)?,
+///         Schedule::every("refresh", Duration::from_secs(30)).catch_up(CatchUp::Skip),
 ///         async |_| Ok::<_, std::io::Error>(()),
 ///     );
 /// let running = schedules.start().await?;
@@ -86,6 +87,7 @@ pub struct Schedules<DB: Database> {
     removed: Vec<Key>,
     lock: Option<LeaseLock<DB>>,
     pub(super) jobs: Vec<Job<DB>>,
+    faults: Faults,
 }
 
 impl<DB: Database> Schedules<DB> {
@@ -103,6 +105,7 @@ impl<DB: Database> Schedules<DB> {
             removed: Vec::new(),
             lock: None,
             jobs: Vec::new(),
+            faults: Faults::default(),
         }
     }
 
@@ -146,94 +149,77 @@ impl<DB: Database> Schedules<DB> {
 
     /// Sets after how long without a renewal another instance runs a tick again: 30 s by default. A
     /// schedule may have [another one](Schedule::lease).
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a duration outside of 100 ms to 30 days.
-    pub fn lease(mut self, lease: Duration) -> Result<Self, Error> {
-        self.lease = lease_of_runs(lease)?;
-        Ok(self)
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = self.faults.accept(lease_of_runs(lease)).unwrap_or(self.lease);
+        self
     }
 
     /// Sets the label of this instance, which the history records: host name and process id by
-    /// default.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for more than 45 characters, or control characters.
-    pub fn label(mut self, label: &str) -> Result<Self, Error> {
-        label::check(label)?;
+    /// default. It has at most 45 characters, none of them a control character.
+    pub fn label(mut self, label: &str) -> Self {
+        self.faults.accept(label::check(label));
         label.clone_into(&mut self.label);
-        Ok(self)
+        self
     }
 
-    /// Sets how long one statement may take, including the wait for a connection: 5 s by default.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a duration outside of 1 ms to one hour.
-    pub fn time_limit(mut self, limit: Duration) -> Result<Self, Error> {
-        self.time_limit = time_limit(limit)?;
-        Ok(self)
+    /// Sets how long one statement may take, including the wait for a connection: 1 ms to one hour,
+    /// 5 s by default.
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = self.faults.accept(time_limit(limit)).unwrap_or(self.time_limit);
+        self
     }
 
-    /// Sets the longest pause between two polls of the table: 2 s by default. An instance knows
-    /// when its schedules are due; the pause delays a trigger, and what other instances hand back.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a duration outside of 10 ms to one hour.
-    pub fn poll_interval(mut self, pause: Duration) -> Result<Self, Error> {
+    /// Sets the longest pause between two polls of the table: 10 ms to one hour, 2 s by default. An
+    /// instance knows when its schedules are due; the pause delays a trigger, and what other
+    /// instances hand back.
+    pub fn poll_interval(mut self, pause: Duration) -> Self {
         let (least, most) = (Duration::from_millis(10), Duration::from_secs(3600));
-        within("a poll interval", pause, least, most, "it has to be from 10 ms to one hour")?;
-        self.poll_interval = pause;
-        Ok(self)
+        let checked = within("a poll interval", pause, least, most, "it has to be from 10 ms to one hour");
+        self.poll_interval = self.faults.accept(checked).map_or(self.poll_interval, |_| pause);
+        self
     }
 
-    /// Sets how many ticks this instance runs at the same time: 32 by default.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a number outside of 1 to 10,000.
-    pub fn max_concurrent_runs(mut self, runs: u32) -> Result<Self, Error> {
-        self.max_concurrent_runs = number_of_runs(runs)?;
-        Ok(self)
+    /// Sets how many ticks this instance runs at the same time: 1 to 10,000, 32 by default.
+    pub fn max_concurrent_runs(mut self, runs: u32) -> Self {
+        self.faults.accept(number_of_runs(runs));
+        self.max_concurrent_runs = runs;
+        self
     }
 
     /// Sets how many ticks of the schedules of a [group](Schedule::group) this instance runs at the
     /// same time. They also count as [concurrent runs](Self::max_concurrent_runs) of the instance.
-    /// Each group that has such a limit takes a statement of its own in each poll.
-    ///
-    /// # Errors
-    /// [`Error::InvalidKey`] for a text that is not a name, [`Error::InvalidSetting`] for a number
-    /// outside of 1 to 10,000.
+    /// Each group that has such a limit takes a statement of its own in each poll. A limit is from 1
+    /// to 10,000.
     ///
     /// # Examples
     /// ```
-    /// # fn example<DB: rowlock::Database>(jobs: rowlock::Schedules<DB>) -> Result<(), rowlock::Error> {
+    /// # fn example<DB: rowlock::Database>(jobs: rowlock::Schedules<DB>) {
     /// use rowlock::{Schedule, Tick};
     ///
-    /// let mut jobs = jobs.max_runs("imports", 2)?;
+    /// let mut jobs = jobs.max_runs("imports", 2);
     /// for shop in ["berlin", "paris", "rome"] {
-    ///     let import = Schedule::cron(&format!("import-{shop}"), "0 3 * * *")?.group("imports")?;
+    ///     let import = Schedule::cron(&format!("import-{shop}"), "0 3 * * *").group("imports");
     ///     jobs = jobs.on(import, async |_: Tick<DB>| Ok::<_, std::io::Error>(()));
     /// }
-    /// # Ok(())
     /// # }
     /// ```
-    pub fn max_runs(mut self, group: &str, runs: u32) -> Result<Self, Error> {
-        self.max_runs.insert(Key::new(group)?, number_of_runs(runs)?);
-        Ok(self)
+    pub fn max_runs(mut self, group: &str, runs: u32) -> Self {
+        self.faults.accept(number_of_runs(runs));
+        self.max_runs.insert(Key::checked(group, &mut self.faults), runs);
+        self
     }
 
     /// Sets the build of the application, such as a version or a commit: empty by default. It is
-    /// shown with the instance, and never compared.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for more than 64 characters, or control characters.
-    pub fn build(mut self, build: &str) -> Result<Self, Error> {
+    /// shown with the instance, and never compared. It has at most 64 characters, none of them a
+    /// control character.
+    pub fn build(mut self, build: &str) -> Self {
         if build.chars().count() > 64 || build.chars().any(char::is_control) {
             let value = format!("{:?}", build.chars().take(80).collect::<String>());
             let rule = "it has to have at most 64 characters, and no control characters";
-            return Err(Error::InvalidSetting { setting: "a build", value, rule });
+            self.faults.add(Invalid::setting("a build", value, rule));
         }
         build.clone_into(&mut self.build);
-        Ok(self)
+        self
     }
 
     /// Declares that a schedule was removed from the application.
@@ -241,12 +227,9 @@ impl<DB: Database> Schedules<DB> {
     /// Older instances that still have it stop running it once this one has been there for a few
     /// beats, and it is shown as removed. Without this declaration, an older instance that declares
     /// the schedule runs it.
-    ///
-    /// # Errors
-    /// [`Error::InvalidKey`] for a text that is not a name.
-    pub fn removed(mut self, name: &str) -> Result<Self, Error> {
-        self.removed.push(Key::new(name)?);
-        Ok(self)
+    pub fn removed(mut self, name: &str) -> Self {
+        self.removed.push(Key::checked(name, &mut self.faults));
+        self
     }
 
     /// Sets the lock that takes the keys of schedules that are
@@ -254,24 +237,25 @@ impl<DB: Database> Schedules<DB> {
     /// the schedules: another lease, the order of arrival, or
     /// [`article_clients`](crate::LeaseLockBuilder::article_clients).
     ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a lock of another pool, one with a minimum interval, which
-    /// would refuse retries and ticks, or one with [`Rules::Article`], under which a failed run
-    /// would block all later ones.
-    pub fn lock(mut self, lock: LeaseLock<DB>) -> Result<Self, Error> {
+    /// It is built on the pool of the schedules. It has no minimum interval, which would refuse
+    /// retries and ticks, and not [`Rules::Article`], under which a failed run would block all later
+    /// ones.
+    pub fn lock(mut self, lock: LeaseLock<DB>) -> Self {
         let terms = &lock.key_terms.terms;
-        let (value, rule) =
-            if !Arc::ptr_eq(&lock.pool().connect_options(), &self.requests.application().connect_options()) {
-                ("another pool", "it has to be built on the pool of the schedules")
-            } else if !terms.min_interval.is_zero() {
-                ("a minimum interval", "a schedule's distances are those of its ticks")
-            } else if terms.rules == Rules::Article {
-                ("Rules::Article", "a run that fails would block all later ones until an operator acts")
-            } else {
-                self.lock = Some(lock);
-                return Ok(self);
-            };
-        Err(Error::InvalidSetting { setting: "a lock for schedules", value: value.to_owned(), rule })
+        let mut refuse =
+            |value: &str, rule: &str| self.faults.add(Invalid::setting("a lock for schedules", value, rule));
+        if !Arc::ptr_eq(&lock.pool().connect_options(), &self.requests.application().connect_options()) {
+            refuse("another pool", "it has to be built on the pool of the schedules");
+        }
+        if !terms.min_interval.is_zero() {
+            refuse("a minimum interval", "a schedule's distances are those of its ticks");
+        }
+        if terms.rules == Rules::Article {
+            refuse("Rules::Article", "a run that fails would block all later ones until an operator acts");
+        }
+        self.faults.accept(lock.check());
+        self.lock = Some(lock);
+        self
     }
 
     /// Sends all statements over the application's pool. By default, schedules share the
@@ -297,8 +281,8 @@ impl<DB: Database> Schedules<DB> {
     /// from 0.3 to 20 s. An instance counts as gone when it is shut down, or has missed four beats.
     ///
     /// # Errors
-    /// [`Error::InvalidSchedule`] for a name that was added twice, [`Error::InvalidSetting`] for
-    /// too many schedules, [`Error::ScheduleTablesMissing`], [`Error::NoRuntime`],
+    /// [`Error::Invalid`] with all that is not possible in these settings, the schedules and their
+    /// names, [`Error::ScheduleTablesMissing`], [`Error::NoRuntime`],
     /// [`Error::Database`], [`Error::TimedOut`], [`Error::NoConnection`]. With a key, also
     /// [`Error::TableMissing`], [`Error::KeyUnfit`] and similar errors of the table of locks.
     ///
@@ -322,7 +306,7 @@ impl<DB: Database> Schedules<DB> {
     pub(super) async fn checked(&self, jobs: &[Job<DB>]) -> Result<Arc<Core<DB>>, Error> {
         // The work runs on the caller's runtime.
         Handle::try_current().map_err(|_| Error::NoRuntime)?;
-        self.check_names()?;
+        self.check()?;
         let keys: Vec<&Key> = jobs.iter().filter_map(|job| job.schedule.exclusive.as_ref()).collect();
         let lock = if keys.is_empty() { None } else { Some(self.lock_of_keys()?) };
         let core = self.core_with(lock);
@@ -344,36 +328,42 @@ impl<DB: Database> Schedules<DB> {
         builder.build()
     }
 
-    fn check_names(&self) -> Result<(), Error> {
+    /// Checks the settings, the schedules and their names. Nothing is sent.
+    /// [`start`](Self::start) and every other call check them too.
+    ///
+    /// # Errors
+    /// [`Invalid`] with all that is not possible.
+    pub fn check(&self) -> Result<(), Invalid> {
+        let mut faults = self.faults.clone();
+        for Job { schedule, .. } in &self.jobs {
+            let of = |fault: Invalid| fault.of(format_args!("the schedule {:?}", schedule.name()));
+            faults.accept(schedule.check().map_err(of));
+            if schedule.group.as_ref().is_some_and(|group| !self.max_runs.contains_key(group)) {
+                faults.add(of(Invalid::new("its group has no limit: set one with Schedules::max_runs")));
+            }
+        }
         if self.jobs.len() > MAX_SCHEDULES {
-            let (setting, value) = ("a number of schedules", self.jobs.len().to_string());
-            return Err(Error::InvalidSetting { setting, value, rule: "it has to be at most 10,000" });
+            let setting = "a number of schedules";
+            faults.add(Invalid::setting(setting, self.jobs.len(), "it has to be at most 10,000"));
         }
         let mut names = BTreeSet::new();
         let added =
             self.jobs.iter().flat_map(|job| std::iter::once(&job.schedule.name).chain(&job.schedule.renamed_from));
-        if let Some(name) = added.chain(&self.removed).find(|name| !names.insert(*name)) {
-            let wrong = "it is declared more than once: added, renamed or removed".into();
-            return Err(Error::InvalidSchedule { name: name.clone(), wrong });
+        for name in added.chain(&self.removed).filter(|name| !names.insert(*name)) {
+            let wrong = "it is declared more than once: added, renamed or removed";
+            faults.add(Invalid::new(wrong).of(format_args!("the schedule {:?}", name.as_str())));
         }
         let groups: BTreeSet<&Key> = self.jobs.iter().filter_map(|job| job.schedule.group.as_ref()).collect();
-        if let Some(group) = self.max_runs.keys().find(|group| !groups.contains(group)) {
-            let (setting, value) = ("a group with a limit", group.to_string());
-            return Err(Error::InvalidSetting { setting, value, rule: "no schedule is in it" });
+        for group in self.max_runs.keys().filter(|group| !groups.contains(group)) {
+            faults.add(Invalid::setting("a group with a limit", group, "no schedule is in it"));
         }
-        let no_limit =
-            |job: &&Job<DB>| job.schedule.group.as_ref().is_some_and(|group| !self.max_runs.contains_key(group));
-        match self.jobs.iter().find(no_limit) {
-            Some(job) => {
-                let wrong = "its group has no limit: set one with Schedules::max_runs".into();
-                Err(Error::InvalidSchedule { name: job.schedule.name.clone(), wrong })
-            }
-            None => Ok(()),
-        }
+        faults.check()
     }
 
-    pub(super) fn core(&self) -> Arc<Core<DB>> {
-        self.core_with(None)
+    /// Returns what the operations for operators need.
+    pub(super) fn core(&self) -> Result<Arc<Core<DB>>, Error> {
+        self.faults.check()?;
+        Ok(self.core_with(None))
     }
 
     fn core_with(&self, lock: Option<LeaseLock<DB>>) -> Arc<Core<DB>> {
@@ -394,19 +384,19 @@ impl<DB: Database> Schedules<DB> {
 }
 
 /// Validates a limit of runs.
-fn number_of_runs(runs: u32) -> Result<u32, Error> {
-    if (1..=10_000).contains(&runs) {
-        return Ok(runs);
+fn number_of_runs(runs: u32) -> Result<(), Invalid> {
+    match (1..=10_000).contains(&runs) {
+        true => Ok(()),
+        false => Err(Invalid::setting("a number of concurrent runs", runs, "it has to be from 1 to 10,000")),
     }
-    let (setting, value) = ("a number of concurrent runs", runs.to_string());
-    Err(Error::InvalidSetting { setting, value, rule: "it has to be from 1 to 10,000" })
 }
 
 impl<DB: Database> Clone for Schedules<DB> {
     fn clone(&self) -> Self {
         let (label, build, lock) = (self.label.clone(), self.build.clone(), self.lock.clone());
         let (requests, removed, jobs) = (self.requests.clone(), self.removed.clone(), self.jobs.clone());
-        Self { requests, label, build, removed, lock, jobs, max_runs: self.max_runs.clone(), ..*self }
+        let (max_runs, faults) = (self.max_runs.clone(), self.faults.clone());
+        Self { requests, label, build, removed, lock, jobs, max_runs, faults, ..*self }
     }
 }
 

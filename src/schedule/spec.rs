@@ -5,13 +5,13 @@ use std::time::Duration;
 use chrono::{DateTime, FixedOffset, Offset as _, SubsecRound, TimeDelta, Utc};
 
 use crate::{
-    error::Error,
+    invalid::{Faults, Invalid},
     key::Key,
     retry::{DAY, within},
     schedule::{
         cron::Pattern,
         hash::hash,
-        terms::{CatchUp, Retries, YEAR},
+        terms::{CatchUp, Pauses, Retries, YEAR},
         zones::{RELEASE, Zone},
     },
     store::schedule::Times,
@@ -36,7 +36,11 @@ pub(super) const NEVER: DateTime<Utc> = match DateTime::from_timestamp(253_370_7
 
 #[derive(Clone, Debug)]
 pub(super) enum Timing {
-    Cron { pattern: Box<Pattern>, zone: Zone },
+    /// Without a pattern if it is not possible.
+    Cron {
+        pattern: Option<Box<Pattern>>,
+        zone: Zone,
+    },
     Every(TimeDelta),
     After(TimeDelta),
 }
@@ -46,20 +50,19 @@ pub(super) enum Timing {
 /// All instances that know the schedule share its row in the table `t_resource_schedule`.
 ///
 /// ```
-/// # fn main() -> Result<(), rowlock::Error> {
 /// use std::time::Duration;
-/// use rowlock::{CatchUp, Retries, Schedule};
+/// use rowlock::{CatchUp, Schedule};
 ///
-/// let report = Schedule::cron("nightly-report", "30 2 * * *")?
-///     .zone("Europe/Berlin")?
-///     .catch_up(CatchUp::Skip)?
-///     .grace(Duration::from_secs(5 * 60))?
-///     .retry(Retries::times(3).backoff(Duration::from_secs(10), Duration::from_secs(600))?)?;
-/// let refresh = Schedule::every("refresh", Duration::from_secs(30))?;
-/// let sweep = Schedule::after("sweep", Duration::from_secs(600))?;
-/// # Ok(())
-/// # }
+/// let report = Schedule::cron("nightly-report", "30 2 * * *")
+///     .zone("Europe/Berlin")
+///     .catch_up(CatchUp::Skip)
+///     .grace(Duration::from_secs(5 * 60))
+///     .retry(3, Duration::from_secs(10)..Duration::from_secs(600));
+/// let refresh = Schedule::every("refresh", Duration::from_secs(30));
+/// let sweep = Schedule::after("sweep", Duration::from_secs(600));
 /// ```
+///
+/// What is not possible is reported by [`check`](Self::check), and when the schedule is used.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     pub(super) name: Key,
@@ -77,6 +80,7 @@ pub struct Schedule {
     pub(super) group: Option<Key>,
     pub(super) renamed_from: Vec<Key>,
     pub(super) exclusive: Option<Key>,
+    pub(super) faults: Faults,
 }
 
 impl Schedule {
@@ -88,48 +92,34 @@ impl Schedule {
     /// `@annually`, `@monthly`, `@weekly`, `@daily`, `@midnight` or `@hourly`. Where the clock is
     /// changed, a pattern that names hours has one tick in a repeated hour, the first, and a tick
     /// at the end of a gap that left its time out. A pattern that matches every hour follows
-    /// elapsed time instead.
-    ///
-    /// # Errors
-    /// [`Error::InvalidKey`] for a text that is not a name, [`Error::InvalidSchedule`] for one that
-    /// is not a pattern, that crons read in different ways, or that no time matches. The message
-    /// says what to write instead.
-    pub fn cron(name: &str, pattern: &str) -> Result<Self, Error> {
-        let name = Key::new(name)?;
+    /// elapsed time instead. A pattern that crons read in different ways, or that no time matches,
+    /// is not possible.
+    pub fn cron(name: &str, pattern: &str) -> Self {
         let text = pattern.split_whitespace().collect::<Vec<_>>().join(" ");
-        let wrong = |wrong: String| {
-            let pattern = text.chars().take(80).collect::<String>();
-            Error::InvalidSchedule { name: name.clone(), wrong: format!("the cron pattern {pattern:?}: {wrong}") }
+        let parsed = match text.len() {
+            0..=PATTERN => Pattern::parse(&text),
+            _ => Err(format!("it has more than {PATTERN} bytes")),
         };
-        if text.len() > PATTERN {
-            return Err(wrong(format!("it has more than {PATTERN} bytes")));
-        }
-        let pattern = Pattern::parse(&text).map_err(wrong)?;
-        Ok(Self::new(name, Timing::Cron { pattern: Box::new(pattern), zone: Zone::UTC }, format!("cron {text}")))
+        let fault = parsed.as_ref().err().map(|wrong| {
+            let pattern = text.chars().take(80).collect::<String>();
+            Invalid::new(format!("the cron pattern {pattern:?}: {wrong}"))
+        });
+        let timing = Timing::Cron { pattern: parsed.ok().map(Box::new), zone: Zone::UTC };
+        Self::new(name, timing, format!("cron {text}"), fault)
     }
 
     /// Creates a schedule with a tick at each multiple of `period` since 1970, so that all
-    /// instances agree on the ticks.
-    ///
-    /// # Errors
-    /// [`Error::InvalidKey`] for a text that is not a name, [`Error::InvalidSetting`] for a period
-    /// outside of 100 ms to 366 days.
-    pub fn every(name: &str, period: Duration) -> Result<Self, Error> {
-        let name = Key::new(name)?;
-        let micros = whole("a period", period)?;
-        Ok(Self::new(name, Timing::Every(micros), format!("every {period:?}")))
+    /// instances agree on the ticks: 100 ms to 366 days.
+    pub fn every(name: &str, period: Duration) -> Self {
+        let (micros, fault) = whole("a period", period);
+        Self::new(name, Timing::Every(micros), format!("every {period:?}"), fault)
     }
 
     /// Creates a schedule whose first tick is at its registration, and each other one `delay` after
-    /// the end of the run before, on whichever instance that was.
-    ///
-    /// # Errors
-    /// [`Error::InvalidKey`] for a text that is not a name, [`Error::InvalidSetting`] for a delay
-    /// outside of 100 ms to 366 days.
-    pub fn after(name: &str, delay: Duration) -> Result<Self, Error> {
-        let name = Key::new(name)?;
-        let micros = whole("a delay", delay)?;
-        Ok(Self::new(name, Timing::After(micros), format!("{AFTER}{delay:?}")))
+    /// the end of the run before, on whichever instance that was: 100 ms to 366 days.
+    pub fn after(name: &str, delay: Duration) -> Self {
+        let (micros, fault) = whole("a delay", delay);
+        Self::new(name, Timing::After(micros), format!("{AFTER}{delay:?}"), fault)
     }
 
     /// Returns the schedule that has these times. `None` if they are of another version, or
@@ -142,17 +132,19 @@ impl Schedule {
         let (kind, rest) = spec.split_once(' ')?;
         let name = times.name.as_str();
         let schedule = match kind {
-            "cron" => Self::cron(name, rest).ok()?.zone(&times.zone).ok()?,
-            "every" => Self::every(name, duration(rest)?).ok()?,
-            "after" => Self::after(name, duration(rest)?).ok()?,
+            "cron" => Self::cron(name, rest).zone(&times.zone),
+            "every" => Self::every(name, duration(rest)?),
+            "after" => Self::after(name, duration(rest)?),
             _ => return None,
         };
-        Some(schedule.shifted(shift))
+        schedule.check().is_ok().then(|| schedule.shifted(shift))
     }
 
-    fn new(name: Key, timing: Timing, text: String) -> Self {
+    fn new(name: &str, timing: Timing, text: String, fault: Option<Invalid>) -> Self {
         let grace = TimeDelta::minutes(5);
-        let (catch_up, retries) = (CatchUp::default(), Retries::times(0));
+        let (catch_up, retries, mut faults) = (CatchUp::default(), Retries::default(), Faults::default());
+        let name = Key::checked(name, &mut faults);
+        fault.into_iter().for_each(|fault| faults.add(fault));
         Self {
             name,
             timing,
@@ -167,27 +159,26 @@ impl Schedule {
             group: None,
             renamed_from: Vec::new(),
             exclusive: None,
+            faults,
         }
     }
 
     /// Sets the time zone in which a cron pattern is read, by its name in the tz database.
     ///
     /// The database is part of the library ([`zones_release`](Self::zones_release)); that of the
-    /// machine is not used. The name may be in upper or lower case.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSchedule`] for an unknown zone, or a schedule without a cron pattern.
-    pub fn zone(mut self, name: &str) -> Result<Self, Error> {
-        let wrong = |wrong: String| Error::InvalidSchedule { name: self.name.clone(), wrong };
-        let Timing::Cron { zone, .. } = &mut self.timing else {
-            return Err(wrong("only a cron pattern has a time zone".to_owned()));
-        };
-        let Some(named) = Zone::named(name) else {
-            let name = name.chars().take(80).collect::<String>();
-            return Err(wrong(format!("{name:?} is no time zone: write one like Europe/Berlin, or UTC")));
-        };
-        *zone = named;
-        Ok(self)
+    /// machine is not used. The name may be in upper or lower case. A schedule without a cron
+    /// pattern has no time zone.
+    pub fn zone(mut self, name: &str) -> Self {
+        match (&mut self.timing, Zone::named(name)) {
+            (Timing::Cron { zone, .. }, Some(named)) => *zone = named,
+            (Timing::Cron { .. }, None) => {
+                let name = name.chars().take(80).collect::<String>();
+                self.faults
+                    .add(Invalid::new(format!("{name:?} is no time zone: write one like Europe/Berlin, or UTC")));
+            }
+            _ => self.faults.add(Invalid::new("only a cron pattern has a time zone")),
+        }
+        self
     }
 
     /// Has each tick come later by a part of `most`, so that schedules with the same times do not
@@ -195,11 +186,8 @@ impl Schedule {
     /// and for all ticks, in whole seconds. The time of a tick, as in [`upcoming`](Self::upcoming)
     /// and in the history, is the later one.
     ///
-    /// Instances of a version before this method do not run the schedule.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a jitter outside of 1 s to a day; [`Error::InvalidSchedule`]
-    /// for a schedule with a fixed delay, whose ticks follow its runs.
+    /// A jitter is from 1 s to a day. A schedule with a fixed delay has none, because its ticks
+    /// follow its runs. Instances of a version before this method do not run the schedule.
     ///
     /// # Examples
     /// ```
@@ -209,21 +197,24 @@ impl Schedule {
     /// use chrono::{DateTime, TimeDelta, Utc};
     /// use rowlock::Schedule;
     ///
-    /// let report = Schedule::cron("report", "30 2 * * *")?.jitter(Duration::from_secs(600))?;
+    /// let report = Schedule::cron("report", "30 2 * * *").jitter(Duration::from_secs(600));
     /// let half_past: DateTime<Utc> = "2026-10-24T02:30:00Z".parse()?;
-    /// let tick = report.upcoming(half_past - TimeDelta::hours(1)).next().expect("it has a tick each day");
+    /// let tick = report.upcoming(half_past - TimeDelta::hours(1))?.next().expect("it has a tick each day");
     /// assert!(tick - half_past <= TimeDelta::minutes(10));
     /// # Ok(())
     /// # }
     /// ```
-    pub fn jitter(self, most: Duration) -> Result<Self, Error> {
-        within("a jitter", most, Duration::from_secs(1), DAY, "it has to be from 1 s to a day")?;
-        if matches!(self.timing, Timing::After(_)) {
-            let wrong = "a fixed delay has no jitter: its ticks follow its runs".to_owned();
-            return Err(Error::InvalidSchedule { name: self.name, wrong });
+    pub fn jitter(mut self, most: Duration) -> Self {
+        let checked = within("a jitter", most, Duration::from_secs(1), DAY, "it has to be from 1 s to a day");
+        let checked = match self.timing {
+            Timing::After(_) => Err(Invalid::new("a fixed delay has no jitter: its ticks follow its runs")),
+            _ => checked,
+        };
+        if self.faults.accept(checked).is_none() {
+            return self;
         }
         let part = hash(&["jitter", self.name.as_str()]) % (most.as_secs() + 1);
-        Ok(self.shifted(Duration::from_secs(part)))
+        self.shifted(Duration::from_secs(part))
     }
 
     /// Returns by how much later each tick comes than the same tick of another schedule. `None` if
@@ -251,40 +242,33 @@ impl Schedule {
     }
 
     /// Sets what happens with ticks that nothing ran at their time: [`CatchUp::Once`] by default.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for [`CatchUp::All`] with a number outside of 1 to 1,000.
-    pub fn catch_up(mut self, catch_up: CatchUp) -> Result<Self, Error> {
+    pub fn catch_up(mut self, catch_up: CatchUp) -> Self {
         if let CatchUp::All(most @ (0 | 1_001..)) = catch_up {
-            let (setting, value) = ("a number of ticks to catch up on", most.to_string());
-            return Err(Error::InvalidSetting { setting, value, rule: "it has to be from 1 to 1,000" });
+            let setting = "a number of ticks to catch up on";
+            self.faults.add(Invalid::setting(setting, most, "it has to be from 1 to 1,000"));
         }
         self.catch_up = catch_up;
-        Ok(self)
+        self
     }
 
     /// Sets how late a run may start and still count as on time: five minutes by default. With
     /// [`CatchUp::Skip`], a tick that is older is passed over. One that is up to a second old is
-    /// run, whatever the grace: a poll comes a little later than its tick.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for more than 366 days.
-    pub fn grace(mut self, grace: Duration) -> Result<Self, Error> {
-        self.grace = within("a grace", grace, Duration::ZERO, YEAR, "it has to be at most 366 days")?;
-        Ok(self)
+    /// run, whatever the grace: a poll comes a little later than its tick. At most 366 days.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        let checked = within("a grace", grace, Duration::ZERO, YEAR, "it has to be at most 366 days");
+        self.grace = self.faults.accept(checked).unwrap_or(self.grace);
+        self
     }
 
-    /// Sets how often a tick whose run failed is run again: never by default.
+    /// Sets how often, and after which [`Pauses`], a tick whose run failed is run again: never by
+    /// default, and at most 1,000 times.
     ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for more than 1,000 times.
-    pub fn retry(mut self, retries: Retries) -> Result<Self, Error> {
-        if retries.times > 1_000 {
-            let (setting, value) = ("a number of retries", retries.times.to_string());
-            return Err(Error::InvalidSetting { setting, value, rule: "it has to be at most 1,000" });
-        }
-        self.retries = retries;
-        Ok(self)
+    /// A run whose process died, or that was handed back, counts as one of them. It is always taken
+    /// over. A tick that kills its processes ends as failed after its first attempt, its retries
+    /// and ten further attempts.
+    pub fn retry(mut self, times: u32, pauses: impl Into<Pauses>) -> Self {
+        self.retries = self.faults.accept(Retries::new(times, pauses.into())).unwrap_or_default();
+        self
     }
 
     /// Sets the longest that a run may take: without a limit by default.
@@ -295,34 +279,26 @@ impl Schedule {
     /// cannot be dropped. If it succeeds within five more seconds, the run has succeeded. After
     /// that the lease is no longer renewed, and once it has ended another instance runs the tick
     /// beside such work. The wait for a key ([`exclusive_with`](Self::exclusive_with)) does not
-    /// count.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a duration outside of 1 ms to 366 days.
-    pub fn timeout(mut self, limit: Duration) -> Result<Self, Error> {
-        within("a timeout", limit, Duration::from_millis(1), YEAR, "it has to be from 1 ms to 366 days")?;
-        self.timeout = Some(limit);
-        Ok(self)
+    /// count. A limit is from 1 ms to 366 days.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        let rule = "it has to be from 1 ms to 366 days";
+        let checked = within("a timeout", limit, Duration::from_millis(1), YEAR, rule);
+        self.timeout = self.faults.accept(checked).map(|_| limit);
+        self
     }
 
     /// Sets the lease of the runs of this schedule, in place of that of all
-    /// [`Schedules`](crate::Schedules::lease).
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a duration outside of 100 ms to 30 days.
-    pub fn lease(mut self, lease: Duration) -> Result<Self, Error> {
-        self.lease = Some(lease_of_runs(lease)?);
-        Ok(self)
+    /// [`Schedules`](crate::Schedules::lease): 100 ms to 30 days.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = self.faults.accept(lease_of_runs(lease));
+        self
     }
 
     /// Puts the schedule into a group, of which an instance runs at most so many ticks at the same
     /// time as [`Schedules::max_runs`](crate::Schedules::max_runs) sets.
-    ///
-    /// # Errors
-    /// [`Error::InvalidKey`] for a text that is not a name.
-    pub fn group(mut self, name: &str) -> Result<Self, Error> {
-        self.group = Some(Key::new(name)?);
-        Ok(self)
+    pub fn group(mut self, name: &str) -> Self {
+        self.group = Some(Key::checked(name, &mut self.faults));
+        self
     }
 
     /// Declares that the schedule had another name before. It may have had several.
@@ -337,22 +313,18 @@ impl Schedule {
     /// A rollback needs nothing: instances with the old name take the place back in the same way,
     /// once no instance with the new one is alive. So the declaration stays until no instance with
     /// the old name can start. If the new name was in use before the declaration came, and ran
-    /// later than the old one, it goes on with what it has.
-    ///
-    /// # Errors
-    /// [`Error::InvalidKey`] for a text that is not a name; [`Error::InvalidSchedule`] for the name
-    /// of the schedule itself, and for a name of more than 200 bytes.
-    pub fn renamed_from(mut self, name: &str) -> Result<Self, Error> {
-        let old = Key::new(name)?;
-        let wrong = |wrong: &str| Err(Error::InvalidSchedule { name: self.name.clone(), wrong: wrong.to_owned() });
+    /// later than the old one, it goes on with what it has. Both names have at most 200 bytes.
+    pub fn renamed_from(mut self, name: &str) -> Self {
+        let old = Key::checked(name, &mut self.faults);
         if old == self.name {
-            return wrong("it has this name already");
+            self.faults.add(Invalid::new("it has this name already"));
         }
         if self.name().len().max(old.as_str().len()) > PATTERN {
-            return wrong("both names of a schedule that gets another one have at most 200 bytes");
+            let wrong = "both names of a schedule that gets another one have at most 200 bytes";
+            self.faults.add(Invalid::new(wrong));
         }
         self.renamed_from.push(old);
-        Ok(self)
+        self
     }
 
     /// Makes each run hold a key of the table `t_resource_lock` as well, so that the schedule and
@@ -367,22 +339,25 @@ impl Schedule {
     /// The key is taken for the [lease](Self::lease) of the run and under the label of the
     /// instance, unless [`Schedules::lock`](crate::Schedules::lock) sets other terms.
     ///
-    /// # Errors
-    /// [`Error::InvalidKey`] for a text that is not a key.
-    ///
     /// # Examples
     /// ```
-    /// # fn main() -> Result<(), rowlock::Error> {
     /// use rowlock::Schedule;
     ///
     /// // The older service takes the key "billing" of the same table.
-    /// let billing = Schedule::cron("billing", "0 4 * * *")?.exclusive_with("billing")?;
-    /// # Ok(())
-    /// # }
+    /// let billing = Schedule::cron("billing", "0 4 * * *").exclusive_with("billing");
     /// ```
-    pub fn exclusive_with(mut self, key: &str) -> Result<Self, Error> {
-        self.exclusive = Some(Key::new(key)?);
-        Ok(self)
+    pub fn exclusive_with(mut self, key: &str) -> Self {
+        self.exclusive = Some(Key::checked(key, &mut self.faults));
+        self
+    }
+
+    /// Checks the schedule. Nothing is sent. [`Schedules::start`](crate::Schedules::start) checks it
+    /// too.
+    ///
+    /// # Errors
+    /// [`Invalid`] with all that is not possible, and what to write instead.
+    pub fn check(&self) -> Result<(), Invalid> {
+        self.faults.check()
     }
 
     /// Returns the schedule's name.
@@ -401,23 +376,27 @@ impl Schedule {
     /// delay has no ticks ahead of time, since each follows the end of a run: the iterator is
     /// empty.
     ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    ///
     /// # Examples
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use chrono::{DateTime, Utc};
     /// use rowlock::Schedule;
     ///
-    /// let report = Schedule::cron("report", "30 2 * * *")?.zone("Europe/Berlin")?;
+    /// let report = Schedule::cron("report", "30 2 * * *").zone("Europe/Berlin");
     /// let after: DateTime<Utc> = "2026-10-24T12:00:00Z".parse()?;
-    /// let ticks: Vec<String> = report.upcoming(after).take(2).map(|tick| tick.to_rfc3339()).collect();
+    /// let ticks: Vec<String> = report.upcoming(after)?.take(2).map(|tick| tick.to_rfc3339()).collect();
     /// assert_eq!(ticks, ["2026-10-25T00:30:00+00:00", "2026-10-26T01:30:00+00:00"]);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn upcoming(&self, after: DateTime<Utc>) -> impl Iterator<Item = DateTime<Utc>> + '_ {
+    pub fn upcoming(&self, after: DateTime<Utc>) -> Result<impl Iterator<Item = DateTime<Utc>> + '_, Invalid> {
+        self.check()?;
         let is_ahead = |tick: &DateTime<Utc>| *tick < NEVER && !matches!(self.timing, Timing::After(_));
         let next = move |tick: DateTime<Utc>| Some(self.next(tick)).filter(is_ahead);
-        std::iter::successors(next(after), move |tick| next(*tick))
+        Ok(std::iter::successors(next(after), move |tick| next(*tick)))
     }
 
     /// Returns what the clocks in the schedule's time zone show at an instant.
@@ -465,7 +444,10 @@ impl Schedule {
 
     fn next_unshifted(&self, after: DateTime<Utc>) -> DateTime<Utc> {
         match &self.timing {
-            Timing::Cron { pattern, zone } => zone.next(pattern, after).unwrap_or(NEVER).min(NEVER),
+            Timing::Cron { pattern, zone } => {
+                let next = pattern.as_ref().and_then(|pattern| zone.next(pattern, after));
+                next.unwrap_or(NEVER).min(NEVER)
+            }
             Timing::Every(period) => {
                 let period = period.num_milliseconds();
                 let slot = (after.timestamp_millis().div_euclid(period) + 1) * period;
@@ -487,14 +469,18 @@ fn duration(text: &str) -> Option<Duration> {
 }
 
 /// Validates the lease of runs.
-pub(super) fn lease_of_runs(lease: Duration) -> Result<TimeDelta, Error> {
+pub(super) fn lease_of_runs(lease: Duration) -> Result<TimeDelta, Invalid> {
     within("a lease", lease, Duration::from_millis(100), 30 * DAY, "it has to be from 100 ms to 30 days")
 }
 
-/// Validates a period, which has whole milliseconds: no database's clock has less.
-fn whole(setting: &'static str, value: Duration) -> Result<TimeDelta, Error> {
+/// Returns a period, which has whole milliseconds: no database's clock has less. A period that is
+/// not possible is a year.
+fn whole(setting: &str, value: Duration) -> (TimeDelta, Option<Invalid>) {
     let least = if value.subsec_nanos().is_multiple_of(1_000_000) { LEAST } else { Duration::MAX };
-    within(setting, value, least, YEAR, PERIODS)
+    match within(setting, value, least, YEAR, PERIODS) {
+        Ok(period) => (period, None),
+        Err(fault) => (TimeDelta::days(366), Some(fault)),
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! What happens with ticks that are late or fail.
 
-use std::time::Duration;
+use std::{
+    ops::{Range, RangeInclusive},
+    time::Duration,
+};
 
 use chrono::TimeDelta;
 
-use crate::{error::Error, retry::within};
+use crate::{invalid::Invalid, retry::within};
 
 pub(super) const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
@@ -12,17 +15,14 @@ pub(super) const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// was paused, or a run took longer than the period.
 ///
 /// ```
-/// # fn example() -> Result<(), rowlock::Error> {
 /// use rowlock::{CatchUp, Schedule};
 /// use std::time::Duration;
 ///
 /// // A tick that is more than an hour late is passed over.
-/// let backup = Schedule::cron("backup", "0 3 * * *")?.catch_up(CatchUp::Skip)?;
-/// let backup = backup.grace(Duration::from_secs(3600))?;
+/// let backup = Schedule::cron("backup", "0 3 * * *").catch_up(CatchUp::Skip);
+/// let backup = backup.grace(Duration::from_secs(3600));
 /// // Each day is billed by a run of its own, up to the last 31 of them.
-/// let billing = Schedule::cron("billing", "0 1 * * *")?.catch_up(CatchUp::All(31))?;
-/// # Ok(())
-/// # }
+/// let billing = Schedule::cron("billing", "0 1 * * *").catch_up(CatchUp::All(31));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -38,50 +38,64 @@ pub enum CatchUp {
     All(u32),
 }
 
-/// How often, and after which pauses, a tick whose run failed is run again.
+/// The pauses before a tick whose run failed is run again: always one duration, or a range, of which
+/// the first pause is the start, and each other one twice the one before, up to the end.
 ///
 /// ```
-/// # fn example() -> Result<(), rowlock::Error> {
-/// use rowlock::{Retries, Schedule};
+/// use rowlock::Schedule;
 /// use std::time::Duration;
 ///
 /// // Four attempts at most, the last three after 10, 20 and 40 seconds.
-/// let retries = Retries::times(3).backoff(Duration::from_secs(10), Duration::from_secs(60))?;
-/// let import = Schedule::every("import", Duration::from_secs(600))?.retry(retries)?;
-/// # Ok(())
-/// # }
+/// let (first, longest) = (Duration::from_secs(10), Duration::from_secs(60));
+/// let import = Schedule::every("import", Duration::from_secs(600)).retry(3, first..longest);
+/// // At once, and once.
+/// let sweep = Schedule::every("sweep", Duration::from_secs(600)).retry(1, Duration::ZERO);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Retries {
-    pub(super) times: u32,
-    pub(super) first: TimeDelta,
-    pub(super) longest: TimeDelta,
+pub struct Pauses {
+    first: Duration,
+    longest: Duration,
+}
+
+impl From<Duration> for Pauses {
+    fn from(always: Duration) -> Self {
+        Self { first: always, longest: always }
+    }
+}
+
+impl From<Range<Duration>> for Pauses {
+    fn from(range: Range<Duration>) -> Self {
+        Self { first: range.start, longest: range.end }
+    }
+}
+
+impl From<RangeInclusive<Duration>> for Pauses {
+    fn from(range: RangeInclusive<Duration>) -> Self {
+        Self { first: *range.start(), longest: *range.end() }
+    }
+}
+
+/// How often, and after which pauses, a tick whose run failed is run again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Retries {
+    pub times: u32,
+    first: TimeDelta,
+    longest: TimeDelta,
 }
 
 impl Retries {
-    /// Runs a tick again up to `times` times after failures, at once. Zero is the default.
-    ///
-    /// A run whose process died, or that was handed back, counts as one of them. It is always taken
-    /// over. A tick that kills its processes ends as failed after its first attempt, its retries
-    /// and ten further attempts.
-    pub fn times(times: u32) -> Self {
-        Self { times, first: TimeDelta::zero(), longest: TimeDelta::zero() }
-    }
-
-    /// Sets the pause after the first failure, and the longest: each pause is twice the one before.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for a pause of more than 366 days, or a longest pause below the
-    /// first.
-    pub fn backoff(self, first: Duration, longest: Duration) -> Result<Self, Error> {
+    pub fn new(times: u32, Pauses { first, longest }: Pauses) -> Result<Self, Invalid> {
+        if times > 1_000 {
+            return Err(Invalid::setting("a number of retries", times, "it has to be at most 1,000"));
+        }
         let rule = "it has to be at most 366 days, and the longest not below the first";
-        let first = within("a back-off", first, Duration::ZERO, longest, rule)?;
-        let longest = within("a back-off", longest, Duration::ZERO, YEAR, rule)?;
-        Ok(Self { first, longest, ..self })
+        let first = within("a pause before a retry", first, Duration::ZERO, longest, rule)?;
+        let longest = within("a pause before a retry", longest, Duration::ZERO, YEAR, rule)?;
+        Ok(Self { times, first, longest })
     }
 
     /// Returns the pause after the failure of this attempt, counted from 1.
-    pub(super) fn pause(self, attempt: u32) -> TimeDelta {
+    pub fn pause(self, attempt: u32) -> TimeDelta {
         let factor = 1 << attempt.saturating_sub(1).min(30);
         self.first.checked_mul(factor).map_or(self.longest, |pause| pause.min(self.longest))
     }

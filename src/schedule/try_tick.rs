@@ -120,7 +120,7 @@ impl<DB: Database> Schedules<DB> {
     ///
     /// let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// rowlock::migrate(&pool).await?;
-    /// let nightly = Schedule::cron("nightly", "30 2 * * *")?;
+    /// let nightly = Schedule::cron("nightly", "30 2 * * *");
     /// let jobs = Schedules::new(pool).on(nightly, async |tick: Tick<_>| {
     ///     assert!(tick.is_triggered());
     ///     Ok::<_, std::io::Error>(())

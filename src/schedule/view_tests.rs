@@ -15,12 +15,12 @@ fn at(seconds: i64) -> DateTime<Utc> {
 }
 
 fn schedule(name: &str) -> Schedule {
-    Schedule::every(name, Duration::from_secs(60)).unwrap()
+    Schedule::every(name, Duration::from_secs(60))
 }
 
 /// What an instance with the new name declares: the old one, and the new one.
 fn renamed() -> Vec<Declared> {
-    Declared::all_of(&schedule("new").renamed_from("old").unwrap())
+    Declared::all_of(&schedule("new").renamed_from("old"))
 }
 
 /// A row of this name, which is to run at a time.
@@ -169,7 +169,7 @@ fn a_rollback_takes_nothing_from_instances_that_live() {
     let old = [Declared::new(&schedule("old"))];
     // They no longer say which name it had. Their times may be other ones, and not apply yet.
     for times in [60, 30] {
-        let new = Declared::new(&Schedule::every("new", Duration::from_secs(times)).unwrap());
+        let new = Declared::new(&Schedule::every("new", Duration::from_secs(times)));
         let mut view = view(rows());
         declared_by(&mut view, &old);
         assert_eq!(view.decide(&old[0], &old), Decision::Apply);
@@ -182,7 +182,7 @@ fn a_rollback_takes_nothing_from_instances_that_live() {
         declared_by(&mut view, &[new]);
         assert_eq!(view.decide(&old[0], &old), Decision::Leave);
         // A living instance with the opposite declaration has said that the name may go.
-        declared_by(&mut view, &Declared::all_of(&schedule("old").renamed_from("new").unwrap())[..1]);
+        declared_by(&mut view, &Declared::all_of(&schedule("old").renamed_from("new"))[..1]);
         assert_eq!(view.decide(&old[0], &old), Decision::Apply);
     }
 }
@@ -204,7 +204,7 @@ fn a_name_that_is_used_again_is_a_schedule_of_its_own() {
         assert_eq!(*times, declared[0].times);
     }
     // Times that it never had are those of another schedule.
-    let other = Declared::new(&Schedule::every("old", Duration::from_secs(30)).unwrap());
+    let other = Declared::new(&Schedule::every("old", Duration::from_secs(30)));
     for alone in [Declared::removed(Key::new("old").unwrap()), other] {
         assert!(matches!(step_of(&view, &[alone]), Step::Change(..)));
     }
@@ -213,7 +213,7 @@ fn a_name_that_is_used_again_is_a_schedule_of_its_own() {
 /// A release gives the schedule its old name back while the one before it still lives.
 #[test]
 fn declarations_in_both_directions_change_nothing_by_turns() {
-    let (forth, back) = (renamed(), Declared::all_of(&schedule("old").renamed_from("new").unwrap()));
+    let (forth, back) = (renamed(), Declared::all_of(&schedule("old").renamed_from("new")));
     let (old, new) = (Declared::new(&schedule("old")), Declared::new(&schedule("new")));
     let mut by_both = view(vec![ran(replaced("old", "new"), -120), ran(row("new", 60), 0)]);
     remembers(&mut by_both, "old", &[&forth[0].times, &old.times]);

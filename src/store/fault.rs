@@ -15,7 +15,7 @@ use sqlx::error::DatabaseError;
 ///
 /// let error = Error::conflict(Key::new("alice")?, 1);
 /// assert!(error.source().is_some_and(|source| source.is::<Contention>()));
-/// # Ok::<(), rowlock::InvalidKey>(())
+/// # Ok::<(), rowlock::Invalid>(())
 /// ```
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("another transaction used the same row")]

@@ -92,7 +92,7 @@ pub enum KeyValue {
 /// use std::convert::Infallible;
 ///
 /// let columns = Columns { table: "page", key: "id", value: "body", version: "version" };
-/// let pages = VersionedTable::new(pool, columns)?.of::<String>();
+/// let pages = VersionedTable::new(pool, columns).of::<String>();
 /// let updated = pages.update("home", |body| Ok::<_, Infallible>(format!("{body}!")));
 /// assert_eq!(updated.await?.value, "Hello!");
 /// # Ok(())
@@ -390,6 +390,7 @@ pub(super) use {bind_key, operations};
 #[cfg(all(test, feature = "sqlite"))]
 mod tests {
     use super::*;
+    use crate::invalid::Faults;
 
     fn column(name: &str, holds: Holds) -> Column {
         let (name, column_type) = (name.to_owned(), String::new());
@@ -410,8 +411,9 @@ mod tests {
     /// there.
     #[test]
     fn a_guarded_write_compares_the_version_the_value_and_the_least_value() {
-        let name = |text| Name::column(text).unwrap();
-        let table = TableName::new("account").unwrap();
+        let mut faults = Faults::default();
+        let table = TableName::new("account", &mut faults);
+        let mut name = |text| Name::column(text, &mut faults);
         let names = Names { table, key: name("id"), version: name("version"), value: name("balance") };
         let columns =
             vec![column("id", Holds::Text), column("balance", Holds::Integer), column("version", Holds::Integer)];

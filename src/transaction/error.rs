@@ -82,7 +82,7 @@ impl<E: WorkError + fmt::Debug + fmt::Display> StdError for TransactionError<E> 
 ///     Database(#[from] sqlx::Error), // a source, in which contention is found
 /// }
 ///
-/// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version")?;
+/// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version");
 /// let paid = lock.transaction("alice", |mut tx, _claim| async move {
 ///     sqlx::query("UPDATE account SET balance = 70 WHERE id = 'alice'").execute(&mut *tx).await?;
 ///     Ok::<_, PayError>(())
@@ -118,7 +118,7 @@ impl<E: StdError + 'static> WorkError for E {
 /// # sqlx::query(sql).execute(&pool).await?;
 /// use rowlock::{AnyError, ResourceLockExt};
 ///
-/// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version")?;
+/// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version");
 /// let paid = lock.transaction("alice", |mut tx, _claim| async move {
 ///     let amount: i64 = "30".parse()?;
 ///     let sql = "UPDATE account SET balance = balance - ? WHERE id = 'alice'";

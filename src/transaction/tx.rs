@@ -28,7 +28,7 @@ use crate::{session::loan::Loan, store::Database, sync::lock};
 ///     sqlx::query(sql).bind(amount).bind(key).execute(&mut **tx).await.map(|_| ())
 /// }
 ///
-/// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version")?;
+/// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version");
 /// let paid = lock.transaction("alice", |mut tx, _claim| async move {
 ///     add(&mut tx, "alice", -30).await?;
 ///     add(&mut tx, "bob", 30).await

@@ -47,7 +47,7 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # use rowlock::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
-    /// # let accounts = rowlock::VersionedTable::new(pool, names)?;
+    /// # let accounts = rowlock::VersionedTable::new(pool, names);
     /// use rowlock::{Insufficient, UpdateError};
     ///
     /// assert_eq!(accounts.deduct("alice", 30).await?.value, 70);
@@ -85,7 +85,7 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # use rowlock::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
-    /// # let accounts = rowlock::VersionedTable::new(pool.clone(), names)?;
+    /// # let accounts = rowlock::VersionedTable::new(pool.clone(), names);
     /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?; // `begin()` on a server
     /// accounts.deduct_in(&mut tx, "alice", 30).await?;
     /// accounts.deposit_in(&mut tx, "bob", 30).await?;
@@ -128,7 +128,7 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # use rowlock::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
-    /// # let accounts = rowlock::VersionedTable::new(pool, names)?;
+    /// # let accounts = rowlock::VersionedTable::new(pool, names);
     /// assert_eq!(accounts.deposit("bob", 30).await?.value, 30);
     /// # Ok(())
     /// # }

@@ -155,7 +155,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
         let next = self.rows.next(key, version)?;
         let write = compute(&value).map_err(Stop::Computation)?;
-        self.check(statements, key, &write.value)?;
+        self.check_value(statements, key, &write.value)?;
         let inside = conn.is_in_transaction();
         let at = Target { statements, key, row, version, next, inside };
         let result = if statements.triggers || left.unmatched == Some(version) {
@@ -170,7 +170,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     }
 
     /// Refuses a value that the database would silently change.
-    fn check(&self, statements: &Statements, key: &Key, value: &V) -> Result<(), Error> {
+    fn check_value(&self, statements: &Statements, key: &Key, value: &V) -> Result<(), Error> {
         let column = self.rows.names.value.as_str();
         let (amount, rule) = match (decimals(value), statements.scale) {
             (Some(decimals), Some(most)) if decimals > most => {

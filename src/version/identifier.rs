@@ -1,6 +1,6 @@
 //! Names of the application's table and columns, validated before they become part of a statement.
 
-use crate::error::Error;
+use crate::invalid::{Faults, Invalid};
 
 /// The longest name that no database truncates. PostgreSQL truncates longer ones.
 const MAX_BYTES: usize = 63;
@@ -10,8 +10,11 @@ const MAX_BYTES: usize = 63;
 pub struct Name(String);
 
 impl Name {
-    pub fn column(text: &str) -> Result<Self, Error> {
-        Self::new(text).ok_or_else(|| invalid(text, "column", "use ASCII letters, digits and underscores, at most 63"))
+    /// Returns the name of a column, or adds what is wrong with it to the faults.
+    pub(crate) fn column(text: &str, faults: &mut Faults) -> Self {
+        let rule = "use ASCII letters, digits and underscores, at most 63";
+        let name = Self::new(text).ok_or_else(|| invalid(text, "column", rule));
+        faults.accept(name).unwrap_or_else(|| Self(String::new()))
     }
 
     fn new(text: &str) -> Option<Self> {
@@ -40,13 +43,15 @@ pub struct TableName {
 }
 
 impl TableName {
-    pub fn new(text: &str) -> Result<Self, Error> {
+    /// Returns the name of a table, or adds what is wrong with it to the faults.
+    pub(crate) fn new(text: &str, faults: &mut Faults) -> Self {
         let parts = match text.split_once('.') {
             Some((schema, table)) => Name::new(schema).map(Some).zip(Name::new(table)),
             None => Name::new(text).map(|table| (None, table)),
         };
         let rule = "use a name, or schema.name, of ASCII letters, digits and underscores, at most 63 each";
-        parts.map(|(schema, table)| Self { schema, table }).ok_or_else(|| invalid(text, "table", rule))
+        let name = parts.map(|(schema, table)| Self { schema, table }).ok_or_else(|| invalid(text, "table", rule));
+        faults.accept(name).unwrap_or_else(|| Self { schema: None, table: Name(String::new()) })
     }
 
     pub fn quoted(&self, quote: char) -> String {
@@ -64,8 +69,9 @@ impl std::fmt::Display for TableName {
     }
 }
 
-fn invalid(text: &str, what: &'static str, rule: &'static str) -> Error {
-    Error::InvalidName { name: text.chars().take(80).collect(), what, rule }
+fn invalid(text: &str, what: &str, rule: &str) -> Invalid {
+    let name: String = text.chars().take(80).collect();
+    Invalid::new(format!("{name:?} cannot be the name of a {what}: {rule}"))
 }
 
 #[cfg(test)]
@@ -74,15 +80,22 @@ mod tests {
 
     #[test]
     fn only_plain_identifiers_become_part_of_a_statement() {
+        let table = |text: &str, faults: &mut Faults| TableName::new(text, faults);
+        let mut none = Faults::default();
         for good in ["account", "_a1", "bank.account", &"x".repeat(63)] {
-            assert_eq!(TableName::new(good).unwrap().to_string(), good);
+            assert_eq!(table(good, &mut none).to_string(), good);
         }
-        assert_eq!(TableName::new("bank.account").unwrap().quoted('"'), r#""bank"."account""#);
+        assert_eq!(table("bank.account", &mut none).quoted('"'), r#""bank"."account""#);
+        assert!(none.check().is_ok());
         let bad = ["", ".", "a.", ".a", "a.b.c", "1a", "a b", "a\"b", "a`b", "a'; --", "ä", "a\0", &"x".repeat(64)];
         for bad in bad {
-            assert!(matches!(TableName::new(bad), Err(Error::InvalidName { .. })), "{bad}");
-            assert!(matches!(Name::column(bad), Err(Error::InvalidName { .. })), "{bad}");
+            let mut faults = Faults::default();
+            table(bad, &mut faults);
+            Name::column(bad, &mut faults);
+            assert_eq!(faults.check().unwrap_err().faults().count(), 2, "{bad}");
         }
-        assert!(Name::column("bank.account").is_err());
+        let mut faults = Faults::default();
+        Name::column("bank.account", &mut faults);
+        assert!(faults.check().is_err());
     }
 }

@@ -8,9 +8,10 @@ use crate::{
     action::Action,
     error::Error,
     grant::{Attempt, Grant},
+    invalid::Invalid,
     key::{Claim, Holder, Key, Token},
     lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
-    retry::{Retry, time_limit},
+    retry::Retry,
     rules::Status,
     session::{time::Instant, timers::timeout_at},
     store::Database,
@@ -39,7 +40,7 @@ use crate::{
 /// # sqlx::query(sql).execute(&pool).await?;
 /// use rowlock::{ResourceLockExt, VersionLock};
 ///
-/// let lock = VersionLock::new(pool, "account", "id", "version")?;
+/// let lock = VersionLock::new(pool, "account", "id", "version");
 /// let paid = lock.transaction("alice", |mut tx, claim| async move {
 ///     let sql = "UPDATE account SET balance = balance - 30 WHERE id = 'alice'";
 ///     sqlx::query(sql).execute(&mut *tx).await?;
@@ -72,32 +73,31 @@ impl<DB: Database> VersionLock<DB> {
     ///
     /// `key` is a unique column of texts, integers or UUIDs. `version` is an integer column. Names
     /// consist of ASCII letters, digits and underscores, and are used as they are written. The call
-    /// sends nothing.
-    ///
-    /// # Errors
-    /// [`Error::InvalidName`] for any other name.
-    pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str) -> Result<Self, Error> {
-        Ok(Self { rows: Rows::new(pool, table, key, version, version)? })
+    /// sends nothing. Any other name is reported by the first call.
+    pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str) -> Self {
+        Self { rows: Rows::new(pool, table, key, version, version) }
     }
 
     /// Sets how long a [`transaction`](crate::ResourceLockExt::transaction) is retried. The default
     /// is 100 attempts within 10 s.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for limits outside the range of [`Retry`].
-    pub fn retry(mut self, retry: Retry) -> Result<Self, Error> {
-        self.rows.retry = retry.checked()?;
-        Ok(self)
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.rows = self.rows.retry(retry);
+        self
     }
 
     /// Sets how long one statement may take, including the wait for a connection: 1 ms to one hour.
     /// The default is 5 s.
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.rows = self.rows.time_limit(limit);
+        self
+    }
+
+    /// Checks the names and the settings. Nothing is sent. Each call checks them too.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for a limit outside that range.
-    pub fn time_limit(mut self, limit: Duration) -> Result<Self, Error> {
-        self.rows.time_limit = time_limit(limit)?;
-        Ok(self)
+    /// [`Invalid`] with all that is not possible.
+    pub fn check(&self) -> Result<(), Invalid> {
+        self.rows.faults.check()
     }
 
     /// Reads versions over the application's pool, as

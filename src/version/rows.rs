@@ -10,8 +10,9 @@ use sqlx::Pool;
 use crate::{
     action::{Action, Certainty},
     error::Error,
+    invalid::{Faults, Invalid},
     key::Key,
-    retry::{Retry, TIME_LIMIT},
+    retry::{Retry, TIME_LIMIT, time_limit},
     session::{
         sessions::{Purpose, Sessions},
         time::Instant,
@@ -33,6 +34,8 @@ pub(crate) struct Rows<DB: Database> {
     pub names: Arc<Names>,
     pub retry: Retry,
     pub time_limit: Duration,
+    /// What is wrong with the names and the settings. Each call reports it.
+    pub faults: Faults,
     statements: Arc<OnceLock<Statements>>,
 }
 
@@ -43,30 +46,44 @@ impl<DB: Database> Clone for Rows<DB> {
             names: self.names.clone(),
             retry: self.retry,
             time_limit: self.time_limit,
+            faults: self.faults.clone(),
             statements: self.statements.clone(),
         }
     }
 }
 
 impl<DB: Database> Rows<DB> {
-    pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str, value: &str) -> Result<Self, Error> {
+    pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str, value: &str) -> Self {
+        let mut faults = Faults::default();
         let names = Names {
-            table: TableName::new(table)?,
-            key: Name::column(key)?,
-            version: Name::column(version)?,
-            value: Name::column(value)?,
+            table: TableName::new(table, &mut faults),
+            key: Name::column(key, &mut faults),
+            version: Name::column(version, &mut faults),
+            value: Name::column(value, &mut faults),
         };
-        if same_name::<DB>(&names.key, &names.version) || same_name::<DB>(&names.key, &names.value) {
-            return Err(duplicate_column(key));
+        if faults.check().is_ok()
+            && (same_name::<DB>(&names.key, &names.version) || same_name::<DB>(&names.key, &names.value))
+        {
+            faults.add(duplicate_column(key));
         }
-        let pool = Sessions::new(pool, Purpose::Values);
-        Ok(Self {
-            pool,
+        Self {
+            pool: Sessions::new(pool, Purpose::Values),
             names: Arc::new(names),
             retry: Retry::default(),
             time_limit: TIME_LIMIT,
+            faults,
             statements: Arc::default(),
-        })
+        }
+    }
+
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = self.faults.accept(retry.checked()).unwrap_or(self.retry);
+        self
+    }
+
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = self.faults.accept(time_limit(limit)).unwrap_or(self.time_limit);
+        self
     }
 
     pub fn share_pool(mut self) -> Self {
@@ -80,6 +97,7 @@ impl<DB: Database> Rows<DB> {
 
     /// Returns the statements. The first call inspects the table.
     pub async fn prepared(&self, limit: Instant) -> Result<&Statements, Failed> {
+        self.faults.check()?;
         if let Some(statements) = self.statements.get() {
             return Ok(statements);
         }
@@ -90,6 +108,7 @@ impl<DB: Database> Rows<DB> {
     /// As `prepared`, over the connection of a transaction: the pool may have no other connection
     /// to give.
     pub async fn prepared_on(&self, tx: &mut DB::Connection, limit: Instant) -> Result<&Statements, Failed> {
+        self.faults.check()?;
         if let Some(statements) = self.statements.get() {
             return Ok(statements);
         }
@@ -162,9 +181,8 @@ pub(crate) fn same_name<DB: Database>(one: &Name, other: &Name) -> bool {
     if DB::EXACT_NAMES { one == other } else { one.as_str().eq_ignore_ascii_case(other.as_str()) }
 }
 
-pub(crate) fn duplicate_column(name: &str) -> Error {
-    let rule = "key, value and version are columns of their own";
-    Error::InvalidName { name: name.into(), what: "column", rule }
+pub(crate) fn duplicate_column(name: &str) -> Invalid {
+    Invalid::new(format!("{name:?} cannot be the name of a column: key, value and version are columns of their own"))
 }
 
 /// Why a statement about a row has no result.
@@ -172,6 +190,12 @@ pub(crate) fn duplicate_column(name: &str) -> Error {
 pub(crate) enum Failed {
     Refused(Error),
     Database(Failure),
+}
+
+impl From<Invalid> for Failed {
+    fn from(invalid: Invalid) -> Self {
+        Self::Refused(invalid.into())
+    }
 }
 
 impl Failed {

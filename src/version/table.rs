@@ -7,9 +7,10 @@ use sqlx::Pool;
 use crate::{
     action::Action,
     error::Error,
+    invalid::Invalid,
     key::Key,
     queue::local::LocalQueues,
-    retry::{Retry, time_limit},
+    retry::Retry,
     store::{
         Database,
         version::{Value, Write},
@@ -68,7 +69,7 @@ pub struct Columns<'a> {
 ///
 /// // CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)
 /// let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
-/// let accounts = VersionedTable::new(pool, columns)?;
+/// let accounts = VersionedTable::new(pool, columns);
 /// let updated = accounts.deduct("alice", 30).await?;
 /// assert_eq!((updated.value, updated.version), (70, 1));
 /// # Ok(())
@@ -95,11 +96,8 @@ impl<DB: Database, V> fmt::Debug for VersionedTable<DB, V> {
 
 impl<DB: Database> VersionedTable<DB, i64> {
     /// Creates a table whose values are `i64`, in an integer column of any width. The call sends
-    /// nothing.
-    ///
-    /// # Errors
-    /// [`Error::InvalidName`] for a name that is not a plain identifier, or for one name used for
-    /// two columns.
+    /// nothing. A name that is not a plain identifier, and one name used for two columns, are
+    /// reported by the first call.
     ///
     /// # Examples
     ///
@@ -111,19 +109,19 @@ impl<DB: Database> VersionedTable<DB, i64> {
     /// use rowlock::{Columns, VersionedTable};
     ///
     /// let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
-    /// let accounts = VersionedTable::new(pool, columns)?;
+    /// let accounts = VersionedTable::new(pool, columns);
     /// # Ok(())
     /// # }
     /// # #[cfg(not(feature = "sqlite"))]
     /// # fn main() {}
     /// ```
-    pub fn new(pool: Pool<DB>, columns: Columns<'_>) -> Result<Self, Error> {
+    pub fn new(pool: Pool<DB>, columns: Columns<'_>) -> Self {
         let Columns { table, key, value, version } = columns;
-        let rows = Rows::new(pool, table, key, version, value)?;
-        if same_name::<DB>(&rows.names.value, &rows.names.version) {
-            return Err(duplicate_column(value));
+        let mut rows = Rows::new(pool, table, key, version, value);
+        if rows.faults.check().is_ok() && same_name::<DB>(&rows.names.value, &rows.names.version) {
+            rows.faults.add(duplicate_column(value));
         }
-        Ok(Self { rows, queues: Arc::default() })
+        Self { rows, queues: Arc::default() }
     }
 }
 
@@ -142,22 +140,24 @@ impl<DB: Database, V> VersionedTable<DB, V> {
     ///
     /// Within that time, a read without a reply is repeated, and a failed request for a connection
     /// too. A write without a reply is never repeated.
-    ///
-    /// # Errors
-    /// [`Error::InvalidSetting`] for limits outside the range of [`Retry`].
-    pub fn retry(mut self, retry: Retry) -> Result<Self, Error> {
-        self.rows.retry = retry.checked()?;
-        Ok(self)
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.rows = self.rows.retry(retry);
+        self
     }
 
     /// Sets how long one statement may take, including the wait for a connection: 1 ms to one hour.
     /// The default is 5 s.
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.rows = self.rows.time_limit(limit);
+        self
+    }
+
+    /// Checks the names and the settings. Nothing is sent. Each call checks them too.
     ///
     /// # Errors
-    /// [`Error::InvalidSetting`] for a limit outside that range.
-    pub fn time_limit(mut self, limit: Duration) -> Result<Self, Error> {
-        self.rows.time_limit = time_limit(limit)?;
-        Ok(self)
+    /// [`Invalid`] with all that is not possible.
+    pub fn check(&self) -> Result<(), Invalid> {
+        self.rows.faults.check()
     }
 }
 
@@ -178,7 +178,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// use rowlock::{Columns, VersionedTable};
     ///
     /// let columns = Columns { table: "page", key: "id", value: "body", version: "version" };
-    /// let pages = VersionedTable::new(pool, columns)?.of::<String>();
+    /// let pages = VersionedTable::new(pool, columns).of::<String>();
     /// # Ok(())
     /// # }
     /// # #[cfg(not(feature = "sqlite"))]
@@ -191,7 +191,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// Reads a value, or returns `None` if the row does not exist. It takes one round trip.
     ///
     /// # Errors
-    /// [`Error::InvalidKey`] and [`Error::KeyUnfit`] before anything is sent,
+    /// [`Error::Invalid`] and [`Error::KeyUnfit`] before anything is sent,
     /// [`Error::TableUnfit`], [`Error::ValueUnfit`], and errors of the database.
     ///
     /// # Cancel safety
@@ -210,7 +210,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # use rowlock::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
-    /// # let accounts = rowlock::VersionedTable::new(pool, names)?;
+    /// # let accounts = rowlock::VersionedTable::new(pool, names);
     /// let alice = accounts.read("alice").await?.expect("alice has an account");
     /// assert_eq!((alice.value, alice.version), (100, 0));
     /// assert!(accounts.read("carol").await?.is_none());
@@ -262,7 +262,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # use rowlock::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
-    /// # let accounts = rowlock::VersionedTable::new(pool, names)?;
+    /// # let accounts = rowlock::VersionedTable::new(pool, names);
     /// let doubled = accounts.update("alice", |balance| balance.checked_mul(2).ok_or("too much"));
     /// assert_eq!(doubled.await?.value, 200);
     /// # Ok(())
@@ -307,7 +307,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # use rowlock::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
-    /// # let accounts = rowlock::VersionedTable::new(pool.clone(), names)?;
+    /// # let accounts = rowlock::VersionedTable::new(pool.clone(), names);
     /// use std::convert::Infallible;
     ///
     /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?; // `begin()` on a server

@@ -1,6 +1,6 @@
 //! What is read of a row, and the result of a change.
 
-use crate::{error::Error, key::InvalidKey};
+use crate::{error::Error, invalid::Invalid};
 
 /// A value and the version that it was read with, as
 /// [`VersionedTable::read`](crate::VersionedTable::read) returns it.
@@ -38,7 +38,7 @@ pub struct Updated<V> {
 /// # sqlx::query(sql).execute(&pool).await?;
 /// # use rowlock::Columns;
 /// # let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
-/// # let accounts = rowlock::VersionedTable::new(pool, columns)?;
+/// # let accounts = rowlock::VersionedTable::new(pool, columns);
 /// use rowlock::{Error, Insufficient, UpdateError};
 ///
 /// match accounts.deduct("alice", 130).await {
@@ -63,8 +63,8 @@ pub enum UpdateError<E> {
     Failed(#[from] Error),
 }
 
-impl<E> From<InvalidKey> for UpdateError<E> {
-    fn from(error: InvalidKey) -> Self {
+impl<E> From<Invalid> for UpdateError<E> {
+    fn from(error: Invalid) -> Self {
         Self::Failed(error.into())
     }
 }

@@ -64,7 +64,7 @@ where
 
     fn lock(&self) -> LeaseLock<DB> {
         let retry = Retry { attempts: 100_000, within: PATIENCE };
-        LeaseLock::new(self.pool.clone()).lease(LEASE).unwrap().retry(retry).unwrap()
+        LeaseLock::new(self.pool.clone()).lease(LEASE).retry(retry)
     }
 
     /// Kills the server with SIGKILL, and waits until it is available again.

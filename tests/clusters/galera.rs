@@ -37,7 +37,7 @@ pub async fn no_key_is_held_twice_while_nodes_stop_and_return(folder: PathBuf) {
             0 => ("balanced".to_owned(), LeaseLock::new(pool(&relay.url(&cluster.urls[0])))),
             node => (format!("node {node}"), cluster.lock(node)),
         };
-        let lock = lock.lease(LEASE).unwrap();
+        let lock = lock.lease(LEASE);
         workers.push(tokio::spawn(work(lock, who, &KEYS, watch.clone())));
     }
     sleep(Duration::from_secs(3)).await;
@@ -66,10 +66,10 @@ pub async fn no_permit_is_held_twice_and_no_two_lead_while_a_node_is_killed(fold
     let (watch, mut workers) = (Watch::of(&cluster), Vec::new());
     for place in 0..6 {
         let node = place % 3 + 1;
-        let lock = cluster.lock(node).lease(LEASE).unwrap();
-        let semaphore = lock.semaphore("permits", if place < 3 { 2 } else { 3 }).unwrap();
+        let lock = cluster.lock(node).lease(LEASE);
+        let semaphore = lock.semaphore("permits", if place < 3 { 2 } else { 3 });
         workers.push(tokio::spawn(work(semaphore, format!("worker at {node}"), &["permits"], watch.clone())));
-        let election = lock.election("leader").unwrap();
+        let election = lock.election("leader");
         workers.push(tokio::spawn(lead(election, format!("candidate at {node}"), watch.clone())));
     }
     sleep(Duration::from_secs(3)).await;
@@ -100,7 +100,7 @@ pub async fn no_reader_is_beside_a_writer_while_a_node_is_killed(folder: PathBuf
             Ok(node) => cluster.lock(node),
             Err(_) => LeaseLock::new(pool(&relay.url(&cluster.urls[0]))),
         };
-        let lock = lock.lease(LEASE).unwrap().read_write("shared").unwrap();
+        let lock = lock.lease(LEASE).read_write("shared");
         workers.push(tokio::spawn(share(lock.clone(), false, format!("reader at {place}"), watch.clone())));
         workers.push(tokio::spawn(share(lock, true, format!("writer at {place}"), watch.clone())));
     }
@@ -123,9 +123,9 @@ pub async fn no_reader_is_beside_a_writer_while_a_node_is_killed(folder: PathBuf
 /// as free. The look waits until that node knows of the writer.
 pub async fn a_look_at_a_node_that_is_behind_lets_no_reader_in(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
-    let writers = cluster.lock(1).read_write("k").unwrap();
+    let writers = cluster.lock(1).read_write("k");
     let wandering = Wandering::new(&cluster.urls[0]);
-    let readers = wandering.lock().read_write("k").unwrap();
+    let readers = wandering.lock().read_write("k");
     writers.try_write().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     readers.try_read().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     cluster.caught_up().await;

@@ -46,7 +46,7 @@ pub async fn no_update_is_lost_with_workers_on_all_nodes(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let mut workers = Vec::new();
     for place in 0..6 {
-        let lock = cluster.lock(place % 3 + 1).retry(PERSISTENT).unwrap();
+        let lock = cluster.lock(place % 3 + 1).retry(PERSISTENT);
         workers.push(tokio::spawn(async move {
             for _ in 0..10 {
                 lock.transaction("account", pay).await.unwrap();
@@ -62,7 +62,7 @@ pub async fn no_update_is_lost_with_workers_on_all_nodes(folder: PathBuf) {
 /// Another program writes the same row of the application at another node, and commits first.
 pub async fn a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lease(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
-    let lock = cluster.lock(1).min_interval(Duration::from_secs(3600)).unwrap();
+    let lock = cluster.lock(1).min_interval(Duration::from_secs(3600));
     let (runs, other) = (Arc::new(AtomicU32::new(0)), cluster.pools[1].clone());
     let work = |tx, claim| {
         let (runs, other) = (runs.clone(), other.clone());
@@ -82,7 +82,7 @@ pub async fn a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lea
 pub async fn a_holder_that_another_node_took_over_from_cannot_commit(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let (first, second) = (cluster.lock(1), cluster.lock(2));
-    let lock = first.retry(Retry { attempts: 1, within: Duration::from_secs(10) }).unwrap();
+    let lock = first.retry(Retry { attempts: 1, within: Duration::from_secs(10) });
     let work = |tx, claim: Claim| {
         let second = second.clone();
         async move {
@@ -109,7 +109,7 @@ pub async fn a_holder_that_another_node_took_over_from_cannot_commit(folder: Pat
 pub async fn a_node_that_is_behind_is_not_believed_about_a_commit(folder: PathBuf) {
     let cluster = Arc::new(Cluster::new(folder).await);
     let relay = Arc::new(Relay::before(&cluster.urls[..1]).await);
-    let lock = LeaseLock::new(pool_of(&relay.url(&cluster.urls[0]), 1)).retry(PERSISTENT).unwrap();
+    let lock = LeaseLock::new(pool_of(&relay.url(&cluster.urls[0]), 1)).retry(PERSISTENT);
     let (behind, mut is_behind) = tokio::sync::mpsc::channel(1);
     let transaction = tokio::spawn({
         let (cluster, relay) = (cluster.clone(), relay.clone());
@@ -164,7 +164,7 @@ pub async fn a_commit_whose_node_is_killed_is_not_guessed(folder: PathBuf) {
 /// Pays as long as it is wanted, and counts. Returns the number of payments whose outcome is
 /// unknown.
 pub async fn payments(kind: Kind, lock: LeaseLock<MySql>, done: Arc<AtomicI64>, wanted: impl Fn(i64) -> bool) -> i64 {
-    let lock = lock.retry(PERSISTENT).unwrap();
+    let lock = lock.retry(PERSISTENT);
     let mut unknown = 0;
     while wanted(done.load(SeqCst)) {
         match lock.transaction("account", pay).await {

@@ -96,7 +96,7 @@ async fn each_consistency_level_has_one_holder(folder: PathBuf) {
 /// The look that follows it waits until the node knows of the writer.
 async fn a_reader_at_a_node_that_is_behind_waits_for_the_group(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
-    let [writers, readers] = [1, 2].map(|node| cluster.lock(node).read_write("k").unwrap());
+    let [writers, readers] = [1, 2].map(|node| cluster.lock(node).read_write("k"));
     for lock in [&writers, &readers] {
         lock.try_write().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
         lock.try_read().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
@@ -124,13 +124,13 @@ async fn a_node_that_was_expelled_lets_no_reader_in(folder: PathBuf) {
 pub async fn not_believed(cluster: &Cluster, last: usize, trouble: Trouble) {
     let last_url = &cluster.urls[last - 1];
     let wandering = Wandering::new(last_url);
-    let readers = wandering.lock().read_write("k").unwrap();
+    let readers = wandering.lock().read_write("k");
     readers.try_write().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     readers.try_read().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     cluster.caught_up().await;
     cluster.trouble(last, trouble).await;
     let other = cluster.next_primary(last).await;
-    let writers = cluster.lock(other).lease(Duration::from_secs(60)).unwrap().read_write("k").unwrap();
+    let writers = cluster.lock(other).lease(Duration::from_secs(60)).read_write("k");
     let writer = writers.write(Duration::from_secs(20)).await.unwrap().acquired().unwrap();
     wandering.turn_to(&cluster.urls[other - 1], last_url).await;
     if trouble == Trouble::Pause {

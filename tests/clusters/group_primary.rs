@@ -39,12 +39,12 @@ struct Clients {
 
 impl Clients {
     fn lock(&self) -> LeaseLock<MySql> {
-        LeaseLock::new(self.pool()).lease(LEASE).unwrap()
+        LeaseLock::new(self.pool()).lease(LEASE)
     }
 
     /// A lock that looks for the outcome of a COMMIT for as long as a primary takes to be replaced.
     fn patient_lock(&self) -> LeaseLock<MySql> {
-        LeaseLock::builder(self.pool()).time_limit(LEASE).build().unwrap().lease(LEASE).unwrap()
+        LeaseLock::builder(self.pool()).time_limit(LEASE).build().unwrap().lease(LEASE)
     }
 
     fn pool(&self) -> MySqlPool {

@@ -21,7 +21,7 @@ pub const LEASE: Duration = Duration::from_secs(3);
 pub fn workers(cluster: &Cluster, watch: &Watch) -> Vec<JoinHandle<()>> {
     let worker = |place: usize| {
         let node = place % 3 + 1;
-        let lock = cluster.lock(node).lease(LEASE).unwrap();
+        let lock = cluster.lock(node).lease(LEASE);
         tokio::spawn(work(lock, format!("node {node}"), &KEYS, watch.clone()))
     };
     (0..6).map(worker).collect()

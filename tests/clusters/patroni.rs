@@ -47,7 +47,7 @@ struct Load {
 
 impl Load {
     async fn start(cluster: &Cluster) -> Self {
-        let held = lock(cluster).lease(HELD).unwrap().try_acquire("held").await.unwrap().acquired().unwrap();
+        let held = lock(cluster).lease(HELD).try_acquire("held").await.unwrap().acquired().unwrap();
         let watch = Watch::of_clients_of_a_primary();
         let tasks = everything(|| lock(cluster), &watch);
         let payers = Payers::start(|| lock(cluster));
@@ -96,7 +96,7 @@ impl Load {
 /// A lock that looks for the outcome of a COMMIT for as long as a primary takes to be replaced.
 fn lock(cluster: &Cluster) -> LeaseLock<Postgres> {
     let lock = LeaseLock::builder(cluster.pool()).time_limit(Duration::from_secs(20)).build();
-    lock.unwrap().lease(LEASE).unwrap()
+    lock.unwrap().lease(LEASE)
 }
 
 async fn no_claim_is_lost_when_the_primary_is_killed(folder: PathBuf) {
@@ -175,7 +175,7 @@ async fn leases_are_renewed_past_a_proxy_that_forgets_idle_connections(folder: P
     relay.forget_idle(FORGOTTEN);
     let url = relay.url(&cluster.url);
     let lease = Duration::from_secs(9);
-    let lock = LeaseLock::new(pool(&url)).lease(lease).unwrap();
+    let lock = LeaseLock::new(pool(&url)).lease(lease);
     let mut held = Vec::new();
     for key in KEYS {
         held.push(lock.try_acquire(key).await.unwrap().acquired().unwrap());

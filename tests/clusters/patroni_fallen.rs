@@ -57,9 +57,9 @@ async fn a_primary_that_was_replaced_grants_nothing(folder: PathBuf) {
     for key in ["free", "account", "held"] {
         old.try_acquire(key).await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     }
-    let held = old.clone().lease(LEASE).unwrap().try_acquire("held").await.unwrap().acquired().unwrap();
+    let held = old.clone().lease(LEASE).try_acquire("held").await.unwrap().acquired().unwrap();
     let (last, next) = replaced(&cluster).await;
-    let new = cluster.lock_at(next).lease(LEASE).unwrap();
+    let new = cluster.lock_at(next).lease(LEASE);
     let current = new.try_acquire("free").await.unwrap().acquired().unwrap();
 
     let seen = old.inspect("free").await.unwrap().unwrap();
@@ -87,7 +87,7 @@ async fn a_primary_that_was_replaced_lets_no_reader_or_writer_in(folder: PathBuf
     let (to_read, to_write) = (Wandering::new(cluster.url_of(last)), Wandering::new(cluster.url_of(last)));
     let (readers, writers) = (known(&to_read).await, known(&to_write).await);
     let (last, next) = replaced(&cluster).await;
-    let others = cluster.lock_at(next).lease(LEASE).unwrap().read_write("k").unwrap();
+    let others = cluster.lock_at(next).lease(LEASE).read_write("k");
 
     let writer = others.write(PATIENCE).await.unwrap().acquired().unwrap();
     to_read.turn_to(cluster.url_of(next), cluster.url_of(last)).await;
@@ -103,7 +103,7 @@ async fn a_primary_that_was_replaced_lets_no_reader_or_writer_in(folder: PathBuf
 
 /// The lock "k" of a client that has read and written.
 async fn known(wandering: &Wandering<Postgres>) -> ReadWriteLock<Postgres> {
-    let lock = wandering.lock().read_write("k").unwrap();
+    let lock = wandering.lock().read_write("k");
     lock.try_write().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     lock.try_read().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     lock
@@ -130,8 +130,8 @@ async fn a_standby_that_lags_grants_nothing_and_loses_nothing(folder: PathBuf) {
     for standby in standbys {
         cluster.pause_replay(standby).await;
     }
-    let lock = cluster.lock_at(last).lease(LEASE).unwrap();
-    let writer = lock.read_write("k").unwrap().write(PATIENCE).await.unwrap().acquired().unwrap();
+    let lock = cluster.lock_at(last).lease(LEASE);
+    let writer = lock.read_write("k").write(PATIENCE).await.unwrap().acquired().unwrap();
     for _ in 0..5 {
         lock.transaction("account", pay).await.unwrap();
     }
@@ -167,8 +167,8 @@ async fn an_asynchronous_primary_that_was_replaced_grants_to_its_clients(folder:
         old.try_acquire(key).await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     }
     let (last, next) = replaced(&cluster).await;
-    let current = cluster.lock_at(next).lease(LEASE).unwrap().try_acquire("k").await.unwrap().acquired().unwrap();
-    let stray = old.clone().lease(Duration::from_secs(6)).unwrap().try_acquire("k").await.unwrap().acquired().unwrap();
+    let current = cluster.lock_at(next).lease(LEASE).try_acquire("k").await.unwrap().acquired().unwrap();
+    let stray = old.clone().lease(Duration::from_secs(6)).try_acquire("k").await.unwrap().acquired().unwrap();
     assert!(current.is_held() && stray.is_held(), "this is what is lost: two holders");
     assert!(stray.token() > current.token(), "and tokens of two primaries do not tell which one is current");
     old.transaction("account", pay).await.unwrap();
@@ -185,7 +185,7 @@ async fn an_asynchronous_primary_that_was_replaced_grants_to_its_clients(folder:
 /// Shows what is lost in asynchronous mode with the primary, and what still holds.
 async fn what_no_asynchronous_standby_saw_is_granted_again_under_a_higher_token(folder: PathBuf) {
     let cluster = Cluster::new(folder, Mode::Asynchronous).await;
-    let lock = LeaseLock::new(cluster.pool()).lease(LEASE).unwrap();
+    let lock = LeaseLock::new(cluster.pool()).lease(LEASE);
     lock.try_acquire("k").await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
     let first = next_tick(&cluster.pool()).await;
     let last = cluster.primary().await.unwrap();
@@ -198,7 +198,7 @@ async fn what_no_asynchronous_standby_saw_is_granted_again_under_a_higher_token(
     let since = Instant::now();
     cluster.kill(last);
     let next = cluster.next_primary(last).await;
-    let new = cluster.lock_at(next).lease(LEASE).unwrap();
+    let new = cluster.lock_at(next).lease(LEASE);
     let second = new.acquire("k", PATIENCE).await.unwrap().acquired().unwrap();
     println!("asynchronous: granted again after {:?}", since.elapsed());
     assert!(lost.is_held() && second.is_held(), "this is what is lost: two holders, until the first one finds out");
@@ -222,7 +222,7 @@ async fn what_no_asynchronous_standby_saw_is_granted_again_under_a_higher_token(
 async fn next_tick(pool: &PgPool) -> i64 {
     let slot = Arc::new(AtomicI64::new(0));
     let run = slot.clone();
-    let schedule = Schedule::every("s", Duration::from_secs(1)).unwrap().catch_up(CatchUp::All(100)).unwrap();
+    let schedule = Schedule::every("s", Duration::from_secs(1)).catch_up(CatchUp::All(100));
     let schedules = Schedules::new(pool.clone()).on(schedule, move |tick: Tick<Postgres>| {
         run.store(tick.slot().timestamp_millis(), SeqCst);
         async { Ok::<_, Infallible>(()) }

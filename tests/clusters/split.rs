@@ -34,13 +34,13 @@ const HELD: Duration = Duration::from_secs(60);
 async fn no_claim_is_lost_when_the_primary_is_split_off(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     cluster.choose_primary(1).await;
-    let held = cluster.lock(1).lease(HELD).unwrap().try_acquire("held").await.unwrap().acquired().unwrap();
+    let held = cluster.lock(1).lease(HELD).try_acquire("held").await.unwrap().acquired().unwrap();
     let watch = Watch::of(&cluster);
     let workers = workers(&cluster, &watch);
     let over = Arc::new(AtomicBool::new(false));
     let payer = |node: usize| {
         let lock = LeaseLock::builder(cluster.pools[node - 1].clone()).time_limit(HELD / 4).build().unwrap();
-        let (lock, done, over) = (lock.lease(LEASE).unwrap(), Arc::new(AtomicI64::new(0)), over.clone());
+        let (lock, done, over) = (lock.lease(LEASE), Arc::new(AtomicI64::new(0)), over.clone());
         (done.clone(), tokio::spawn(payments(cluster.kind, lock, done, move |_| !over.load(SeqCst))))
     };
     let (paid_first, first) = payer(1);

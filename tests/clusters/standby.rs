@@ -66,7 +66,7 @@ impl Pair {
     }
 
     fn lock(&self) -> LeaseLock<Postgres> {
-        LeaseLock::builder(self.pool()).time_limit(LEASE).build().unwrap().lease(LEASE).unwrap()
+        LeaseLock::builder(self.pool()).time_limit(LEASE).build().unwrap().lease(LEASE)
     }
 
     /// Kills the primary with SIGKILL, promotes the standby, and directs clients to it.
@@ -117,7 +117,7 @@ struct Paid {
 impl Payers {
     pub fn start(lock: impl Fn() -> LeaseLock<Postgres>) -> Self {
         let (retry, paid) = (Retry { attempts: 100_000, within: PATIENCE }, Arc::<Paid>::default());
-        let pays = |_| tokio::spawn(payments(lock().retry(retry).unwrap(), paid.clone()));
+        let pays = |_| tokio::spawn(payments(lock().retry(retry), paid.clone()));
         Self { tasks: (0..2).map(pays).collect(), paid: paid.clone() }
     }
 

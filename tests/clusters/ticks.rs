@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use harness::TestDatabase;
-use rowlock::{CatchUp, Retries, RunStatus, Running, Schedule, Schedules, Tick, TickOutcome};
+use rowlock::{CatchUp, RunStatus, Running, Schedule, Schedules, Tick, TickOutcome};
 use sqlx::{Connection as _, MySql, Pool};
 use tokio::time::{Instant, sleep};
 
@@ -52,7 +52,7 @@ pub async fn a_node_that_is_behind_makes_no_success_of_a_rollback(folder: PathBu
         let (cluster, wandering) = (cluster.clone(), wandering.clone());
         move |tick: Tick<MySql>| rolled_back(cluster.clone(), wandering.clone(), tick)
     };
-    let schedule = Schedule::every("s", Duration::from_secs(1)).unwrap();
+    let schedule = Schedule::every("s", Duration::from_secs(1));
     let schedules = Schedules::new(wandering.pool.clone()).share_pool().on(schedule, work);
     let behind = cluster.behind(2).await;
     let since = Instant::now();
@@ -118,12 +118,11 @@ impl Ticking {
 }
 
 fn schedules<DB: TestDatabase>(pool: &Pool<DB>) -> Schedules<DB> {
-    let mut schedules = Schedules::new(pool.clone()).lease(LEASE).unwrap().time_limit(Duration::from_secs(2)).unwrap();
+    let mut schedules = Schedules::new(pool.clone()).lease(LEASE).time_limit(Duration::from_secs(2));
     for number in 0..COUNT {
         let pause = Duration::from_millis(100);
-        let retries = Retries::times(1_000).backoff(pause, 10 * pause).unwrap();
-        let schedule = Schedule::every(&format!("s{number}"), Duration::from_secs(1)).unwrap();
-        let schedule = schedule.catch_up(CatchUp::All(1_000)).unwrap().retry(retries).unwrap();
+        let schedule = Schedule::every(&format!("s{number}"), Duration::from_secs(1));
+        let schedule = schedule.catch_up(CatchUp::All(1_000)).retry(1_000, pause..10 * pause);
         let pool = pool.clone();
         schedules = schedules.on(schedule, move |tick| work(pool.clone(), tick));
     }

@@ -225,14 +225,14 @@ pub fn everything<DB: Database>(lock: impl Fn() -> LeaseLock<DB>, watch: &Watch)
         tasks.push(tokio::spawn(work(lock(), "worker".into(), &["one", "two", "three"], watch.clone())));
     }
     for _ in 0..4 {
-        let permits = lock().semaphore("permits", 2).unwrap();
+        let permits = lock().semaphore("permits", 2);
         tasks.push(tokio::spawn(work(permits, "permit".into(), &["permits"], watch.clone())));
     }
     for _ in 0..3 {
-        tasks.push(tokio::spawn(lead(lock().election("leader").unwrap(), "leader".into(), watch.clone())));
+        tasks.push(tokio::spawn(lead(lock().election("leader"), "leader".into(), watch.clone())));
     }
     for number in 0..4 {
-        let (shared, writes) = (lock().read_write("shared").unwrap(), number % 2 == 0);
+        let (shared, writes) = (lock().read_write("shared"), number % 2 == 0);
         let who = if writes { "writer".into() } else { format!("reader {number}") };
         tasks.push(tokio::spawn(share(shared, writes, who, watch.clone())));
     }

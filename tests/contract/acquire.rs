@@ -85,7 +85,7 @@ async fn tokens_grow_and_never_fall<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn a_window_refuses_until_it_is_over<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().min_interval(30 * MINUTE).unwrap();
+    let lock = db.lock().min_interval(30 * MINUTE);
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     assert_eq!(db.number("SELECT time FROM t_resource_lock").await, Some(60), "the article's default");
     let refusal = refused(lock.try_acquire("k").await);
@@ -96,13 +96,13 @@ async fn a_window_refuses_until_it_is_over<DB: TestDatabase>(db: TestDb<DB>) {
     db.set("k", &format!("begin_time = {}", DB::ago(30 * 60_000))).await;
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
 
-    let long = db.lock().min_interval(90 * MINUTE + Duration::from_millis(1)).unwrap();
+    let long = db.lock().min_interval(90 * MINUTE + Duration::from_millis(1));
     acquired(long.try_acquire("long").await);
     assert_eq!(db.number("SELECT time FROM t_resource_lock WHERE key_resource = 'long'").await, Some(91));
 }
 
 async fn a_failed_run_may_be_repeated_at_once_on_request<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().min_interval(MINUTE).unwrap();
+    let lock = db.lock().min_interval(MINUTE);
     acquired(lock.try_acquire("k").await).release(Status::Failed).await.unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinWindow);
     let lock = lock.retry_failed_at_once();
@@ -213,12 +213,8 @@ async fn a_wait_that_never_got_a_connection_changed_nothing<DB: TestDatabase>(db
 /// and the lease that it returns is valid.
 async fn a_lease_that_comes_too_late_is_not_given<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
-    let lock = rowlock::LeaseLock::builder(pool.clone())
-        .share_pool()
-        .build()
-        .unwrap()
-        .lease(Duration::from_millis(500))
-        .unwrap();
+    let lock =
+        rowlock::LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(Duration::from_millis(500));
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let only = pool.acquire().await.unwrap();
     let attempt = tokio::spawn({

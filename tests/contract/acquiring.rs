@@ -64,14 +64,14 @@ async fn it_gives_up_at_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn it_refuses_at_once_where_only_a_window_helps_and_ends_later<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().min_interval(60 * MINUTE).unwrap();
+    let lock = db.lock().min_interval(60 * MINUTE);
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let refusal = timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap().unwrap().refused().unwrap();
     assert_eq!(refusal.reason, Reason::WithinWindow);
 }
 
 async fn it_waits_for_a_window_that_ends_in_time<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().min_interval(Duration::from_secs(1)).unwrap();
+    let lock = db.lock().min_interval(Duration::from_secs(1));
     let since = Instant::now();
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     drop(acquired(timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap()));

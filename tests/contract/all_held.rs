@@ -53,20 +53,20 @@ struct AllHeld<DB: TestDatabase> {
 impl<DB: TestDatabase> AllHeld<DB> {
     async fn over(db: &TestDb<DB>, pool: Pool<DB>) -> Self {
         accounts(db).await;
-        let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
+        let lock = LeaseLock::new(pool.clone()).lease(LEASE);
         let leases = [
             acquired(lock.acquire("key", PATIENCE).await),
-            acquired(lock.semaphore("permit", 1).unwrap().acquire(PATIENCE).await),
-            acquired(lock.read_write("read").unwrap().read(PATIENCE).await),
-            acquired(lock.read_write("written").unwrap().write(PATIENCE).await),
+            acquired(lock.semaphore("permit", 1).acquire(PATIENCE).await),
+            acquired(lock.read_write("read").read(PATIENCE).await),
+            acquired(lock.read_write("written").write(PATIENCE).await),
         ];
         let set = match lock.acquire_all(["first", "second"], PATIENCE).await.unwrap() {
             Attempt::Acquired(set) => set,
             Attempt::Refused(refusal) => panic!("{refusal:?}"),
         };
-        let term = lock.election("term").unwrap().campaign().await.unwrap();
+        let term = lock.election("term").campaign().await.unwrap();
         let schedule = due(db, "k").await;
-        let run = Run::begin(Schedules::new(pool).lease(LEASE).unwrap(), schedule).await;
+        let run = Run::begin(Schedules::new(pool).lease(LEASE), schedule).await;
         Self { leases, set, term, run }
     }
 
@@ -98,9 +98,9 @@ impl<DB: TestDatabase> AllHeld<DB> {
         let other = db.lock();
         let held = [
             refused(other.try_acquire("key").await),
-            refused(other.semaphore("permit", 1).unwrap().try_acquire().await),
-            refused(other.read_write("read").unwrap().try_write().await),
-            refused(other.read_write("written").unwrap().try_read().await),
+            refused(other.semaphore("permit", 1).try_acquire().await),
+            refused(other.read_write("read").try_write().await),
+            refused(other.read_write("written").try_read().await),
             refused(other.try_acquire("second").await),
             refused(other.try_acquire("term").await),
         ];
@@ -137,7 +137,7 @@ impl<DB: TestDatabase> Payments<DB> {
     fn over(pool: &Pool<DB>) -> Self {
         let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
         let lock = LeaseLock::builder(pool.clone()).time_limit(PATIENCE).build().unwrap();
-        Self(lock, VersionedTable::new(pool.clone(), columns).unwrap().time_limit(PATIENCE).unwrap())
+        Self(lock, VersionedTable::new(pool.clone(), columns).time_limit(PATIENCE))
     }
 
     /// Pays once with each.

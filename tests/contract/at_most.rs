@@ -61,9 +61,9 @@ fn limits() -> [usize; 4] {
 /// Returns a lock that this many may hold at a time.
 fn limited<DB: TestDatabase>(lock: &LeaseLock<DB>, most: usize) -> Limited<DB> {
     let lock: Arc<dyn ResourceLock<DB>> = match most {
-        WRITERS => Arc::new(lock.read_write("k").unwrap().writers()),
+        WRITERS => Arc::new(lock.read_write("k").writers()),
         1 => Arc::new(lock.clone()),
-        _ => Arc::new(lock.semaphore("k", u32::try_from(most).unwrap()).unwrap()),
+        _ => Arc::new(lock.semaphore("k", u32::try_from(most).unwrap())),
     };
     Limited { lock, most: most.max(1) }
 }
@@ -236,7 +236,7 @@ async fn as_many_are_granted_anew_after_crashes<DB: TestDatabase>(db: TestDb<DB>
 
 /// The job of a process: holds a place until the process is killed.
 pub async fn hold<DB: TestDatabase>(pool: sqlx::Pool<DB>, most: &str) {
-    let lock = LeaseLock::new(pool).lease(3 * SHORT).unwrap();
+    let lock = LeaseLock::new(pool).lease(3 * SHORT);
     let limited = limited(&lock, most.parse().unwrap());
     let grant = granted(limited.lock.acquire("k", PATIENCE).await);
     say(format!("{} {}", grant.key(), grant.token()));
@@ -368,7 +368,7 @@ async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way) {
             let others = limited(&db.lock_for(LONG), most);
             release_all(&others, fill(&others).await).await;
             let proxy: Proxy = db.proxy().await;
-            let lock = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG).unwrap();
+            let lock = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG);
             let limited = limited(&lock, most);
             // The connection is open, and the table's shape is known.
             limited.lock.release(granted(limited.lock.try_acquire("k").await), Status::Succeeded).await.unwrap();

@@ -32,12 +32,12 @@ pub fn locks<DB: TestDatabase>(pool: &Pool<DB>) -> [(&'static str, Lock<DB>); 2]
 }
 
 pub fn locks_with<DB: TestDatabase>(pool: &Pool<DB>, retry: Retry) -> [(&'static str, Lock<DB>); 2] {
-    let lease = LeaseLock::new(pool.clone()).retry(retry).unwrap();
-    [(LEASE, Arc::new(lease)), (VERSION, Arc::new(version_lock(pool).retry(retry).unwrap()))]
+    let lease = LeaseLock::new(pool.clone()).retry(retry);
+    [(LEASE, Arc::new(lease)), (VERSION, Arc::new(version_lock(pool).retry(retry)))]
 }
 
 pub fn version_lock<DB: TestDatabase>(pool: &Pool<DB>) -> VersionLock<DB> {
-    VersionLock::new(pool.clone(), "account", "id", "version").unwrap()
+    VersionLock::new(pool.clone(), "account", "id", "version")
 }
 
 #[track_caller]

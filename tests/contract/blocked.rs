@@ -93,7 +93,7 @@ async fn a_lost_run_is_stopped_before_its_event<DB: TestDatabase>(db: TestDb<DB>
     let (began, begun) = oneshot::channel();
     let running = behind_a_pipe(&db, async move |pool| {
         let began = Mutex::new(Some(began));
-        let schedules = Schedules::new(pool).lease(LEASE).unwrap().on(schedule, move |tick: Tick<DB>| {
+        let schedules = Schedules::new(pool).lease(LEASE).on(schedule, move |tick: Tick<DB>| {
             if let Some(began) = began.lock().unwrap().take() {
                 let _ = began.send(());
             }
@@ -115,7 +115,7 @@ async fn a_lost_lease_is_reported_before_its_event<DB: TestDatabase>(db: TestDb<
     let holding = behind_a_pipe(&db, async move |pool| {
         // A task of its own, as tasks of an application are.
         let holding = tokio::spawn(async move {
-            let lease = acquired(LeaseLock::new(pool).lease(LEASE).unwrap().try_acquire("key").await);
+            let lease = acquired(LeaseLock::new(pool).lease(LEASE).try_acquire("key").await);
             began.send(()).unwrap();
             lease.cancellation_token().cancelled().await;
         });
@@ -162,7 +162,7 @@ impl Subscriber for Stalls {
 /// The job of a process whose pool has a hook that blocks for a while.
 pub async fn stall<DB: TestDatabase>(pool: Pool<DB>, url: &str) {
     tracing::subscriber::set_global_default(Stalls).unwrap();
-    let _kept = acquired(LeaseLock::new(pool).lease(LEASE).unwrap().try_acquire("kept").await);
+    let _kept = acquired(LeaseLock::new(pool).lease(LEASE).try_acquire("kept").await);
     let options = PoolOptions::<DB>::new().after_connect(|_, _| {
         std::thread::sleep(LEASE);
         Box::pin(async { Ok(()) })
@@ -189,7 +189,7 @@ pub async fn hold<DB: TestDatabase>(pool: Pool<DB>, url: &str, behind_a_hook: bo
     if !behind_a_hook {
         tracing::subscriber::set_global_default(Pipe::default()).unwrap();
     }
-    let lock = LeaseLock::new(pool).lease(LEASE).unwrap();
+    let lock = LeaseLock::new(pool).lease(LEASE);
     let kept = acquired(lock.try_acquire("kept").await);
     let lost = [acquired(lock.try_acquire(LOST[0]).await), acquired(lock.try_acquire(LOST[1]).await)];
     if behind_a_hook {

@@ -70,8 +70,7 @@ impl<'a, DB: TestDatabase> Stage<'a, DB> {
                 (Some(proxy), pool)
             }
         };
-        let lock =
-            LeaseLock::builder(pool.clone()).share_pool().label("dropped").build().unwrap().lease(LEASE).unwrap();
+        let lock = LeaseLock::builder(pool.clone()).share_pool().label("dropped").build().unwrap().lease(LEASE);
         Self { db, proxy, pool, lock, key: format!("{stop:?}") }
     }
 

@@ -141,7 +141,7 @@ async fn create<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str, start: &std::
 
 /// Claims a key with a short lease and holds it until the process is killed.
 async fn hold<DB: TestDatabase>(pool: sqlx::Pool<DB>, key: &str) {
-    let lock = LeaseLock::builder(pool).label("victim").build().unwrap().lease(VICTIMS_LEASE).unwrap();
+    let lock = LeaseLock::builder(pool).label("victim").build().unwrap().lease(VICTIMS_LEASE);
     let lease = lock.try_acquire(key).await.unwrap().acquired().unwrap();
     say(lease.token());
     lease.lost().await;

@@ -53,7 +53,7 @@ async fn line<DB: TestDatabase>(db: &TestDb<DB>, within: Duration) -> (Line<DB>,
     }
     eventually("the connection is idle", || async { line.pool.num_idle() == 1 }).await;
     let retry = Retry { attempts: 100, within };
-    (line, lease.retry(retry).unwrap(), version.retry(retry).unwrap())
+    (line, lease.retry(retry), version.retry(retry))
 }
 
 /// The result of a transaction, and how often its work was run.
@@ -142,7 +142,7 @@ async fn a_commit_that_may_still_arrive_is_unknown<DB: TestDatabase>(db: TestDb<
     accounts(&db).await;
     let (line, _, _) = line(&db, 5 * LIMIT).await;
     let lock = LeaseLock::builder(line.pool.clone()).share_pool().time_limit(2 * LIMIT).build().unwrap();
-    let lock = lock.lease(PATIENCE).unwrap().retry(Retry { attempts: 100, within: 5 * LIMIT }).unwrap();
+    let lock = lock.lease(PATIENCE).retry(Retry { attempts: 100, within: 5 * LIMIT });
     let place = (Way::Requests, before_commit(LEASE));
     let (done, runs) = deduct_held(&line, &lock, LEASE, place, async |proxy| proxy.let_others_pass()).await;
     is_unknown(&done);

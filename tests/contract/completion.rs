@@ -67,7 +67,7 @@ async fn a_balance_is_what_was_returned_under_any_completion_type<DB: TestDataba
             db.execute(trigger).await;
         }
         for completion in TYPES {
-            let table = VersionedTable::<DB>::new(pool(&db, completion).await, COLUMNS).unwrap();
+            let table = VersionedTable::<DB>::new(pool(&db, completion).await, COLUMNS);
             for table in [table.clone(), table.share_pool()] {
                 for _ in 0..3 {
                     expected += 50;

@@ -73,7 +73,7 @@ async fn roll_back<DB: TestDatabase>(pool: &Pool<DB>) {
 /// Returns a lock on connections of its own, and one on the application's.
 fn locks<DB: TestDatabase>(pool: &Pool<DB>) -> [LeaseLock<DB>; 2] {
     let builder = || LeaseLock::builder(pool.clone());
-    [builder(), builder().share_pool()].map(|lock| lock.build().unwrap().lease(SHORT).unwrap())
+    [builder(), builder().share_pool()].map(|lock| lock.build().unwrap().lease(SHORT))
 }
 
 /// Checks that a claim, its renewals and its end are reported as done only once they are committed.
@@ -138,8 +138,8 @@ async fn a_transaction_is_one_of_its_own<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let pool = db.pool_of(1).await;
     let retry = Retry { attempts: 100, within: PATIENCE };
-    let lease = LeaseLock::new(pool.clone()).retry(retry).unwrap();
-    let version = VersionLock::new(pool.clone(), "account", "id", "version").unwrap().retry(retry).unwrap();
+    let lease = LeaseLock::new(pool.clone()).retry(retry);
+    let version = VersionLock::new(pool.clone(), "account", "id", "version").retry(retry);
     let locks: [(_, Lock<DB>); 2] = [(LEASE, std::sync::Arc::new(lease)), (VERSION, std::sync::Arc::new(version))];
     for (account, lock) in locks {
         let mut conn = pool.acquire().await.unwrap();
@@ -164,7 +164,7 @@ async fn a_transaction_is_one_of_its_own<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_change_of_a_value_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let pool = db.pool_of(1).await;
-    let table = || VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    let table = || VersionedTable::new(pool.clone(), COLUMNS);
     let mut version = 0;
     for table in [table(), table().share_pool()] {
         for change in 0..3 {
@@ -196,8 +196,8 @@ async fn a_migration_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_pool_that_is_used_up_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let pool = db.pool_of(1).await;
-    let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    let lock = LeaseLock::new(pool.clone()).lease(SHORT);
+    let table = VersionedTable::new(pool.clone(), COLUMNS);
     let only = pool.acquire().await.unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     sleep(2 * SHORT).await;
@@ -213,7 +213,7 @@ async fn locks_of_one_pool_share_connections<DB: TestDatabase>(db: TestDb<DB>) {
     let before = connections(&db).await;
     let mut leases = Vec::new();
     for number in 0..20 {
-        let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
+        let lock = LeaseLock::new(pool.clone()).lease(SHORT);
         leases.push((acquired(lock.try_acquire(&format!("k{number}")).await), lock));
     }
     sleep(2 * SHORT).await;
@@ -250,7 +250,7 @@ async fn settings_of_a_session_do_not_reach_a_lock<DB: TestDatabase>(db: TestDb<
         _ => "USE information_schema",
     };
     let pool = db.pool_of(1).await;
-    let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
+    let lock = LeaseLock::new(pool.clone()).lease(SHORT);
     DB::execute_on(&mut pool.acquire().await.unwrap(), told).await.unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Held);
@@ -315,7 +315,7 @@ async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<DB: 
 /// abandonment that the closed pool prevents stays pending.
 async fn a_lease_that_a_closed_pool_leaves_behind_is_told<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(2).await;
-    let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
+    let lock = LeaseLock::new(pool.clone()).lease(SHORT);
     let lease = acquired(lock.try_acquire("k").await);
     pool.close().await;
     drop(lease);

@@ -132,7 +132,7 @@ where
     i64: Value<DB>,
 {
     let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
-    let table = VersionedTable::<DB>::new(db.pool.clone(), columns).unwrap();
+    let table = VersionedTable::<DB>::new(db.pool.clone(), columns);
     let pool = db.pool_of(1).await;
     let updated = if db.server.name == "sqlite" {
         DB::execute(&pool, "PRAGMA busy_timeout = 0").await.unwrap();

@@ -39,7 +39,7 @@ async fn account<DB: HasDecimals>(
 ) -> VersionedTable<DB, Decimal> {
     create(db, table, "varchar(9)", column, "int").await;
     insert(db, table, "'a'", balance).await;
-    VersionedTable::new(db.pool.clone(), Columns { table, ..COLUMNS }).unwrap().of::<Decimal>()
+    VersionedTable::new(db.pool.clone(), Columns { table, ..COLUMNS }).of::<Decimal>()
 }
 
 async fn stands<DB: HasDecimals>(db: &TestDb<DB>, table: &str, balance: &str, version: i64) {

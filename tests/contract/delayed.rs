@@ -44,7 +44,7 @@ async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: TestDatabase>(db: Te
     let lease = acquired(db.lock_for(LEASE).try_acquire("k").await);
     let late = LeaseLock::new(held_up(&db).await);
     for (seconds, least) in [(30, 25_000), (60, 55_000), (10, 5_000)] {
-        let late = late.clone().lease(Duration::from_secs(seconds)).unwrap();
+        let late = late.clone().lease(Duration::from_secs(seconds));
         late.resume("k", lease.claim().holder).await.unwrap().detach();
         let left = left(&db, "expires_at", "t_resource_lock").await;
         assert!(left > least, "{left} ms of {seconds} s");
@@ -55,7 +55,7 @@ async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: TestDatabase>(db: Te
 
 /// A claim whose reply was lost is sent again. The first request may be executed after the second.
 async fn a_claim_that_was_held_up_holds_for_a_whole_lease<DB: TestDatabase>(db: TestDb<DB>) {
-    let late = LeaseLock::new(held_up(&db).await).lease(LEASE).unwrap();
+    let late = LeaseLock::new(held_up(&db).await).lease(LEASE);
     for _ in 0..2 {
         acquired(late.try_acquire("k").await).detach();
         let left = left(&db, "expires_at", "t_resource_lock").await;
@@ -121,7 +121,7 @@ async fn a_resumption_that_is_carried_out_late_shortens_no_later_one<DB: TestDat
     let pools = [db.pool_of(1).await, db.pool_of(1).await];
     let resumed = |pool: &Pool<DB>, lease: Duration| {
         let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
-        let lock = lock.lease(lease).unwrap();
+        let lock = lock.lease(lease);
         tokio::spawn(async move { lock.resume("k", holder).await.map(|lease| lease.detach()) })
     };
     // The server decides which of the two is carried out first.

@@ -92,8 +92,8 @@ async fn a_release_that_others_hang_on_waits_for_the_disk<DB: TestDatabase>(db: 
     let others = others.build().unwrap();
     let window = Duration::from_secs(3600);
     for (what, lock) in [
-        ("a window", lock().min_interval(window).unwrap()),
-        ("a window for those that succeed", lock().min_interval(window).unwrap().retry_failed_at_once()),
+        ("a window", lock().min_interval(window)),
+        ("a window for those that succeed", lock().min_interval(window).retry_failed_at_once()),
         ("the rules of the article", lock().rules(Rules::Article)),
         ("other programs", others),
     ] {

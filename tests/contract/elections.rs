@@ -44,7 +44,7 @@ async fn one_leads_at_a_time_and_terms_grow<DB: TestDatabase>(db: TestDb<DB>) {
     let highest = Arc::new(std::sync::Mutex::new(Token::new(0)));
     let (leading, mut tasks) = (Arc::new(AtomicBool::new(false)), JoinSet::new());
     for _ in 0..5 {
-        let election = db.lock_for(LEASE).election("k").unwrap();
+        let election = db.lock_for(LEASE).election("k");
         let (leading, highest) = (leading.clone(), highest.clone());
         tasks.spawn(async move {
             for _ in 0..4 {
@@ -70,8 +70,8 @@ async fn one_leads_at_a_time_and_terms_grow<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// The job of a process: leads until the process is killed.
 pub async fn lead<DB: TestDatabase>(pool: sqlx::Pool<DB>, name: &str) {
-    let lock = LeaseLock::builder(pool).label("victim").build().unwrap().lease(LEASE).unwrap();
-    let election = lock.election(name).unwrap();
+    let lock = LeaseLock::builder(pool).label("victim").build().unwrap().lease(LEASE);
+    let election = lock.election(name);
     let led = election.lead(async |leadership| {
         say(leadership.term());
         std::future::pending::<()>().await;
@@ -87,7 +87,7 @@ async fn a_killed_leader_is_replaced_and_observed<DB: TestDatabase>(db: TestDb<D
     let mut leader = child::start(&db, "lead", "k", std::path::Path::new(""));
     let mut lines = BufReader::new(leader.stdout.take().unwrap()).lines();
     let term: i64 = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap().parse().unwrap();
-    let election = db.lock_for(LEASE).election("k").unwrap();
+    let election = db.lock_for(LEASE).election("k");
     let mut leaders = election.observe();
     let seen = next(&mut leaders).await.unwrap();
     assert_eq!((seen.term.get(), seen.label.as_str()), (term, "victim"));
@@ -105,7 +105,7 @@ async fn a_killed_leader_is_replaced_and_observed<DB: TestDatabase>(db: TestDb<D
 
 /// Its work is dropped, or it returns because it was told of the loss, which is no resignation.
 async fn a_leader_that_loses_steps_down_and_leads_again<DB: TestDatabase>(db: TestDb<DB>) {
-    let election = db.lock_for(LEASE).election("k").unwrap();
+    let election = db.lock_for(LEASE).election("k");
     for returns in [false, true] {
         let (terms, ended, began) = (AtomicUsize::new(0), Arc::new(AtomicBool::new(false)), Notify::new());
         let operator = async {
@@ -140,7 +140,7 @@ impl Drop for OnDrop {
 }
 
 async fn a_leader_resigns_only_once_its_work_has_stopped<DB: TestDatabase>(db: TestDb<DB>) {
-    let election = db.lock_for(LEASE).election("k").unwrap();
+    let election = db.lock_for(LEASE).election("k");
     let leadership = election.campaign().await.unwrap();
     let (term, stop) = (leadership.term(), leadership.cancellation_token());
     let (stopping, told) = oneshot::channel();
@@ -152,7 +152,7 @@ async fn a_leader_resigns_only_once_its_work_has_stopped<DB: TestDatabase>(db: T
     });
     let resigned = tokio::spawn(leadership.resign(work));
     timeout(PATIENCE, told).await.unwrap().unwrap();
-    let other = db.lock().election("k").unwrap();
+    let other = db.lock().election("k");
     assert!(timeout(2 * LEASE, other.campaign()).await.is_err(), "the work has not stopped, and the lease is renewed");
     assert!(election.is_leader());
     finish.send(7).unwrap();
@@ -165,7 +165,7 @@ async fn a_leader_resigns_only_once_its_work_has_stopped<DB: TestDatabase>(db: T
 }
 
 async fn a_leader_that_goes_away_is_replaced_after_the_delay<DB: TestDatabase>(db: TestDb<DB>) {
-    let election = db.lock_for(30 * LEASE).lock_delay(LEASE).unwrap().election("k").unwrap();
+    let election = db.lock_for(30 * LEASE).lock_delay(LEASE).election("k");
     let leadership = election.campaign().await.unwrap();
     let term = leadership.term();
     let dropped = Instant::now();
@@ -177,7 +177,7 @@ async fn a_leader_that_goes_away_is_replaced_after_the_delay<DB: TestDatabase>(d
 }
 
 async fn observers_see_each_leader_in_turn<DB: TestDatabase>(db: TestDb<DB>) {
-    let labelled = |label: &str| db.builder().label(label).build().unwrap().election("k").unwrap();
+    let labelled = |label: &str| db.builder().label(label).build().unwrap().election("k");
     let mut leaders = labelled("observer").observe();
     assert_eq!(next(&mut leaders).await, None);
     let mut before = None;
@@ -198,7 +198,7 @@ async fn observers_see_each_leader_in_turn<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn the_leaders_are_a_stream<DB: TestDatabase>(db: TestDb<DB>) {
-    let election = db.lock().election("k").unwrap();
+    let election = db.lock().election("k");
     let leadership = election.campaign().await.unwrap();
     let mut leaders = election.observe();
     let first = timeout(PATIENCE, poll_fn(|cx| Pin::new(&mut leaders).poll_next(cx))).await.unwrap();
@@ -208,8 +208,8 @@ async fn the_leaders_are_a_stream<DB: TestDatabase>(db: TestDb<DB>) {
 /// Nothing comes through until the term has ended. The next one begins when the server is back.
 async fn an_outage_ends_a_term_and_not_the_campaign<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
-    let lock = LeaseLock::new(proxy.pool::<DB>(4)).lease(LEASE).unwrap();
-    let election = lock.election("k").unwrap();
+    let lock = LeaseLock::new(proxy.pool::<DB>(4)).lease(LEASE);
+    let election = lock.election("k");
     let terms = AtomicUsize::new(0);
     let led = election.lead(async |leadership| {
         match terms.fetch_add(1, Ordering::SeqCst) {
@@ -234,8 +234,8 @@ async fn an_outage_ends_a_term_and_not_the_campaign<DB: TestDatabase>(db: TestDb
 }
 
 async fn an_observer_asks_for_word_of_a_resignation<DB: TestDatabase>(db: TestDb<DB>) {
-    let leadership = db.lock().election("k").unwrap().campaign().await.unwrap();
-    let mut leaders = db.lock().election("k").unwrap().observe();
+    let leadership = db.lock().election("k").campaign().await.unwrap();
+    let mut leaders = db.lock().election("k").observe();
     assert!(next(&mut leaders).await.is_some());
     let resigned = async {
         let awaited = "SELECT COUNT(*) FROM t_resource_lock WHERE awaited";

@@ -91,7 +91,7 @@ async fn a_confirmation_in_a_transaction_that_has_ended_is_refused<DB: TestDatab
 
 async fn a_balance_in_a_transaction_that_has_ended_is_not_changed<DB: TestDatabase>(db: TestDb<DB>) {
     prepare(&db).await;
-    let table = VersionedTable::<DB>::new(db.pool.clone(), COLUMNS).unwrap();
+    let table = VersionedTable::<DB>::new(db.pool.clone(), COLUMNS);
     for (ending, fails) in endings(db.server.name) {
         let pool = db.pool_of(1).await;
         let mut tx = pool.begin_with(DB::BEGIN).await.unwrap();

@@ -201,7 +201,7 @@ async fn all_idle<DB: TestDatabase>(pool: &Pool<DB>) {
 async fn silent_connections_lose_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let pool = opened::<DB>(proxy.pool(10)).await;
-    let lock = LeaseLock::builder(pool.clone()).batching(false).build().unwrap().lease(LEASE).unwrap();
+    let lock = LeaseLock::builder(pool.clone()).batching(false).build().unwrap().lease(LEASE);
     let leases = leases(&lock, 3).await;
     // Several connections for requests are opened: none of the requests finds an idle one.
     proxy.hold(Way::Replies);
@@ -227,7 +227,7 @@ async fn silent_connections_lose_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
 /// The server accepts no further connections. The connections for requests serve the renewals too.
 async fn leases_are_renewed_though_no_connection_can_be_opened<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
-    let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE).unwrap();
+    let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE);
     acquired(lock.try_acquire("first").await).release(Status::Succeeded).await.unwrap();
     proxy.hold_new();
     let leases = leases(&lock, 3).await;
@@ -257,7 +257,7 @@ async fn a_connection_that_becomes_idle_serves_a_request_for_which_none_opens<DB
 async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: TestDatabase>(db: TestDb<DB>) {
     let key = format!("renewed late on {}", db.server.name);
     let proxy = db.proxy().await;
-    let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE).unwrap();
+    let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE);
     let lease = acquired(lock.try_acquire(&key).await);
     proxy.hold(Way::Requests);
     proxy.held(Way::Requests).await;
@@ -275,7 +275,7 @@ async fn a_request_on_a_silent_connection_is_sent_on_another<DB: TestDatabase>(d
     let lease = 4 * LEASE;
     let proxy = db.proxy().await;
     let pool = opened::<DB>(proxy.pool(2)).await;
-    let lock = LeaseLock::builder(pool.clone()).time_limit(PATIENCE).build().unwrap().lease(lease).unwrap();
+    let lock = LeaseLock::builder(pool.clone()).time_limit(PATIENCE).build().unwrap().lease(lease);
     let (renewed, abandoned) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
     all_idle(&pool).await;
     let since = Instant::now();
@@ -303,9 +303,9 @@ pub fn still<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) 
 /// still.
 async fn a_runtime_that_stands_still_loses_no_lease_of_another_duration<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = opened(db.pool_of(4).await).await;
-    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
+    let lock = LeaseLock::new(pool.clone()).lease(LEASE);
     for early in [true, false] {
-        let other = lock.clone().lease(2 * LEASE).unwrap();
+        let other = lock.clone().lease(2 * LEASE);
         let before = if early { Some(acquired(lock.try_acquire("before").await)) } else { None };
         let theirs = pool.clone();
         let (still, moved) = still(async move {
@@ -323,7 +323,7 @@ async fn a_runtime_that_stands_still_loses_no_lease_of_another_duration<DB: Test
 
 async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = opened(db.pool_of(4).await).await;
-    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
+    let lock = LeaseLock::new(pool.clone()).lease(LEASE);
     let theirs = lock.clone();
     let (still, first) = still(async move {
         let first = acquired(theirs.try_acquire("first").await);
@@ -344,7 +344,7 @@ async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: TestDatabase>
 async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = Arc::new(db.proxy().await);
     let pool = opened::<DB>(proxy.pool(4)).await;
-    let lock = LeaseLock::new(pool.clone()).lease(LEASE).unwrap();
+    let lock = LeaseLock::new(pool.clone()).lease(LEASE);
     let (theirs, to_hold) = (lock.clone(), proxy.clone());
     let (still, first) = still(async move {
         let first = acquired(theirs.try_acquire("first").await);

@@ -184,7 +184,7 @@ async fn one_instance_forgets_at_a_time<DB: TestDatabase>(db: TestDb<DB>) {
 async fn what_cannot_be_forgotten_is_reported<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let error = lock.forget_after(11 * 365 * 24 * HOUR).await.unwrap_err();
-    assert!(matches!(error, Error::InvalidSetting { .. }), "{error:?}");
+    assert!(matches!(error, Error::Invalid(_)), "{error:?}");
     db.execute("DROP TABLE t_resource_lock").await;
     let error = timeout(PATIENCE, lock.forget_after(HOUR)).await.expect("it returns").unwrap_err();
     assert!(matches!(error, Error::TableMissing), "{error:?}");

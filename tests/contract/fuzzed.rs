@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 
 use harness::{TestDatabase, TestDb, acquired, each};
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
-use rowlock::{Columns, Error, Key, LeaseLock, ListOptions, Status, VersionedTable};
+use rowlock::{Columns, Error, Key, LeaseLock, ListOptions, Status, UpdateError, VersionedTable};
 use tokio::time::timeout;
 
 harness::tests!(everywhere(
@@ -32,7 +32,7 @@ async fn any_text_is_a_key_of_its_own_or_refused<DB: TestDatabase>(db: TestDb<DB
                     lease.release(Status::Succeeded).await.unwrap();
                     assert_eq!(lock.inspect(&text).await.unwrap().unwrap().key, text);
                 }
-                Err(Error::InvalidKey { .. }) => assert!(!new && Key::new(&text).is_err()),
+                Err(Error::Invalid(_)) => assert!(!new && Key::new(&text).is_err()),
                 Err(error) => panic!("{text:?}: {error}"),
             }
         }
@@ -50,12 +50,10 @@ fn duration() -> impl Strategy<Value = Duration> {
 
 async fn any_duration_is_kept_to_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let held = acquired(db.lock().try_acquire("held").await);
-    let refused = |error: Error| assert!(matches!(error, Error::InvalidSetting { .. }), "{error:?}");
-    let or = |lock: LeaseLock<DB>, set: Result<LeaseLock<DB>, Error>| {
-        set.unwrap_or_else(|error| {
-            refused(error);
-            lock
-        })
+    let refused = |error: Error| assert!(matches!(error, Error::Invalid(_)), "{error:?}");
+    let or = |lock: LeaseLock<DB>, set: LeaseLock<DB>| match set.check() {
+        Ok(()) => set,
+        Err(_) => lock,
     };
     let mut number = 0;
     each(100, (duration(), duration(), duration()), |(one, two, three)| {
@@ -82,11 +80,11 @@ async fn any_name_is_a_plain_one_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
         let pool = db.pool.clone();
         async move {
             let columns = Columns { table: &table, key: &key, value: &value, version: &version };
-            match VersionedTable::<_, i64>::new(pool, columns) {
-                // The table does not exist, or has no such columns.
-                Ok(accounts) => assert!(accounts.deduct("k", 1).await.is_err()),
-                Err(error) => assert!(matches!(error, Error::InvalidName { .. }), "{error:?}"),
-            }
+            let accounts = VersionedTable::<_, i64>::new(pool, columns);
+            let is_plain = accounts.check().is_ok();
+            // The table does not exist, or has no such columns.
+            let error = accounts.deduct("k", 1).await.unwrap_err();
+            assert_eq!(matches!(error, UpdateError::Failed(Error::Invalid(_))), !is_plain, "{error:?}");
         }
     });
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock WHERE status = 'S'").await, Some(1));

@@ -76,7 +76,7 @@ async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
         (Rules::Recover, "F", one),
         (Rules::Recover, "S", &["k", "l"]),
     ] {
-        let lock = db.lock().rules(rules).min_interval(HOUR).unwrap();
+        let lock = db.lock().rules(rules).min_interval(HOUR);
         ran(&db, status).await;
         let (before, token) = (std::cell::RefCell::new(Vec::new()), column_number(&db, "token").await);
         unheard(&db, &lock, keys, async || {
@@ -89,7 +89,7 @@ async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
         assert!(column_number(&db, "token").await > token);
         // The minimum interval counts from the earlier run, also for a caller with a longer
         // interval.
-        let longer = db.lock().rules(rules).min_interval(3 * HOUR).unwrap();
+        let longer = db.lock().rules(rules).min_interval(3 * HOUR);
         assert_eq!(refused(longer.try_acquire("k").await).reason, Reason::WithinWindow);
         let lease = acquired(lock.try_acquire("k").await);
         assert!(lease.taken_over_from().is_none());
@@ -101,7 +101,7 @@ async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
 /// done.
 async fn what_was_taken_over_is_there_to_be_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
     acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    let lock = db.lock().min_interval(HOUR).unwrap();
+    let lock = db.lock().min_interval(HOUR);
     unheard(&db, &lock, &["k"], async || {
         lock.force_release("k", Status::Succeeded).await.unwrap();
         ran(&db, "S").await;

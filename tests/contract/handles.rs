@@ -31,7 +31,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// Each lease is renewed at its own pace, by the duration of its handle.
 async fn a_lease_has_the_duration_of_its_handle<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let handles = [SHORT, 20 * SHORT, 3000 * SHORT].map(|lease| lock.clone().lease(lease).unwrap());
+    let handles = [SHORT, 20 * SHORT, 3000 * SHORT].map(|lease| lock.clone().lease(lease));
     let mut leases = Vec::new();
     for (number, handle) in handles.iter().enumerate() {
         leases.push(acquired(handle.try_acquire(&format!("key {number}")).await));
@@ -54,7 +54,7 @@ async fn a_lease_has_the_duration_of_its_handle<DB: TestDatabase>(db: TestDb<DB>
 
 async fn a_handle_without_an_interval_is_not_refused_for_one<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let hourly = lock.clone().min_interval(HOUR).unwrap();
+    let hourly = lock.clone().min_interval(HOUR);
     acquired(hourly.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinWindow);
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
@@ -64,7 +64,7 @@ async fn a_handle_without_an_interval_is_not_refused_for_one<DB: TestDatabase>(d
 /// The first handle's shutdown ends the dropped leases of all handles.
 async fn a_shutdown_waits_for_all_handles<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let others = [lock.clone().lease(HOUR).unwrap(), lock.clone().min_interval(HOUR).unwrap(), lock.clone().fair(true)];
+    let others = [lock.clone().lease(HOUR), lock.clone().min_interval(HOUR), lock.clone().fair(true)];
     let mut leases = Vec::new();
     for (number, other) in others.into_iter().enumerate() {
         leases.push(acquired(other.try_acquire(&format!("key {number}")).await));
@@ -82,9 +82,9 @@ async fn a_shutdown_waits_for_all_handles<DB: TestDatabase>(db: TestDb<DB>) {
 async fn claims_on_equal_terms_go_together<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = numbered(9);
     let (pool, lock) = set_up(&db, &keys).await;
-    let one = lock.clone().lease(7 * SHORT).unwrap();
-    let other = lock.clone().lease(9 * SHORT).unwrap().lease(7 * SHORT).unwrap();
-    let apart = lock.clone().lease(HOUR).unwrap();
+    let one = lock.clone().lease(7 * SHORT);
+    let other = lock.clone().lease(9 * SHORT).lease(7 * SHORT);
+    let apart = lock.clone().lease(HOUR);
     let names: Vec<&str> = keys.iter().map(String::as_str).collect();
     let mut wanted = tries(&one, names[..4].iter().copied());
     wanted.extend(tries(&other, names[4..8].iter().copied()));
@@ -100,7 +100,7 @@ async fn claims_on_equal_terms_go_together<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_task_on_other_terms_is_not_held_up<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let interval = 4 * SHORT;
-    let spaced = lock.clone().min_interval(interval).unwrap();
+    let spaced = lock.clone().min_interval(interval);
     acquired(spaced.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     let since = Instant::now();
     let waiting = tokio::spawn(async move { acquired(spaced.acquire("k", PATIENCE).await) });
@@ -135,7 +135,7 @@ async fn a_tick_whose_instance_dies_runs_elsewhere<DB: TestDatabase>(db: TestDb<
     let (finish, _) = tokio::sync::broadcast::channel::<()>(1);
     let mut instances: Vec<_> = (0..3)
         .map(|number| {
-            let lock = db.lock().min_interval(HOUR).unwrap();
+            let lock = db.lock().min_interval(HOUR);
             let (began, mut finish) = (began.clone(), finish.subscribe());
             tokio::spawn(async move {
                 let work = async |_: &rowlock::Grant<DB>| {
@@ -162,7 +162,7 @@ async fn a_tick_whose_instance_dies_runs_elsewhere<DB: TestDatabase>(db: TestDb<
 }
 
 async fn a_wait_that_could_outlast_the_interval_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().min_interval(SHORT).unwrap();
+    let lock = db.lock().min_interval(SHORT);
     for wait in [SHORT, HOUR, Duration::MAX] {
         let run = lock.run_within("k", wait, async |_| -> Result<(), ()> { panic!("it does not start") });
         let error = run.await.unwrap_err();
@@ -181,7 +181,7 @@ async fn a_wait_that_could_outlast_the_interval_is_refused<DB: TestDatabase>(db:
 
 /// The second instance begins the tick a little later, with a wait that ends after the interval.
 async fn a_run_within_the_interval_of_another_is_refused_at_once<DB: TestDatabase>(db: TestDb<DB>) {
-    let spaced = |lock: LeaseLock<DB>| lock.min_interval(8 * SHORT).unwrap();
+    let spaced = |lock: LeaseLock<DB>| lock.min_interval(8 * SHORT);
     let first = spaced(db.lock()).run_within("k", SHORT, async |_| Ok::<_, ()>(())).await.unwrap();
     assert!(matches!(first, RunOutcome::Ended { .. }), "{first:?}");
     sleep(SHORT / 2).await;
@@ -194,7 +194,7 @@ async fn a_run_within_the_interval_of_another_is_refused_at_once<DB: TestDatabas
 /// A renewal of the first handle may be carried out after the claim was taken up by the second.
 async fn a_renewal_of_another_handle_shortens_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let (quick, slow) = (lock.clone().lease(10 * SHORT).unwrap(), lock.clone().lease(HOUR).unwrap());
+    let (quick, slow) = (lock.clone().lease(10 * SHORT), lock.clone().lease(HOUR));
     let first = acquired(quick.try_acquire("k").await);
     let lease = slow.resume("k", first.claim().holder).await.unwrap();
     let until = async || lock.inspect("k").await.unwrap().unwrap().until.unwrap();
@@ -216,7 +216,7 @@ async fn forgetting_keeps_to_the_longest_interval<DB: TestDatabase>(db: TestDb<D
         db.set(key, &format!("begin_time = {ago}, end_time = {ago}")).await;
     }
     {
-        let _rare = lock.clone().min_interval(3 * HOUR).unwrap();
+        let _rare = lock.clone().min_interval(3 * HOUR);
         assert_eq!(lock.forget(HOUR).await.unwrap(), 0, "a handle has an interval of three hours");
     }
     assert_eq!(db.lock().forget(HOUR).await.unwrap(), 2);

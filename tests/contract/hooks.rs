@@ -49,7 +49,7 @@ async fn a_transaction_that_a_hook_began_undoes_nothing<DB: TestDatabase>(db: Te
     let other = db.lock();
     let mut balance = 100;
     for pool in [begun(&db, true).await, begun(&db, false).await] {
-        let (lock, table) = (LeaseLock::new(pool.clone()), VersionedTable::new(pool.clone(), COLUMNS).unwrap());
+        let (lock, table) = (LeaseLock::new(pool.clone()), VersionedTable::new(pool.clone(), COLUMNS));
         for _ in 0..3 {
             let lease = acquired(lock.try_acquire("k").await);
             assert_eq!(refused(other.try_acquire("k").await).reason, Reason::Held);
@@ -80,7 +80,7 @@ async fn a_hook_that_begins_a_transaction_is_named<DB: TestDatabase>(db: TestDb<
         Box::pin(async { DB::execute_on(conn, "BEGIN").await.map(drop) })
     });
     let lock = LeaseLock::new(options.connect(&db.url).await.unwrap());
-    let lock = lock.retry(Retry { within: PATIENCE, ..Retry::default() }).unwrap();
+    let lock = lock.retry(Retry { within: PATIENCE, ..Retry::default() });
     let done = lock.transaction("k", async |_, _| -> Result<(), Infallible> { panic!("it does not begin") }).await;
     let Err(TransactionError::Failed(error)) = done else { panic!("{done:?}") };
     assert!(cause(&error).contains(HOOKS), "{error}: {}", cause(&error));

@@ -30,7 +30,7 @@ fn second_is_sent_after(lease: Duration) -> Duration {
 }
 
 fn lock<DB: TestDatabase>(proxy: &Proxy, lease: Duration) -> LeaseLock<DB> {
-    LeaseLock::builder(proxy.pool::<DB>(4)).time_limit(PATIENCE).build().unwrap().lease(lease).unwrap()
+    LeaseLock::builder(proxy.pool::<DB>(4)).time_limit(PATIENCE).build().unwrap().lease(lease)
 }
 
 /// The renewal arrives at the server after the abandonment was asked for. What arrives after the
@@ -114,7 +114,7 @@ async fn loses_its_turn<DB: TestDatabase>(db: &TestDb<DB>, key: &str, passed: us
     let proxy = db.proxy().await;
     let lock = lock::<DB>(&proxy, Duration::from_secs(4));
     acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
-    let readers = lock.read_write(key).unwrap();
+    let readers = lock.read_write(key);
     proxy.hold_after(Way::Requests, passed);
     let reader = tokio::spawn(async move { readers.try_read().await });
     held_or_over(&proxy, Way::Requests, &reader).await;
@@ -123,7 +123,7 @@ async fn loses_its_turn<DB: TestDatabase>(db: &TestDb<DB>, key: &str, passed: us
     let mut writer = None;
     if !reader.is_finished() && db.number(&name).await == Some(1) {
         db.lock().force_release(key, Status::Failed).await.unwrap().unwrap();
-        let writers = db.lock_for(PATIENCE).read_write(key).unwrap();
+        let writers = db.lock_for(PATIENCE).read_write(key);
         writer = writers.try_write().await.unwrap().acquired();
     }
     if writer.is_some() {

@@ -62,7 +62,7 @@ impl Memory {
                       WITH RECURSIVE c (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 250) INSERT INTO numbers SELECT n FROM c";
         Sqlite::execute(&pool, create).await.unwrap();
         let lock = LeaseLock::new(pool.clone());
-        let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+        let table = VersionedTable::new(pool.clone(), COLUMNS);
         Self { pool, lock, table }
     }
 
@@ -201,9 +201,9 @@ async fn it_outlives_what_times_out<DB: TestDatabase>(_: TestDb<DB>) {
         memory.account("a").await;
         let limit = Duration::from_millis(50);
         // A release is retried until its lease ends.
-        let lock = LeaseLock::builder(memory.pool.clone()).time_limit(limit).build().unwrap().lease(5 * SLOW).unwrap();
-        let table = memory.table.clone().retry(Retry { within: SLOW, ..Retry::default() }).unwrap();
-        let table = table.time_limit(limit).unwrap();
+        let lock = LeaseLock::builder(memory.pool.clone()).time_limit(limit).build().unwrap().lease(5 * SLOW);
+        let table = memory.table.clone().retry(Retry { within: SLOW, ..Retry::default() });
+        let table = table.time_limit(limit);
         memory.held(&memory.lock, "claim").await.release(Status::Succeeded).await.unwrap();
         let (renewed, released) = (memory.held(&lock, "renew").await, memory.held(&lock, "release").await);
         memory.slow().await;
@@ -216,7 +216,7 @@ async fn it_outlives_what_times_out<DB: TestDatabase>(_: TestDb<DB>) {
         memory.is_whole(&format!("{url}: a release")).await;
         assert!(table.deduct("a", 1).await.is_err(), "{url}: it takes longer than its limit");
         memory.is_whole(&format!("{url}: a deduction")).await;
-        let versions = version_lock(&memory.pool).time_limit(limit).unwrap();
+        let versions = version_lock(&memory.pool).time_limit(limit);
         assert!(versions.transaction("a", async |_, _| Ok::<_, sqlx::Error>(())).await.is_err());
         memory.is_whole(&format!("{url}: a transaction")).await;
     }

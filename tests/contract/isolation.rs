@@ -79,7 +79,7 @@ async fn a_balance_is_changed_at_the_level_of_the_application<DB: TestDatabase>(
     }
     let (db, reader) = (ticks_serializable::serializable(&db).await, db);
     let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
-    let accounts = VersionedTable::new(db.pool.clone(), columns).unwrap();
+    let accounts = VersionedTable::new(db.pool.clone(), columns);
     accounts.deduct(VERSION, 1).await.unwrap();
     assert_eq!(reader.text("SELECT level FROM seen").await.as_deref(), Some("serializable"));
     let lease = acquired(db.lock().try_acquire("k").await);

@@ -72,7 +72,7 @@ async fn a_lease_is_lost_when_another_program_takes_the_row<DB: TestDatabase>(db
 /// key.
 async fn loss_is_told_before_another_gets_in<DB: TestDatabase>(db: TestDb<DB>) {
     let own = db.pool_of(2).await;
-    let holder = LeaseLock::new(own.clone()).lease(2 * SHORT).unwrap();
+    let holder = LeaseLock::new(own.clone()).lease(2 * SHORT);
     let lease = acquired(holder.try_acquire("k").await);
     let lost = Arc::new(AtomicBool::new(false));
     let watch = tokio::spawn({
@@ -97,7 +97,7 @@ async fn loss_is_told_before_another_gets_in<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.builder().time_limit(Duration::from_millis(300)).build().unwrap().lease(3 * SHORT).unwrap();
+    let lock = db.builder().time_limit(Duration::from_millis(300)).build().unwrap().lease(3 * SHORT);
     let lease = acquired(lock.try_acquire("k").await);
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
@@ -119,7 +119,7 @@ async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: TestDatabas
 async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let lease = Duration::from_secs(4);
-    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(lease).unwrap();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(lease);
     let lease_held = acquired(lock.try_acquire("k").await);
     let started = Instant::now();
     sleep(lease / 4).await;
@@ -189,7 +189,7 @@ async fn dropping_a_lease_abandons_it<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn a_pool_of_one_is_enough<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
-    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(3 * SHORT).unwrap();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(3 * SHORT);
     let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
     let started = Instant::now();
     while started.elapsed() < 6 * SHORT {
@@ -208,7 +208,7 @@ async fn a_thousand_leases_are_renewed_in_few_statements<DB: TestDatabase>(db: T
     let pool = db.pool_of(1).await;
     // The lease is long enough for a slow machine to claim a thousand keys. The renewals are sent
     // when they are due.
-    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(Duration::from_secs(24)).unwrap();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(Duration::from_secs(24));
     let mut leases = Vec::new();
     for number in 0..1000 {
         leases.push(acquired(lock.try_acquire(&format!("key {number}")).await));
@@ -304,7 +304,7 @@ async fn a_runtime_that_ends_ends_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let lease = runtime.block_on(async {
-            let lock = LeaseLock::new(harness::pool::<DB>(&url, 2).await).lease(SHORT).unwrap();
+            let lock = LeaseLock::new(harness::pool::<DB>(&url, 2).await).lease(SHORT);
             acquired(lock.try_acquire("k").await)
         });
         assert!(lease.is_held());
@@ -331,7 +331,7 @@ async fn loss_is_reported_while_the_renewers_runtime_stands_still<DB: TestDataba
     let (lease, pool, still) = std::thread::spawn(move || {
         let (lease, pool) = still.block_on(async {
             let pool = harness::pool::<DB>(&url, 1).await;
-            let lock = LeaseLock::new(pool.clone()).lease(SHORT).unwrap();
+            let lock = LeaseLock::new(pool.clone()).lease(SHORT);
             (acquired(lock.try_acquire("k").await), pool)
         });
         (lease, pool, still)

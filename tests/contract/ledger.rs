@@ -20,7 +20,7 @@ pub async fn ledger<DB: TestDatabase>(db: &TestDb<DB>) -> VersionedTable<DB> {
     create(db, COLUMNS.table, "varchar(40)", "bigint", "bigint").await;
     insert(db, COLUMNS.table, "'a'", 100).await;
     insert(db, COLUMNS.table, "'other'", 1).await;
-    VersionedTable::new(db.pool.clone(), COLUMNS).unwrap()
+    VersionedTable::new(db.pool.clone(), COLUMNS)
 }
 
 pub async fn create<DB: TestDatabase>(db: &TestDb<DB>, table: &str, key: &str, value: &str, version: &str) {

@@ -26,7 +26,7 @@ impl<DB: TestDatabase> Line<DB> {
         let proxy = db.proxy().await;
         let pool = proxy.pool(1);
         let lock = LeaseLock::builder(pool.clone()).share_pool().label("line").time_limit(limit).build().unwrap();
-        let lock = lock.lease(lease).unwrap();
+        let lock = lock.lease(lease);
         // A slow machine may need longer than the limit to connect and to prepare the statements.
         let lease = acquired(lock.acquire("warm", PATIENCE).await);
         eventually("it is renewed", || async { lease.renew().await.is_ok() }).await;

@@ -42,7 +42,7 @@ const DELAY: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(60);
 
 fn delayed<DB: TestDatabase>(lock: LeaseLock<DB>, lease: Duration, delay: Duration) -> LeaseLock<DB> {
-    lock.lease(lease).unwrap().lock_delay(delay).unwrap()
+    lock.lease(lease).lock_delay(delay)
 }
 
 /// Returns when the key was granted to another holder.
@@ -171,7 +171,7 @@ async fn a_renewed_lease_outlasts_lease_and_delay<DB: TestDatabase>(db: TestDb<D
 }
 
 async fn the_order_of_the_settings_does_not_matter<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().lock_delay(LONG).unwrap().lease(LEASE).unwrap().lock_delay(DELAY).unwrap();
+    let lock = db.lock().lock_delay(LONG).lease(LEASE).lock_delay(DELAY);
     let lease = acquired(lock.try_acquire("k").await);
     assert!(lease.time_left() <= LEASE);
     let until = refused(db.lock().try_acquire("k").await).retry_after.unwrap();
@@ -187,7 +187,7 @@ async fn is_free<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>) {
 
 async fn a_transaction_that_gives_up_frees_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
-    let lock = delayed(db.lock(), LONG, LONG).retry(Retry { attempts: 2, within: PATIENCE }).unwrap();
+    let lock = delayed(db.lock(), LONG, LONG).retry(Retry { attempts: 2, within: PATIENCE });
     let done = lock.transaction("k", |mut tx, _| {
         let db = &db;
         async move { Err::<(), _>(contention(db, &mut tx).await) }
@@ -312,7 +312,7 @@ async fn a_set_of_which_one_key_is_lost_keeps_the_rest_closed<DB: TestDatabase>(
 }
 
 async fn a_permit_keeps_its_delay<DB: TestDatabase>(db: TestDb<DB>) {
-    let semaphore = delayed(db.lock(), LONG, LONG).semaphore("k", 2).unwrap();
+    let semaphore = delayed(db.lock(), LONG, LONG).semaphore("k", 2);
     let crashed = acquired(semaphore.try_acquire().await);
     let key = crashed.key().clone();
     crashed.detach(); // neither renewed nor ended, as after a crash

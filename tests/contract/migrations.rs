@@ -116,7 +116,7 @@ pub fn files_of<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<String> {
 
 /// The tables of schedules can be used.
 async fn ticks<DB: TestDatabase>(db: &TestDb<DB>) {
-    let schedules = crate::ticks::idle(db, Schedule::after("k", crate::ticks::SHORT).unwrap());
+    let schedules = crate::ticks::idle(db, Schedule::after("k", crate::ticks::SHORT));
     assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
 }
 

@@ -175,7 +175,7 @@ async fn what_is_in_use_is_not_taken_away<DB: TestDatabase>(db: TestDb<DB>) {
     DB::execute_on(&mut conn, &of_run(&DB::uuid("0123456789abcdef0123456789abcdef"), &DB::ago(-60_000))).await.unwrap();
     assert!(used().await.contains("an old instance"));
     DB::execute_on(&mut conn, &of_run("NULL", &DB::ago(0))).await.unwrap();
-    let job = Schedule::every("job", Duration::from_secs(60)).unwrap();
+    let job = Schedule::every("job", Duration::from_secs(60));
     let running =
         instance(&db, "an instance").on(job, async |_: Tick<DB>| Ok::<_, Infallible>(())).start().await.unwrap();
     eventually("the instance announces itself", || async {

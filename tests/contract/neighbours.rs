@@ -110,10 +110,10 @@ async fn they_read_our_times_and_keep_our_window<DB: TestDatabase>(db: TestDb<DB
         // The lock also respects the program's minimum interval after the program has ended.
         program.give("k", "S").await;
         db.set("k", &format!("begin_time = {}", DB::begun(table, 50 * 60_000 - i64::from(place) * 1000))).await;
-        let refusal = refused(ours.clone().min_interval(60 * MINUTE).unwrap().try_acquire("k").await);
+        let refusal = refused(ours.clone().min_interval(60 * MINUTE).try_acquire("k").await);
         assert_eq!(refusal.reason, Reason::WithinWindow);
         assert!(refusal.retry_after.unwrap() < 11 * MINUTE, "at {place}: {refusal}");
-        acquired(ours.min_interval(40 * MINUTE).unwrap().try_acquire("k").await);
+        acquired(ours.min_interval(40 * MINUTE).try_acquire("k").await);
     }
 }
 
@@ -123,7 +123,7 @@ async fn their_late_unlock_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     for table in Table::BOTH {
         put(&db, table).await;
         let (program, ours) = neighbours(&db, PLACES[0]).await;
-        let ours = ours.min_interval(30 * MINUTE).unwrap();
+        let ours = ours.min_interval(30 * MINUTE);
         for key in ["renewed", "released", "abandoned", "dropped"] {
             row(&db, key, 60).await;
             assert_eq!(long_ago(&program, 61).take(key).await, Answer::Taken);
@@ -197,7 +197,7 @@ async fn a_background_renewal_finds_out_too<DB: TestDatabase>(db: TestDb<DB>) {
     for table in Table::BOTH {
         put(&db, table).await;
         let (program, ours) = neighbours(&db, PLACES[0]).await;
-        let ours = ours.lease(Duration::from_secs(3)).unwrap();
+        let ours = ours.lease(Duration::from_secs(3));
         for relock in [false, true] {
             let key = if relock { "relocked" } else { "unlocked" };
             row(&db, key, 60).await;

@@ -71,7 +71,7 @@ async fn a_release_in_a_file_behind_a_link_is_noticed<DB: TestDatabase>(db: Test
 async fn commits_of_others_are_no_flood_of_requests<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = LeaseLock::new(db.pool_of(2).await);
     let _holder = acquired(db.lock().try_acquire("flooded").await);
-    let on_terms = |seconds| waiting(&lock.clone().lease(Duration::from_secs(seconds)).unwrap(), "flooded");
+    let on_terms = |seconds| waiting(&lock.clone().lease(Duration::from_secs(seconds)), "flooded");
     let waiters: Vec<_> = (30..80).map(on_terms).collect();
     db.execute("CREATE TABLE other (value INTEGER)").await;
     sleep(LONG).await;

@@ -74,7 +74,7 @@ async fn silent_sessions_lose_no_lease_of_any_duration<DB: TestDatabase>(db: Tes
     let mut leases = Vec::new();
     for number in [1, 1, 2, 3, 5] {
         let key = format!("k{}", leases.len());
-        leases.push(acquired(lock.clone().lease(number * LEASE).unwrap().try_acquire(&key).await));
+        leases.push(acquired(lock.clone().lease(number * LEASE).try_acquire(&key).await));
     }
     for _ in 0..2 {
         renewed(&db, &leases[..3]).await;
@@ -134,7 +134,7 @@ async fn a_claim_that_arrives_after_its_caller_has_given_up_takes_nothing<DB: Te
 async fn a_renewal_that_arrives_after_the_abandonment_takes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let lock = LeaseLock::<DB>::builder(proxy.pool(2)).time_limit(LEASE / 3).build().unwrap();
-    let lock = lock.lease(10 * LEASE).unwrap().lock_delay(Duration::ZERO).unwrap();
+    let lock = lock.lease(10 * LEASE).lock_delay(Duration::ZERO);
     let lease = acquired(lock.acquire("k", PATIENCE).await);
     lease.renew().await.unwrap(); // prepares the statement
     let renewal = lease.reenter().unwrap();
@@ -203,7 +203,7 @@ impl<DB: TestDatabase> Held<DB> {
             .max_connections(2)
             .after_connect(move |conn, _| Box::pin(async move { DB::execute_on(conn, setting).await.map(drop) }));
         let pool = options.connect_lazy(url).unwrap();
-        let lock = LeaseLock::builder(pool.clone()).time_limit(PATIENCE).build().unwrap().lease(2 * LEASE).unwrap();
+        let lock = LeaseLock::builder(pool.clone()).time_limit(PATIENCE).build().unwrap().lease(2 * LEASE);
         let name = |what| name(what, setting);
         let lease = match lock.try_acquire(&name("one")).await {
             Ok(Attempt::Acquired(lease)) => lease,
@@ -213,7 +213,7 @@ impl<DB: TestDatabase> Held<DB> {
             Ok(Attempt::Acquired(set)) => set,
             other => panic!("{setting}: {other:?}"),
         };
-        let schedules = Schedules::new(pool).lease(2 * LEASE).unwrap().time_limit(PATIENCE).unwrap();
+        let schedules = Schedules::new(pool).lease(2 * LEASE).time_limit(PATIENCE);
         let schedule = due(db, &name("run")).await;
         let run = Run::begin_named(schedules, schedule, &name("run")).await;
         Self { setting, lock, lease, set, run }
@@ -335,7 +335,7 @@ async fn locks_of_one_pool_need_two_connections<DB: TestDatabase>(db: TestDb<DB>
     let with_pool = connections(&db).await;
     let mut leases = Vec::new();
     for number in 0..10 {
-        let lock = LeaseLock::new(pool.clone()).lease(PATIENCE).unwrap();
+        let lock = LeaseLock::new(pool.clone()).lease(PATIENCE);
         leases.push((acquired(lock.try_acquire(&format!("k{number}")).await), lock));
     }
     for (lease, _) in &leases {
@@ -356,10 +356,10 @@ async fn a_wrong_password_costs_few_logins_and_is_named<DB: TestDatabase>(db: Te
     let pool = proxy.pool::<DB>(2);
     let mut leases = Vec::new();
     for number in 0..20 {
-        let lock = LeaseLock::new(pool.clone()).lease(PATIENCE / 2).unwrap();
+        let lock = LeaseLock::new(pool.clone()).lease(PATIENCE / 2);
         leases.push((acquired(lock.try_acquire(&format!("k{number}")).await), lock));
     }
-    let long = acquired(leases[0].1.clone().lease(3 * PATIENCE).unwrap().try_acquire("long").await);
+    let long = acquired(leases[0].1.clone().lease(3 * PATIENCE).try_acquire("long").await);
     let (scheme, rest) = proxy.url.split_once("://").unwrap();
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     let wrong = format!("{scheme}://{UNKNOWN}:wrong@{host}"); // a password may not be asked for

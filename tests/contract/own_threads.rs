@@ -91,7 +91,7 @@ async fn work_that_blocks_its_thread_keeps_its_lease<DB: TestDatabase>(db: TestD
     let (has_worked, (release, released)) = (worked.clone(), mpsc::channel());
     let working = on_a_thread(move || {
         single_threaded().block_on(async move {
-            let lock = LeaseLock::new(harness::pool::<DB>(&url, 2).await).lease(LEASE).unwrap();
+            let lock = LeaseLock::new(harness::pool::<DB>(&url, 2).await).lease(LEASE);
             let lease = acquired(lock.try_acquire("k").await);
             began.send(lease.token()).unwrap();
             thread::sleep(WORK);
@@ -123,7 +123,7 @@ async fn a_run_that_blocks_the_only_worker_is_run_once<DB: TestDatabase>(db: Tes
     let working = on_a_thread(move || {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.block_on(async move {
-            let schedules = Schedules::new(harness::pool::<DB>(&url, 2).await).lease(LEASE).unwrap();
+            let schedules = Schedules::new(harness::pool::<DB>(&url, 2).await).lease(LEASE);
             let schedules = schedules.on(theirs, move |_| {
                 let (began, has_worked) = (began.clone(), has_worked.clone());
                 async move {
@@ -161,7 +161,7 @@ async fn leases_go_on_without_their_runtimes<DB: TestDatabase>(db: TestDb<DB>) {
     let (leases, runtimes) = on_a_thread(move || {
         let first = single_threaded();
         let pool = first.block_on(harness::pool::<DB>(&url, 2));
-        let lock = LeaseLock::new(pool).lease(LEASE).unwrap();
+        let lock = LeaseLock::new(pool).lease(LEASE);
         let runtimes = KEYS.map(|_| single_threaded());
         let leases = KEYS.iter().zip(&runtimes).map(|(key, runtime)| acquired(runtime.block_on(lock.try_acquire(key))));
         let leases: Vec<_> = leases.collect();
@@ -222,7 +222,7 @@ async fn a_lease_that_is_dropped_without_its_runtime_is_abandoned<DB: TestDataba
 
 async fn calls_work_outside_of_a_runtime<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
-    let (lock, pool) = (db.lock_for(LEASE).lock_delay(Duration::ZERO).unwrap(), db.pool.clone());
+    let (lock, pool) = (db.lock_for(LEASE).lock_delay(Duration::ZERO), db.pool.clone());
     on_a_thread(move || parked(calls(&lock, &pool))).await;
     assert_eq!(row(&db).await.0, 101);
 }
@@ -230,7 +230,7 @@ async fn calls_work_outside_of_a_runtime<DB: TestDatabase>(db: TestDb<DB>) {
 /// A clock that is paused is advanced to the next timer as soon as the runtime is idle.
 async fn calls_work_while_the_clock_of_the_runtime_is_paused<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
-    let (lock, pool) = (db.lock_for(LEASE).lock_delay(Duration::ZERO).unwrap(), db.pool.clone());
+    let (lock, pool) = (db.lock_for(LEASE).lock_delay(Duration::ZERO), db.pool.clone());
     on_a_thread(move || paused().block_on(calls(&lock, &pool))).await;
     assert_eq!(row(&db).await.0, 101);
 }
@@ -258,7 +258,7 @@ async fn calls<DB: TestDatabase>(lock: &LeaseLock<DB>, pool: &Pool<DB>) {
         Attempt::Acquired(set) => set.release(Status::Succeeded).await.unwrap(),
         Attempt::Refused(refusal) => panic!("{refusal}"),
     }
-    let (semaphore, of_readers) = (lock.semaphore("permits", 1).unwrap(), lock.read_write("read").unwrap());
+    let (semaphore, of_readers) = (lock.semaphore("permits", 1), lock.read_write("read"));
     let permit = acquired(semaphore.try_acquire().await);
     refused(semaphore.acquire(WAIT).await);
     permit.release(Status::Succeeded).await.unwrap();
@@ -267,7 +267,7 @@ async fn calls<DB: TestDatabase>(lock: &LeaseLock<DB>, pool: &Pool<DB>) {
     let deposit = "UPDATE account SET balance = balance + 1, version = version + 1 WHERE id = 'a'";
     let paid = lock.transaction("k", async |mut tx, _| DB::execute_on(&mut tx, deposit).await.map(drop)).await;
     paid.unwrap_or_else(|error| panic!("{error:?}"));
-    let table = VersionedTable::<DB>::new(pool.clone(), COLUMNS).unwrap();
+    let table = VersionedTable::<DB>::new(pool.clone(), COLUMNS);
     table.deposit("a", 2).await.unwrap();
     table.deduct("a", 2).await.unwrap();
     drop(acquired(lock.try_acquire("dropped").await));
@@ -279,7 +279,7 @@ async fn calls<DB: TestDatabase>(lock: &LeaseLock<DB>, pool: &Pool<DB>) {
 
 async fn a_tick_is_run_while_the_clock_of_the_runtime_is_paused<DB: TestDatabase>(db: TestDb<DB>) {
     let schedule = due(&db, "k").await;
-    let schedules = instance(&db, "paused").lease(LEASE).unwrap().on(schedule, async |_| {
+    let schedules = instance(&db, "paused").lease(LEASE).on(schedule, async |_| {
         thread::sleep(LEASE / 2); // no runtime's timer
         Ok::<_, Infallible>(())
     });

@@ -37,7 +37,7 @@ pub const SHORT: Duration = Duration::from_secs(1);
 pub const LONG: Duration = Duration::from_secs(60);
 
 pub fn on<DB: TestDatabase>(lock: &LeaseLock<DB>) -> ReadWriteLock<DB> {
-    lock.read_write("k").unwrap()
+    lock.read_write("k")
 }
 
 /// Returns a lock that shares nothing with others but the database, as that of another process.
@@ -339,15 +339,15 @@ async fn a_refused_attempt_leaves_no_claim<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn terms_that_do_not_fit_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    for refused in [lock.clone().min_interval(LONG).unwrap(), lock.clone().rules(Rules::Article)] {
-        let refused = refused.read_write("k");
-        assert!(matches!(refused, Err(Error::InvalidSetting { .. })), "{refused:?}");
+    for refused in [lock.clone().min_interval(LONG), lock.clone().rules(Rules::Article)] {
+        let refused = refused.read_write("k").try_read().await;
+        assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     }
     for name in ["", &"k".repeat(252)] {
-        let refused = lock.read_write(name);
-        assert!(matches!(refused, Err(Error::InvalidKey(_))), "{refused:?}");
+        let refused = lock.read_write(name).try_write().await;
+        assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     }
-    acquired(lock.read_write(&"k".repeat(249)).unwrap().try_read().await);
+    acquired(lock.read_write(&"k".repeat(249)).try_read().await);
 }
 
 /// By then the writer's pauses have grown to between half a second and a second. On a busy machine

@@ -45,7 +45,7 @@ const SHORT: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(60);
 
 fn of<DB: TestDatabase>(stage: &Stage<'_, DB>) -> ReadWriteLock<DB> {
-    stage.lock.read_write(&stage.key).unwrap()
+    stage.lock.read_write(&stage.key)
 }
 
 /// Whether the name's row exists when the operation begins.
@@ -64,7 +64,7 @@ async fn at_each_stop<DB: TestDatabase, P>(
     act: impl AsyncFn(&Stage<'_, DB>, P),
 ) {
     let prepare = async |stage: &Stage<'_, DB>| {
-        let lock = db.lock_for(LONG).read_write(&stage.key).unwrap();
+        let lock = db.lock_for(LONG).read_write(&stage.key);
         match before {
             Before::Missing => {}
             Before::Free => acquired(lock.try_write().await).release(Status::Succeeded).await.unwrap(),
@@ -78,7 +78,7 @@ async fn at_each_stop<DB: TestDatabase, P>(
         act,
         async |_| {},
         async |stage| {
-            let (since, lock) = (Instant::now(), db.lock_for(LONG).read_write(&stage.key).unwrap());
+            let (since, lock) = (Instant::now(), db.lock_for(LONG).read_write(&stage.key));
             let writer = acquired(lock.write(PATIENCE).await);
             writer.release(Status::Succeeded).await.unwrap();
             acquired(lock.read(PATIENCE).await).release(Status::Succeeded).await.unwrap();
@@ -112,7 +112,7 @@ async fn a_dropped_wait_of_a_writer_leaves_nothing<DB: TestDatabase>(db: TestDb<
 /// An expired reader is there, whose claim the writer takes over.
 async fn a_dropped_wait_for_readers_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| {
-        let lock = db.lock_for(LONG).read_write(&stage.key).unwrap();
+        let lock = db.lock_for(LONG).read_write(&stage.key);
         acquired(lock.try_read().await).abandon().await.unwrap();
     };
     at_each_stop(&db, Before::Free, prepare, async |stage, ()| drop(acquired(of(stage).write(PATIENCE).await))).await;
@@ -132,9 +132,9 @@ async fn a_dropped_upgrade_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// Another holder has the name when the readers have gone.
 async fn a_writer_that_loses_the_name_while_it_waits_is_not_let_in<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = || db.lock_for(SHORT).read_write("k").unwrap();
+    let lock = || db.lock_for(SHORT).read_write("k");
     acquired(lock().try_write().await).release(Status::Succeeded).await.unwrap();
-    let reader = acquired(db.lock_for(LONG).read_write("k").unwrap().try_read().await);
+    let reader = acquired(db.lock_for(LONG).read_write("k").try_read().await);
     let writing = lock();
     let writer = tokio::spawn(async move { writing.write(PATIENCE).await });
     let held = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND lock_flag = 1";
@@ -164,7 +164,7 @@ async fn transactions_of_readers_and_writers_exclude_each_other<DB: TestDatabase
     let mut tasks = tokio::task::JoinSet::new();
     let retry = Retry { attempts: 100_000, within: 6 * PATIENCE };
     for task in 0..6 {
-        let lock = db.lock_for(LONG).retry(retry).unwrap().read_write("k").unwrap();
+        let lock = db.lock_for(LONG).retry(retry).read_write("k");
         tasks.spawn(async move {
             for _ in 0..5 {
                 if task % 3 == 0 {
@@ -196,7 +196,7 @@ async fn transactions_of_readers_and_writers_exclude_each_other<DB: TestDatabase
 }
 
 async fn run_and_run_within_work_on_both_sides<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock_for(LONG).read_write("k").unwrap();
+    let lock = db.lock_for(LONG).read_write("k");
     for (side, excluded) in [(lock.readers(), lock.writers()), (lock.writers(), lock.readers())] {
         let work = async |_: &rowlock::Grant<DB>| {
             let refused = excluded.run("k", async |_| Ok::<_, std::io::Error>(())).await.unwrap();
@@ -228,11 +228,11 @@ async fn neither_side_is_let_in_beside_the_other_however_late_it_is<DB: TestData
 
 /// Returns whether the message was held.
 async fn late<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: usize) -> bool {
-    let others = db.lock_for(LONG).read_write("k").unwrap();
+    let others = db.lock_for(LONG).read_write("k");
     acquired(others.write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
     let proxy: Proxy = db.proxy().await;
-    let delayed = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG).unwrap();
-    let lock = delayed.read_write("k").unwrap();
+    let delayed = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG);
+    let lock = delayed.read_write("k");
     // The connection is open, and the rows exist.
     acquired(lock.read(PATIENCE).await).release(Status::Succeeded).await.unwrap();
     proxy.hold_after(way, trip);
@@ -280,11 +280,11 @@ async fn a_lost_message_lets_no_one_in_beside_the_other<DB: TestDatabase>(db: Te
 }
 
 async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: usize) -> bool {
-    let others = db.lock_for(LONG).read_write("k").unwrap();
+    let others = db.lock_for(LONG).read_write("k");
     acquired(others.write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
     let proxy: Proxy = db.proxy().await;
-    let delayed = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG).unwrap();
-    let lock = delayed.read_write("k").unwrap();
+    let delayed = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG);
+    let lock = delayed.read_write("k");
     acquired(lock.read(PATIENCE).await).release(Status::Succeeded).await.unwrap();
     proxy.hold_after(way, trip);
     let attempt = async { if writes { lock.write(PATIENCE).await } else { lock.read(PATIENCE).await } };
@@ -309,7 +309,7 @@ async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: u
 /// A line whose reader's row exists.
 async fn line<DB: TestDatabase>(db: &TestDb<DB>) -> (Line<DB>, ReadWriteLock<DB>) {
     let line = Line::with_free_row(db, LONG, LIMIT).await;
-    let lock = line.lock.read_write("k").unwrap();
+    let lock = line.lock.read_write("k");
     acquired(lock.read(PATIENCE).await).release(Status::Succeeded).await.unwrap();
     (line, lock)
 }
@@ -336,7 +336,7 @@ async fn a_reader_whose_claim_may_stand_is_not_refused<DB: TestDatabase>(db: Tes
         for trip in 0.. {
             db.execute("DELETE FROM t_resource_lock").await;
             let (line, lock) = line(&db).await;
-            let writer = acquired(db.lock_for(LONG).read_write("k").unwrap().write(PATIENCE).await);
+            let writer = acquired(db.lock_for(LONG).read_write("k").write(PATIENCE).await);
             let reader = tokio::spawn(async move { lock.read(10 * LIMIT).await });
             sleep(2 * LIMIT).await;
             line.proxy.hold_after(Way::Replies, trip);
@@ -363,8 +363,8 @@ async fn a_reader_whose_claim_may_stand_is_not_refused<DB: TestDatabase>(db: Tes
 async fn a_reader_is_not_put_back_by_the_late_reply_of_its_batch<DB: TestDatabase>(db: TestDb<DB>) {
     let (proxy, limit) = (db.proxy().await, 4 * LIMIT);
     let pool = proxy.pool::<DB>(1);
-    let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(limit).build().unwrap().lease(LONG).unwrap();
-    let readers_lock = lock.read_write("k").unwrap();
+    let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(limit).build().unwrap().lease(LONG);
+    let readers_lock = lock.read_write("k");
     acquired(readers_lock.write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
     let warm = [acquired(readers_lock.read(PATIENCE).await), acquired(readers_lock.read(PATIENCE).await)];
     for reader in warm {

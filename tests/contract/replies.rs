@@ -334,7 +334,7 @@ async fn a_release_that_is_never_answered_is_unknown<DB: TestDatabase>(db: TestD
 }
 
 async fn a_release_that_never_gets_at_the_row_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.builder().label("line").build().unwrap().lease(SHORT).unwrap();
+    let lock = db.builder().label("line").build().unwrap().lease(SHORT);
     let lease = acquired(lock.try_acquire("k").await);
     let since = Instant::now();
     let mut other = db.pool_of(1).await.acquire().await.unwrap();

@@ -37,7 +37,7 @@ async fn a_claim_without_a_reply_is_unknown_at_a_server_that_takes_no_writes<DB:
     });
     let pool = options.connect_lazy(&proxy.url).unwrap();
     let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
-    let lock = lock.lease(30 * SHORT).unwrap();
+    let lock = lock.lease(30 * SHORT);
     acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
     eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
     let fail_over = async |proxy: &harness::proxy::Proxy| {

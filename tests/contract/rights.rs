@@ -6,7 +6,7 @@ use std::{
 };
 
 use harness::{DIRECT, TestDatabase, TestDb, acquired, eventually, pool, refused};
-use rowlock::{Error, LeaseLock, ListOptions, Reason, ResourceLockExt, Retries, Schedules, Status, Tick, TickOutcome};
+use rowlock::{Error, LeaseLock, ListOptions, Reason, ResourceLockExt, Schedules, Status, Tick, TickOutcome};
 use sqlx::Pool;
 use tokio::{runtime::Handle, task::block_in_place};
 
@@ -111,7 +111,7 @@ async fn use_all<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
 
 /// A tick that is missed, lost, failed and run again.
 async fn use_schedules<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
-    let schedule = due(db, "s").await.retry(Retries::times(1)).unwrap().exclusive_with("k").unwrap();
+    let schedule = due(db, "s").await.retry(1, Duration::ZERO).exclusive_with("k");
     back(db, "s", LONG).await;
     let schedules = Schedules::new(pool).on(schedule, async |tick: Tick<DB>| match tick.attempt() {
         1 => Err("no"),

@@ -75,7 +75,7 @@ fn settings<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
                         None => db.builder(),
                     };
                     let lock = builder.build().unwrap().rules(rules);
-                    let mut lock = lock.min_interval(Duration::from_millis(min_interval as u64)).unwrap();
+                    let mut lock = lock.min_interval(Duration::from_millis(min_interval as u64));
                     if retry_failed {
                         lock = lock.retry_failed_at_once();
                     }

@@ -34,7 +34,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Each waiter has a lock of its own, as a process has.
 async fn permits_are_granted_in_the_order_of_arrival<DB: TestDatabase>(db: TestDb<DB>) {
-    let fair = || db.lock_for(LONG).fair(true).semaphore("k", 2).unwrap();
+    let fair = || db.lock_for(LONG).fair(true).semaphore("k", 2);
     let mut held = Vec::new();
     for _ in 0..2 {
         held.push(acquired(fair().try_acquire().await));
@@ -61,7 +61,7 @@ async fn permits_are_granted_in_the_order_of_arrival<DB: TestDatabase>(db: TestD
 
 async fn fewer_permits_drain_by_themselves_and_more_are_there_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(LONG);
-    let [three, two] = [3, 2].map(|permits| lock.semaphore("k", permits).unwrap());
+    let [three, two] = [3, 2].map(|permits| lock.semaphore("k", permits));
     let mut permits = Vec::new();
     for _ in 0..3 {
         permits.push(acquired(three.try_acquire().await));
@@ -78,7 +78,7 @@ async fn fewer_permits_drain_by_themselves_and_more_are_there_at_once<DB: TestDa
 }
 
 async fn only_the_key_of_a_permit_has_a_number<DB: TestDatabase>(db: TestDb<DB>) {
-    let semaphore = db.lock().semaphore("k", 2).unwrap();
+    let semaphore = db.lock().semaphore("k", 2);
     let number = |key: &str| semaphore.number(&Key::new(key).unwrap());
     for (key, expected) in [("k#1", 1), ("k#2", 2), ("k#17", 17), ("k#100", 100)] {
         assert_eq!(number(key), Some(expected), "another instance may have more permits");
@@ -91,7 +91,7 @@ async fn only_the_key_of_a_permit_has_a_number<DB: TestDatabase>(db: TestDb<DB>)
 /// Of the permits, this process holds one and knows that another process had the other.
 async fn a_wait_without_answers_is_no_refusal<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
-    let semaphore = LeaseLock::<DB>::new(proxy.pool(4)).lease(LONG).unwrap().semaphore("k", 2).unwrap();
+    let semaphore = LeaseLock::<DB>::new(proxy.pool(4)).lease(LONG).semaphore("k", 2);
     let other = acquired(db.lock().try_acquire("k#2").await);
     let _permit = acquired(semaphore.acquire(PATIENCE).await);
     assert_eq!(refused(semaphore.try_acquire().await).key, *other.key());
@@ -102,7 +102,7 @@ async fn a_wait_without_answers_is_no_refusal<DB: TestDatabase>(db: TestDb<DB>) 
 }
 
 async fn a_plain_claim_on_a_permit_takes_it<DB: TestDatabase>(db: TestDb<DB>) {
-    let semaphore = db.lock_for(LONG).semaphore("k", 2).unwrap();
+    let semaphore = db.lock_for(LONG).semaphore("k", 2);
     let operator = acquired(db.lock().try_acquire("k#1").await);
     let permit = acquired(semaphore.try_acquire().await);
     assert_eq!(semaphore.number(permit.key()), Some(2));
@@ -119,7 +119,7 @@ async fn permits_are_shared_out_evenly<DB: TestDatabase>(db: TestDb<DB>) {
     let mut tasks = JoinSet::new();
     let until = Instant::now() + seconds();
     for _ in 0..4 {
-        let semaphore = db.lock_for(LONG).fair(true).semaphore("k", 4).unwrap();
+        let semaphore = db.lock_for(LONG).fair(true).semaphore("k", 4);
         for _ in 0..6 {
             let (semaphore, grants) = (semaphore.clone(), grants.clone());
             tasks.spawn(async move {
@@ -149,7 +149,7 @@ async fn permits_are_shared_out_evenly<DB: TestDatabase>(db: TestDb<DB>) {
 /// By then the waiter's pauses have grown to between half a second and a second, so that it would
 /// rarely ask in time by itself. On a busy machine a claim and its release take long too.
 async fn a_release_of_any_permit_wakes_a_waiter<DB: TestDatabase>(db: TestDb<DB>) {
-    let semaphore = db.lock_for(LONG).semaphore("k", 3).unwrap();
+    let semaphore = db.lock_for(LONG).semaphore("k", 3);
     let mut permits = Vec::new();
     for _ in 0..3 {
         permits.push(acquired(semaphore.try_acquire().await));
@@ -181,12 +181,12 @@ async fn a_release_of_any_permit_wakes_a_waiter<DB: TestDatabase>(db: TestDb<DB>
 }
 
 async fn a_waiter_asks_for_word_of_every_permit<DB: TestDatabase>(db: TestDb<DB>) {
-    let semaphore = db.lock_for(LONG).semaphore("k", 3).unwrap();
+    let semaphore = db.lock_for(LONG).semaphore("k", 3);
     let mut permits = Vec::new();
     for _ in 0..3 {
         permits.push(acquired(semaphore.try_acquire().await));
     }
-    let other = db.lock_for(LONG).semaphore("k", 3).unwrap();
+    let other = db.lock_for(LONG).semaphore("k", 3);
     let waiter = tokio::spawn(async move { acquired(other.acquire(PATIENCE).await) });
     let awaited = "SELECT COUNT(*) FROM t_resource_lock WHERE awaited";
     eventually("every row says that a task waits", || async { db.number(awaited).await == Some(3) }).await;

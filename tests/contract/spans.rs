@@ -60,7 +60,7 @@ async fn a_request_for_keys_is_a_span<DB: TestDatabase>(db: TestDb<DB>) {
     has(&span(&format!("acquire{{key={taken} ")).await, &["keys=2", "outcome=\"refused\"", "reason=\"held\""]);
 
     let name = unique(&db, "permits");
-    let permit = acquired(lock.semaphore(&name, 3).unwrap().try_acquire().await);
+    let permit = acquired(lock.semaphore(&name, 3).try_acquire().await);
     let line = span(&format!("key={} token={}", permit.key(), permit.token())).await;
     has(&line, &["acquire{keys=3", "outcome=\"acquired\""]);
 
@@ -124,7 +124,7 @@ async fn a_transaction_has_its_attempts_within<DB: TestDatabase>(db: TestDb<DB>)
     has(&span(&format!("transaction{{key=\"{key}\"")).await, &["outcome=\"failed\""]);
     let key = unique(&db, "held");
     let _held = acquired(lock.try_acquire(&key).await);
-    let hurried = lock.retry(Retry { attempts: 1, within: std::time::Duration::from_millis(300) }).unwrap();
+    let hurried = lock.retry(Retry { attempts: 1, within: std::time::Duration::from_millis(300) });
     let refused = hurried.transaction(&key, |_tx, _| async { Ok::<_, io::Error>(()) }).await;
     assert!(matches!(refused, Err(TransactionError::Refused(_))), "{refused:?}");
     has(&span(&format!("transaction{{key=\"{key}\"")).await, &["reason=\"held\"", "outcome=\"refused\""]);
@@ -132,7 +132,7 @@ async fn a_transaction_has_its_attempts_within<DB: TestDatabase>(db: TestDb<DB>)
 
 async fn a_run_of_a_schedule_has_its_work_within<DB: TestDatabase>(db: TestDb<DB>) {
     let (name, key) = (unique(&db, "job"), unique(&db, "needed"));
-    let schedule = Schedule::every(&name, LONG).unwrap().exclusive_with(&key).unwrap();
+    let schedule = Schedule::every(&name, LONG).exclusive_with(&key);
     let job = name.clone();
     let schedules = instance(&db, "me").on(schedule, move |_| {
         let job = job.clone();

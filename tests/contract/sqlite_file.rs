@@ -31,7 +31,7 @@ async fn a_file_in_utf_16_is_refused_unchanged<DB: TestDatabase>(_: TestDb<DB>) 
         assert_refused(rowlock::migrate(&pool).await.unwrap_err(), encoding);
         assert_refused(LeaseLock::new(pool.clone()).try_acquire("k").await.unwrap_err(), encoding);
         let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
-        let accounts = VersionedTable::new(pool.clone(), columns).unwrap();
+        let accounts = VersionedTable::new(pool.clone(), columns);
         let error = accounts.read("alice").await.unwrap_err();
         assert!(error.to_string().contains("UTF-16"), "{error}");
         assert_eq!(DB::number(&pool, "SELECT count(*) FROM t_resource_lock").await, Some(0));

@@ -31,7 +31,7 @@ pub type Never = Result<(), Infallible>;
 
 /// An instance without schedules, which looks often.
 pub fn instance<DB: TestDatabase>(db: &TestDb<DB>, label: &str) -> Schedules<DB> {
-    Schedules::new(db.pool.clone()).label(label).unwrap().poll_interval(SHORT).unwrap()
+    Schedules::new(db.pool.clone()).label(label).poll_interval(SHORT)
 }
 
 /// An instance with one schedule that does nothing but succeed.
@@ -62,7 +62,7 @@ fn span<DB: TestDatabase>(db: &TestDb<DB>, time: Duration) -> String {
 
 /// Registers a schedule whose period is long, and makes its tick due.
 pub async fn due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
-    let schedule = Schedule::every(name, LONG).unwrap();
+    let schedule = Schedule::every(name, LONG);
     idle(db, schedule.clone()).try_tick(name).await.unwrap();
     back(db, name, LONG).await;
     schedule
@@ -103,7 +103,7 @@ async fn each_tick_runs_on_one_of_three_instances<DB: TestDatabase>(db: TestDb<D
     for number in 0..3 {
         let ran = ran.clone();
         let schedules = instance(&db, &format!("instance {number}")).on(
-            Schedule::every("k", 2 * SHORT).unwrap().catch_up(rowlock::CatchUp::All(1_000)).unwrap(),
+            Schedule::every("k", 2 * SHORT).catch_up(rowlock::CatchUp::All(1_000)),
             move |tick: Tick<DB>| {
                 ran.lock().unwrap().push((number, tick.slot()));
                 async { Ok::<_, Infallible>(()) }
@@ -145,7 +145,7 @@ async fn a_tick_is_passed_with_what_is_known_of_it<DB: TestDatabase>(db: TestDb<
 }
 
 async fn a_tick_that_is_not_due_is_told_when_it_is<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedules = idle(&db, Schedule::every("k", LONG).unwrap());
+    let schedules = idle(&db, Schedule::every("k", LONG));
     for _ in 0..2 {
         let outcome = schedules.try_tick("k").await.unwrap();
         let TickOutcome::NotDue { retry_after: Some(after) } = outcome else { panic!("{outcome:?}") };
@@ -175,7 +175,7 @@ async fn an_instance_that_dies_is_taken_over_from<DB: TestDatabase>(db: TestDb<D
     let (began, mut begun) = mpsc::unbounded_channel();
     let theirs = schedule.clone();
     let first = mortal(&db, move |schedules| {
-        schedules.label("first").unwrap().lease(30 * SHORT).unwrap().on(theirs, move |tick: Tick<DB>| {
+        schedules.label("first").lease(30 * SHORT).on(theirs, move |tick: Tick<DB>| {
             began.send(tick).unwrap();
             std::future::pending::<Never>()
         })
@@ -202,7 +202,7 @@ async fn an_instance_that_dies_is_taken_over_from<DB: TestDatabase>(db: TestDb<D
 
 async fn a_run_keeps_its_lease_for_as_long_as_it_works<DB: TestDatabase>(db: TestDb<DB>) {
     let schedule = due(&db, "k").await;
-    let long = instance(&db, "long").lease(30 * SHORT).unwrap().on(schedule.clone(), async |_| {
+    let long = instance(&db, "long").lease(30 * SHORT).on(schedule.clone(), async |_| {
         tokio::time::sleep(70 * SHORT).await;
         Never::Ok(())
     });
@@ -232,7 +232,7 @@ async fn a_run_that_is_lost_is_cancelled_and_its_late_end_refused<DB: TestDataba
         let (began, mut begun) = mpsc::unbounded_channel();
         let lease = if renewed { 20 * SHORT } else { PATIENCE };
         let (finish, finished) = tokio::sync::watch::channel(false);
-        let schedules = instance(&db, "one").lease(lease).unwrap().on(schedule, move |tick: Tick<DB>| {
+        let schedules = instance(&db, "one").lease(lease).on(schedule, move |tick: Tick<DB>| {
             began.send(tick).unwrap();
             let mut finished = finished.clone();
             async move { finished.wait_for(|finished| *finished).await.map(drop) }
@@ -254,7 +254,7 @@ async fn a_run_that_is_lost_is_cancelled_and_its_late_end_refused<DB: TestDataba
 }
 
 async fn a_fixed_delay_counts_from_the_end_of_the_run<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = Schedule::after("k", 5 * SHORT).unwrap();
+    let schedule = Schedule::after("k", 5 * SHORT);
     let schedules = instance(&db, "one").on(schedule, async |_| {
         tokio::time::sleep(3 * SHORT).await;
         Never::Ok(())
@@ -273,7 +273,7 @@ async fn a_fixed_delay_counts_from_the_end_of_the_run<DB: TestDatabase>(db: Test
 
 async fn the_work_of_an_instance_is_bounded<DB: TestDatabase>(db: TestDb<DB>) {
     let under_way = Arc::new(Mutex::new((0, 0)));
-    let mut schedules = instance(&db, "one").max_concurrent_runs(3).unwrap();
+    let mut schedules = instance(&db, "one").max_concurrent_runs(3);
     for number in 0..12 {
         let schedule = due(&db, &format!("k{number}")).await;
         let under_way = under_way.clone();
@@ -305,7 +305,7 @@ async fn without_the_tables_locks_work_and_schedules_say_what_is_missing<DB: Tes
     for table in ["t_resource_schedule_run", "t_resource_schedule"] {
         db.execute(&format!("DROP TABLE {table}")).await;
         harness::acquired(db.lock().try_acquire("k").await).release(rowlock::Status::Succeeded).await.unwrap();
-        let schedules = idle(&db, Schedule::every("k", LONG).unwrap());
+        let schedules = idle(&db, Schedule::every("k", LONG));
         for error in [schedules.start().await.unwrap_err(), schedules.try_tick("k").await.unwrap_err()] {
             assert!(matches!(error, Error::ScheduleTablesMissing), "{error:?}");
             assert!(error.to_string().contains("call rowlock::migrate(&pool) once"), "{error}");
@@ -314,12 +314,12 @@ async fn without_the_tables_locks_work_and_schedules_say_what_is_missing<DB: Tes
     let listed = instance(&db, "one").list().await.unwrap_err();
     assert!(matches!(listed, Error::ScheduleTablesMissing), "{listed:?}");
     rowlock::migrate(&db.pool).await.unwrap();
-    idle(&db, Schedule::every("k", LONG).unwrap()).try_tick("k").await.unwrap();
+    idle(&db, Schedule::every("k", LONG)).try_tick("k").await.unwrap();
 }
 
 async fn a_schedule_that_is_added_twice_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedules = idle(&db, Schedule::every("k", LONG).unwrap());
-    let twice = schedules.on(Schedule::after("k", LONG).unwrap(), async |_| Never::Ok(()));
+    let schedules = idle(&db, Schedule::every("k", LONG));
+    let twice = schedules.on(Schedule::after("k", LONG), async |_| Never::Ok(()));
     let error = twice.start().await.unwrap_err();
     assert!(error.to_string().contains("declared more than once"), "{error}");
     assert!(twice.list().await.unwrap().is_empty(), "nothing was registered");

@@ -28,12 +28,12 @@ harness::tests!(
 
 /// The old instance is stopped while it waits for the key, after other times took effect.
 async fn a_claim_that_is_undone_under_other_times_loses_no_tick<DB: TestDatabase>(db: TestDb<DB>) {
-    let old = due(&db, "k").await.exclusive_with("key").unwrap();
+    let old = due(&db, "k").await.exclusive_with("key");
     let slot = info(&db, "k").await.slot;
     let by_hand = acquired(db.lock().try_acquire("key").await);
     let old = idle(&db, old).start().await.unwrap();
     eventually("it waits for the key", || async { info(&db, "k").await.running }).await;
-    let new = idle(&db, Schedule::every("k", 2 * LONG).unwrap());
+    let new = idle(&db, Schedule::every("k", 2 * LONG));
     assert!(matches!(new.try_tick("k").await.unwrap(), TickOutcome::NotDue { .. }), "it is run");
     old.shutdown(SHORT).await;
     let row = info(&db, "k").await;
@@ -45,11 +45,11 @@ async fn a_claim_that_is_undone_under_other_times_loses_no_tick<DB: TestDatabase
 
 /// The server's clock was set back after a run, or a standby with a slower one was promoted.
 async fn other_times_have_no_slot_before_the_last_run<DB: TestDatabase>(db: TestDb<DB>) {
-    idle(&db, Schedule::every("k", LONG).unwrap()).try_tick("k").await.unwrap();
+    idle(&db, Schedule::every("k", LONG)).try_tick("k").await.unwrap();
     let last = info(&db, "k").await.slot;
     db.execute("UPDATE t_resource_schedule SET run_slot = slot").await;
     back(&db, "k", Duration::ZERO).await;
-    idle(&db, Schedule::every("k", LONG / 10).unwrap()).try_tick("k").await.unwrap();
+    idle(&db, Schedule::every("k", LONG / 10)).try_tick("k").await.unwrap();
     let row = info(&db, "k").await;
     assert!(row.slot > last && row.due == row.slot, "{last}, then {row:?}");
 }
@@ -61,7 +61,7 @@ async fn work_that_ends_while_it_is_stopped_has_ended<DB: TestDatabase>(db: Test
         let name = format!("by timeout {by_timeout}");
         let mut schedule = due(&db, &name).await;
         if by_timeout {
-            schedule = schedule.timeout(SHORT).unwrap();
+            schedule = schedule.timeout(SHORT);
         }
         let (began, mut begun) = mpsc::unbounded_channel();
         let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
@@ -143,7 +143,7 @@ async fn a_claim_that_is_granted_after_the_shutdown_is_put_back<DB: TestDatabase
 /// The work was told that the tick is lost, and goes on all the same.
 async fn a_run_that_is_lost_after_it_could_not_finish_is_cancelled<DB: TestDatabase>(db: TestDb<DB>) {
     let (sender, mut ticks) = mpsc::unbounded_channel();
-    let schedules = instance(&db, "one").lease(20 * SHORT).unwrap();
+    let schedules = instance(&db, "one").lease(20 * SHORT);
     let schedules = schedules.on(due(&db, "k").await, move |tick: Tick<DB>| {
         sender.send(tick).unwrap();
         std::future::pending::<Never>()
@@ -167,7 +167,7 @@ async fn a_look_that_fails_at_one_schedule_runs_those_before<DB: TestDatabase>(d
         _ => "FOR EACH ROW IF NEW.name = 'second' AND NEW.holder IS NOT NULL THEN SIGNAL SQLSTATE '45000'; END IF",
     };
     db.execute(&format!("CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_schedule {refuse}")).await;
-    let schedules = instance(&db, "one").lease(Duration::from_secs(3600)).unwrap();
+    let schedules = instance(&db, "one").lease(Duration::from_secs(3600));
     let schedules = schedules.on(first, async |_| Never::Ok(())).on(second, async |_| Never::Ok(()));
     let running = schedules.start().await.unwrap();
     eventually("the first is run", || async { told(&db, "first").await == "S1(1)" }).await;

@@ -75,7 +75,7 @@ async fn operators_are_told_what_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     // How many replies come before that to the commit.
     for (name, trigger, replies) in [("trigger", true, 3), ("pause", false, 4)] {
         let proxy = db.proxy().await;
-        let operator = Schedules::<DB>::new(proxy.pool(4)).time_limit(20 * SHORT).unwrap();
+        let operator = Schedules::<DB>::new(proxy.pool(4)).time_limit(20 * SHORT);
         let ask = async |name| if trigger { operator.trigger(name).await } else { operator.pause(name).await };
         due(&db, "another").await;
         ask("another").await.unwrap(); // prepares the statements
@@ -102,7 +102,7 @@ async fn operators_are_told_what_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn through<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy) -> Run<DB> {
     let schedule = due(db, "k").await;
-    let schedules = Schedules::new(proxy.pool(4)).lease(LEASE).unwrap().time_limit(LEASE / 4).unwrap();
+    let schedules = Schedules::new(proxy.pool(4)).lease(LEASE).time_limit(LEASE / 4);
     Run::begin(schedules, schedule).await
 }
 
@@ -111,7 +111,7 @@ async fn a_renewal_on_a_silent_connection_is_sent_on_another<DB: TestDatabase>(d
     let lease = 2 * LEASE;
     let proxy = db.proxy().await;
     let schedule = due(&db, "k").await;
-    let run = Run::begin(Schedules::<DB>::new(proxy.pool(4)).lease(lease).unwrap(), schedule).await;
+    let run = Run::begin(Schedules::<DB>::new(proxy.pool(4)).lease(lease), schedule).await;
     let claimed = info(&db, "k").await.due;
     eventually("a connection for renewals is open", || async { info(&db, "k").await.due > claimed }).await;
     let before = info(&db, "k").await.due;
@@ -170,23 +170,23 @@ async fn an_end_survives_connections_that_fall_silent<DB: TestDatabase>(db: Test
 
 async fn an_end_is_recorded_after_an_outage_that_outlasts_the_lease<DB: TestDatabase>(db: TestDb<DB>) {
     // The time limit and the lease are over several times.
-    end_after_an_outage(&db, |schedules| schedules.lease(10 * SHORT).unwrap().time_limit(5 * SHORT), 40 * SHORT).await;
+    end_after_an_outage(&db, |schedules| schedules.lease(10 * SHORT).time_limit(5 * SHORT), 40 * SHORT).await;
 }
 
 /// With the lease and the time limit that schedules have by default.
 async fn an_end_is_recorded_after_five_minutes_of_outage<DB: TestDatabase>(db: TestDb<DB>) {
-    end_after_an_outage(&db, Ok, Duration::from_secs(300)).await;
+    end_after_an_outage(&db, |schedules| schedules, Duration::from_secs(300)).await;
 }
 
 async fn end_after_an_outage<DB: TestDatabase>(
     db: &TestDb<DB>,
-    terms: impl FnOnce(Schedules<DB>) -> Result<Schedules<DB>, Error>,
+    terms: impl FnOnce(Schedules<DB>) -> Schedules<DB>,
     outage: Duration,
 ) {
     let proxy = db.proxy().await;
     let schedule = due(db, "k").await;
-    let schedules = terms(Schedules::<DB>::new(proxy.pool(4))).unwrap();
-    let run = Run::begin(schedules.poll_interval(SHORT).unwrap(), schedule).await;
+    let schedules = terms(Schedules::<DB>::new(proxy.pool(4)));
+    let run = Run::begin(schedules.poll_interval(SHORT), schedule).await;
     proxy.cut();
     proxy.hold_new();
     let Run { finish, outcome, .. } = run;
@@ -204,7 +204,7 @@ async fn a_runtime_that_stands_still_keeps_its_run<DB: TestDatabase>(db: TestDb<
     let (url, theirs) = (db.url.clone(), schedule.clone());
     let (runtime, run) = still(async move {
         let pool = harness::pool::<DB>(&url, 2).await;
-        Run::begin(Schedules::new(pool).lease(LEASE).unwrap(), theirs).await
+        Run::begin(Schedules::new(pool).lease(LEASE), theirs).await
     });
     let other = idle(&db, schedule);
     let ends = async || db.text("SELECT CAST(due_at AS char(40)) FROM t_resource_schedule").await;
@@ -233,7 +233,7 @@ async fn each_tick_is_run_once_under_serializable<DB: TestDatabase>(db: TestDb<D
     let serializable = db.over(pool_of_at(&db, 10, "serializable").await);
     let mut instances = JoinSet::new();
     for number in 0..8 {
-        let mut one = instance(&serializable, &format!("instance {number}")).lease(2 * LEASE).unwrap();
+        let mut one = instance(&serializable, &format!("instance {number}")).lease(2 * LEASE);
         for schedule in &schedules {
             one = one.on(schedule.clone(), async |_| {
                 sleep(3 * LEASE).await;

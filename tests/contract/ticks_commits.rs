@@ -93,7 +93,7 @@ async fn a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for<DB: Tes
     let (held, after, pool) = (proxy.clone(), before_commit(&db), proxy.pool(1));
     warm(&db, &pool, "warm").await;
     let ((began, mut begun), (sender, mut done)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-    let schedules = instance(&db, "one").time_limit(3 * PATIENCE).unwrap().lease(3 * PATIENCE).unwrap();
+    let schedules = instance(&db, "one").time_limit(3 * PATIENCE).lease(3 * PATIENCE);
     let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
         began.send(tick.cancellation_token()).unwrap();
         let (pool, held, sender) = (pool.clone(), held.clone(), sender.clone());
@@ -125,7 +125,7 @@ async fn a_stop_after_a_commit_leaves_a_success_without_a_server<DB: TestDatabas
     table(&db).await;
     let (schedule, proxy, pool) = (due(&db, "k").await, db.proxy().await, db.pool_of(1).await);
     let (committed, mut commits) = mpsc::unbounded_channel();
-    let schedules = Schedules::<DB>::new(proxy.pool(4)).time_limit(PATIENCE).unwrap();
+    let schedules = Schedules::<DB>::new(proxy.pool(4)).time_limit(PATIENCE);
     let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
         let (pool, committed) = (pool.clone(), committed.clone());
         async move {
@@ -165,7 +165,7 @@ async fn a_commit_cut_off_for_good_has_its_effect_once<DB: TestDatabase>(db: Tes
         let (schedule, proxy) = (due(&db, &name).await, Arc::new(db.proxy().await));
         let (held, after, pool) = (proxy.clone(), before_commit(&db), proxy.pool(1));
         warm(&db, &pool, &format!("warm {way:?}")).await;
-        let schedules = Schedules::<DB>::new(proxy.pool(4)).lease(LEASE).unwrap();
+        let schedules = Schedules::<DB>::new(proxy.pool(4)).lease(LEASE);
         let (cut_off, _done) = with(schedules, schedule.clone(), &pool, move |mut tx| {
             let held = held.clone();
             async move {
@@ -198,9 +198,9 @@ async fn a_commit_cut_off_for_good_has_its_effect_once<DB: TestDatabase>(db: Tes
 
 /// The job of a process: one run, whose COMMIT the test holds.
 pub async fn commit<DB: TestDatabase>(pool: Pool<DB>) {
-    let schedule = Schedule::every("k", LONG).unwrap();
-    let schedules = Schedules::new(pool.clone()).label("victim").unwrap().lease(child::VICTIMS_LEASE).unwrap();
-    let warm = Schedule::after("warm", SHORT).unwrap();
+    let schedule = Schedule::every("k", LONG);
+    let schedules = Schedules::new(pool.clone()).label("victim").lease(child::VICTIMS_LEASE);
+    let warm = Schedule::after("warm", SHORT);
     let (schedules, _done) =
         with(schedules, warm, &pool, async |mut tx| DB::execute_on(&mut tx, "SELECT 1").await.map(drop));
     let (schedules, _done) = with(schedules, schedule, &pool, async |mut tx| {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{Error, Retries, Schedule, Schedules, Tick, TickOutcome};
+use rowlock::{Error, Schedule, Schedules, Tick, TickOutcome};
 use tokio::{
     sync::mpsc,
     task::block_in_place,
@@ -150,7 +150,7 @@ async fn a_run_is_lost_though_its_transaction_is_not_committed<DB: TestDatabase>
     db.execute("CREATE TABLE effect (id BIGINT)").await;
     let (sender, mut ticks) = mpsc::unbounded_channel();
     let (schedule, url) = (due(&db, "k").await, db.url.clone());
-    let schedules = instance(&db, "one").time_limit(30 * SHORT).unwrap().lease(60 * SHORT).unwrap();
+    let schedules = instance(&db, "one").time_limit(30 * SHORT).lease(60 * SHORT);
     let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
         let (url, sender) = (url.clone(), sender.clone());
         async move {
@@ -173,7 +173,7 @@ async fn a_lost_run_is_told_and_stopped_before_the_next_one_begins<DB: TestDatab
     let (schedule, url, proxy) = (due(&db, "k").await, db.url.clone(), db.proxy().await);
     let (said, mut events) = mpsc::unbounded_channel();
     let (began, mut begun) = mpsc::unbounded_channel();
-    let first = Schedules::new(proxy.pool(4)).time_limit(PATIENCE).unwrap().lease(LEASE).unwrap();
+    let first = Schedules::new(proxy.pool(4)).time_limit(PATIENCE).lease(LEASE);
     let next = said.clone();
     let first = first.on(schedule.clone(), move |tick: Tick<DB>| {
         let (url, began, stopped) = (url.clone(), began.clone(), Stopped(said.clone(), tick.clone()));
@@ -271,7 +271,7 @@ async fn instances_that_are_dropped_hand_back_too<DB: TestDatabase>(db: TestDb<D
 async fn a_try_that_is_dropped_hands_back<DB: TestDatabase>(db: TestDb<DB>) {
     let schedule = due(&db, "k").await;
     let (began, mut begun) = mpsc::unbounded_channel();
-    let schedules = instance(&db, "one").lease(Duration::from_secs(3600)).unwrap();
+    let schedules = instance(&db, "one").lease(Duration::from_secs(3600));
     let schedules = schedules.on(schedule.clone(), move |tick: Tick<DB>| {
         began.send(tick.cancellation_token()).unwrap();
         std::future::pending::<Never>()
@@ -288,7 +288,7 @@ async fn a_try_that_is_dropped_hands_back<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn a_run_that_takes_too_long_is_stopped_and_fails<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.timeout(2 * SHORT).unwrap().retry(Retries::times(1)).unwrap();
+    let schedule = due(&db, "k").await.timeout(2 * SHORT).retry(1, Duration::ZERO);
     let (sender, mut stopped) = mpsc::unbounded_channel();
     let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
         let (sender, token, first) = (sender.clone(), tick.cancellation_token(), tick.attempt() == 1);
@@ -318,7 +318,7 @@ async fn a_run_that_takes_too_long_is_stopped_and_fails<DB: TestDatabase>(db: Te
 async fn endless<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedule, mpsc::UnboundedReceiver<()>, rowlock::Running) {
     let schedule = due(db, "k").await;
     let (began, begun) = mpsc::unbounded_channel();
-    let schedules = instance(db, "one").lease(Duration::from_secs(3600)).unwrap();
+    let schedules = instance(db, "one").lease(Duration::from_secs(3600));
     let schedules = schedules.on(schedule.clone(), move |_| {
         began.send(()).unwrap();
         std::future::pending::<Never>()
@@ -388,8 +388,7 @@ async fn work_that_hangs_occupies_one_thread<DB: TestDatabase>(db: TestDb<DB>) {
     let (count, waits) = (begun.clone(), hangs.clone());
     let schedules = instance(&db, "one")
         .lease(5 * SHORT)
-        .unwrap()
-        .on(due(&db, "k").await.timeout(SHORT).unwrap(), move |_| {
+        .on(due(&db, "k").await.timeout(SHORT), move |_| {
             count.fetch_add(1, Relaxed);
             let waits = waits.clone();
             async move {

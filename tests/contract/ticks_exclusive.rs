@@ -39,7 +39,7 @@ harness::tests!(everywhere(
 const LEASE: Duration = Duration::from_secs(2);
 
 async fn due_with_key<DB: TestDatabase>(db: &TestDb<DB>) -> Schedule {
-    due(db, "k").await.exclusive_with("key").unwrap()
+    due(db, "k").await.exclusive_with("key")
 }
 
 /// Work that tells of its tick, and goes on until it is told to end.
@@ -53,7 +53,7 @@ struct Work<DB: TestDatabase> {
 fn work<DB: TestDatabase>(db: &TestDb<DB>, label: &str, schedule: Schedule) -> Work<DB> {
     let (began, begun) = mpsc::unbounded_channel();
     let (finish, finished) = watch::channel(None);
-    let schedules = instance(db, label).lease(LEASE).unwrap().on(schedule, move |tick: Tick<DB>| {
+    let schedules = instance(db, label).lease(LEASE).on(schedule, move |tick: Tick<DB>| {
         began.send(tick).unwrap();
         let mut finished = finished.clone();
         async move {
@@ -116,8 +116,8 @@ async fn a_run_and_another_program_exclude_each_other<DB: TestDatabase>(db: Test
 
 /// The job of a process: it runs the tick, and does not end.
 pub async fn hold<DB: TestDatabase>(pool: sqlx::Pool<DB>) {
-    let schedule = Schedule::every("k", LONG).unwrap().exclusive_with("key").unwrap();
-    let schedules = Schedules::new(pool).label("victim").unwrap().lease(LEASE).unwrap();
+    let schedule = Schedule::every("k", LONG).exclusive_with("key");
+    let schedules = Schedules::new(pool).label("victim").lease(LEASE);
     let schedules = schedules.on(schedule, async |tick: Tick<DB>| {
         child::say(tick.exclusive_claim().unwrap().token);
         std::future::pending::<Never>().await
@@ -197,8 +197,8 @@ async fn the_key_is_kept_while_a_command_is_stopped<DB: TestDatabase>(db: TestDb
 /// The key is lost before the run has noticed it, and cannot be acquired again within the run.
 async fn a_transaction_that_has_lost_the_key_says_so<DB: TestDatabase>(db: TestDb<DB>) {
     let mut one = work(&db, "one", due_with_key(&db).await);
-    let lock = db.lock().lease(PATIENCE).unwrap();
-    one.schedules = one.schedules.lease(PATIENCE).unwrap().lock(lock).unwrap();
+    let lock = db.lock().lease(PATIENCE);
+    one.schedules = one.schedules.lease(PATIENCE).lock(lock);
     let run = one.try_tick();
     let tick = one.tick().await;
     db.take_from("key").await;
@@ -220,8 +220,8 @@ async fn a_transaction_that_has_lost_the_key_says_so<DB: TestDatabase>(db: TestD
 /// The key is lost before the run has noticed it.
 async fn the_key_and_the_tick_are_confirmed_together<DB: TestDatabase>(db: TestDb<DB>) {
     let mut one = work(&db, "one", due_with_key(&db).await);
-    let lock = db.lock().lease(PATIENCE).unwrap();
-    one.schedules = one.schedules.lock(lock).unwrap();
+    let lock = db.lock().lease(PATIENCE);
+    one.schedules = one.schedules.lock(lock);
     for lose in [true, false] {
         let run = one.try_tick();
         let tick = one.tick().await;
@@ -249,7 +249,7 @@ async fn the_key_and_the_tick_are_confirmed_together<DB: TestDatabase>(db: TestD
 
 async fn a_run_that_is_stopped_while_it_waits_is_put_back<DB: TestDatabase>(db: TestDb<DB>) {
     let mut one = work(&db, "one", due_with_key(&db).await);
-    one.schedules = one.schedules.lease(Duration::from_secs(3600)).unwrap();
+    one.schedules = one.schedules.lease(Duration::from_secs(3600));
     let by_hand = acquired(db.lock().try_acquire("key").await);
     for dropped in [true, false] {
         let (run, running) = match dropped {
@@ -280,7 +280,7 @@ async fn a_takeover_that_is_stopped_while_it_waits_stays_one<DB: TestDatabase>(d
     for catch_up in [CatchUp::Once, CatchUp::Skip] {
         db.execute("DELETE FROM t_resource_schedule").await;
         db.execute("DELETE FROM t_resource_schedule_run").await;
-        let schedule = due_with_key(&db).await.catch_up(catch_up).unwrap().grace(Duration::ZERO).unwrap();
+        let schedule = due_with_key(&db).await.catch_up(catch_up).grace(Duration::ZERO);
         let mut one = work(&db, "one", schedule);
         steal(&db, "k").await;
         back(&db, "k", 3 * LONG).await;
@@ -352,7 +352,7 @@ async fn two_schedules_with_one_key_exclude_each_other<DB: TestDatabase>(db: Tes
     let (sender, mut events) = mpsc::unbounded_channel();
     let mut schedules = instance(&db, "one");
     for name in ["k", "l"] {
-        let (schedule, sender) = (due(&db, name).await.exclusive_with("key").unwrap(), sender.clone());
+        let (schedule, sender) = (due(&db, name).await.exclusive_with("key"), sender.clone());
         schedules = schedules.on(schedule, move |_| {
             let sender = sender.clone();
             async move {
@@ -375,14 +375,14 @@ async fn what_cannot_work_is_refused_at_the_door<DB: TestDatabase>(db: TestDb<DB
     let other = LeaseLock::new(db.pool_of(1).await);
     for (lock, says) in [
         (other, "another pool"),
-        (db.lock().min_interval(SHORT).unwrap(), "a minimum interval"),
+        (db.lock().min_interval(SHORT), "a minimum interval"),
         (db.lock().rules(Rules::Article), "Rules::Article"),
     ] {
-        let error = instance(&db, "one").lock(lock).unwrap_err();
-        assert!(matches!(error, Error::InvalidSetting { .. }) && error.to_string().contains(says), "{error}");
+        let error = instance(&db, "one").lock(lock).start().await.unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains(says), "{error}");
     }
     db.execute("DROP TABLE t_resource_lock").await;
-    let schedule = due(&db, "k").await.exclusive_with("key").unwrap();
+    let schedule = due(&db, "k").await.exclusive_with("key");
     let one = work(&db, "one", schedule).schedules;
     for error in [one.start().await.unwrap_err(), one.try_tick("k").await.unwrap_err()] {
         assert!(matches!(error, Error::TableMissing), "{error:?}");

@@ -76,9 +76,9 @@ async fn listed<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<ScheduleInfo> {
 
 async fn a_group_runs_no_more_than_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
     let (group, others) = (Gate::closed(), Gate::closed());
-    let mut schedules = instance(&db, "one").poll_interval(SHORT / 10).unwrap().max_runs("group", 2).unwrap();
+    let mut schedules = instance(&db, "one").poll_interval(SHORT / 10).max_runs("group", 2);
     for number in 0..5 {
-        let of_group = due(&db, &format!("of group {number}")).await.group("group").unwrap();
+        let of_group = due(&db, &format!("of group {number}")).await.group("group");
         schedules = group.add_to(schedules, of_group);
         schedules = others.add_to(schedules, due(&db, &format!("other {number}")).await);
     }
@@ -101,21 +101,22 @@ async fn a_group_runs_no_more_than_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn a_group_needs_a_limit<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = Schedule::every("k", LONG).unwrap().group("imports").unwrap();
+    let schedule = Schedule::every("k", LONG).group("imports");
     let error = Gate::closed().add_to(instance(&db, "one"), schedule).start().await.unwrap_err();
-    assert!(matches!(error, Error::InvalidSchedule { .. }) && error.to_string().contains("max_runs"), "{error}");
-    let idle = Gate::closed().add_to(instance(&db, "one"), Schedule::every("k", LONG).unwrap());
-    let error = idle.max_runs("import", 2).unwrap().start().await.unwrap_err();
-    assert!(matches!(error, Error::InvalidSetting { .. }) && error.to_string().contains("import"), "{error}");
+    assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("max_runs"), "{error}");
+    let idle = Gate::closed().add_to(instance(&db, "one"), Schedule::every("k", LONG));
+    let error = idle.max_runs("import", 2).start().await.unwrap_err();
+    assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("import"), "{error}");
     for wrong in [0, 10_001] {
-        assert!(matches!(instance(&db, "one").max_runs("imports", wrong), Err(Error::InvalidSetting { .. })));
+        let checked = instance(&db, "one").max_runs("imports", wrong).check();
+        assert!(checked.is_err_and(|fault| fault.to_string().contains("10,000")), "{wrong}");
     }
 }
 
 async fn a_schedule_has_a_lease_of_its_own<DB: TestDatabase>(db: TestDb<DB>) {
     let (gate, lease, of_all) = (Gate::closed(), 20 * SHORT, Duration::from_secs(3_600));
-    let short = due(&db, "short").await.lease(lease).unwrap().exclusive_with("key").unwrap();
-    let schedules = gate.add_to(instance(&db, "one").lease(of_all).unwrap(), short);
+    let short = due(&db, "short").await.lease(lease).exclusive_with("key");
+    let schedules = gate.add_to(instance(&db, "one").lease(of_all), short);
     let running = gate.add_to(schedules, due(&db, "of all").await).start().await.unwrap();
     eventually("both run", || async { gate.inside() == 2 }).await;
     // It is renewed.
@@ -129,7 +130,7 @@ async fn a_schedule_has_a_lease_of_its_own<DB: TestDatabase>(db: TestDb<DB>) {
     gate.open.send_replace(true);
     assert!(running.shutdown(PATIENCE).await);
     for wrong in [Duration::from_millis(99), LONG] {
-        assert!(matches!(Schedule::every("k", LONG).unwrap().lease(wrong), Err(Error::InvalidSetting { .. })));
+        assert!(Schedule::every("k", LONG).lease(wrong).check().is_err());
     }
 }
 
@@ -138,9 +139,9 @@ async fn a_schedule_has_a_lease_of_its_own<DB: TestDatabase>(db: TestDb<DB>) {
 async fn an_instance_leaves_a_part_to_others<DB: TestDatabase>(db: TestDb<DB>) {
     let gate = Gate::closed();
     let schedules = |label: &str, most| {
-        let mut schedules = instance(&db, label).poll_interval(SHORT).unwrap().max_concurrent_runs(most).unwrap();
+        let mut schedules = instance(&db, label).poll_interval(SHORT).max_concurrent_runs(most);
         for number in 0..21 {
-            schedules = gate.add_to(schedules, Schedule::every(&format!("k{number:02}"), LONG).unwrap());
+            schedules = gate.add_to(schedules, Schedule::every(&format!("k{number:02}"), LONG));
         }
         schedules
     };
@@ -175,7 +176,7 @@ async fn an_instance_leaves_a_part_to_others<DB: TestDatabase>(db: TestDb<DB>) {
 const A_BEAT: chrono::TimeDelta = chrono::TimeDelta::milliseconds(350);
 
 async fn a_tick_of_a_test_is_one_of_the_tables<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = Schedule::cron("report", "30 2 * * *").unwrap();
+    let schedule = Schedule::cron("report", "30 2 * * *");
     let at = |day: u32| format!("2024-02-{day}T02:30:00Z").parse().unwrap();
     for day in [28, 29] {
         let tick = Tick::for_test(&db.pool, &schedule, at(day)).await.unwrap();
@@ -191,7 +192,7 @@ async fn a_tick_of_a_test_is_one_of_the_tables<DB: TestDatabase>(db: TestDb<DB>)
     assert!(ahead.to_string().contains("has passed"), "{ahead}");
     let none = Tick::for_test(&db.pool, &schedule, "2024-02-20T02:31:00Z".parse().unwrap()).await.unwrap_err();
     assert!(none.to_string().contains("the next one is at 2024-02-21 02:30:00"), "{none}");
-    let exclusive = schedule.clone().exclusive_with("key").unwrap();
+    let exclusive = schedule.clone().exclusive_with("key");
     let exclusive = Tick::for_test(&db.pool, &exclusive, at(12)).await.unwrap_err();
     assert!(exclusive.to_string().contains("run_now"), "{exclusive}");
     instance(&db, "operator").pause("report").await.unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta};
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::{Retries, RunInfo, RunOptions, RunStatus, Schedule, Tick};
+use rowlock::{RunInfo, RunOptions, RunStatus, Schedule, Tick};
 
 use crate::ticks::{LONG, Never, due, idle, instance, told};
 
@@ -22,9 +22,9 @@ harness::tests!(everywhere(
 async fn schedules_are_listed_in_the_order_of_their_names<DB: TestDatabase>(db: TestDb<DB>) {
     let mut schedules = instance(&db, "one");
     for number in 0..501 {
-        schedules = schedules.on(Schedule::every(&format!("k{number:03}"), LONG).unwrap(), async |_| Never::Ok(()));
+        schedules = schedules.on(Schedule::every(&format!("k{number:03}"), LONG), async |_| Never::Ok(()));
     }
-    schedules = schedules.on(Schedule::cron("é", "0 2 * * *").unwrap(), async |_| Never::Ok(()));
+    schedules = schedules.on(Schedule::cron("é", "0 2 * * *"), async |_| Never::Ok(()));
     assert!(schedules.start().await.unwrap().shutdown(PATIENCE).await);
     let listed = schedules.list().await.unwrap();
     let names: Vec<&str> = listed.iter().map(|schedule| schedule.name.as_str()).collect();
@@ -34,13 +34,13 @@ async fn schedules_are_listed_in_the_order_of_their_names<DB: TestDatabase>(db: 
 }
 
 async fn what_an_instance_that_lives_says_of_a_schedule_is_listed<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = Schedule::every("k", LONG).unwrap().description("Prüft alles.\n\tAsk the team.");
-    let schedule = schedule.jitter(Duration::from_secs(3600)).unwrap();
+    let schedule = Schedule::every("k", LONG).description("Prüft alles.\n\tAsk the team.");
+    let schedule = schedule.jitter(Duration::from_secs(3600));
     let first = idle(&db, schedule.clone()).start().await.unwrap();
     let listed = async || instance(&db, "reader").inspect("k").await.unwrap().unwrap();
     let info = listed().await;
     assert_eq!(info.description, "Prüft alles.\n\tAsk the team.");
-    assert_eq!(Some(info.slot), schedule.upcoming(info.now).next(), "the later time is that of the tick");
+    assert_eq!(Some(info.slot), schedule.upcoming(info.now).unwrap().next(), "the later time is that of the tick");
     // The times are the same, and the instance that came last describes them.
     let second = idle(&db, schedule.description("another one")).start().await.unwrap();
     assert_eq!((listed().await.description.as_str(), listed().await.instances), ("another one", 2));
@@ -70,7 +70,7 @@ async fn the_latest_runs_of_all_schedules_have_the_last_success<DB: TestDatabase
     let schedules = instance(&db, "reader");
     assert!(schedules.latest_runs(9).await.unwrap().is_empty());
     for name in ["a", "b", "c"] {
-        idle(&db, Schedule::every(name, LONG).unwrap()).try_tick(name).await.unwrap();
+        idle(&db, Schedule::every(name, LONG)).try_tick(name).await.unwrap();
     }
     ran(&db, &[("b", 15, 1, "S"), ("a", 60, 1, "S"), ("a", 50, 1, "S"), ("a", 40, 1, "F"), ("a", 30, 0, "M")]).await;
     ran(&db, &[("a", 20, 1, "L"), ("a", 10, 1, "F"), ("removed", 5, 1, "S")]).await;
@@ -156,7 +156,7 @@ async fn the_history_is_forgotten_by_age<DB: TestDatabase>(db: TestDb<DB>) {
 async fn the_last_success_of_a_schedule_is_not_forgotten<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = instance(&db, "reader");
     for name in ["a", "b", "c"] {
-        idle(&db, Schedule::every(name, LONG).unwrap()).try_tick(name).await.unwrap();
+        idle(&db, Schedule::every(name, LONG)).try_tick(name).await.unwrap();
     }
     ran(&db, &[("a", 60, 1, "S"), ("a", 50, 1, "S"), ("a", 40, 1, "F"), ("a", 30, 0, "M"), ("b", 20, 1, "S")]).await;
     ran(&db, &[("b", 15, 1, "L"), ("c", 9, 1, "F"), ("removed", 5, 1, "S")]).await;
@@ -167,7 +167,7 @@ async fn the_last_success_of_a_schedule_is_not_forgotten<DB: TestDatabase>(db: T
 }
 
 async fn the_attempts_at_a_tick_that_goes_on_are_not_forgotten<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.retry(Retries::times(2)).unwrap();
+    let schedule = due(&db, "k").await.retry(2, Duration::ZERO);
     let schedules = instance(&db, "one").on(schedule, async |tick: Tick<DB>| match tick.attempt() {
         1 | 2 => Err("not yet"),
         _ => Ok(()),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{CatchUp, Retries, Schedule, Tick, TickOutcome};
+use rowlock::{CatchUp, Schedule, Tick, TickOutcome};
 
 use crate::ticks::{LONG, SHORT, back, due, idle, info, instance, runs, told};
 
@@ -26,8 +26,7 @@ harness::tests!(everywhere(
 ));
 
 async fn a_failed_tick_is_run_again_after_its_pause<DB: TestDatabase>(db: TestDb<DB>) {
-    let retries = Retries::times(3).backoff(3 * SHORT, LONG).unwrap();
-    let schedule = due(&db, "k").await.retry(retries).unwrap();
+    let schedule = due(&db, "k").await.retry(3, 3 * SHORT..LONG);
     let slot = info(&db, "k").await.slot;
     let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| async move {
         if tick.attempt() < 3 { Err(format!("attempt {} of {}", tick.attempt(), tick.name())) } else { Ok(()) }
@@ -48,7 +47,7 @@ async fn a_failed_tick_is_run_again_after_its_pause<DB: TestDatabase>(db: TestDb
 }
 
 async fn a_failed_tick_is_not_due_during_its_pause<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.retry(Retries::times(3).backoff(LONG / 2, LONG).unwrap()).unwrap();
+    let schedule = due(&db, "k").await.retry(3, LONG / 2..LONG);
     let schedules = instance(&db, "one").on(schedule, async |_| Err::<(), _>("no"));
     assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Failed { error: "no".into(), again: true });
     let TickOutcome::NotDue { retry_after: Some(after) } = schedules.try_tick("k").await.unwrap() else {
@@ -70,7 +69,7 @@ async fn a_panic_of_the_work_is_a_failure<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn the_last_failure_moves_the_slot_on<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.retry(Retries::times(1)).unwrap();
+    let schedule = due(&db, "k").await.retry(1, Duration::ZERO);
     let slot = info(&db, "k").await.slot;
     let schedules = instance(&db, "one").on(schedule, async |_| Err::<(), _>("no"));
     for again in [true, false] {
@@ -91,7 +90,7 @@ async fn ticks_that_were_missed_are_caught_up_on_as_chosen<DB: TestDatabase>(db:
         ("three", CatchUp::All(3), LONG, "S1(8) S1 S1"),
         ("all", CatchUp::All(100), LONG, "S1 S1 S1 S1 S1 S1 S1 S1 S1 S1 S1"),
     ] {
-        let schedule = due(&db, name).await.catch_up(catch_up).unwrap().grace(grace).unwrap();
+        let schedule = due(&db, name).await.catch_up(catch_up).grace(grace);
         back(&db, name, 10 * LONG).await;
         let first = info(&db, name).await.slot;
         let seen = Arc::new(AtomicU32::new(0));
@@ -121,7 +120,7 @@ async fn ticks_that_were_missed_are_caught_up_on_as_chosen<DB: TestDatabase>(db:
 }
 
 async fn a_late_tick_is_passed_over_beyond_its_grace<DB: TestDatabase>(db: TestDb<DB>) {
-    let skipping = |schedule: Schedule| schedule.catch_up(CatchUp::Skip).unwrap().grace(Duration::ZERO).unwrap();
+    let skipping = |schedule: Schedule| schedule.catch_up(CatchUp::Skip).grace(Duration::ZERO);
     let schedules = idle(&db, skipping(due(&db, "k").await));
     assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::PassedOver);
     let after = info(&db, "k").await;
@@ -141,7 +140,7 @@ async fn crashed<DB: TestDatabase>(db: &TestDb<DB>, name: &str, attempt: u32) {
 
 /// It is older than its grace by then, but it was begun in time.
 async fn a_tick_that_was_begun_is_finished_after_a_crash<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.catch_up(CatchUp::Skip).unwrap().grace(Duration::ZERO).unwrap();
+    let schedule = due(&db, "k").await.catch_up(CatchUp::Skip).grace(Duration::ZERO);
     crashed(&db, "k", 1).await;
     assert_eq!(idle(&db, schedule).try_tick("k").await.unwrap(), TickOutcome::Succeeded);
     assert_eq!(told(&db, "k").await, "L1 S2");

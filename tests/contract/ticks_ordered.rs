@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{ChangeInfo, Error, LeaseLock, Retries, RunStatus, Schedule, Status, Tick, TickOutcome};
+use rowlock::{ChangeInfo, Error, LeaseLock, RunStatus, Schedule, Status, Tick, TickOutcome};
 use tokio::{sync::mpsc, time::timeout};
 
 use crate::ticks::{LONG, Never, SHORT, back, due, idle, info, instance, runs, told};
@@ -49,7 +49,7 @@ async fn errors<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Vec<String> {
 }
 
 async fn a_run_is_stopped_on_the_instance_that_has_it<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.retry(Retries::times(3)).unwrap().lease(LEASE).unwrap();
+    let schedule = due(&db, "k").await.retry(3, Duration::ZERO).lease(LEASE);
     let (sender, mut ticks) = mpsc::unbounded_channel();
     let running = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
         sender.send(tick).unwrap();
@@ -74,8 +74,7 @@ async fn a_run_is_stopped_on_the_instance_that_has_it<DB: TestDatabase>(db: Test
 }
 
 async fn a_tick_that_waits_for_its_next_attempt_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
-    let retries = Retries::times(3).backoff(LONG, LONG).unwrap();
-    let schedule = due(&db, "k").await.retry(retries).unwrap();
+    let schedule = due(&db, "k").await.retry(3, LONG);
     let failing = instance(&db, "one").on(schedule, async |_| Err::<(), _>("no"));
     assert!(matches!(failing.try_tick("k").await.unwrap(), TickOutcome::Failed { again: true, .. }));
     assert!(instance(&db, "alice").stop("k").await.unwrap());
@@ -88,7 +87,7 @@ async fn a_tick_that_waits_for_its_next_attempt_is_stopped<DB: TestDatabase>(db:
 }
 
 async fn a_tick_whose_process_died_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.lease(LEASE).unwrap();
+    let schedule = due(&db, "k").await.lease(LEASE);
     // What a process leaves that is killed during its first attempt.
     let holder = if db.server.name == "postgres" { "gen_random_uuid()" } else { "x'0123456789abcdef0123456789abcdef'" };
     let claim = format!(
@@ -103,7 +102,7 @@ async fn a_tick_whose_process_died_is_stopped<DB: TestDatabase>(db: TestDb<DB>) 
 
 async fn a_run_that_waits_for_its_key_says_so_and_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
     let held = LeaseLock::new(db.pool.clone()).try_acquire("key").await.unwrap().acquired().unwrap();
-    let schedule = due(&db, "k").await.exclusive_with("key").unwrap().lease(LEASE).unwrap();
+    let schedule = due(&db, "k").await.exclusive_with("key").lease(LEASE);
     let jobs = idle(&db, schedule);
     let run = tokio::spawn(async move { jobs.try_tick("k").await.unwrap() });
     eventually("it says what it waits for", || async { info(&db, "k").await.waits_for() == Some("key") }).await;
@@ -115,7 +114,7 @@ async fn a_run_that_waits_for_its_key_says_so_and_is_stopped<DB: TestDatabase>(d
 
 async fn a_run_that_has_its_key_does_not_say_that_it_waits<DB: TestDatabase>(db: TestDb<DB>) {
     let held = LeaseLock::new(db.pool.clone()).try_acquire("key").await.unwrap().acquired().unwrap();
-    let schedule = due(&db, "k").await.exclusive_with("key").unwrap();
+    let schedule = due(&db, "k").await.exclusive_with("key");
     let (sender, mut ticks) = mpsc::unbounded_channel();
     let running = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
         sender.send(tick).unwrap();
@@ -184,7 +183,7 @@ async fn a_tick_is_skipped_and_the_next_one_runs<DB: TestDatabase>(db: TestDb<DB
 async fn a_skip_passes_over_what_is_due_until_then_and_runs_the_rest<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db, "k").await;
     let period = LONG / 10;
-    let schedule = Schedule::every("k", period).unwrap();
+    let schedule = Schedule::every("k", period);
     let jobs = idle(&db, schedule.clone());
     jobs.try_tick("k").await.unwrap();
     let slot = info(&db, "k").await.slot;
@@ -219,7 +218,7 @@ async fn orders_for_no_tick_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
     ] {
         assert!(matches!(unknown, Err(Error::UnknownSchedule { .. })), "{unknown:?}");
     }
-    let after = Schedule::after("k", LONG).unwrap();
+    let after = Schedule::after("k", LONG);
     let (sender, mut ticks) = mpsc::unbounded_channel();
     let running = instance(&db, "one").on(after, move |tick: Tick<DB>| {
         sender.send(tick).unwrap();
@@ -228,13 +227,10 @@ async fn orders_for_no_tick_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let running = running.start().await.unwrap();
     timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap();
     let row = info(&db, "k").await;
-    for refused in [
-        schedules.skip("k").await.map(drop),
-        schedules.skip_until("k", row.slot - SHORT).await,
-        schedules.pause_until("k", row.now - SHORT).await,
-    ] {
-        assert!(matches!(refused, Err(Error::InvalidSchedule { .. })), "{refused:?}");
+    for refused in [schedules.skip("k").await.map(drop), schedules.skip_until("k", row.slot - SHORT).await] {
+        assert!(matches!(refused, Err(Error::ScheduleUnfit { .. })), "{refused:?}");
     }
+    assert!(matches!(schedules.pause_until("k", row.now - SHORT).await, Err(Error::Invalid(_))));
     assert_eq!(schedules.drain("nobody").await.unwrap(), 0);
     assert_eq!((said(&db, "k").await, said(&db, "nobody").await), (String::new(), String::new()));
     assert!(!running.shutdown(SHORT).await);
@@ -260,7 +256,7 @@ async fn a_pause_ends_by_itself<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn a_drained_instance_ends_its_runs_and_claims_nothing<DB: TestDatabase>(db: TestDb<DB>) {
-    let (schedule, later) = (due(&db, "k").await, Schedule::every("later", LONG).unwrap());
+    let (schedule, later) = (due(&db, "k").await, Schedule::every("later", LONG));
     let (sender, mut ticks) = mpsc::unbounded_channel();
     let (finish, finished) = tokio::sync::watch::channel(false);
     let schedules = instance(&db, "one").on(later, async |_| Never::Ok(())).on(schedule, move |tick: Tick<DB>| {
@@ -283,14 +279,14 @@ async fn a_drained_instance_ends_its_runs_and_claims_nothing<DB: TestDatabase>(d
     assert!(running.shutdown(PATIENCE).await);
     assert_eq!((told(&db, "k").await, said(&db, "one").await), ("S1".into(), "alice drained".into()));
     // One that starts after the order runs.
-    let later = Schedule::every("later", LONG).unwrap();
+    let later = Schedule::every("later", LONG);
     let again = instance(&db, "one").on(later, async |_| Never::Ok(())).start().await.unwrap();
     eventually("it has run", || async { told(&db, "later").await.ends_with("S1") }).await;
     assert!(again.shutdown(PATIENCE).await);
 }
 
 async fn the_end_of_an_output_is_kept_with_its_run<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.retry(Retries::times(1)).unwrap();
+    let schedule = due(&db, "k").await.retry(1, Duration::ZERO);
     let slot = info(&db, "k").await.slot;
     let jobs = instance(&db, "one").on(schedule, async |tick: Tick<DB>| {
         // Bytes that are no text, and more than is kept.
@@ -361,7 +357,7 @@ async fn orders_go_with_a_schedule_that_is_renamed_and_with_one_that_is_removed<
     due(&db, "old").await;
     let slot = info(&db, "old").await.slot;
     instance(&db, "alice").skip("old").await.unwrap();
-    let renamed = Schedule::every("new", LONG).unwrap().renamed_from("old").unwrap();
+    let renamed = Schedule::every("new", LONG).renamed_from("old");
     let jobs = idle(&db, renamed);
     eventually("it has the other name", || async {
         jobs.try_tick("new").await.unwrap();

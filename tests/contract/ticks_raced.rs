@@ -39,7 +39,7 @@ async fn sixteen_instances_claim_each_tick_once<DB: TestDatabase>(db: TestDb<DB>
     let (count, start) = (Arc::new(AtomicUsize::new(0)), Arc::new(tokio::sync::Barrier::new(16)));
     let mut tasks = JoinSet::new();
     for number in 0..16 {
-        let mut instance = instance(&db, &format!("instance {number}")).time_limit(PATIENCE).unwrap();
+        let mut instance = instance(&db, &format!("instance {number}")).time_limit(PATIENCE);
         for schedule in &schedules {
             let count = count.clone();
             instance = instance.on(schedule.clone(), move |_| {
@@ -66,11 +66,11 @@ async fn sixteen_instances_claim_each_tick_once<DB: TestDatabase>(db: TestDb<DB>
 /// A claim is granted on the whole of what was seen. An end that comes after the lease leaves the
 /// token, moves the slot, and leaves the row due, because more ticks are pending.
 async fn an_end_that_comes_late_is_not_claimed_again<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.catch_up(CatchUp::All(1_000)).unwrap();
+    let schedule = due(&db, "k").await.catch_up(CatchUp::All(1_000));
     crate::ticks::back(&db, "k", 59 * LONG).await;
     let mut tasks = JoinSet::new();
     for number in 0..8 {
-        let schedules = instance(&db, &format!("instance {number}")).lease(SHORT).unwrap();
+        let schedules = instance(&db, &format!("instance {number}")).lease(SHORT);
         let schedules = schedules.on(schedule.clone(), async |_| Ok::<_, Infallible>(()));
         tasks.spawn(async move {
             for _ in 0..60 {
@@ -99,12 +99,12 @@ async fn an_end_that_comes_late_is_not_claimed_again<DB: TestDatabase>(db: TestD
 /// with its tick.
 pub async fn work<DB: TestDatabase>(pool: sqlx::Pool<DB>) {
     let plain = pool.clone();
-    let schedule = |name| Schedule::every(name, 5 * SHORT).unwrap().catch_up(CatchUp::All(1_000)).unwrap();
+    let schedule = |name| Schedule::every(name, 5 * SHORT).catch_up(CatchUp::All(1_000));
     let insert = |tick: &Tick<DB>| {
         let (name, slot, attempt) = (tick.name(), tick.slot().timestamp_millis(), tick.attempt());
         format!("INSERT INTO effect (name, slot, attempt) VALUES ('{name}', {slot}, {attempt})")
     };
-    let schedules = Schedules::new(pool.clone()).lease(6 * SHORT).unwrap().poll_interval(2 * SHORT).unwrap();
+    let schedules = Schedules::new(pool.clone()).lease(6 * SHORT).poll_interval(2 * SHORT);
     let schedules = schedules
         .on(schedule("plain"), move |tick: Tick<DB>| {
             let pool = plain.clone();
@@ -207,9 +207,9 @@ async fn judge<DB: TestDatabase>(db: &TestDb<DB>, name: &str) {
 async fn the_cost_of_idling_is_that_of_the_looks<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     for count in [2, 2_000] {
-        let mut schedules = Schedules::new(pool.clone()).share_pool().poll_interval(2 * SHORT).unwrap();
+        let mut schedules = Schedules::new(pool.clone()).share_pool().poll_interval(2 * SHORT);
         for number in 0..count {
-            let schedule = Schedule::every(&format!("k{number}"), LONG).unwrap();
+            let schedule = Schedule::every(&format!("k{number}"), LONG);
             schedules = schedules.on(schedule, async |_| Ok::<_, Infallible>(()));
         }
         let running = schedules.start().await.unwrap();
@@ -228,7 +228,7 @@ async fn the_cost_of_idling_is_that_of_the_looks<DB: TestDatabase>(db: TestDb<DB
 async fn a_run_takes_two_statements<DB: TestDatabase>(db: TestDb<DB>) {
     const RUNS: i64 = 30;
     let pool = db.pool_of(1).await;
-    let mut schedules = Schedules::new(pool.clone()).share_pool().poll_interval(Duration::from_secs(60)).unwrap();
+    let mut schedules = Schedules::new(pool.clone()).share_pool().poll_interval(Duration::from_secs(60));
     for number in 0..RUNS {
         let schedule = due(&db, &format!("k{number}")).await;
         schedules = schedules.on(schedule, async |_| Ok::<_, Infallible>(()));

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use chrono::TimeDelta;
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{CatchUp, Error, Retries, Running, Schedule, Schedules, Tick, TickOutcome};
+use rowlock::{CatchUp, Error, Running, Schedule, Schedules, Tick, TickOutcome};
 use tokio::{sync::watch, time::sleep};
 
 use crate::ticks::{LONG, SHORT, back, idle, info, instance, runs, told};
@@ -37,16 +37,16 @@ harness::tests!(
 const A_WHILE: Duration = Duration::from_millis(1_500);
 
 fn every(name: &str, period: Duration) -> Schedule {
-    Schedule::every(name, period).unwrap().catch_up(CatchUp::All(1_000)).unwrap()
+    Schedule::every(name, period).catch_up(CatchUp::All(1_000))
 }
 
 fn renamed(period: Duration) -> Schedule {
-    every("new", period).renamed_from("old").unwrap()
+    every("new", period).renamed_from("old")
 }
 
 /// An instance that beats as often as one can.
 fn with<DB: TestDatabase>(db: &TestDb<DB>, schedule: Schedule) -> Schedules<DB> {
-    idle(db, schedule).poll_interval(SHORT / 10).unwrap().lease(10 * SHORT).unwrap()
+    idle(db, schedule).poll_interval(SHORT / 10).lease(10 * SHORT)
 }
 
 async fn ends(running: Running) {
@@ -94,14 +94,14 @@ async fn a_renamed_schedule_gets_what_was_due_the_pause_and_the_trigger<DB: Test
 
 async fn a_run_under_the_old_name_ends_before_the_new_one_begins<DB: TestDatabase>(db: TestDb<DB>) {
     let (finish, finished) = watch::channel(false);
-    let held = Schedule::after("old", SHORT).unwrap();
-    let old = instance(&db, "old").poll_interval(SHORT / 10).unwrap().on(held, move |_: Tick<DB>| {
+    let held = Schedule::after("old", SHORT);
+    let old = instance(&db, "old").poll_interval(SHORT / 10).on(held, move |_: Tick<DB>| {
         let mut finished = finished.clone();
         async move { finished.wait_for(|finished| *finished).await.map(drop) }
     });
     let old = old.start().await.unwrap();
     eventually("the old one runs", || async { info(&db, "old").await.running }).await;
-    let after = Schedule::after("new", SHORT).unwrap().renamed_from("old").unwrap();
+    let after = Schedule::after("new", SHORT).renamed_from("old");
     let new = with(&db, after).start().await.unwrap();
     sleep(3 * A_WHILE).await;
     assert!(!is_renamed(&db).await, "a run is under way");
@@ -148,10 +148,9 @@ async fn forget_all<DB: TestDatabase>(db: &TestDb<DB>) {
 
 /// Its attempts and the ticks that it stands for count on, also after a rollback.
 async fn a_failed_tick_goes_on_under_the_other_name<DB: TestDatabase>(db: TestDb<DB>) {
-    let pause = Retries::times(9).backoff(LONG, LONG).unwrap();
-    let schedule = |name| Schedule::every(name, LONG).unwrap().retry(pause).unwrap();
+    let schedule = |name| Schedule::every(name, LONG).retry(9, LONG);
     let failing = |schedule| instance(&db, "one").on(schedule, async |_: Tick<DB>| Err::<(), _>("not yet"));
-    let (old, new) = (failing(schedule("old")), failing(schedule("new").renamed_from("old").unwrap()));
+    let (old, new) = (failing(schedule("old")), failing(schedule("new").renamed_from("old")));
     old.try_tick("old").await.unwrap();
     back(&db, "old", 3 * LONG).await;
     old.try_tick("old").await.unwrap();
@@ -168,9 +167,8 @@ async fn a_failed_tick_goes_on_under_the_other_name<DB: TestDatabase>(db: TestDb
 }
 
 async fn a_trigger_that_failed_goes_on_under_the_other_name<DB: TestDatabase>(db: TestDb<DB>) {
-    let pause = Retries::times(9).backoff(LONG, LONG).unwrap();
     let (old, new) = (every("old", LONG), renamed(LONG));
-    let fails = instance(&db, "old").on(old.retry(pause).unwrap(), async |_| Err::<(), _>("not yet"));
+    let fails = instance(&db, "old").on(old.retry(9, LONG), async |_| Err::<(), _>("not yet"));
     assert!(matches!(fails.run_now("old").await.unwrap(), TickOutcome::Failed { again: true, .. }));
     forget_all(&db).await;
     let succeeds = with(&db, new);
@@ -218,7 +216,7 @@ async fn an_old_name_may_be_removed_afterwards<DB: TestDatabase>(db: TestDb<DB>)
     ends(with(&db, renamed(LONG)).start().await.unwrap()).await;
     back(&db, "new", 2 * LONG).await;
     let slot = info(&db, "new").await.slot;
-    let new = with(&db, every("new", LONG)).removed("old").unwrap().start().await.unwrap();
+    let new = with(&db, every("new", LONG)).removed("old").start().await.unwrap();
     eventually("what was due runs", || async { runs(&db, "new").await.len() == 2 }).await;
     assert_eq!(runs(&db, "new").await[0].slot, slot);
     assert_eq!(info(&db, "old").await.times, "none");
@@ -333,7 +331,7 @@ async fn a_name_may_come_back<DB: TestDatabase>(db: TestDb<DB>) {
     back(&db, "new", LONG).await;
     let slot = info(&db, "new").await.slot;
     instance(&db, "operator").pause("new").await.unwrap();
-    let back = every("old", LONG).renamed_from("new").unwrap();
+    let back = every("old", LONG).renamed_from("new");
     let running = with(&db, back).start().await.unwrap();
     let (old, new) = (info(&db, "old").await, info(&db, "new").await);
     assert!(old.paused && !old.is_removed() && new.is_removed(), "{old:?} {new:?}");
@@ -347,7 +345,7 @@ async fn a_name_may_come_back<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_schedule_may_have_had_several_names<DB: TestDatabase>(db: TestDb<DB>) {
     let old = with(&db, every("old", 2 * SHORT)).start().await.unwrap();
     eventually("the old one runs", || async { !runs(&db, "old").await.is_empty() }).await;
-    let new = renamed(2 * SHORT).renamed_from("between").unwrap();
+    let new = renamed(2 * SHORT).renamed_from("between");
     let new = with(&db, new).start().await.unwrap();
     eventually("the new one runs", || async { runs(&db, "new").await.len() > 3 }).await;
     assert!(is_renamed(&db).await);
@@ -360,7 +358,7 @@ async fn a_schedule_may_have_had_several_names<DB: TestDatabase>(db: TestDb<DB>)
 /// claims would be granted.
 async fn an_instance_that_cannot_beat_leaves_the_old_name_to_others<DB: TestDatabase>(db: TestDb<DB>) {
     let period = 2 * SHORT;
-    let new = with(&db, renamed(period)).label("new").unwrap().time_limit(5 * SHORT).unwrap().start().await.unwrap();
+    let new = with(&db, renamed(period)).label("new").time_limit(5 * SHORT).start().await.unwrap();
     eventually("the new one runs", || async { !runs(&db, "new").await.is_empty() }).await;
     let old = with(&db, every("old", period)).start().await.unwrap();
     let other = db.pool_of(1).await;
@@ -395,9 +393,9 @@ async fn a_call_gives_a_schedule_its_new_name<DB: TestDatabase>(db: TestDb<DB>) 
 }
 
 async fn a_name_that_is_declared_twice_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
-    assert!(matches!(every("k", LONG).renamed_from("k"), Err(Error::InvalidSchedule { .. })));
+    assert!(every("k", LONG).renamed_from("k").check().is_err());
     let both = with(&db, every("old", LONG)).on(renamed(LONG), async |_| Ok::<_, &str>(()));
-    assert!(matches!(both.start().await, Err(Error::InvalidSchedule { .. })));
-    let twice = with(&db, renamed(LONG)).removed("old").unwrap();
-    assert!(matches!(twice.start().await, Err(Error::InvalidSchedule { .. })));
+    assert!(matches!(both.start().await, Err(Error::Invalid(_))));
+    let twice = with(&db, renamed(LONG)).removed("old");
+    assert!(matches!(twice.start().await, Err(Error::Invalid(_))));
 }

@@ -38,7 +38,7 @@ const MESSAGES: usize = 30;
 
 /// Makes two ticks of a schedule due that are both to be run.
 async fn two_due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
-    let schedule = due(db, name).await.catch_up(CatchUp::All(1_000)).unwrap();
+    let schedule = due(db, name).await.catch_up(CatchUp::All(1_000));
     back(db, name, LONG).await;
     schedule
 }
@@ -47,8 +47,8 @@ async fn two_due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
 /// long that no test waits for its end.
 async fn behind<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy, schedule: &Schedule) -> Schedules<DB> {
     let over = db.over(proxy.pool(1));
-    let schedules = instance(&over, "behind").share_pool().time_limit(LIMIT).unwrap().lease(LONG / 10).unwrap();
-    let warm = Schedule::after("warm", SHORT).unwrap();
+    let schedules = instance(&over, "behind").share_pool().time_limit(LIMIT).lease(LONG / 10);
+    let warm = Schedule::after("warm", SHORT);
     let schedules = schedules.on(schedule.clone(), async |_| Ok::<_, Infallible>(()));
     let schedules = schedules.on(warm, async |_| Ok::<_, Infallible>(()));
     eventually("it is warm", || async { matches!(schedules.try_tick("warm").await, Ok(TickOutcome::Succeeded)) }).await;
@@ -90,7 +90,7 @@ async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<
         let first = info(&db, &name).await.slot;
         let (began, mut begun) = mpsc::unbounded_channel();
         let (finish, finished) = watch::channel(false);
-        let late = instance(&db, "late").lease(PATIENCE).unwrap().on(schedule.clone(), move |tick: Tick<DB>| {
+        let late = instance(&db, "late").lease(PATIENCE).on(schedule.clone(), move |tick: Tick<DB>| {
             began.send(tick).unwrap();
             let mut finished = finished.clone();
             async move { finished.wait_for(|finished| *finished).await.map(drop) }
@@ -121,7 +121,7 @@ async fn a_pause_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb
     for passed in 0..MESSAGES {
         let name = format!("k{passed}");
         let schedule = due(&db, &name).await;
-        let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE).unwrap();
+        let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
         let run = tokio::spawn(async move { schedules.try_tick(&own).await });
@@ -179,8 +179,8 @@ async fn ticks_that_were_passed_over_without_a_reply_are_not_lost<DB: TestDataba
     let mut passed_over = 0;
     for passed in 0..MESSAGES {
         let name = format!("skipped{passed}");
-        let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).unwrap().grace(Duration::ZERO).unwrap();
-        let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE).unwrap();
+        let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).grace(Duration::ZERO);
+        let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
         let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
@@ -208,7 +208,7 @@ async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(
         rounds += 1;
         assert!(rounds <= 10 * MESSAGES, "no pass was given up");
         let name = format!("given_up{rounds}");
-        let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).unwrap().grace(Duration::ZERO).unwrap();
+        let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).grace(Duration::ZERO);
         let schedules = behind(&db, &proxy, &schedule).await;
         proxy.hold_after(Way::Replies, passed);
         let (own, since) = (name.clone(), Instant::now());
@@ -253,7 +253,7 @@ async fn a_claim_that_is_carried_out_late_is_undone_beside_a_locked_run<DB: Test
     let mut finishing = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut finishing, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut finishing, "UPDATE t_resource_schedule SET missed = 1 WHERE name = 'a'").await.unwrap();
-    let schedules = instance(&db, "late").time_limit(LIMIT).unwrap().lease(LONG / 10).unwrap();
+    let schedules = instance(&db, "late").time_limit(LIMIT).lease(LONG / 10);
     let schedules = schedules.on(running, async |_| Ok::<_, Infallible>(()));
     let schedules = schedules.on(late, async |_| Ok::<_, Infallible>(())).start().await.unwrap();
     eventually("it is run", || async { told(&db, "k").await.ends_with("S1") }).await;

@@ -58,12 +58,12 @@ async fn none_fails<DB: TestDatabase, F>(
     for number in 0..2 {
         let mut one = instance(&db, &format!("instance {number}"));
         for number in 0..schedules {
-            let schedule = Schedule::every(&format!("k{number}"), SHORT).unwrap();
+            let schedule = Schedule::every(&format!("k{number}"), SHORT);
             let (pool, work) = (db.pool.clone(), work.clone());
-            one = one.on(schedule.catch_up(CatchUp::All(1_000)).unwrap(), move |tick| work(tick, pool.clone()));
+            one = one.on(schedule.catch_up(CatchUp::All(1_000)), move |tick| work(tick, pool.clone()));
         }
         for number in 0..idle {
-            let schedule = Schedule::every(&format!("idle{number}"), SHORT).unwrap();
+            let schedule = Schedule::every(&format!("idle{number}"), SHORT);
             one = one.on(schedule, async |_| Never::Ok(()));
         }
         running.push(one.start().await.unwrap());

@@ -178,7 +178,7 @@ async fn a_lost_run_commits_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let schedule = due(&db, "k").await;
     let (began, mut begun) = mpsc::unbounded_channel();
     // No renewal notices the loss.
-    let schedules = instance(&db, "one").lease(100 * LEASE).unwrap();
+    let schedules = instance(&db, "one").lease(100 * LEASE);
     let stolen = Arc::new(Semaphore::new(0));
     let wait = stolen.clone();
     let (schedules, mut done) = with(schedules, schedule, &db.pool_of(1).await, move |mut tx| {
@@ -311,7 +311,7 @@ async fn a_run_that_is_dropped_within_its_transaction_leaves_nothing<DB: TestDat
     table(&db).await;
     let schedule = due(&db, "k").await;
     let (began, mut begun) = mpsc::unbounded_channel();
-    let schedules = instance(&db, "one").lease(100 * LEASE).unwrap();
+    let schedules = instance(&db, "one").lease(100 * LEASE);
     let (schedules, _done) = with(schedules, schedule.clone(), &db.pool_of(1).await, move |mut tx| {
         let began = began.clone();
         async move {
@@ -334,7 +334,7 @@ async fn a_transaction_may_take_longer_than_the_lease<DB: TestDatabase>(db: Test
     let schedule = due(&db, "k").await;
     let (began, mut begun) = mpsc::unbounded_channel();
     let (finish, finished) = tokio::sync::watch::channel(false);
-    let schedules = instance(&db, "one").lease(LEASE).unwrap();
+    let schedules = instance(&db, "one").lease(LEASE);
     let (schedules, mut done) = with(schedules, schedule, &db.pool_of(1).await, move |mut tx| {
         let (began, mut finished) = (began.clone(), finished.clone());
         async move {

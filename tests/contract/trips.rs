@@ -103,7 +103,7 @@ async fn round_trips_of_versions_are_as_stated<DB: TestDatabase>(db: TestDb<DB>)
     // PostgreSQL counts every statement on the database, MySQL those of the connection.
     let others = if db.server.name == "postgres" { 1 } else { 0 };
     let pool = db.pool_of(1).await;
-    let table = || VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
+    let table = || VersionedTable::new(pool.clone(), COLUMNS).share_pool();
     DB::statements(&pool).await;
     let mut counted = Vec::new();
     let first = table();

@@ -120,7 +120,7 @@ async fn the_articles_table_is_upgraded_in_place<DB: TestDatabase>(db: TestDb<DB
             assert_eq!((definitions(&db).await, rows(&db).await), before, "{shape}");
         }
         // The meaning of a row is unchanged.
-        let hour = db.lock().min_interval(60 * MINUTE).unwrap();
+        let hour = db.lock().min_interval(60 * MINUTE);
         for key in ["fine", "failed"] {
             let refusal = refused(hour.try_acquire(key).await);
             assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::WithinWindow, "10.0.0.7"));
@@ -179,10 +179,10 @@ async fn a_lease_lives_on_the_articles_table<DB: TestDatabase>(db: TestDb<DB>) {
 async fn times_of_any_kind_stand_in_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     for table in Table::BOTH {
         put(&db, table).await;
-        let lock = db.lock().min_interval(MINUTE).unwrap();
+        let lock = db.lock().min_interval(MINUTE);
         let aware = |hours: i32| {
             let offset = chrono::FixedOffset::east_opt(hours * 3600).unwrap();
-            db.builder().article_clients(offset).build().unwrap().min_interval(MINUTE).unwrap()
+            db.builder().article_clients(offset).build().unwrap().min_interval(MINUTE)
         };
         let time = |text: &str| match (db.server.name, table) {
             ("sqlite", Table::Ours) => format!("unixepoch('{text}') * 1000000"),

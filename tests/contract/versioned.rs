@@ -46,7 +46,7 @@ async fn a_row_that_is_not_there_is_none_and_is_not_made<DB: TestDatabase>(db: T
     );
     assert!(matches!(table.deduct("b", 1).await, Err(UpdateError::Failed(Error::NotFound { .. }))));
     assert!(matches!(table.deposit("b", 1).await, Err(Error::NotFound { .. })));
-    assert!(matches!(table.deposit("", 1).await, Err(Error::InvalidKey { .. })));
+    assert!(matches!(table.deposit("", 1).await, Err(Error::Invalid(_))));
     assert_eq!(db.number("SELECT COUNT(*) FROM account").await, Some(2));
     assert_eq!(row(&db).await, (100, 0));
 }
@@ -95,7 +95,7 @@ async fn an_update_computes_anew_after_a_conflict<DB: TestDatabase>(db: TestDb<D
 /// An update during each of whose attempts another client writes first. Returns the number of
 /// attempts and the error.
 async fn always_overtaken<DB: TestDatabase>(db: &TestDb<DB>, table: &VersionedTable<DB>, retry: Retry) -> (u32, Error) {
-    let table = table.clone().retry(retry).unwrap();
+    let table = table.clone().retry(retry);
     let (before, mut calls) = (row(db).await, 0);
     let update = table.update("a", |balance| {
         calls += 1;
@@ -125,7 +125,9 @@ async fn attempts_that_are_used_up_are_a_conflict_that_counts_them<DB: TestDatab
         assert!(started.elapsed() < PATIENCE, "{error:?}");
     }
     for bad in [Retry { attempts: 0, ..PATIENT }, Retry { within: Duration::ZERO, ..PATIENT }] {
-        assert!(matches!(table.clone().retry(bad), Err(Error::InvalidSetting { .. })), "{bad:?}");
+        let table = table.clone().retry(bad);
+        assert!(table.check().is_err(), "{bad:?}");
+        assert!(matches!(table.deposit("a", 1).await, Err(Error::Invalid(_))), "{bad:?}");
     }
 }
 
@@ -152,7 +154,7 @@ async fn amounts_that_are_not_positive_or_do_not_fit_are_refused<DB: TestDatabas
     let table = ledger(&db).await;
     let closed = db.pool_of(1).await;
     closed.close().await;
-    let nowhere = VersionedTable::new(closed, COLUMNS).unwrap();
+    let nowhere = VersionedTable::new(closed, COLUMNS);
     for amount in [0, -1, i64::MIN] {
         let refused = |error: &Error| matches!(error, Error::InvalidAmount { key, .. } if key.as_str() == "a");
         let deposit = nowhere.deposit("a", amount).await.unwrap_err();
@@ -173,7 +175,7 @@ async fn a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing<DB: 
     create(&db, "account", "varchar(40)", "int", "int").await;
     insert(&db, "account", "'a'", 2_147_483_600).await;
     insert(&db, "account", "'other'", 1).await;
-    let table = VersionedTable::new(db.pool.clone(), COLUMNS).unwrap();
+    let table = VersionedTable::new(db.pool.clone(), COLUMNS);
     for _ in 0..3 {
         let error = changed_nothing(table.deposit("a", 100).await);
         assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
@@ -254,7 +256,7 @@ async fn a_balance_that_came_back_is_another_one<DB: TestDatabase>(db: TestDb<DB
 
 async fn a_version_or_value_of_null_is_an_error_that_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
-    let lock = VersionLock::new(db.pool.clone(), "account", "id", "version").unwrap();
+    let lock = VersionLock::new(db.pool.clone(), "account", "id", "version");
     for column in ["balance", "version"] {
         outside(&db, "balance = 100, version = 0").await;
         outside(&db, &format!("{column} = NULL")).await;
@@ -299,10 +301,10 @@ async fn a_version_that_cannot_grow_is_an_error_that_changes_nothing<DB: TestDat
         create(&db, &name, "varchar(40)", "bigint", column).await;
         insert(&db, &name, "'a'", 100).await;
         db.execute(&format!("UPDATE {name} SET version = {end}")).await;
-        let table = VersionedTable::new(db.pool.clone(), rowlock::Columns { table: &name, ..COLUMNS }).unwrap();
+        let table = VersionedTable::new(db.pool.clone(), rowlock::Columns { table: &name, ..COLUMNS });
         changed_nothing(table.deposit("a", 1).await);
         changed_nothing(table.update("a", |_| Ok::<_, Error>(7)).await);
-        let lock = VersionLock::new(db.pool.clone(), &name, "id", "version").unwrap();
+        let lock = VersionLock::new(db.pool.clone(), &name, "id", "version");
         let ran = lock.transaction("a", async |_, _| Ok::<_, sqlx::Error>(())).await;
         assert!(matches!(ran, Err(TransactionError::Failed(_))), "{column}: {ran:?}");
         assert_eq!(db.cell("balance", &name).await.as_deref(), Some("100"), "{column}");
@@ -311,7 +313,7 @@ async fn a_version_that_cannot_grow_is_an_error_that_changes_nothing<DB: TestDat
 }
 
 async fn no_deduction_is_lost_with_32_workers<DB: TestDatabase>(db: TestDb<DB>) {
-    let table = ledger(&db).await.retry(PATIENT).unwrap();
+    let table = ledger(&db).await.retry(PATIENT);
     outside(&db, "balance = 1000").await;
     let workers: Vec<_> = (0..32)
         .map(|_| {
@@ -331,7 +333,7 @@ async fn no_deduction_is_lost_with_32_workers<DB: TestDatabase>(db: TestDb<DB>) 
 }
 
 async fn a_balance_never_falls_below_zero_with_32_workers<DB: TestDatabase>(db: TestDb<DB>) {
-    let table = ledger(&db).await.retry(PATIENT).unwrap();
+    let table = ledger(&db).await.retry(PATIENT);
     let workers: Vec<_> = (0..32)
         .map(|_| {
             let table = table.clone();

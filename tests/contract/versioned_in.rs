@@ -194,11 +194,11 @@ async fn outside_a_transaction_nothing_is_changed<DB: TestDatabase>(db: TestDb<D
 async fn a_pool_of_one_is_enough_from_the_first_use_on<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let pool = db.pool_of(1).await;
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    let table = VersionedTable::new(pool.clone(), COLUMNS);
     let mut tx = pool.begin().await.unwrap();
     assert_eq!(less(&table, &mut tx).await.unwrap(), updated(90, 1, 1));
     tx.commit().await.unwrap();
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    let table = VersionedTable::new(pool.clone(), COLUMNS);
     assert_eq!(table.deduct("a", 1).await.unwrap(), updated(89, 2, 1));
     eventually("it has come back", || async { pool.num_idle() == 1 }).await;
     assert_eq!(row(&db).await, (89, 2));
@@ -209,7 +209,7 @@ async fn a_balance_is_changed_under_a_claim_from_the_first_use_on<DB: TestDataba
     ledger(&db).await;
     insert(&db, COLUMNS.table, "'version'", 0).await;
     for (time, (name, lock)) in (1..).zip(locks(&db.pool)) {
-        let table = VersionedTable::new(db.pool.clone(), COLUMNS).unwrap();
+        let table = VersionedTable::new(db.pool.clone(), COLUMNS);
         let done = lock.transaction(name, async |mut tx, _| table.deposit_in(&mut tx, "a", 5).await);
         assert_eq!(done.await.unwrap(), updated(100 + 5 * time, time, 1), "{name}");
         assert_eq!(row(&db).await, (100 + 5 * time, time), "{name}");

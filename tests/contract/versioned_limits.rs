@@ -64,7 +64,7 @@ async fn a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_a
     for (way, name) in WAYS.into_iter().flat_map(|way| CHANGES.map(|name| (way, name))) {
         let (proxy, pool, table) = distant(&db).await;
         let version = row(&db).await.1;
-        let table = table.time_limit(LIMIT).unwrap();
+        let table = table.time_limit(LIMIT);
         let since = Instant::now();
         is_unknown(proxy.during(way, WRITING, change(&table, name), async |_| {}).await, since, name);
         assert_eq!(pool.size(), 0, "the connection is closed");
@@ -75,7 +75,7 @@ async fn a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_a
 
 /// Another transaction has the row locked (on SQLite: the file).
 async fn a_write_that_waits_for_a_row_ends_with_the_limit<DB: TestDatabase>(db: TestDb<DB>) {
-    let table = ledger(&db).await.time_limit(LIMIT).unwrap();
+    let table = ledger(&db).await.time_limit(LIMIT);
     for name in CHANGES {
         let mut conn = db.pool.acquire().await.unwrap();
         DB::execute_on(&mut conn, DB::BEGIN).await.unwrap();
@@ -95,7 +95,7 @@ async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_conne
     for (way, name) in WAYS.into_iter().flat_map(|way| CHANGES.map(|name| (way, name))) {
         let (proxy, _, table) = distant(&db).await;
         let (balance, version) = row(&db).await;
-        let table = table.time_limit(LIMIT).unwrap();
+        let table = table.time_limit(LIMIT);
         let changed = proxy.during(way, READING, change(&table, name), async |proxy| proxy.let_others_pass()).await;
         let balance = if name == "deposit" { balance + 1 } else { balance - 1 };
         assert_eq!(changed.unwrap(), updated(balance, version + 1, 1), "{way:?} {name}");
@@ -108,7 +108,7 @@ async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_conne
 async fn a_connection_that_comes_within_the_time_of_the_retries_is_taken<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let pool = db.pool_of(1).await;
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool().time_limit(LIMIT).unwrap();
+    let table = VersionedTable::new(pool.clone(), COLUMNS).share_pool().time_limit(LIMIT);
     for (place, name) in CHANGES.into_iter().enumerate() {
         let conn = pool.acquire().await.unwrap();
         let later = async {
@@ -126,7 +126,7 @@ async fn in_a_transaction_each_statement_has_the_limit<DB: TestDatabase>(db: Tes
     ledger(&db).await;
     for after in [READING, WRITING] {
         let (proxy, pool, table) = distant(&db).await;
-        let table = table.time_limit(LIMIT).unwrap();
+        let table = table.time_limit(LIMIT);
         let before = row(&db).await;
         let mut tx = pool.begin().await.unwrap();
         let since = Instant::now();
@@ -152,13 +152,13 @@ async fn a_begin_that_is_not_answered_within_the_limit_is_sent_over_another_conn
     for way in WAYS {
         let proxy = db.proxy().await;
         let pool = proxy.pool(1);
-        let lock = version_lock::<DB>(&pool).time_limit(PATIENCE).unwrap();
+        let lock = version_lock::<DB>(&pool).time_limit(PATIENCE);
         let write = async |lock: &rowlock::VersionLock<DB>| {
             lock.transaction(VERSION, |mut tx, _| async move { write_in::<DB>(&mut tx, VERSION, 7).await }).await
         };
         write(&lock).await.unwrap();
         eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
-        let lock = lock.time_limit(LIMIT).unwrap();
+        let lock = lock.time_limit(LIMIT);
         // After the read of the version.
         let since = Instant::now();
         proxy.during(way, 1, write(&lock), async |proxy| proxy.let_others_pass()).await.unwrap();

@@ -38,7 +38,7 @@ async fn whole_or_not_at_all<DB: TestDatabase>(db: &TestDb<DB>, act: impl AsyncF
         db.execute(&format!("INSERT INTO account VALUES ('{}', 100, 0)", stage.key)).await;
     };
     let act = async |stage: &Stage<'_, DB>, ()| {
-        act(VersionedTable::new(stage.pool.clone(), COLUMNS).unwrap(), &stage.key).await;
+        act(VersionedTable::new(stage.pool.clone(), COLUMNS), &stage.key).await;
     };
     at_every_stop(db, prepare, act).await;
     let count = async |which| db.number(&format!("SELECT COUNT(*) FROM account WHERE id <> 'other' AND {which}")).await;
@@ -63,7 +63,7 @@ async fn a_deduction_that_is_dropped_was_made_wholly_or_not_at_all<DB: TestDatab
 pub async fn distant<DB: TestDatabase>(db: &TestDb<DB>) -> (Proxy, Pool<DB>, VersionedTable<DB>) {
     let proxy = db.proxy().await;
     let pool = proxy.pool(1);
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
+    let table = VersionedTable::new(pool.clone(), COLUMNS).share_pool();
     table.update("a", |balance| Ok::<_, Infallible>(*balance)).await.unwrap();
     table.deposit("a", 1).await.unwrap();
     table.deduct("a", 1).await.unwrap();
@@ -101,7 +101,7 @@ async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB: Te
     for way in WAYS {
         let (proxy, pool, table) = distant(&db).await;
         let (balance, version) = row(&db).await;
-        let hasty = table.clone().retry(Retry { within: LIMIT, ..Retry::default() }).unwrap();
+        let hasty = table.clone().retry(Retry { within: LIMIT, ..Retry::default() });
         let error = proxy.during(way, WRITING, hasty.deduct("a", 1), async |_| {}).await.unwrap_err();
         let unknown = matches!(error, UpdateError::Failed(Error::TimedOut { outcome: Certainty::Unknown, .. }));
         assert!(unknown, "{way:?}: {error:?}");
@@ -140,13 +140,13 @@ async fn a_read_that_is_never_answered_has_changed_nothing<DB: TestDatabase>(db:
     };
     for way in WAYS {
         let (proxy, pool, table) = distant(&db).await;
-        let read = table.time_limit(LIMIT).unwrap();
+        let read = table.time_limit(LIMIT);
         nothing(proxy.during(way, READING, read.read("a"), async |_| {}).await.unwrap_err());
         assert_eq!(pool.size(), 0, "the connection is closed");
 
         let (proxy, pool, table) = distant(&db).await;
         let before = row(&db).await;
-        let table = table.retry(Retry { within: LIMIT, ..Retry::default() }).unwrap();
+        let table = table.retry(Retry { within: LIMIT, ..Retry::default() });
         match proxy.during(way, READING, table.deduct("a", 1), async |_| {}).await {
             Err(UpdateError::Failed(error)) => nothing(error),
             other => panic!("{other:?}"),

@@ -106,7 +106,7 @@ async fn a_trigger_that_raises_the_version_too_is_no_conflict<DB: TestDatabase>(
     assert_eq!(table.deduct("a", 10).await.unwrap(), updated(190, 4, 1));
     assert_eq!(table.deposit("a", 10).await.unwrap(), updated(200, 6, 1));
     assert_eq!(row(&db).await, (200, 6));
-    let lock = VersionLock::new(db.pool.clone(), "account", "id", "version").unwrap();
+    let lock = VersionLock::new(db.pool.clone(), "account", "id", "version");
     lock.transaction("a", async |_, _| Ok::<_, sqlx::Error>(())).await.unwrap();
     assert_eq!(row(&db).await, (200, 8));
 }
@@ -125,7 +125,7 @@ async fn is_named<DB: TestDatabase>(db: &TestDb<DB>, table: &VersionedTable<DB>,
     });
     let mut errors = vec![changed_nothing(update.await), changed_nothing(table.deposit("a", 1).await)];
     assert!(calls <= 2, "{calls} attempts");
-    let lock = VersionLock::new(pool.clone(), "account", "id", "version").unwrap();
+    let lock = VersionLock::new(pool.clone(), "account", "id", "version");
     let ran = lock.transaction("a", async |_, _| Ok::<_, sqlx::Error>(())).await;
     let Err(TransactionError::Failed(error)) = ran else { panic!("{ran:?}") };
     errors.push(error);
@@ -165,7 +165,7 @@ async fn an_update_that_is_suppressed_is_no_conflict<DB: TestDatabase>(db: TestD
     db.execute("DROP TRIGGER assigning ON account").await;
     db.execute("DELETE FROM account WHERE id = 'kept'").await;
     db.execute("CREATE RULE never AS ON UPDATE TO account DO INSTEAD NOTHING").await;
-    let table = VersionedTable::new(db.pool.clone(), COLUMNS).unwrap();
+    let table = VersionedTable::new(db.pool.clone(), COLUMNS);
     is_named(&db, &table, &db.pool).await;
 }
 
@@ -189,7 +189,7 @@ async fn a_row_policy_against_the_update_is_no_conflict<DB: TestDatabase>(db: Te
         Box::pin(async move { DB::execute_on(conn, &role).await.map(drop) })
     });
     let pool = options.connect(&db.url).await.unwrap();
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap();
+    let table = VersionedTable::new(pool.clone(), COLUMNS);
     is_named(&db, &table, &pool).await;
     pool.close().await;
     db.execute(&format!("DROP OWNED BY {user}")).await;
@@ -197,7 +197,7 @@ async fn a_row_policy_against_the_update_is_no_conflict<DB: TestDatabase>(db: Te
 }
 
 async fn journal<DB: TestDatabase>(db: &TestDb<DB>) -> VersionedTable<DB> {
-    let table = ledger(db).await.retry(PATIENT).unwrap();
+    let table = ledger(db).await.retry(PATIENT);
     let sql: &[&str] = match db.server.name {
         "postgres" => &[
             "CREATE TABLE journal (left_over bigint)",
@@ -221,7 +221,7 @@ async fn journal<DB: TestDatabase>(db: &TestDb<DB>) -> VersionedTable<DB> {
 
 async fn a_trigger_that_writes_elsewhere_runs_once_for_each_change<DB: TestDatabase>(db: TestDb<DB>) {
     let table = journal(&db).await;
-    let other = VersionedTable::new(db.pool.clone(), COLUMNS).unwrap().retry(PATIENT).unwrap();
+    let other = VersionedTable::new(db.pool.clone(), COLUMNS).retry(PATIENT);
     let workers: Vec<_> = (0..8)
         .map(|worker| {
             let table = if worker % 2 == 0 { table.clone() } else { other.clone() };
@@ -256,7 +256,7 @@ async fn a_change_under_a_trigger_yields_to_the_one_that_was_first<DB: TestDatab
     assert_eq!((seen, row(&db).await), (vec![100, 1100, 2100], (2099, 3)));
     assert_eq!(db.number("SELECT COUNT(*) FROM journal").await, Some(3));
     let few = Retry { attempts: 2, ..PATIENT };
-    let table = VersionedTable::new(db.pool.clone(), Columns { ..COLUMNS }).unwrap().retry(few).unwrap();
+    let table = VersionedTable::new(db.pool.clone(), Columns { ..COLUMNS }).retry(few);
     let update = table.update("a", |balance| {
         between(outside(&db, "version = version + 1"));
         Ok::<_, Infallible>(balance - 1)
@@ -281,7 +281,7 @@ async fn narrow<DB: TestDatabase>(db: &TestDb<DB>, trigger: &[&str]) -> (sqlx::P
         db.execute(sql).await;
     }
     let pool = db.pool_of(1).await;
-    (pool.clone(), VersionedTable::new(pool, COLUMNS).unwrap().share_pool())
+    (pool.clone(), VersionedTable::new(pool, COLUMNS).share_pool())
 }
 
 /// SQLite keeps a transaction open whose COMMIT it refuses.
@@ -318,7 +318,7 @@ async fn a_trigger_that_rolls_back_is_told<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_commit_whose_error_may_come_after_it_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     narrow(&db, &["CREATE TRIGGER seen BEFORE UPDATE ON account FOR EACH ROW SET @seen = 1"]).await;
     let proxy = db.proxy().await;
-    let table = VersionedTable::<DB>::new(proxy.pool(1), COLUMNS).unwrap();
+    let table = VersionedTable::<DB>::new(proxy.pool(1), COLUMNS);
     table.deposit("a", 1).await.unwrap();
     proxy.replace("COMMIT AND NO CHAIN NO RELEASE", "SIGNAL SQLSTATE '45000'       ");
     let error = table.deposit("a", 1).await.unwrap_err();

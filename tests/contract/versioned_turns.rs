@@ -46,7 +46,7 @@ async fn queue<DB: TestDatabase>(pool: &Pool<DB>, deductions: &mut [Deduction<'_
 async fn set_up<DB: TestDatabase>(db: &TestDb<DB>, connections: u32) -> (Pool<DB>, VersionedTable<DB>) {
     ledger(db).await;
     let pool = db.pool_of(connections).await;
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
+    let table = VersionedTable::new(pool.clone(), COLUMNS).share_pool();
     table.deduct("a", 1).await.unwrap();
     (pool, table)
 }
@@ -110,7 +110,7 @@ async fn a_connection_that_was_closed_while_idle_costs_no_outcome<DB: TestDataba
     ledger(&db).await;
     let proxy = db.proxy().await;
     let pool = proxy.pool::<DB>(2);
-    let table = VersionedTable::new(pool.clone(), COLUMNS).unwrap().share_pool();
+    let table = VersionedTable::new(pool.clone(), COLUMNS).share_pool();
     table.deduct("a", 1).await.unwrap();
     let mut deductions = ones(&table, 2);
     queue(&pool, &mut deductions).await;

@@ -53,7 +53,7 @@ impl<'a, DB: TestDatabase> Case<'a, DB> {
 
     /// Every operation that changes a row, and the contents of the row after it.
     async fn works(&self) {
-        let table = VersionedTable::new(self.db.pool.clone(), self.columns()).unwrap();
+        let table = VersionedTable::new(self.db.pool.clone(), self.columns());
         let read = table.read(self.key).await.unwrap_or_else(|error| panic!("{}: {error}", self.table)).unwrap();
         assert_eq!((read.value, read.version), (100, 0));
         let update = table.update(self.key, |balance| Ok::<_, Infallible>(balance + 5)).await;
@@ -63,7 +63,7 @@ impl<'a, DB: TestDatabase> Case<'a, DB> {
         self.stands(75, 2).await;
         assert_eq!(table.deposit(self.key, 25).await.unwrap(), updated(100, 3, 1));
         self.stands(100, 3).await;
-        let lock = VersionLock::new(self.db.pool.clone(), &self.table, "id", "version").unwrap();
+        let lock = VersionLock::new(self.db.pool.clone(), &self.table, "id", "version");
         let ran = lock.transaction(self.key, async |_, claim| Ok::<_, sqlx::Error>(claim.token.get())).await;
         assert_eq!(ran.unwrap(), 3);
         self.stands(100, 4).await;
@@ -124,8 +124,8 @@ async fn a_key_that_its_column_cannot_hold_is_refused_unseen<DB: TestDatabase>(d
         ("identified", "UUIDs", ["a", "0", UUID.split_at(35).0, "67e55044-10b1-426f-9247-bb680e5fe0cg", "'"]),
     ] {
         let pool = db.pool_of(1).await;
-        let values = VersionedTable::new(pool.clone(), Columns { table, ..COLUMNS }).unwrap();
-        let lock = VersionLock::new(pool.clone(), table, "id", "version").unwrap();
+        let values = VersionedTable::new(pool.clone(), Columns { table, ..COLUMNS });
+        let lock = VersionLock::new(pool.clone(), table, "id", "version");
         values.read(if table == "numbered" { "7" } else { UUID }).await.unwrap();
         assert!(
             lock.transaction(if table == "numbered" { "7" } else { UUID }, async |_, _| Ok::<_, sqlx::Error>(()))
@@ -180,7 +180,7 @@ impl<DB: TestDatabase> Case<'_, DB> {
         if !column.contains("zerofill") {
             return self.works().await;
         }
-        let table = VersionedTable::new(self.db.pool.clone(), self.columns()).unwrap();
+        let table = VersionedTable::new(self.db.pool.clone(), self.columns());
         assert_eq!(table.deduct("a", 30).await.unwrap(), updated(70, 1, 1));
         assert_eq!(table.read("a").await.unwrap().unwrap().value, 70);
     }
@@ -191,7 +191,7 @@ impl<DB: TestDatabase> Case<'_, DB> {
 async fn what_64_bits_with_a_sign_do_not_hold_is_an_error<DB: TestDatabase>(db: TestDb<DB>) {
     let most = "9223372036854775808";
     let case = Case::new(&db, 1, ["varchar(9)", "bigint unsigned", "bigint"], "a", "'a'", most).await;
-    let table = VersionedTable::new(db.pool.clone(), case.columns()).unwrap();
+    let table = VersionedTable::new(db.pool.clone(), case.columns());
     for error in [changed_nothing(table.read("a").await), changed_nothing(table.deposit("a", 1).await)] {
         let text = error.to_string();
         assert!(text.contains("account_1.balance") && text.contains(most), "{text}");
@@ -206,7 +206,7 @@ async fn what_64_bits_with_a_sign_do_not_hold_is_an_error<DB: TestDatabase>(db: 
 
 async fn a_value_may_be_of_any_type_that_the_driver_knows<DB: TestDatabase>(db: TestDb<DB>) {
     let case = Case::new(&db, 1, ["varchar(9)", "varchar(40)", "int"], "a", "'a'", "'one'").await;
-    let texts = VersionedTable::new(db.pool.clone(), case.columns()).unwrap().of::<String>();
+    let texts = VersionedTable::new(db.pool.clone(), case.columns()).of::<String>();
     assert_eq!(texts.read("a").await.unwrap().unwrap().value, "one");
     let text = "it's; \"two\" -- ä€";
     let update = texts.update("a", |old| Ok::<_, Infallible>(format!("{text} after {old}"))).await;
@@ -221,7 +221,7 @@ async fn a_value_may_be_of_any_type_that_the_driver_knows<DB: TestDatabase>(db: 
     }
 
     let case = Case::new(&db, 2, ["varchar(9)", "boolean", "int"], "a", "'a'", "false").await;
-    let flags = VersionedTable::new(db.pool.clone(), case.columns()).unwrap().of::<bool>();
+    let flags = VersionedTable::new(db.pool.clone(), case.columns()).of::<bool>();
     assert_eq!(flags.update("a", |flag| Ok::<_, Infallible>(!flag)).await.unwrap(), updated(true, 1, 1));
     assert!(flags.read("a").await.unwrap().unwrap().value);
     assert_eq!(db.cell("version", "account_2 WHERE balance").await.as_deref(), Some("1"));

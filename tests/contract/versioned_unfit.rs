@@ -21,7 +21,7 @@ harness::tests!(
 
 /// Runs every call, and returns their errors.
 async fn errors<DB: TestDatabase>(db: &TestDb<DB>, table: &str) -> Vec<Error> {
-    let values = VersionedTable::new(db.pool.clone(), Columns { table, ..COLUMNS }).unwrap();
+    let values = VersionedTable::new(db.pool.clone(), Columns { table, ..COLUMNS });
     let deducted = values.deduct("a", 1).await.map_err(|error| match error {
         UpdateError::Failed(error) => error,
         other => panic!("{other:?}"),
@@ -96,7 +96,7 @@ async fn a_generated_column_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
             db.execute(&format!("INSERT INTO {name} (id, {other}, cents) VALUES ('a', 0, 700)")).await;
             let mut refused = errors(&db, &name).await;
             if column == "version" {
-                let lock = VersionLock::new(db.pool.clone(), &name, "id", "version").unwrap();
+                let lock = VersionLock::new(db.pool.clone(), &name, "id", "version");
                 let error = lock.try_acquire("a").await.unwrap_err();
                 refused.push(error);
             }
@@ -128,7 +128,7 @@ async fn an_identity_that_is_always_generated_is_refused<DB: TestDatabase>(db: T
 async fn a_number_that_the_database_does_not_have_is_not_written<DB: TestDatabase>(db: TestDb<DB>) {
     create(&db, "account", "varchar(9)", DOUBLE, "int").await;
     insert(&db, "account", "'a'", "1.5").await;
-    let table = VersionedTable::new(db.pool.clone(), COLUMNS).unwrap().of::<f64>();
+    let table = VersionedTable::new(db.pool.clone(), COLUMNS).of::<f64>();
     let written = table.update("a", |_| Ok::<_, Error>(f64::NAN)).await;
     if db.server.name == "postgres" {
         assert!(written.unwrap().value.is_nan());
@@ -146,7 +146,7 @@ const DOUBLE: &str = "double precision";
 async fn a_fraction_is_changed_by_its_version<DB: TestDatabase>(db: TestDb<DB>) {
     create(&db, "account", "varchar(9)", DOUBLE, "int").await;
     insert(&db, "account", "'a'", "0.1").await;
-    let table = VersionedTable::new(db.pool.clone(), COLUMNS).unwrap().of::<f64>();
+    let table = VersionedTable::new(db.pool.clone(), COLUMNS).of::<f64>();
     let third = |value: &f64| Ok::<_, Infallible>(value / 3.0);
     assert_eq!(table.update("a", third).await.unwrap(), updated(0.1 / 3.0, 1, 1));
     assert_eq!(table.update("a", |_| Ok::<_, Infallible>(-0.0)).await.unwrap(), updated(0.0, 2, 1));

@@ -301,7 +301,7 @@ async fn a_transaction_that_does_not_begin_leaves_the_key_open<DB: TestDatabase>
     let few = Retry { attempts: 2, within: Duration::from_millis(500) };
     let pool = db.pool_of(1).await;
     let in_use = pool.acquire().await.unwrap();
-    let lock = LeaseLock::new(pool).rules(Rules::Article).retry(few).unwrap();
+    let lock = LeaseLock::new(pool).rules(Rules::Article).retry(few);
     let done = lock.transaction("k", async |_, _| -> Result<(), Infallible> { panic!("it does not begin") }).await;
     assert!(matches!(done, Err(TransactionError::Failed(Error::NoConnection { .. }))), "{done:?}");
     drop(in_use);
@@ -311,8 +311,8 @@ async fn a_transaction_that_does_not_begin_leaves_the_key_open<DB: TestDatabase>
 /// Each attempt was rolled back. No rule counts the claim: neither the article's nor an interval.
 async fn a_transaction_of_conflicts_leaves_the_key_open<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
-    let few = || db.lock().retry(Retry { attempts: 2, within: PATIENCE }).unwrap();
-    for lock in [few().rules(Rules::Article), few().min_interval(PATIENCE).unwrap()] {
+    let few = || db.lock().retry(Retry { attempts: 2, within: PATIENCE });
+    for lock in [few().rules(Rules::Article), few().min_interval(PATIENCE)] {
         let db = &db;
         let work = |mut tx: Tx<DB>, _| async move { Err::<(), _>(contention(db, &mut tx).await) };
         let done = lock.transaction("k", work).await;
@@ -329,7 +329,7 @@ async fn a_transaction_of_conflicts_leaves_the_key_open<DB: TestDatabase>(db: Te
 async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: TestDatabase>(db: TestDb<DB>) {
     let _held = acquired(db.lock().try_acquire("k").await);
     let within = Duration::from_millis(600);
-    let lock = db.lock().retry(Retry { attempts: 5, within }).unwrap();
+    let lock = db.lock().retry(Retry { attempts: 5, within });
     let since = Instant::now();
     let done = lock.transaction("k", async |_, _| -> Result<(), Infallible> { panic!("it does not begin") });
     match timeout(PATIENCE, done).await.unwrap() {
@@ -343,7 +343,7 @@ async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: TestDatabase>
 /// minimum interval.
 async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
-    let lock = db.lock().min_interval(Duration::from_secs(3600)).unwrap();
+    let lock = db.lock().min_interval(Duration::from_secs(3600));
     let tokens = Mutex::new(Vec::<Token>::new());
     let done = lock.transaction(LEASE, |mut tx, claim| {
         tokens.lock().unwrap().push(claim.token);

@@ -34,10 +34,10 @@ impl Asking {
         match self.used {
             Used::Permits => {
                 let most = u32::try_from(self.used.promised().most).unwrap();
-                lock.semaphore(key, most).unwrap().acquire(wait).await
+                lock.semaphore(key, most).acquire(wait).await
             }
-            Used::ReadWrite if self.writes => lock.read_write(key).unwrap().write(wait).await,
-            Used::ReadWrite => lock.read_write(key).unwrap().read(wait).await,
+            Used::ReadWrite if self.writes => lock.read_write(key).write(wait).await,
+            Used::ReadWrite => lock.read_write(key).read(wait).await,
             _ => lock.acquire(key, wait).await,
         }
     }

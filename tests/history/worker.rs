@@ -92,8 +92,8 @@ async fn work<DB: TestDatabase>() {
     let shares = var("JOB_URL").starts_with("sqlite") && !number.is_multiple_of(3);
     let lock = if shares { builder.share_pool() } else { builder }.build().unwrap();
     let used = Used::named(&var("JOB_USES"));
-    let lock = lock.lock_delay(used.promised().delay).unwrap();
-    let lock = lock.lease(LEASE).unwrap().retry(Retry { attempts: 100, within: WAIT.max(limit) }).unwrap();
+    let lock = lock.lock_delay(used.promised().delay);
+    let lock = lock.lease(LEASE).retry(Retry { attempts: 100, within: WAIT.max(limit) });
     let (told, jobs) = mpsc::unbounded_channel();
     let orders = Arc::new(Orders::default());
     tokio::spawn(orders.clone().take(pool.clone(), told));
@@ -326,7 +326,7 @@ impl<DB: TestDatabase> Worker<DB> {
     async fn leads(&mut self, name: &str) {
         self.asks(name, Kind::Lease).await;
         let work = self.work_time();
-        let election = self.lock.election(name).unwrap();
+        let election = self.lock.election(name);
         self.op = lead(&election, &self.orders, self.number, self.op, work).await;
     }
 

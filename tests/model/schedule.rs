@@ -24,7 +24,7 @@ pub mod terms {
 }
 
 pub mod spec {
-    use std::{convert::Infallible, time::Duration};
+    use std::time::Duration;
 
     use chrono::{DateTime, TimeDelta, Utc};
 
@@ -50,21 +50,21 @@ pub mod spec {
     /// The constructors and setters have the code's own forms, because the tests of that file,
     /// which do not run here, are compiled with it.
     impl Schedule {
-        pub fn every(_: &str, period: Duration) -> Result<Self, Infallible> {
+        pub fn every(_: &str, period: Duration) -> Self {
             let timing = Timing::Every(TimeDelta::from_std(period).unwrap());
-            Ok(Self { timing, catch_up: CatchUp::Once, grace: TimeDelta::zero(), retries: Retries { times: 0 } })
+            Self { timing, catch_up: CatchUp::Once, grace: TimeDelta::zero(), retries: Retries { times: 0 } }
         }
 
-        pub fn cron(name: &str, _: &str) -> Result<Self, Infallible> {
+        pub fn cron(name: &str, _: &str) -> Self {
             Self::every(name, Duration::from_secs(60))
         }
 
-        pub fn catch_up(self, catch_up: CatchUp) -> Result<Self, Infallible> {
-            Ok(Self { catch_up, ..self })
+        pub fn catch_up(self, catch_up: CatchUp) -> Self {
+            Self { catch_up, ..self }
         }
 
-        pub fn grace(self, grace: Duration) -> Result<Self, Infallible> {
-            Ok(Self { grace: TimeDelta::from_std(grace).unwrap(), ..self })
+        pub fn grace(self, grace: Duration) -> Self {
+            Self { grace: TimeDelta::from_std(grace).unwrap(), ..self }
         }
 
         pub fn next(&self, after: DateTime<Utc>) -> DateTime<Utc> {

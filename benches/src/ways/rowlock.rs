@@ -50,7 +50,7 @@ pub struct Permits<DB: Bench> {
 
 impl<DB: Bench> Permits<DB> {
     pub fn new(pool: Pool<DB>, permits: u32, wait: Duration) -> Result<Self, Error> {
-        Ok(Self { semaphore: lock(pool, true)?.semaphore("permits", permits)?, wait })
+        Ok(Self { semaphore: lock(pool, true)?.semaphore("permits", permits), wait })
     }
 }
 
@@ -76,7 +76,7 @@ pub struct Readers<DB: Bench> {
 
 impl<DB: Bench> Readers<DB> {
     pub fn new(pool: Pool<DB>, wait: Duration) -> Result<Self, Error> {
-        Ok(Self { lock: lock(pool, true)?.read_write("readers")?, wait })
+        Ok(Self { lock: lock(pool, true)?.read_write("readers"), wait })
     }
 }
 

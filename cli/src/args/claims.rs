@@ -50,8 +50,8 @@ impl Terms {
             RuleSet::Recover => Rules::Recover,
             RuleSet::Article => Rules::Article,
         };
-        let lock = database::lock(pool, self.label.as_deref())?.lease(self.lease)?;
-        let lock = lock.min_interval(self.min_interval)?.rules(rules).fair(self.fair);
+        let lock = database::lock(pool, self.label.as_deref())?.lease(self.lease);
+        let lock = lock.min_interval(self.min_interval).rules(rules).fair(self.fair);
         Ok(if self.retry_failed { lock.retry_failed_at_once() } else { lock })
     }
 }
@@ -151,9 +151,8 @@ pub struct Lead {
 
 impl Lead {
     pub fn lock<DB: Database>(&self, pool: sqlx::Pool<DB>) -> Result<LeaseLock<DB>, Error> {
-        database::lock(pool, self.label.as_deref())?
-            .lease(self.lease)?
-            .lock_delay(self.lock_delay.unwrap_or(self.grace))
+        let lock = database::lock(pool, self.label.as_deref())?;
+        Ok(lock.lease(self.lease).lock_delay(self.lock_delay.unwrap_or(self.grace)))
     }
 }
 

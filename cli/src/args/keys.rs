@@ -79,7 +79,7 @@ pub struct MinInterval {
 
 impl MinInterval {
     pub fn lock<DB: Database>(&self, pool: sqlx::Pool<DB>) -> Result<LeaseLock<DB>, Error> {
-        database::lock(pool, None)?.min_interval(self.min_interval)
+        Ok(database::lock(pool, None)?.min_interval(self.min_interval))
     }
 }
 

@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Duration};
 
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
-use rowlock::{CatchUp, Error, Key, Schedule};
+use rowlock::{CatchUp, Key, Schedule};
 use uuid::Uuid;
 
 use crate::args::values::{coming, duration, instant, key};
@@ -98,10 +98,10 @@ pub struct TickOf {
 }
 
 impl TickOf {
-    pub fn schedule(&self, name: &Key) -> Result<Schedule, Error> {
-        let schedule = Schedule::cron(name.as_str(), self.cron.as_deref().unwrap_or_default())?;
+    pub fn schedule(&self, name: &Key) -> Schedule {
+        let schedule = Schedule::cron(name.as_str(), self.cron.as_deref().unwrap_or_default());
         let schedule = match &self.zone {
-            Some(zone) => schedule.zone(zone)?,
+            Some(zone) => schedule.zone(zone),
             None => schedule,
         };
         schedule.catch_up(self.catch_up.map(|with| with.at_most(DEFAULT_MAX)).unwrap_or_default())

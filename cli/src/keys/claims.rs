@@ -63,7 +63,7 @@ pub async fn renew<DB: Database>(pool: Pool<DB>, renew: Renew) -> Result<u8, Fai
             left.unwrap_or_default().max(LEASE)
         }
     };
-    let lock = lock.lease(lease)?;
+    let lock = lock.lease(lease);
     let claim = lock.resume(key, renew.holder).await?.detach();
     print(&lock, &claim, None).await
 }

@@ -35,7 +35,7 @@ pub async fn lead<DB: Database>(lock: LeaseLock<DB>, lead: Lead, front: Option<P
     let mut stop = StopSignals::listen()?;
     let lock_delay = lead.lock_delay.unwrap_or(lead.grace);
     let job = Job { key: lead.key.as_str(), grace: lead.grace, timeout: None, lock_delay, rules: RuleSet::Recover };
-    let election = lock.election(job.key)?;
+    let election = lock.election(job.key);
     let wait = Wait { keys: vec![job.key], grace: lead.grace, refused: exit::REFUSED };
     loop {
         let leadership = tokio::select! {
@@ -74,7 +74,7 @@ pub async fn lead<DB: Database>(lock: LeaseLock<DB>, lead: Lead, front: Option<P
 
 /// Prints the leader, and with `--watch` each one that follows.
 pub async fn leader<DB: Database>(lock: &LeaseLock<DB>, shown: &Leader) -> Result<u8, Failure> {
-    let mut leaders = lock.election(shown.key.as_str())?.observe();
+    let mut leaders = lock.election(shown.key.as_str()).observe();
     loop {
         let leader = leaders.next().await?;
         if shown.json {

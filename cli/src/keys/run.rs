@@ -45,11 +45,11 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
             Waited::Over(code) => Ok(code),
         };
     }
-    let permits = run.permits.map(|permits| lock.semaphore(job.key, permits)).transpose()?;
+    let permits = run.permits.map(|permits| lock.semaphore(job.key, permits));
     let limited: Box<dyn ResourceLock<DB>> = match &permits {
         Some(permits) => Box::new(permits.clone()),
-        None if run.shared => Box::new(lock.read_write(job.key)?.readers()),
-        None if run.exclusive => Box::new(lock.read_write(job.key)?.writers()),
+        None if run.shared => Box::new(lock.read_write(job.key).readers()),
+        None if run.exclusive => Box::new(lock.read_write(job.key).writers()),
         None => Box::new(lock.clone()),
     };
     let grant = match waits(vec![job.key]).for_request(&lock, &mut stop, limited.acquire_for_run(job.key, wait)).await?

@@ -46,7 +46,7 @@ pub async fn skip<DB: Database>(schedules: &Schedules<DB>, asked: &Until) -> Res
 pub async fn stop<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
     let name = named.name.as_str();
     let before = find(schedules, name).await?;
-    let stopped = schedules.stop(name).await.map_err(refused);
+    let stopped = schedules.stop(name).await.map_err(Failure::from);
     if let Err(failure) = stopped.and_then(|is_stopped| is_stopped.then_some(()).ok_or_else(|| nothing_to_stop(name))) {
         log_failure("stop", name, &failure);
         return Err(failure);
@@ -80,7 +80,7 @@ fn who_stops(info: &ScheduleInfo, instances: &[InstanceInfo]) -> String {
 /// Says that another tick is due already.
 fn what_follows(info: &ScheduleInfo) -> String {
     let next = match info.run_slot == Some(info.slot) {
-        true => info.schedule().and_then(|schedule| schedule.upcoming(info.slot).next()),
+        true => info.schedule().and_then(|schedule| schedule.upcoming(info.slot).ok()?.next()),
         // It was triggered.
         false => Some(info.slot),
     };
@@ -180,17 +180,9 @@ pub async fn reset<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Re
     print_change(schedules, named, &format!("is reset: the next tick is at {}", clock(slot))).await
 }
 
-/// The library refuses a change that the state of the schedule does not permit.
-pub fn refused(error: Error) -> Failure {
-    match error {
-        Error::InvalidSchedule { .. } => Failure::new(REFUSED, error),
-        error => error.into(),
-    }
-}
-
 /// Logs a change with who asked for it.
 fn logged<T>(change: &str, name: &str, done: Result<T, Error>, was: impl FnOnce(&T) -> String) -> Result<T, Failure> {
-    match done.map_err(refused) {
+    match done.map_err(Failure::from) {
         Ok(done) => {
             log_change(change, name, was(&done));
             Ok(done)

@@ -280,18 +280,18 @@ impl<DB: Database> Instance<DB> {
     }
 
     fn schedules(&self, jobs: &Jobs) -> Result<Schedules<DB>, Failure> {
-        let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(self.places)?;
+        let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(self.places);
         if let Some(label) = &self.label {
-            schedules = schedules.label(label)?;
+            schedules = schedules.label(label);
         }
         if let Some(build) = &self.build {
-            schedules = schedules.build(build)?;
+            schedules = schedules.build(build);
         }
         if let Some(lock) = lock_of_schedules(&self.pool, self.label.as_deref())? {
-            schedules = schedules.lock(lock)?;
+            schedules = schedules.lock(lock);
         }
         for name in &jobs.removed {
-            schedules = schedules.removed(name.as_str())?;
+            schedules = schedules.removed(name.as_str());
         }
         for job in jobs.jobs.iter().filter(|job| job.unable.is_none()) {
             let (job, shared, works) = (Arc::new(job.clone()), self.shared.clone(), self.works.clone());

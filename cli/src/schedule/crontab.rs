@@ -10,7 +10,7 @@ use std::{
 
 use jiff::tz::TimeZone;
 use nix::unistd::{Uid, User};
-use rowlock::{Error, Schedule};
+use rowlock::Schedule;
 
 use crate::{
     exit::{Failure, USAGE},
@@ -214,11 +214,8 @@ impl Conversion<'_> {
             return Err("no job: each machine needs it for itself; leave it in the machine's crontab".to_owned());
         }
         let pattern = times.split_whitespace().collect::<Vec<_>>().join(" ");
-        let schedule = Schedule::cron("job", &pattern).and_then(|schedule| schedule.zone(&self.zone));
-        schedule.map_err(|error| match error {
-            Error::InvalidSchedule { wrong, .. } => format!("no job: {wrong}"),
-            error => format!("no job: {error}"),
-        })?;
+        let schedule = Schedule::cron("job", &pattern).zone(&self.zone);
+        schedule.check().map_err(|wrong| format!("no job: {wrong}"))?;
         let name = self.name(command);
         let script = script(command);
         let own = [

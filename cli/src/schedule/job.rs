@@ -216,7 +216,9 @@ impl Run {
         let next = match result {
             Some(Err(_)) if self.fails_again() => Some(format!("attempt {}", attempt.saturating_add(1))),
             // Of a fixed delay, only the row knows.
-            Some(_) => self.job.schedule.upcoming(SystemTime::now().into()).next().map(precise),
+            Some(_) => {
+                self.job.schedule.upcoming(SystemTime::now().into()).ok().and_then(|mut all| all.next()).map(precise)
+            }
             None => Some("the tick is run again, here or elsewhere".to_owned()),
         };
         match result {

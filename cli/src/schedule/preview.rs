@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use anstyle::Style;
 use chrono::{DateTime, Utc};
-use rowlock::{Error, Schedule};
+use rowlock::{Error, Invalid, Schedule};
 use serde_json::json;
 
 use crate::{
@@ -16,13 +16,8 @@ use crate::{
 };
 
 pub fn next(next: &Next) -> Result<u8, Failure> {
-    let schedule = Schedule::cron("next", &next.pattern).and_then(|schedule| schedule.zone(&next.zone));
-    let schedule = schedule.map_err(|error| match error {
-        // The name is none that a user has given.
-        Error::InvalidSchedule { wrong, .. } => Failure::new(exit::USAGE, wrong),
-        error => error.into(),
-    })?;
-    let ticks = ticks(&schedule, next.after.unwrap_or_else(now), next.count);
+    let schedule = Schedule::cron("next", &next.pattern).zone(&next.zone);
+    let ticks = ticks(&schedule, next.after.unwrap_or_else(now), next.count).map_err(Error::from)?;
     if next.json {
         let object =
             |tick: DateTime<Utc>| json!({ "slot": precise(tick), "local": schedule.in_zone(tick).to_rfc3339() });
@@ -63,8 +58,8 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
     let rows = jobs.jobs.iter().flat_map(|job| {
         let schedule = &job.schedule;
         let row = |next: String, local: String| [schedule.name().to_owned(), next, local];
-        let mut rows: Vec<_> =
-            ticks(schedule, now, count).map(|tick| row(clock(tick), local(schedule, tick))).collect();
+        let ticks = ticks(schedule, now, count).into_iter().flatten();
+        let mut rows: Vec<_> = ticks.map(|tick| row(clock(tick), local(schedule, tick))).collect();
         if rows.is_empty() {
             rows.push(row("after the run before".to_owned(), "-".to_owned()));
         }
@@ -75,8 +70,12 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
     Ok(code)
 }
 
-fn ticks(schedule: &Schedule, after: DateTime<Utc>, count: u32) -> impl Iterator<Item = DateTime<Utc>> {
-    schedule.upcoming(after).take(count as usize)
+fn ticks(
+    schedule: &Schedule,
+    after: DateTime<Utc>,
+    count: u32,
+) -> Result<impl Iterator<Item = DateTime<Utc>>, Invalid> {
+    Ok(schedule.upcoming(after)?.take(count as usize))
 }
 
 /// This machine's time. A database's may differ a little.

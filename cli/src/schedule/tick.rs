@@ -129,14 +129,14 @@ fn schedules<DB: Database>(
     ticks: mpsc::Sender<Claimed<DB>>,
 ) -> Result<Schedules<DB>, Failure> {
     let lock = lock_of_schedules(&pool, run.terms.label.as_deref())?;
-    let mut schedules = Schedules::new(pool).lease(run.terms.lease)?;
+    let mut schedules = Schedules::new(pool).lease(run.terms.lease);
     if let Some(label) = &run.terms.label {
-        schedules = schedules.label(label)?;
+        schedules = schedules.label(label);
     }
     if let Some(lock) = lock {
-        schedules = schedules.lock(lock.lease(run.terms.lease)?)?;
+        schedules = schedules.lock(lock.lease(run.terms.lease));
     }
-    Ok(schedules.on(run.tick.schedule(&run.key)?, move |tick| {
+    Ok(schedules.on(run.tick.schedule(&run.key), move |tick| {
         let ticks = ticks.clone();
         async move {
             let (reply, ended) = oneshot::channel();

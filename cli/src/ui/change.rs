@@ -11,7 +11,7 @@ use crate::{
     database,
     exit::{Failure, REFUSED},
     keys::rows::claim,
-    schedule::change::{ask_for_run, nothing_to_stop, refused},
+    schedule::change::{ask_for_run, nothing_to_stop},
 };
 
 const ANYWAY: &str = "the page that asks for a run has a box for asking all the same";
@@ -54,15 +54,15 @@ pub fn changer<DB: Database>(pool: Pool<DB>, judged_by: MinInterval) -> Changer 
 
 async fn make<DB: Database>(pool: Pool<DB>, judged_by: MinInterval, change: &Change) -> Result<(), Failure> {
     let name = change.name.as_str();
-    let schedules = Schedules::new(pool.clone()).label(&change.who)?;
+    let schedules = Schedules::new(pool.clone()).label(&change.who);
     match change.verb {
         Verb::Pause => Ok(schedules.pause(name).await?),
         Verb::Resume => Ok(schedules.resume(name).await?),
         Verb::Trigger => ask_for_run(&schedules, name, change.anyway, ANYWAY).await,
-        Verb::Skip => schedules.skip(name).await.map(drop).map_err(refused),
+        Verb::Skip => Ok(schedules.skip(name).await.map(drop)?),
         Verb::Stop => schedules.stop(name).await?.then_some(()).ok_or_else(|| nothing_to_stop(name)),
         Verb::Release => {
-            let lock = database::lock(pool, Some(&change.who))?.min_interval(judged_by.min_interval)?;
+            let lock = database::lock(pool, Some(&change.who))?.min_interval(judged_by.min_interval);
             release(&lock, change).await
         }
     }

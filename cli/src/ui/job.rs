@@ -122,7 +122,8 @@ fn next_ticks(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
 /// Returns the next ticks that are not skipped, from the one that the row has.
 fn upcoming(job: &ScheduleInfo) -> Vec<DateTime<Utc>> {
     let before = job.skipped_until.unwrap_or(job.slot - TimeDelta::milliseconds(1));
-    job.schedule().map(|schedule| schedule.upcoming(before).take(TICKS).collect()).unwrap_or_default()
+    let schedule = job.schedule();
+    schedule.iter().flat_map(|schedule| schedule.upcoming(before).into_iter().flatten()).take(TICKS).collect()
 }
 
 fn actions(job: &ScheduleInfo) -> Markup {

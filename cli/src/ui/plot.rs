@@ -156,7 +156,7 @@ fn of_group(group: &[&RunInfo], x: f64, next: f64, window: &Window) -> Bar {
 /// Returns the ticks to come, and where they are. One that is too close to another is left out.
 pub fn ticks(job: &ScheduleInfo, window: &Window) -> Vec<(f64, String)> {
     let schedule = job.schedule();
-    let after = |time| schedule.as_ref().and_then(|schedule| schedule.upcoming(time).next());
+    let after = |time| schedule.as_ref().and_then(|schedule| schedule.upcoming(time).ok()?.next());
     let apart = (window.to - window.from).num_milliseconds() as f64 * APART / 100.0;
     let first = Some(job.slot).filter(|slot| *slot > window.now).or_else(|| after(window.now));
     // A slot may be so late that nothing can be added to it.

@@ -15,7 +15,7 @@ harness::tests!(everywhere(
 ));
 
 async fn a_semaphore_is_shown_with_its_permits<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.builder().label("node-1").build().unwrap().lease(Duration::from_secs(3600)).unwrap();
+    let lock = db.builder().label("node-1").build().unwrap().lease(Duration::from_secs(3600));
     let [one, _two, three] = ["s#1", "s#2", "s#3"].map(|key| (lock.clone(), key));
     acquired(one.0.try_acquire(one.1).await).release(Status::Succeeded).await.unwrap();
     let _held = acquired(three.0.try_acquire(three.1).await);
@@ -32,8 +32,8 @@ async fn a_semaphore_is_shown_with_its_permits<DB: TestDatabase>(db: TestDb<DB>)
 }
 
 async fn a_read_write_lock_is_shown_with_its_readers<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.builder().label("node-1").build().unwrap().lease(Duration::from_secs(3600)).unwrap();
-    let both = lock.read_write("r").unwrap();
+    let lock = db.builder().label("node-1").build().unwrap().lease(Duration::from_secs(3600));
+    let both = lock.read_write("r");
     let _readers = [acquired(both.read(Duration::ZERO).await), acquired(both.read(Duration::ZERO).await)];
     let text = db.rowlock("show r", &[]).await.with(0).out;
     assert!(text.contains("r is the name of a read-write lock: 2 readers\n\nKEY") && text.contains("r#r"), "{text}");

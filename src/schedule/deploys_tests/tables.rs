@@ -248,7 +248,7 @@ impl Tables {
             row.due_at = now + RETRY;
             return;
         }
-        let ticks = run.schedule.upcoming(run.slot).next().is_some();
+        let ticks = run.schedule.upcoming(run.slot).unwrap().next().is_some();
         let next = run.schedule.next(if ticks { run.slot } else { now.max(run.slot) });
         let is_own = row.run_slot == Some(row.slot) && row.times == run.times;
         let waits = row.triggered_at.is_some_and(|trigger| Some(trigger) != row.run_slot);

@@ -52,7 +52,7 @@ impl<DB: TestDatabase> TestDb<DB> {
     }
 
     pub fn lock_for(&self, lease: Duration) -> LeaseLock<DB> {
-        self.lock().lease(lease).unwrap()
+        self.lock().lease(lease)
     }
 
     /// Returns the same database, accessed through another pool.

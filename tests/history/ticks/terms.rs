@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rowlock::{CatchUp, Retries, Schedule};
+use rowlock::{CatchUp, Schedule};
 
 pub const LEASE: Duration = Duration::from_millis(1500);
 /// New times apply within nine of these.
@@ -68,12 +68,11 @@ impl Terms {
 
     pub fn schedule(&self, version: u64) -> Schedule {
         let schedule = match self.pattern(version) {
-            Some((pattern, zone)) => Schedule::cron(&self.name, pattern).unwrap().zone(zone).unwrap(),
-            None => Schedule::every(&self.name, Duration::from_secs(1)).unwrap(),
+            Some((pattern, zone)) => Schedule::cron(&self.name, pattern).zone(zone),
+            None => Schedule::every(&self.name, Duration::from_secs(1)),
         };
         let pause = Duration::from_millis(50);
-        let retries = Retries::times(RETRIES).backoff(pause, 2 * pause).unwrap();
-        schedule.catch_up(self.catch_up).unwrap().grace(GRACE).unwrap().retry(retries).unwrap()
+        schedule.catch_up(self.catch_up).grace(GRACE).retry(RETRIES, pause..2 * pause)
     }
 }
 

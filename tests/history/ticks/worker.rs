@@ -102,8 +102,8 @@ async fn work<DB: TestDatabase>() {
 }
 
 async fn deploy<DB: TestDatabase>(pool: &Pool<DB>, number: usize, version: u64) -> Running {
-    let schedules = Schedules::new(pool.clone()).lease(LEASE).unwrap().label(&number.to_string()).unwrap();
-    let mut schedules = schedules.time_limit(LIMIT).unwrap().poll_interval(POLL).unwrap();
+    let schedules = Schedules::new(pool.clone()).lease(LEASE).label(&number.to_string());
+    let mut schedules = schedules.time_limit(LIMIT).poll_interval(POLL);
     for terms in Terms::all() {
         let (pool, terms) = (pool.clone(), Arc::new(terms));
         schedules = schedules.on(terms.schedule(version), move |tick| {

@@ -91,8 +91,8 @@ impl Design {
     /// Two clients, two claims each, on a schedule that catches up on all ticks. A lease is as long
     /// as a period.
     pub fn new(name: &'static str) -> Self {
-        let schedule = Schedule::every(name, Duration::from_secs(TICK.unsigned_abs())).unwrap();
-        let schedule = Schedule { retries: Retries { times: 1 }, ..schedule.catch_up(CatchUp::All(9)).unwrap() };
+        let schedule = Schedule::every(name, Duration::from_secs(TICK.unsigned_abs()));
+        let schedule = Schedule { retries: Retries { times: 1 }, ..schedule.catch_up(CatchUp::All(9)) };
         Self {
             name,
             schedule,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Display, time::Duration};
 
-use rowlock::{CatchUp, Error, Key, Retries, Schedule};
+use rowlock::{CatchUp, Key, Schedule};
 use toml::de::{DeTable, DeValue};
 
 use crate::{
@@ -90,7 +90,7 @@ impl<'a> Defaults<'a> {
         if !defaults.0.contains_key("retry") {
             section.take("backoff", time);
         }
-        section.terms(Schedule::cron(DEFAULTS, "@daily").ok());
+        section.terms(Some(Schedule::cron(DEFAULTS, "@daily")));
         if section.wrong.is_empty() { Ok(defaults) } else { Err(section.wrong) }
     }
 }
@@ -189,14 +189,10 @@ impl<'a> Section<'a> {
         self.take(key, read).map(|value| value.value)
     }
 
-    /// Does what a value says.
-    fn apply<T, U>(&mut self, value: At<T>, apply: impl FnOnce(T) -> Result<U, Error>) -> Option<U> {
-        let why = |error: Error| match error {
-            Error::InvalidSetting { .. } => format!("{}: {error}", self.name),
-            error => error.to_string(),
-        };
-        let wrong = |error: Error| Wrong { at: value.at, why: why(error) };
-        apply(value.value).map_err(wrong).map_err(|wrong| self.wrong.push(wrong)).ok()
+    /// Returns the schedule that a value makes, unless it is not possible.
+    fn checked(&mut self, at: usize, schedule: Schedule) -> Option<Schedule> {
+        let checked = schedule.check().map_err(|fault| self.wrong(at, fault));
+        checked.ok().map(|()| schedule)
     }
 
     /// Changes the schedule as a value says. If the times are wrong, a schedule with other times
@@ -205,12 +201,12 @@ impl<'a> Section<'a> {
         &mut self,
         schedule: Option<Schedule>,
         value: Option<At<T>>,
-        set: impl FnOnce(Schedule, T) -> Result<Schedule, Error>,
+        set: impl FnOnce(Schedule, T) -> Schedule,
     ) -> Option<Schedule> {
-        let Some(value) = value else { return schedule };
+        let Some(At { at, value }) = value else { return schedule };
         let is_right = schedule.is_some();
-        let schedule = schedule.or_else(|| Schedule::cron(self.key, "@daily").ok())?;
-        self.apply(value, |value| set(schedule, value)).filter(|_| is_right)
+        let schedule = schedule.unwrap_or_else(|| Schedule::cron(self.key, "@daily"));
+        self.checked(at, set(schedule, value)).filter(|_| is_right)
     }
 
     fn removed(mut self) -> Result<Entry, Vec<Wrong>> {
@@ -232,7 +228,7 @@ impl<'a> Section<'a> {
         let keys = |olds: &At<Vec<String>>| olds.value.iter().filter_map(|old| Key::new(old).ok()).collect();
         let renamed_from = olds.as_ref().map(keys).unwrap_or_default();
         let schedule =
-            self.set(schedule, olds, |schedule, olds| olds.iter().try_fold(schedule, |one, old| one.renamed_from(old)));
+            self.set(schedule, olds, |schedule, olds| olds.iter().fold(schedule, |one, old| one.renamed_from(old)));
         let description = self.value("description", string).unwrap_or_default();
         let enabled = self.value("enabled", boolean).unwrap_or(true);
         let Terms { schedule, retries, timeout, keep_output, mut surroundings, hooks } = self.terms(schedule);
@@ -284,9 +280,9 @@ impl<'a> Section<'a> {
             return None;
         }
         match (cron, every, after) {
-            (Some(cron), _, _) => self.apply(cron, |cron| Schedule::cron(name, &cron)),
-            (_, Some(every), _) => self.apply(every, |every| Schedule::every(name, every)),
-            (_, _, after) => after.and_then(|after| self.apply(after, |after| Schedule::after(name, after))),
+            (Some(cron), _, _) => self.checked(cron.at, Schedule::cron(name, &cron.value)),
+            (_, Some(every), _) => self.checked(every.at, Schedule::every(name, every.value)),
+            (_, _, after) => after.and_then(|after| self.checked(after.at, Schedule::after(name, after.value))),
         }
     }
 
@@ -331,22 +327,12 @@ impl<'a> Section<'a> {
         if let (Some(backoff), false) = (&backoff, has_retry) {
             self.wrong(backoff.at, "backoff goes with retry: write one like retry = 3");
         }
-        let Some(At { at, value }) = retry else { return (schedule, 0) };
-        let retries =
-            At { at: backoff.as_ref().map_or(at, |backoff| backoff.at.min(at)), value: Retries::times(value) };
-        let retries = match backoff {
-            None => Some(retries),
-            Some(At { at, value: first }) => {
-                let longest = first.saturating_mul(LONGEST).min(YEAR);
-                let place = retries.at;
-                self.apply(At { at, value: retries.value }, |retries| retries.backoff(first, longest))
-                    .map(|value| At { at: place, value })
-            }
-        };
-        match retries {
-            Some(retries) => (self.set(schedule, Some(retries), Schedule::retry), value),
-            None => (None, value),
-        }
+        let Some(At { at, value: times }) = retry else { return (schedule, 0) };
+        let at = backoff.as_ref().map_or(at, |backoff| backoff.at.min(at));
+        let first = backoff.map_or(Duration::ZERO, |backoff| backoff.value);
+        let longest = first.saturating_mul(LONGEST).min(YEAR);
+        let retry = |schedule: Schedule, times| schedule.retry(times, first..=longest);
+        (self.set(schedule, Some(At { at, value: times }), retry), times)
     }
 
     fn surroundings(&mut self) -> Surroundings {

@@ -79,23 +79,17 @@ fn owned((name, value): (&str, &str)) -> (String, String) {
 fn a_default_gives_way_to_the_keys_of_a_job() {
     let defaults = "[defaults]\nzone = \"Europe/Berlin\"\ncatch_up = \"all\"\nmax = 7\nretry = 2\nbackoff = \"1s\"\n";
     let job = |keys: &str| parse(&format!("{defaults}[a]\ncommand = [\"true\"]\n{keys}")).expect(keys).jobs[0].clone();
-    let plain = |schedule: Result<Schedule, rowlock::Error>| format!("{:?}", schedule.unwrap());
-    let backoff = |retries: rowlock::Retries| retries.backoff(Duration::from_secs(1), Duration::from_secs(64)).unwrap();
-    let all = |schedule: Schedule| schedule.catch_up(rowlock::CatchUp::All(7));
+    let all = rowlock::CatchUp::All(7);
+    let daily = || Schedule::cron("a", "@daily").catch_up(all);
+    let minutely = || Schedule::every("a", Duration::from_secs(60));
     for (keys, schedule) in [
-        ("cron = \"@daily\"", Schedule::cron("a", "@daily").and_then(|one| one.zone("Europe/Berlin")).and_then(all)),
-        (
-            "cron = \"@daily\"\nzone = \"UTC\"",
-            Schedule::cron("a", "@daily").and_then(|one| one.zone("UTC")).and_then(all),
-        ),
-        ("every = \"1m\"", Schedule::every("a", Duration::from_secs(60)).and_then(all)),
-        (
-            "every = \"1m\"\ncatch_up = \"skip\"",
-            Schedule::every("a", Duration::from_secs(60)).and_then(|one| one.catch_up(rowlock::CatchUp::Skip)),
-        ),
+        ("cron = \"@daily\"", daily().zone("Europe/Berlin")),
+        ("cron = \"@daily\"\nzone = \"UTC\"", daily().zone("UTC")),
+        ("every = \"1m\"", minutely().catch_up(all)),
+        ("every = \"1m\"\ncatch_up = \"skip\"", minutely().catch_up(rowlock::CatchUp::Skip)),
     ] {
-        let schedule = schedule.and_then(|one| one.retry(backoff(rowlock::Retries::times(2))));
-        assert_eq!(format!("{:?}", job(keys).schedule), plain(schedule), "{keys}");
+        let schedule = schedule.retry(2, Duration::from_secs(1)..Duration::from_secs(64));
+        assert_eq!(format!("{:?}", job(keys).schedule), format!("{schedule:?}"), "{keys}");
     }
     assert_eq!(job("every = \"1m\"\nretry = 0").retries, 0);
 }
