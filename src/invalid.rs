@@ -36,7 +36,7 @@ impl Invalid {
     }
 
     /// Names what has these faults.
-    #[cfg(feature = "schedule")]
+    #[cfg(any(test, feature = "schedule"))]
     pub(crate) fn of(self, what: impl fmt::Display) -> Self {
         Self(self.0.into_iter().map(|fault| format!("{what}: {fault}")).collect())
     }
