@@ -11,9 +11,12 @@ use crate::{design::*, protocol::*, rules::Rules, state::*};
 type Size = (fn() -> Design, usize, &'static [Event]);
 
 pub fn trials() -> Vec<Trial> {
-    let sizes = SIZES.iter().map(|&(design, floor, events)| {
+    let checked = |&(design, floor, events): &Size| {
         Trial::test(format!("model::holds::{}", design().name), move || holds(design(), floor, events))
-    });
+    };
+    let all = std::env::var_os("ROWLOCK_ALL").is_some_and(|all| !all.is_empty());
+    let larger = LARGER.iter().map(checked).map(move |size| size.with_ignored_flag(!all));
+    let sizes = SIZES.iter().map(checked).chain(larger);
     let mutants = MUTANTS.iter().map(|&(mutant, broken)| {
         Trial::test(format!("model::caught::{mutant:?}"), move || {
             broken.iter().try_for_each(|(design, property)| {
@@ -58,12 +61,43 @@ fn abandonments() -> Design {
 }
 
 /// The server carries a request out when its client has given it up, or has sent it again.
-fn late_claims() -> Design {
-    Design { ticks: 3, losses: 1, patience: Some(1), ..Design::new("late_claims") }
+fn late_renewals() -> Design {
+    Design { ticks: 3, losses: 1, patience: Some(1), abandons: true, releases: false, ..Design::new("late_renewals") }
 }
 
-fn late_renewals() -> Design {
-    Design { name: "late_renewals", abandons: true, releases: false, ..late_claims() }
+/// The lease is too short to be renewed.
+fn late_claims() -> Design {
+    Design { name: "late_claims", abandons: false, releases: true, ..late_renewals() }.lease(1)
+}
+
+/// Both copies of a request are late.
+fn late_copies() -> Design {
+    Design { name: "late_copies", ticks: 2, losses: 2, ..late_claims() }
+}
+
+fn late_crashes() -> Design {
+    Design { name: "late_crashes", ticks: 2, crashes: true, ..late_claims() }
+}
+
+/// One client, which sends its renewals and its endings late, twice, or both.
+fn late_endings() -> Design {
+    Design { name: "late_endings", clients: 1, losses: 2, releases: true, ..late_renewals() }
+}
+
+fn many_late_endings() -> Design {
+    Design { name: "many_late_endings", ticks: 4, losses: 3, ..late_endings() }
+}
+
+fn many_late_crashes() -> Design {
+    Design { name: "many_late_crashes", losses: 2, ..late_crashes() }
+}
+
+fn many_late_copies() -> Design {
+    Design { name: "many_late_copies", abandons: true, ..late_copies() }.lease(2)
+}
+
+fn late_all() -> Design {
+    Design { name: "late_all", releases: true, ..late_renewals() }
 }
 
 fn crashes() -> Design {
@@ -133,17 +167,20 @@ const SIZES: &[Size] = &[
     (abandonments, 80_000, &[Event::AbandonedTakenOver, Event::LateRenewalRevived]),
     (
         late_claims,
-        200_000,
+        60_000,
         &[
             Event::LateClaimGranted,
             Event::TooLate,
             Event::SentTwice,
-            Event::FirstReplyReadLate,
-            Event::Cleared,
+            Event::FirstReplyReadFirst,
+            Event::UnsettledSetAside,
             Event::SameAgain,
         ],
     ),
-    (late_renewals, 200_000, &[Event::LateRenewalRevived, Event::TooLate, Event::SentTwice, Event::Cleared]),
+    (late_copies, 200_000, &[Event::LateClaimGranted, Event::TooLate, Event::SentTwice, Event::DoneByReading]),
+    (late_crashes, 40_000, &[Event::LateClaimGranted, Event::TooLate, Event::TakenOver]),
+    (late_endings, 20_000, &[Event::LateRenewalRevived, Event::TooLate, Event::SentTwice, Event::EndedAgain]),
+    (late_renewals, 200_000, &[Event::LateRenewalRevived, Event::TooLate, Event::SentTwice, Event::EndedAgain]),
     (crashes, 60_000, &[Event::TakenOver, Event::ToldLost, Event::RenewalLost]),
     (three_clients, 20_000, &[Event::TakenOver]),
     (commits, 60_000, &[Event::Committed, Event::CommittedExpired, Event::ConfirmLost, Event::RenewalSkipped]),
@@ -164,6 +201,14 @@ const SIZES: &[Size] = &[
     (article_rules, 50_000, &[Event::TimedOutUnfinished, Event::LastRunFailed]),
 ];
 
+/// They are checked if `ROWLOCK_ALL` is set.
+const LARGER: &[Size] = &[
+    (late_all, 300_000, &[Event::LateClaimGranted, Event::LateRenewalRevived, Event::EndedAgain]),
+    (many_late_copies, 1_000_000, &[Event::LateClaimGranted, Event::LateRenewalRevived, Event::SentTwice]),
+    (many_late_crashes, 300_000, &[Event::LateClaimGranted, Event::TooLate, Event::TakenOver]),
+    (many_late_endings, 200_000, &[Event::LateRenewalRevived, Event::TooLate, Event::EndedAgain]),
+];
+
 /// A mutant, and the properties that it breaks.
 type Caught = (Mutant, &'static [(fn() -> Design, &'static str)]);
 
@@ -180,9 +225,17 @@ const MUTANTS: &[Caught] = &[
     (Mutant::DoneByAnother, &[(freed_by_another, DONE)]),
     (Mutant::DelayIgnored, &[(delayed, DELAYED)]),
     (Mutant::ForgottenAhead, &[(operator, TOKENS)]),
-    (Mutant::NotAfterIgnored, &[(late_claims, GRANTED), (late_renewals, EXTENDED)]),
-    (Mutant::NothingCleared, &[(late_claims, GRANTED), (late_renewals, EXTENDED)]),
-    (Mutant::ClearedTooSoon, &[(late_claims, GRANTED), (late_renewals, EXTENDED)]),
+    (Mutant::NotAfterIgnored, &[(late_claims, OVER), (late_endings, OVER), (late_crashes, VOID)]),
+    (Mutant::AbandonedOnce, &[(late_endings, OVER)]),
+    (Mutant::AbandonedAgainTooSoon, &[(late_endings, OVER)]),
+    (Mutant::AbandonedAgainUnlessVoid, &[(late_endings, OVER)]),
+    (Mutant::RenewalForgottenByReply, &[(late_endings, OVER)]),
+    (Mutant::ClaimKeptFromNow, &[(late_claims, OVER)]),
+    (Mutant::ClaimForgottenByReply, &[(late_claims, OVER)]),
+    (Mutant::ClaimForgottenByEnding, &[(late_endings, OVER)]),
+    (Mutant::UnsettledCounts, &[(late_claims, OVER), (late_claims, LOST)]),
+    (Mutant::OtherCopyForgotten, &[(late_claims, OVER), (late_endings, OVER), (late_claims, LOST)]),
+    (Mutant::DeadlineFromSecondCopy, &[(late_claims, STANDS), (late_renewals, STANDS)]),
 ];
 
 fn holds(design: Design, floor: usize, events: &[Event]) -> Result<(), Failed> {
@@ -219,18 +272,17 @@ fn breaks(what: &str, design: Design, property: &'static str) -> Result<(), Fail
 /// A short form of a path: its actions, with the statement that runs.
 fn tell(path: Vec<(State, Option<Action>)>) -> String {
     let steps = path.into_iter().filter_map(|(state, action)| {
-        let (id, late) = match action? {
-            Action::Run(id) => (id, false),
-            Action::RunLate(id) => (id, true),
+        let (name, id, call) = match action? {
+            Action::Run(id) => ("Run", id, state.clients[id].call?),
+            Action::RunFirst(id) => ("RunFirst", id, state.clients[id].first?),
+            Action::RunLate(id, index) => ("RunLate", id, state.clients[id].late[index]),
             action => return Some(format!("{action:?}")),
         };
-        let client = &state.clients[id];
-        let call = if late { client.late } else { client.call };
-        let statement = match call?.statement {
+        let statement = match call.statement {
             Statement::Change(_, change) => format!("{change:?}"),
             statement => format!("{statement:?}").split([' ', '(']).next().unwrap_or_default().to_owned(),
         };
-        Some(format!("{}({id}: {statement})", if late { "RunLate" } else { "Run" }))
+        Some(format!("{name}({id}: {statement})"))
     });
     steps.collect::<Vec<_>>().join(", ")
 }

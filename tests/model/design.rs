@@ -37,10 +37,26 @@ pub enum Mutant {
     ForgottenAhead,
     /// The server carries a statement out whenever it comes to it.
     NotAfterIgnored,
-    /// The claim of a request without a reply is not ended when the request is void.
-    NothingCleared,
-    /// It is ended as soon as the client no longer waits.
-    ClearedTooSoon,
+    /// What was abandoned is not abandoned once more when a renewal without a reply is void.
+    AbandonedOnce,
+    /// It is abandoned once more before that renewal is void.
+    AbandonedAgainTooSoon,
+    /// It is not abandoned once more if that renewal is void when the reply is read.
+    AbandonedAgainUnlessVoid,
+    /// A renewal without a reply is forgotten at the reply to a later one.
+    RenewalForgottenByReply,
+    /// A claim without a reply is taken to end a lease after the client left it.
+    ClaimKeptFromNow,
+    /// A claim without a reply is forgotten at a reply to the same holder.
+    ClaimForgottenByReply,
+    /// It is forgotten when the holder's claim is ended.
+    ClaimForgottenByEnding,
+    /// Of a request that was sent twice, the first reply counts, whether it settles it or not.
+    UnsettledCounts,
+    /// When one copy of a request has a reply, the other one is forgotten.
+    OtherCopyForgotten,
+    /// The deadline is counted from the second copy, whichever was answered.
+    DeadlineFromSecondCopy,
 }
 
 /// Events that occur, counted over all transitions.
@@ -54,8 +70,9 @@ pub enum Event {
     LateRenewalRevived,
     TooLate,
     SentTwice,
-    FirstReplyReadLate,
-    Cleared,
+    FirstReplyReadFirst,
+    UnsettledSetAside,
+    EndedAgain,
     ForeignLockSeen,
     ForeignTakenOver,
     Trampled,
@@ -107,8 +124,8 @@ pub struct Design {
     pub deletions: u8,
     pub step_back: Tick,
     pub mutant: Option<Mutant>,
-    /// How long after a claim or a renewal was sent the server may carry it out. The client then
-    /// keeps an entry for a request without a reply, and ends what it was granted.
+    /// How long after a claim or a renewal was sent the server may carry it out. The client keeps
+    /// until when that is, if there is no reply, and may send a request twice.
     pub patience: Option<Tick>,
     /// Another task of the client commits under the same claim.
     pub shared_claim: bool,

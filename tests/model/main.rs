@@ -1,6 +1,6 @@
 //! A model of the protocol, checked exhaustively for small sizes: clients, the row, the database's
-//! clock, pauses, delayed and lost statements and replies, crashes, an operator, a program that
-//! knows only the article's columns.
+//! clock, pauses, delayed and lost statements and replies, requests that are sent twice, crashes,
+//! an operator, a program that knows only the article's columns.
 //!
 //! The decision is the code's own (`src/rules.rs`), and so is the choice of a permit
 //! (`src/lease/wanted.rs`); the rest repeats the table in ARCHITECTURE.md.
@@ -11,6 +11,7 @@
 mod checks;
 mod client;
 mod design;
+mod endings;
 mod permits;
 mod protocol;
 mod readers;
@@ -49,6 +50,7 @@ mod wanted;
 fn main() {
     let mut trials = checks::trials();
     trials.extend(ticks::trials());
+    trials.extend(endings::trials());
     trials.extend(permits::trials());
     trials.extend(readers::trials());
     libtest_mimic::run(&libtest_mimic::Arguments::from_args(), trials).exit();

@@ -25,13 +25,15 @@ pub enum Action {
     ConnectionLost(Id),
     /// The statement in flight runs on the server.
     Run(Id),
-    /// A statement that the client no longer waits for runs on the server.
-    RunLate(Id),
+    /// The first copy of a request that was sent twice.
+    RunFirst(Id),
+    /// The second copy skips the row, which the first one has locked.
+    SkipSecond(Id),
+    /// A statement whose reply is not read runs on the server.
+    RunLate(Id, usize),
     Deliver(Id),
-    /// The reply to what was sent first.
-    DeliverLate(Id),
+    DeliverFirst(Id),
     SendAgain(Id),
-    Clear(Id),
     GiveUp(Id),
     Pause(Id),
     Resume(Id),
@@ -43,6 +45,8 @@ pub enum Action {
     Release(Id, Ended),
     Abandon(Id),
     EndAgain(Id),
+    /// Abandons once more what a renewal may have extended.
+    AbandonAgain(Id),
     EndUnknown(Id),
     Confirm(Id),
     Commit(Id),
@@ -63,8 +67,8 @@ pub const FOREIGN: &str = "another program's lock is respected";
 pub const DONE: &str = "done is said of an ending only if it was done";
 pub const DELAYED: &str = "the next holder starts the lock-delay after the last one had to stop";
 pub const LOST: &str = "lost is said of an ending only if it was not done";
-pub const GRANTED: &str = "what is over for its client is not granted any more";
-pub const EXTENDED: &str = "what is over for its client is not extended any more";
+pub const VOID: &str = "nothing is granted or extended after its limit";
+pub const OVER: &str = "nothing stands of a client that says so";
 pub const SAID: &str = "what is said of a commit is true";
 
 impl Model for Design {
@@ -72,16 +76,7 @@ impl Model for Design {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let client = Client {
-            life: Life::Running,
-            stage: Stage::Idle,
-            call: None,
-            late: None,
-            void: None,
-            transaction: None,
-            tries: self.tries,
-            transactions: self.transactions,
-        };
+        let client = Client::new(self.tries, self.transactions);
         vec![State {
             db: Database { now: START, row: None, lock: None },
             stepped_back: 0,
@@ -110,13 +105,7 @@ impl Model for Design {
             actions.push(Action::StepClockBack);
         }
         for (id, client) in state.clients.iter().enumerate() {
-            if let Some(late) = client.late {
-                let is_awaited = client.has_sent_twice();
-                actions.extend(match late.reply {
-                    None => Some(Action::RunLate(id)),
-                    Some(_) => is_awaited.then_some(Action::DeliverLate(id)),
-                });
-            }
+            actions.extend((0..client.late.len()).map(|index| Action::RunLate(id, index)));
             if state.db.lock == Some(id) && !client.is_in_transaction() {
                 actions.push(Action::ConnectionLost(id));
             }
@@ -165,16 +154,14 @@ impl Model for Design {
             Action::ForeignRelease => state.foreign_release(),
             Action::ConnectionLost(id) => state.connection_lost(id),
             Action::Run(id) => state.run_call(self, id)?,
-            Action::RunLate(id) => state.run_late(self, id)?,
+            Action::RunFirst(id) => state.run_first(self, id)?,
+            Action::SkipSecond(id) => state.skip_second(id)?,
+            Action::RunLate(id, index) => state.run_late(self, id, index)?,
             Action::Deliver(id) => state.deliver(self, id)?,
-            Action::DeliverLate(id) => state.deliver_late(self, id)?,
+            Action::DeliverFirst(id) => state.deliver_first(self, id)?,
             Action::SendAgain(id) => {
                 state.losses -= 1;
                 state.send_again(self, id)?;
-            }
-            Action::Clear(id) => {
-                let Stage::Clearing { holder } = state.clients[id].stage else { return None };
-                state.send(self, id, Statement::Clear { holder });
             }
             Action::GiveUp(id) => {
                 state.losses -= 1;
@@ -188,16 +175,14 @@ impl Model for Design {
             Action::Crash(id) => state.crash(self, id),
             Action::TryAcquire(id) => state.try_acquire(self, id),
             Action::AskAgain(id) => {
-                let Stage::Trying { holder, .. } = state.clients[id].stage else { return None };
+                let Stage::Trying { holder } = state.clients[id].stage else { return None };
                 state.send(self, id, Statement::Claim { holder });
             }
-            Action::EndTry(id) | Action::EndUnknown(id) => {
-                let holder = match state.clients[id].stage {
-                    Stage::Trying { holder, .. } => holder,
-                    _ => state.clients[id].held()?.claim.holder,
-                };
+            Action::EndTry(id) => {
+                let Stage::Trying { holder } = state.clients[id].stage else { return None };
                 state.close(self, id, holder);
             }
+            Action::EndUnknown(id) => state.lose(id),
             Action::Renew(id) => {
                 let claim = state.clients[id].held()?.claim;
                 state.send(self, id, Statement::Change(claim, Change::Renew));
@@ -207,6 +192,10 @@ impl Model for Design {
             Action::EndAgain(id) => {
                 let Stage::Ending { held, change, .. } = state.clients[id].stage else { return None };
                 state.send(self, id, Statement::Change(held.claim, change));
+            }
+            Action::AbandonAgain(id) => {
+                let Stage::EndingAgain(claim) = state.clients[id].stage else { return None };
+                state.send(self, id, Statement::Change(claim, Change::Abandon));
             }
             Action::Confirm(id) => {
                 let claim = state.clients[id].held()?.claim;
@@ -274,8 +263,13 @@ impl Model for Design {
             }));
         }
         if self.patience.is_some() {
-            all.push(free_of!(GRANTED, GrantedLate));
-            all.push(free_of!(EXTENDED, ExtendedLate));
+            all.push(free_of!(VOID, CarriedOutLate));
+            all.push(Property::always(OVER, |design: &Self, state: &State| {
+                let now = state.db.now;
+                let stands =
+                    |holder| state.db.row.is_some_and(|row| row.holder == Some(holder) && Some(now) < row.expires_at);
+                !state.clients.iter().filter_map(|client| client.says_over(now, design.row_lease())).any(stands)
+            }));
         }
         all.push(free_of!(DONE, DoneSaidWrongly));
         all.push(free_of!(LOST, LostSaidWrongly));
@@ -287,7 +281,8 @@ impl Model for Design {
 impl Design {
     fn actions_of(&self, state: &State, id: Id, client: &Client, actions: &mut Vec<Action>) {
         let holds = matches!(client.stage, Stage::Held(_));
-        let busy = client.stage != Stage::Idle || client.transaction.is_some();
+        let is_over = matches!(client.stage, Stage::Idle | Stage::Over { .. });
+        let busy = !is_over || client.transaction.is_some();
         if self.crashes && busy {
             actions.push(Action::Crash(id));
         }
@@ -298,16 +293,17 @@ impl Design {
         }
         if let Some(call) = client.call {
             actions.push(if call.reply.is_none() { Action::Run(id) } else { Action::Deliver(id) });
+            if let Some(first) = client.first {
+                actions.push(if first.reply.is_none() { Action::RunFirst(id) } else { Action::DeliverFirst(id) });
+                if first.reply.is_none() && call.reply.is_none() {
+                    actions.push(Action::SkipSecond(id));
+                }
+            }
             if state.losses > 0 {
                 actions.push(Action::GiveUp(id));
             }
             let may_repeat = matches!(call.statement, Statement::Claim { .. } | Statement::Change(..));
-            if state.losses > 0
-                && self.patience.is_some()
-                && may_repeat
-                && call.reply.is_none()
-                && client.late.is_none()
-            {
+            if state.losses > 0 && self.patience.is_some() && may_repeat && client.first.is_none() {
                 actions.push(Action::SendAgain(id));
             }
             return;
@@ -344,9 +340,10 @@ impl Design {
             Stage::Trying { .. } => actions.extend([Action::AskAgain(id), Action::EndTry(id)]),
             Stage::Ending { held, .. } if state.monotonic() < held.deadline => actions.push(Action::EndAgain(id)),
             Stage::Ending { .. } => actions.push(Action::EndUnknown(id)),
-            Stage::Clearing { .. } if client.void >= Some(state.db.now) && !self.is(Mutant::ClearedTooSoon) => {}
-            Stage::Clearing { .. } => actions.push(Action::Clear(id)),
-            Stage::Idle => {}
+            Stage::EndingAgain(_)
+                if client.renewing >= Some(state.db.now) && !self.is(Mutant::AbandonedAgainTooSoon) => {}
+            Stage::EndingAgain(_) => actions.push(Action::AbandonAgain(id)),
+            Stage::Idle | Stage::Over { .. } => {}
         }
     }
 }

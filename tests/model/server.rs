@@ -71,33 +71,35 @@ pub fn judge(design: &Design, row: Option<&Row>, now: Tick, holder: u8) -> Verdi
 impl State {
     /// Runs a statement. `None` while it waits for the row, or when its transaction has ended.
     pub fn execute(&mut self, design: &Design, id: Id, call: Call) -> Option<Reply> {
-        let locked = self.db.lock.is_some();
-        let too_late = call.not_after.is_some_and(|limit| self.db.now > limit) && !design.is(Mutant::NotAfterIgnored);
-        if too_late {
+        let is_late = call.not_after.is_some_and(|limit| self.db.now > limit);
+        let reply = self.carry_out(design, id, call, is_late && !design.is(Mutant::NotAfterIgnored))?;
+        if is_late {
             design.meet(Event::TooLate);
+            if matches!(reply, Reply::Claim(Answer::Granted { .. }) | Reply::Change(Outcome::Done)) {
+                self.fault(Fault::CarriedOutLate);
+            }
         }
+        Some(reply)
+    }
+
+    fn carry_out(&mut self, design: &Design, id: Id, call: Call, too_late: bool) -> Option<Reply> {
+        let locked = self.db.lock.is_some();
         Some(match call.statement {
             Statement::Create => {
                 self.db.row.get_or_insert(Row::free());
                 Reply::Created
             }
-            Statement::Claim { .. } if too_late => Reply::Claim(Answer::TooLate),
             Statement::Change(claim, Change::Renew) if too_late => {
                 let stands = self.db.row.is_some_and(|row| row.is_ours(claim, design));
                 Reply::Change(if stands { Outcome::TooLate } else { Outcome::Lost })
-            }
-            Statement::Clear { .. } if locked => return None,
-            Statement::Clear { holder } => {
-                self.clear(design, holder);
-                Reply::Cleared
             }
             Statement::Claim { holder } if design.is(Mutant::ClockBeforeRowLock) => {
                 if locked {
                     return None;
                 }
-                Reply::Claim(self.claim(design, holder, call.sent))
+                Reply::Claim(self.claim(design, holder, call.sent, too_late))
             }
-            Statement::Claim { holder } => Reply::Claim(self.claim(design, holder, self.db.now)),
+            Statement::Claim { holder } => Reply::Claim(self.claim(design, holder, self.db.now, too_late)),
             Statement::Change(claim, change) => Reply::Change(self.change(design, claim, change)),
             Statement::Confirm(_) if locked => return None,
             Statement::Confirm(claim) => Reply::Confirm(self.confirm(design, id, claim)),
@@ -110,7 +112,7 @@ impl State {
     }
 
     /// Takes the row if the rules grant it.
-    fn claim(&mut self, design: &Design, holder: u8, now: Tick) -> Answer {
+    fn claim(&mut self, design: &Design, holder: u8, now: Tick, too_late: bool) -> Answer {
         let verdict = judge(design, self.db.row.as_ref(), now, holder);
         let Some(mut row) = self.db.row else { return Answer::NoRow };
         match verdict {
@@ -125,6 +127,7 @@ impl State {
                 }
                 return Answer::Refused;
             }
+            _ if too_late => return Answer::TooLate,
             _ if self.db.lock.is_some() => return Answer::Skipped,
             Verdict::Same => {
                 design.meet(Event::SameAgain);
@@ -189,13 +192,6 @@ impl State {
             }
         }
         Outcome::Done
-    }
-
-    /// Ends what the holder has, whatever its token is.
-    fn clear(&mut self, design: &Design, holder: u8) {
-        let row = self.db.row.filter(|row| row.stands(design) && row.holder == Some(holder));
-        let Some(Row { token, .. }) = row else { return };
-        self.change(design, Claim { holder, token }, Change::Abandon);
     }
 
     /// Reads the outcome of a change that matched no row.

@@ -68,26 +68,17 @@ impl Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Statement {
     Create,
-    Claim {
-        holder: u8,
-    },
+    Claim { holder: u8 },
     Change(Claim, Change),
     Confirm(Claim),
     Commit(Claim),
     ReadConfirms(Claim),
-    /// Ends what the holder has, if anything.
-    Clear {
-        holder: u8,
-    },
 }
 
 impl Statement {
-    /// The holder for which it grants or extends.
-    pub fn extends_for(self) -> Option<u8> {
-        match self {
-            Self::Claim { holder } | Self::Change(Claim { holder, .. }, Change::Renew) => Some(holder),
-            _ => None,
-        }
+    /// Whether it grants or extends. Such a statement has a limit, and depends on when it was sent.
+    pub fn extends(self) -> bool {
+        matches!(self, Self::Claim { .. } | Self::Change(_, Change::Renew))
     }
 }
 
@@ -122,7 +113,14 @@ pub enum Reply {
     Confirm(Option<u8>),
     Commit,
     Confirms(Option<u8>),
-    Cleared,
+}
+
+impl Reply {
+    /// Whether it settles a request that was sent twice. What one copy skipped may be locked by the
+    /// other one.
+    pub fn is_settled(self) -> bool {
+        !matches!(self, Self::Claim(Answer::Skipped | Answer::TooLate) | Self::Change(Outcome::Skipped { .. }))
+    }
 }
 
 /// A statement in flight, and its reply once it has run.
@@ -155,8 +153,6 @@ pub enum Stage {
     Idle,
     Trying {
         holder: u8,
-        /// A claim of this try was sent and not answered.
-        unanswered: bool,
     },
     Held(Held),
     Ending {
@@ -167,8 +163,10 @@ pub enum Stage {
         /// The actual outcome: the row records it.
         done: bool,
     },
-    /// The claim is over for the client, and a request that has no reply may still be carried out.
-    Clearing {
+    /// The claim was abandoned, and is abandoned once more when no renewal can extend it any more.
+    EndingAgain(Claim),
+    /// Nothing is left of this holder, but for what a claim without a reply may be granted.
+    Over {
         holder: u8,
     },
 }
@@ -196,17 +194,36 @@ pub struct Client {
     pub life: Life,
     pub stage: Stage,
     pub call: Option<Call>,
-    /// The client no longer waits for this statement, and it may still run. If the client has sent
-    /// the request again, it reads whichever reply is first.
-    pub late: Option<Call>,
-    /// The last `not_after` of the requests for the claim that have no reply.
-    pub void: Option<Tick>,
+    /// The first copy of a request that was sent twice. `call` is the second one. The first reply
+    /// that settles the request counts.
+    pub first: Option<Call>,
+    /// Statements whose replies are not read. They may still run. Sorted.
+    pub late: Vec<Call>,
+    /// Until when the server may carry out a claim that has no reply.
+    pub claiming: Option<Tick>,
+    /// Until when it may carry out a renewal that has no reply.
+    pub renewing: Option<Tick>,
     pub transaction: Option<Transaction>,
     pub tries: u8,
     pub transactions: u8,
 }
 
 impl Client {
+    pub fn new(tries: u8, transactions: u8) -> Self {
+        Self {
+            life: Life::Running,
+            stage: Stage::Idle,
+            call: None,
+            first: None,
+            late: vec![],
+            claiming: None,
+            renewing: None,
+            transaction: None,
+            tries,
+            transactions,
+        }
+    }
+
     pub fn held(&self) -> Option<&Held> {
         match &self.stage {
             Stage::Held(held) | Stage::Ending { held, .. } => Some(held),
@@ -214,19 +231,12 @@ impl Client {
         }
     }
 
-    /// Whether it answers for what this holder may be granted.
-    pub fn answers_for(&self, holder: u8) -> bool {
+    /// The holder of which it says that nothing stands.
+    pub fn says_over(&self, now: Tick, row_lease: Tick) -> Option<u8> {
         match self.stage {
-            Stage::Idle => false,
-            Stage::Trying { holder: own, .. } | Stage::Clearing { holder: own } => own == holder,
-            Stage::Held(held) | Stage::Ending { held, .. } => held.claim.holder == holder,
+            Stage::Over { holder } if self.claiming.is_none_or(|until| until + row_lease <= now) => Some(holder),
+            _ => None,
         }
-    }
-
-    /// Whether the statement that it waits for was sent before, and may still run.
-    pub fn has_sent_twice(&self) -> bool {
-        let statement = |call: Option<Call>| call.map(|call| call.statement);
-        self.life != Life::Crashed && self.call.is_some() && statement(self.call) == statement(self.late)
     }
 
     /// Whether work that checks its lease goes on.
@@ -268,8 +278,7 @@ pub enum Fault {
     LostSaidWrongly,
     CommitSaidWrongly,
     StartedWithinDelay,
-    GrantedLate,
-    ExtendedLate,
+    CarriedOutLate,
 }
 
 /// What was granted, recorded separately from the row, which mutants corrupt.
