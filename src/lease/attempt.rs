@@ -59,6 +59,8 @@ pub(crate) struct ClaimAttempt<'a, DB: Database> {
     busy_timeout: Duration,
     /// A claim request was sent whose outcome is unknown.
     unanswered: bool,
+    /// When the last request was sent, or a little before.
+    sent: Instant,
     /// What the call knows of its claim requests.
     pending: Pending,
     /// The rows that this attempt created. One that is still missing afterwards is not visible.
@@ -94,6 +96,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             statement_deadline,
             busy_timeout: BUSY_TIMEOUT,
             unanswered: false,
+            sent: Instant::now(),
             pending: pending.clone(),
             created: Vec::new(),
             contended: false,
@@ -184,7 +187,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     /// A reply has told whether the earlier requests were granted.
     fn settle(&mut self) {
         if std::mem::take(&mut self.unanswered) {
-            self.shared.ledger.remove(self.holder);
+            self.shared.ledger.remove(self.holder, self.sent);
             self.pending.set_unanswered(false);
         }
     }
@@ -299,7 +302,8 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         }
     }
 
-    async fn claim(&self) -> Result<Claimed<DB>, Failure> {
+    async fn claim(&mut self) -> Result<Claimed<DB>, Failure> {
+        self.sent = Instant::now();
         let set = ClaimSet {
             requests: self.asked(),
             key_terms: self.key_terms.clone(),

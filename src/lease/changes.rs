@@ -48,6 +48,18 @@ impl<DB: Database> Request<DB> for ChangeRequest<'_> {
     fn is_settled(&self, outcomes: &Vec<Outcome>) -> bool {
         skipped_among(outcomes).is_none()
     }
+
+    /// The request that came second finds a claim gone that the first one has ended. A claim that
+    /// was renewed and is gone is lost.
+    fn combined(&self, earlier: Vec<Outcome>, later: Vec<Outcome>) -> Vec<Outcome> {
+        let tells_most = match self.change {
+            Change::Renew(_) | Change::Resume { .. } => [Outcome::Lost, Outcome::Done],
+            _ => [Outcome::Done, Outcome::Lost],
+        };
+        let both = earlier.into_iter().zip(later);
+        let told = |(one, other)| tells_most.into_iter().find(|told| [one, other].contains(told)).unwrap_or(other);
+        both.map(told).collect()
+    }
 }
 
 /// The outcomes of a change, one per claim, and when the request that was answered was sent.
@@ -126,4 +138,26 @@ pub(crate) async fn send_apart<DB: Database>(
         }
     }
     replies
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use chrono::TimeDelta;
+
+    use super::*;
+
+    #[test]
+    fn two_replies_tell_together_what_was_done() {
+        let skipped = Outcome::Skipped { left: TimeDelta::zero() };
+        let combined = |change, one: &[Outcome], other: &[Outcome]| {
+            let request = ChangeRequest { claims: &[], change, form: Form::Common };
+            Request::<sqlx::Sqlite>::combined(&request, one.to_vec(), other.to_vec())
+        };
+        let (done, lost) = (Outcome::Done, Outcome::Lost);
+        let (ending, renewal) = (Change::PutBack, Change::Renew(TimeDelta::zero()));
+        assert_eq!(combined(ending, &[done, skipped], &[lost, done]), [done, done], "the first request ended both");
+        assert_eq!(combined(ending, &[lost, skipped], &[done, skipped]), [done, skipped], "in whichever order");
+        assert_eq!(combined(renewal, &[done, skipped], &[lost, skipped]), [lost, skipped], "it was lost since");
+        assert_eq!(combined(renewal, &[skipped, skipped], &[skipped, done]), [skipped, done]);
+    }
 }

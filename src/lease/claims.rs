@@ -121,7 +121,7 @@ impl<DB: Database> BatchOp<DB> for Claims {
         let silence = silence(sessions, limit - Instant::now());
         let statement = Claiming { requests: &requests, key_terms, form, look: *look };
         let holders = requests.iter().filter(|_| !look).map(|request| request.holder).collect();
-        let in_flight = self.ledger.sending(holders, lease);
+        let in_flight = self.ledger.sending(holders, limit, lease);
         let Exchange { reply, unanswered } = exchange(Some(session), sessions, silence, limit, &statement).await;
         if !unanswered {
             in_flight.settled();
@@ -181,6 +181,11 @@ impl<DB: Database> Request<DB> for Claiming<'_, DB> {
                 ClaimReply::Withheld => true,
             })
     }
+
+    fn combined(&self, earlier: Vec<ClaimReply>, later: Vec<ClaimReply>) -> Vec<ClaimReply> {
+        let granted = |(earlier, later)| if matches!(earlier, ClaimReply::Granted { .. }) { earlier } else { later };
+        earlier.into_iter().zip(later).map(granted).collect()
+    }
 }
 
 impl<DB: Database> ClaimSet<DB> {
@@ -202,7 +207,8 @@ impl<DB: Database> ClaimSet<DB> {
             return Claimed::Not { replies, for_all, unanswered };
         }
         if sent.elapsed() >= key_terms.span().local() {
-            ledger.add(claims[0].holder, Instant::now() + key_terms.span().of_row());
+            let now = Instant::now();
+            ledger.add(claims[0].holder, now, now + key_terms.span().of_row());
             return Claimed::Not { replies: Vec::new(), for_all: false, unanswered: true };
         }
         // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes

@@ -215,11 +215,13 @@ impl<DB: Database> LeaseHandle<DB> {
         self.state = HandleState::Ending;
         self.key_terms.renewer.stop_renewing(&self.held);
         self.held.over.cancel();
+        let sent = Instant::now();
         let result = self.try_release(status).await;
         // Claims that are not known to be ended are abandoned when `self` is dropped, and so is the
         // rest of a set of which one claim is lost.
         if result.is_ok() || (self.claims().len() == 1 && matches!(result, Err(Error::Lost { .. }))) {
             self.state = HandleState::Ended;
+            self.key_terms.renewer.ended(self.claims(), sent);
             self.held.release_kept();
         }
         let status = status.letter();

@@ -45,14 +45,21 @@ impl Pending {
     }
 }
 
-/// The holders of a lock's claims that may stand although no task holds them or ends them, and when
-/// their leases have ended, as far as is known.
+/// The holders of a lock's claims that may stand although no task holds them or ends them.
 #[derive(Default)]
 pub(crate) struct Ledger(Mutex<Claims>);
 
+/// A claim that may stand.
+struct Entry {
+    /// When the server carries out no request of it any more.
+    void_at: Instant,
+    /// When its lease has ended, as far as is known.
+    until: Instant,
+}
+
 #[derive(Default)]
 struct Claims {
-    until: HashMap<Holder, Instant>,
+    entries: HashMap<Holder, Entry>,
     /// The number of claims at which those that have ended are removed.
     most: usize,
 }
@@ -60,8 +67,8 @@ struct Claims {
 impl Claims {
     fn remove_ended(&mut self) {
         let now = Instant::now();
-        self.until.retain(|_, until| *until > now);
-        self.most = 2 * self.until.len().max(LEAST);
+        self.entries.retain(|_, entry| entry.until > now);
+        self.most = 2 * self.entries.len().max(LEAST);
     }
 }
 
@@ -69,31 +76,35 @@ impl Claims {
 const LEAST: usize = 64;
 
 impl Ledger {
-    pub fn add(&self, holder: Holder, until: Instant) {
+    pub fn add(&self, holder: Holder, void_at: Instant, until: Instant) {
         let mut claims = lock(&self.0);
-        if claims.until.len() >= claims.most {
+        if claims.entries.len() >= claims.most {
             claims.remove_ended();
         }
-        let known = claims.until.entry(holder).or_insert(until);
-        *known = until.max(*known);
+        let entry = claims.entries.entry(holder).or_insert(Entry { void_at, until });
+        (entry.void_at, entry.until) = (entry.void_at.max(void_at), entry.until.max(until));
     }
 
-    /// Removes a claim of which a later reply has told.
-    pub fn remove(&self, holder: Holder) {
-        lock(&self.0).until.remove(&holder);
+    /// Removes a claim of which the reply to a request has told that was sent at this time, unless
+    /// the server may still carry out an earlier request.
+    pub fn remove(&self, holder: Holder, sent: Instant) {
+        let mut claims = lock(&self.0);
+        if claims.entries.get(&holder).is_some_and(|entry| entry.void_at <= sent) {
+            claims.entries.remove(&holder);
+        }
     }
 
     /// Returns whether a claim may stand.
     pub fn any(&self) -> bool {
         let mut claims = lock(&self.0);
         claims.remove_ended();
-        !claims.until.is_empty()
+        !claims.entries.is_empty()
     }
 
-    /// Records that the claims of these holders are sent with this lease. Unless there is a reply,
-    /// they are added.
-    pub fn sending(self: &Arc<Self>, holders: Vec<Holder>, lease: Duration) -> Sent {
-        Sent { ledger: self.clone(), holders, lease }
+    /// Records that the claims of these holders are sent with this lease, and are void after this
+    /// limit. Unless there is a reply, they are added.
+    pub fn sending(self: &Arc<Self>, holders: Vec<Holder>, limit: Instant, lease: Duration) -> Sent {
+        Sent { ledger: self.clone(), holders, limit, lease }
     }
 }
 
@@ -101,6 +112,7 @@ impl Ledger {
 pub(crate) struct Sent {
     ledger: Arc<Ledger>,
     holders: Vec<Holder>,
+    limit: Instant,
     lease: Duration,
 }
 
@@ -113,9 +125,9 @@ impl Sent {
 
 impl Drop for Sent {
     fn drop(&mut self) {
-        let until = Instant::now() + self.lease;
+        let void_at = self.limit.max(Instant::now());
         for holder in self.holders.drain(..) {
-            self.ledger.add(holder, until);
+            self.ledger.add(holder, void_at, void_at + self.lease);
         }
     }
 }
@@ -124,27 +136,40 @@ impl Drop for Sent {
 mod tests {
     use super::*;
 
+    const MINUTE: Duration = Duration::from_secs(60);
+
     #[test]
     fn a_claim_without_a_reply_may_stand_for_its_lease() {
-        let (ledger, holder) = (Arc::<Ledger>::default(), Holder::unique());
-        let send = |lease| ledger.sending(vec![holder], lease);
-        send(Duration::from_secs(60)).settled();
+        let (ledger, holder, now) = (Arc::<Ledger>::default(), Holder::unique(), Instant::now());
+        let send = |limit, lease| ledger.sending(vec![holder], limit, lease);
+        send(now, MINUTE).settled();
         assert!(!ledger.any());
-        drop(send(Duration::ZERO));
+        drop(send(now, Duration::ZERO));
         assert!(!ledger.any(), "its lease has ended");
-        drop(send(Duration::from_secs(60)));
-        send(Duration::from_secs(60)).settled();
+        drop(send(now, MINUTE));
+        send(now, MINUTE).settled();
         assert!(ledger.any(), "the earlier request may have been granted");
-        ledger.remove(holder);
+        ledger.remove(holder, Instant::now());
+        assert!(!ledger.any());
+    }
+
+    #[test]
+    fn a_claim_may_stand_until_each_of_its_requests_is_void() {
+        let (ledger, holder, now) = (Arc::<Ledger>::default(), Holder::unique(), Instant::now());
+        drop(ledger.sending(vec![holder], now + MINUTE, Duration::ZERO));
+        assert!(ledger.any(), "it may be carried out until its limit");
+        ledger.remove(holder, now + MINUTE / 2);
+        assert!(ledger.any(), "it may be carried out after the request that has a reply");
+        ledger.remove(holder, now + 2 * MINUTE);
         assert!(!ledger.any());
     }
 
     #[test]
     fn claims_that_have_ended_take_no_memory() {
-        let ledger = Arc::<Ledger>::default();
+        let (ledger, now) = (Arc::<Ledger>::default(), Instant::now());
         for _ in 0..10_000 {
-            drop(ledger.sending(vec![Holder::unique()], Duration::ZERO));
+            drop(ledger.sending(vec![Holder::unique()], now, Duration::ZERO));
         }
-        assert!(lock(&ledger.0).until.len() <= 2 * LEAST);
+        assert!(lock(&ledger.0).entries.len() <= 2 * LEAST);
     }
 }

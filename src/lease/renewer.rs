@@ -116,11 +116,11 @@ impl<DB: Database> Renewer<DB> {
     /// Renews one lease now.
     pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, change: Change, limit: Instant) -> Exchange<Outcome> {
         held.row_lasts_until(limit + held.span.of_row());
-        held.renewing_until(limit);
+        let earlier = held.renewing_until(limit);
         let limits = ChangeLimits { limit, silence: pacing::hedge_delay(held.span.lease) };
         let Exchange { reply, unanswered } = changes::send(&self.sessions, &held.claims, change, limits).await;
         if !unanswered {
-            held.renewal_answered();
+            held.renewal_answered(limit, earlier);
         }
         let next = pacing::renewal_interval(held.span.lease);
         Exchange { reply: reply.map(|answer| self.renewed(held, &answer, next)), unanswered }
@@ -155,11 +155,17 @@ impl<DB: Database> Renewer<DB> {
         Outcome::Done
     }
 
+    /// Records that the reply to a request that was sent at this time has told that claims are
+    /// ended.
+    pub fn ended(&self, claims: &[Claim], sent: Instant) {
+        claims.iter().for_each(|claim| self.ledger.remove(claim.holder, sent));
+    }
+
     /// Records which of these claims may stand, because they are not ended any more.
-    fn leave_behind(&self, ending: &Ending) {
+    fn leave_behind(&self, ending: &Ending, sent: Instant) {
         let Ending { held, left, .. } = ending;
-        held.claims.iter().for_each(|claim| self.ledger.remove(claim.holder));
-        left.iter().for_each(|claim| self.ledger.add(claim.holder, held.row_ends()));
+        self.ended(&held.claims, sent);
+        left.iter().for_each(|claim| self.ledger.add(claim.holder, Instant::now(), held.row_ends()));
     }
 
     /// Ensures that a task does what was added to the agenda, and looks at it at this time.
@@ -257,7 +263,8 @@ impl<DB: Database> Renewer<DB> {
     }
 
     async fn end_batch(self: &Arc<Self>, span: Span, batch: Batch<(u64, Claim)>, change: Change) {
-        let limit = Instant::now() + pacing::attempt(span.lease);
+        let sent = Instant::now();
+        let limit = sent + pacing::attempt(span.lease);
         let limits = ChangeLimits { limit, silence: pacing::hedge_delay(span.lease) };
         let groups: Vec<Vec<Claim>> = batch.items.iter().map(|(_, claim)| vec![claim.clone()]).collect();
         let replies = changes::send_apart(&self.sessions, &groups, batch.refused_from, change, limits).await;
@@ -270,8 +277,8 @@ impl<DB: Database> Renewer<DB> {
             let ended = agenda.apply_replies(number, claims.iter().map(|(_, claim)| claim).zip(replies));
             drop(agenda);
             if let Some((ended, ending)) = ended {
-                self.leave_behind(&ending);
-                let (held, revived) = (ending.held.clone(), ending.held.may_revive_until());
+                self.leave_behind(&ending, sent);
+                let (held, revived) = (ending.held.clone(), ending.held.may_be_renewed_after(sent));
                 ending.complete(ended);
                 // A renewal without a reply may still extend the row that was abandoned.
                 if let (Some(until), Change::Abandon(_)) = (revived, change) {

@@ -152,20 +152,27 @@ impl LeaseState {
         *current = end.max(*current);
     }
 
-    /// Records that a renewal is sent, which the server may carry out until then.
-    pub fn renewing_until(&self, limit: Instant) {
+    /// Records that a renewal is sent, which the server may carry out until then. Returns until
+    /// when it may carry out earlier ones.
+    pub fn renewing_until(&self, limit: Instant) -> Option<Instant> {
         let mut until = lock(&self.renewal_until);
-        *until = (*until).max(Some(limit));
+        let earlier = *until;
+        *until = earlier.max(Some(limit));
+        earlier
     }
 
-    /// Records that each renewal that was sent has a reply.
-    pub fn renewal_answered(&self) {
-        *lock(&self.renewal_until) = None;
+    /// Records that the renewal with this limit has a reply. Earlier ones may have none.
+    pub fn renewal_answered(&self, limit: Instant, earlier: Option<Instant>) {
+        let mut until = lock(&self.renewal_until);
+        if *until == Some(limit) {
+            *until = earlier;
+        }
     }
 
-    /// Returns until when a renewal may revive the claim after it was abandoned.
-    pub fn may_revive_until(&self) -> Option<Instant> {
-        lock(&self.renewal_until).filter(|until| *until > Instant::now())
+    /// Returns until when a renewal may revive the claim after it was abandoned by a request that
+    /// was sent at this time. The reply to the abandonment may come after that.
+    pub fn may_be_renewed_after(&self, sent: Instant) -> Option<Instant> {
+        lock(&self.renewal_until).filter(|until| *until > sent)
     }
 
     pub fn time_left(&self) -> Duration {
@@ -267,5 +274,28 @@ impl Drop for LeaseState {
             // A recorder may block.
             threads::emit_always(move || drop(held));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lease::span::Bounds;
+
+    #[test]
+    fn a_renewal_without_a_reply_may_revive_what_was_abandoned_before_its_limit() {
+        let (second, now) = (Duration::from_secs(1), Instant::now());
+        let span = Span { lease: 9 * second, lock_delay: Bounds::default().lock_delay };
+        let held = LeaseState::unwatched(Vec::new(), span, now + span.lease);
+        assert_eq!(held.may_be_renewed_after(now), None);
+        let earlier = held.renewing_until(now + second);
+        held.renewal_answered(now + second, earlier);
+        assert_eq!(held.may_be_renewed_after(now), None, "it has a reply");
+        held.renewing_until(now + 3 * second);
+        let earlier = held.renewing_until(now + 4 * second);
+        held.renewal_answered(now + 4 * second, earlier);
+        assert_eq!(held.may_be_renewed_after(now), Some(now + 3 * second), "the earlier one has none");
+        assert_eq!(held.may_be_renewed_after(now + 2 * second), Some(now + 3 * second), "whenever its reply comes");
+        assert_eq!(held.may_be_renewed_after(now + 3 * second), None, "it was abandoned after the limit");
     }
 }

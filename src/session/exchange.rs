@@ -39,6 +39,11 @@ pub(crate) trait Request<DB: Database>: Sync {
     /// Returns whether the reply settles the request. A row that one request skipped may be locked
     /// by the other request.
     fn is_settled(&self, reply: &Self::Reply) -> bool;
+
+    /// Returns what two replies tell together. The earlier one does not settle the request.
+    fn combined(&self, _earlier: Self::Reply, later: Self::Reply) -> Self::Reply {
+        later
+    }
 }
 
 /// The result of a request.
@@ -95,6 +100,10 @@ pub(crate) async fn exchange<DB: Database, R: Request<DB>>(
     };
     let unanswered = is_unanswered(&earlier) || is_unanswered(&later);
     let reply = match (earlier, later) {
+        (Ok(earlier), Ok(later)) => {
+            let sent = earlier.sent.min(later.sent);
+            Ok(Answer { sent, reply: request.combined(earlier.reply, later.reply) })
+        }
         (Ok(earlier), Err(_)) => Ok(earlier),
         // What is unknown is told, whatever the other one says.
         (Err(earlier), Err(later)) if unanswered && !later.is_unanswered() => Err(earlier),
