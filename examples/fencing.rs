@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Attempt, LeaseLock, Status};
+use rowlock::LeaseLock;
 use sqlx::{SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, Lines},
@@ -100,9 +100,7 @@ async fn open(file: &Path) -> Result<SqlitePool> {
 /// one is stopped there.
 async fn worker(file: &Path, storage: SocketAddr, name: &str) -> Result<()> {
     let lock = LeaseLock::builder(open(file).await?).label(name).build()?.lease(LEASE);
-    let Attempt::Acquired(lease) = lock.acquire(KEY, PATIENCE).await? else {
-        return Err("the key was not free".into());
-    };
+    let lease = lock.acquire(KEY, PATIENCE).await?;
     let token = lease.token().get();
     let from = lease.taken_over_from().map(|prior| format!(", taken over from {}", prior.label));
     println!("acquired the key under token {token}{}", from.unwrap_or_default());
@@ -115,7 +113,7 @@ async fn worker(file: &Path, storage: SocketAddr, name: &str) -> Result<()> {
         println!("looked again: held = {}", lease.is_held());
         Result::Ok(())
     })?;
-    match lease.release(Status::Succeeded).await {
+    match lease.release().await {
         Ok(()) => println!("released the key"),
         Err(error) => println!("could not release: {error}"),
     }

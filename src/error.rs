@@ -6,11 +6,11 @@ use crate::{
     action::{Action, Certainty, describe_outcome},
     invalid::Invalid,
     key::{Holder, Key, Token},
+    rules::Refusal,
     store::fault::{self, Contention, fault, said},
 };
 
-/// An error of a call. A refusal is not an error, but a regular result; a failure of the database
-/// is never reported as a refusal.
+/// An error of a call. A failure of the database is never reported as a refusal.
 ///
 /// `Display` states what happened and what to do, and leaves the driver's error to
 /// [`source`](std::error::Error::source). `Debug` prints the same text and all sources, so that a
@@ -38,6 +38,11 @@ pub enum Error {
     /// A key, a name, a setting or a schedule is not possible; nothing was sent. It has all faults.
     #[error(transparent)]
     Invalid(#[from] Invalid),
+
+    /// The key was not granted in time: another holder has it, or its minimum interval has not
+    /// passed. Nothing was changed.
+    #[error("{0}")]
+    Refused(Refusal),
 
     /// The key is not held under this id: its claim was ended, was taken over, or never existed.
     /// Nothing was changed.
@@ -348,6 +353,12 @@ pub enum Error {
     },
 }
 
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
 impl fmt::Debug for Error {
     /// Prints the error and all its sources on one line. A text that an error repeats from its
     /// source, as sqlx's errors do, is printed once.
@@ -457,7 +468,11 @@ impl Error {
             // A write that may have been carried out must not be repeated.
             Self::TimedOut { action: Action::Update | Action::Commit, outcome: Certainty::Unknown, .. }
             | Self::Database { action: Action::Update | Action::Commit, outcome: Certainty::Unknown, .. } => false,
-            Self::TimedOut { .. } | Self::NoConnection { .. } | Self::Conflict { .. } | Self::InUse { .. } => true,
+            Self::Refused(_)
+            | Self::TimedOut { .. }
+            | Self::NoConnection { .. }
+            | Self::Conflict { .. }
+            | Self::InUse { .. } => true,
             Self::Database { source, .. } => fault(source).is_transient(),
             _ => false,
         }

@@ -21,10 +21,10 @@ use crate::{
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::{Attempt, Status};
+/// use rowlock::Attempt;
 ///
 /// match lock.try_acquire("report").await? {
-///     Attempt::Acquired(lease) => lease.release(Status::Succeeded).await?,
+///     Attempt::Acquired(lease) => lease.release().await?,
 ///     Attempt::Refused(refusal) => println!("not now: {refusal}"),
 /// }
 /// if let Some(lease) = lock.try_acquire("report").await?.acquired() {
@@ -50,6 +50,26 @@ impl<G> Attempt<G> {
         match self {
             Self::Acquired(granted) => Attempt::Acquired(make(granted)),
             Self::Refused(refusal) => Attempt::Refused(refusal),
+        }
+    }
+
+    /// Returns what was granted, or the refusal as an error.
+    ///
+    /// # Errors
+    /// The refusal.
+    pub fn into_result(self) -> Result<G, Refusal> {
+        match self {
+            Self::Acquired(granted) => Ok(granted),
+            Self::Refused(refusal) => Err(refusal),
+        }
+    }
+
+    /// Makes an attempt of the result of a call that does not wait.
+    pub(crate) fn of(result: Result<G, Error>) -> Result<Self, Error> {
+        match result {
+            Ok(granted) => Ok(Self::Acquired(granted)),
+            Err(Error::Refused(refusal)) => Ok(Self::Refused(refusal)),
+            Err(error) => Err(error),
         }
     }
 

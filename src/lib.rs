@@ -26,7 +26,7 @@
 //! # #[cfg(feature = "sqlite")]
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use rowlock::{Attempt, LeaseLock, Status};
+//! use rowlock::{Attempt, LeaseLock};
 //!
 //! let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?; // or a PgPool, or a MySqlPool
 //! rowlock::migrate(&pool).await?;
@@ -34,7 +34,7 @@
 //! match lock.try_acquire("import").await? {
 //!     Attempt::Acquired(lease) => {
 //!         println!("working under token {}", lease.token());
-//!         lease.release(Status::Succeeded).await?;
+//!         lease.release().await?;
 //!     }
 //!     Attempt::Refused(refusal) => println!("not now: {refusal}"),
 //! }

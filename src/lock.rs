@@ -6,7 +6,7 @@ use sqlx::Pool;
 
 use crate::{
     error::Error,
-    grant::{Attempt, Grant},
+    grant::Grant,
     key::Claim,
     retry::{Retry, TIME_LIMIT},
     rules::Status,
@@ -66,7 +66,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// use rowlock::{
-///     Action, Attempt, BoxFuture, Certainty, Claim, Confirmation, Error, Grant, Holder, Key,
+///     Action, BoxFuture, Certainty, Claim, Confirmation, Error, Grant, Holder, Key,
 ///     ResourceLock, ResourceLockExt, Status, Token,
 /// };
 /// use sqlx::{Sqlite, SqliteConnection, SqlitePool};
@@ -76,10 +76,11 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// struct DocumentLock(SqlitePool);
 ///
 /// impl ResourceLock<Sqlite> for DocumentLock {
-///     fn try_acquire<'a>(
+///     fn acquire<'a>(
 ///         &'a self,
 ///         key: &'a str,
-///     ) -> BoxFuture<'a, Result<Attempt<Grant<Sqlite>>, Error>> {
+///         _wait: Duration, // no caller is excluded, so there is nothing to wait for
+///     ) -> BoxFuture<'a, Result<Grant<Sqlite>, Error>> {
 ///         Box::pin(async move {
 ///             let key = Key::new(key)?;
 ///             let version = sqlx::query_scalar("SELECT version FROM document WHERE id = ?");
@@ -87,16 +88,8 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///                 Error::database(Action::Read, &key, Certainty::NothingChanged, error)
 ///             })?;
 ///             let claim = Claim { key, holder: Holder::unique(), token: Token::new(version) };
-///             Ok(Attempt::Acquired(claim.into()))
+///             Ok(claim.into())
 ///         })
-///     }
-///
-///     fn acquire<'a>(
-///         &'a self,
-///         key: &'a str,
-///         _wait: Duration,
-///     ) -> BoxFuture<'a, Result<Attempt<Grant<Sqlite>>, Error>> {
-///         self.try_acquire(key) // no caller is excluded, so there is nothing to wait for
 ///     }
 ///
 ///     fn confirm<'a>(
@@ -144,24 +137,14 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// # fn main() {}
 /// ```
 pub trait ResourceLock<DB: Database>: Send + Sync {
-    /// Attempts to acquire `key` once, without waiting for another holder.
+    /// Acquires `key`, retrying until it is granted or `wait` has passed. Zero makes one attempt.
     ///
     /// # Errors
-    /// A key that is invalid, or a database that fails. A refusal is not an error.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, a claim in flight ends by itself, with its lease.
-    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>>;
-
-    /// Acquires `key`, retrying until it is granted or `wait` has passed. The last refusal states
-    /// the reason.
-    ///
-    /// # Errors
-    /// As [`try_acquire`](Self::try_acquire).
+    /// [`Error::Refused`] with the last refusal, a key that is invalid, or a database that fails.
     ///
     /// # Cancel safety
     /// If the future is dropped, the wait stops. A claim in flight ends by itself.
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>>;
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>>;
 
     /// Makes the commit of the caller's transaction depend on the claim. A lease is confirmed
     /// before all other statements of the transaction, a version after them.
@@ -227,7 +210,7 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
-    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         self.acquire(key, wait)
     }
 
@@ -310,11 +293,7 @@ pub enum CommitOutcome {
 
 /// A shared lock is a lock: generic code also accepts an `Arc<dyn ResourceLock<DB>>`.
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLock<DB> for Arc<L> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        (**self).try_acquire(key)
-    }
-
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         (**self).acquire(key, wait)
     }
 
@@ -338,7 +317,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLock<DB> for Arc<L> {
         (**self).release(grant, status)
     }
 
-    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         (**self).acquire_for_run(key, wait)
     }
 

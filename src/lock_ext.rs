@@ -97,6 +97,15 @@ impl<T, E> RunOutcome<T, E> {
 /// # }
 /// ```
 pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
+    /// Attempts to acquire `key` once, without waiting for another holder.
+    ///
+    /// # Errors
+    /// As [`ResourceLock::acquire`], except for a refusal.
+    ///
+    /// # Cancel safety
+    /// As [`ResourceLock::acquire`].
+    fn try_acquire(&self, key: &str) -> impl Future<Output = Result<Attempt<Grant<DB>>, Error>>;
+
     /// Runs `work` under `key` if the key is available now, and releases the key as succeeded or
     /// failed according to the work's result.
     ///
@@ -270,11 +279,15 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
 }
 
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
+    async fn try_acquire(&self, key: &str) -> Result<Attempt<Grant<DB>>, Error> {
+        Attempt::of(self.acquire(key, Duration::ZERO).await)
+    }
+
     async fn run<T, E, W>(&self, key: &str, work: W) -> Result<RunOutcome<T, E>, Error>
     where
         W: AsyncFnOnce(&Grant<DB>) -> Result<T, E>,
     {
-        run(self, key, self.try_acquire(key), work).await
+        run(self, key, self.acquire(key, Duration::ZERO), work).await
     }
 
     async fn run_within<T, E, W>(&self, key: &str, wait: Duration, work: W) -> Result<RunOutcome<T, E>, Error>
@@ -297,7 +310,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
 async fn run<DB, L, T, E, W>(
     lock: &L,
     key: &str,
-    request: impl Future<Output = Result<Attempt<Grant<DB>>, Error>>,
+    request: impl Future<Output = Result<Grant<DB>, Error>>,
     work: W,
 ) -> Result<RunOutcome<T, E>, Error>
 where
@@ -307,16 +320,17 @@ where
 {
     let span = spans::run(key);
     let ran = async {
-        match request.await? {
-            Attempt::Acquired(grant) => {
+        match request.await {
+            Ok(grant) => {
                 span.record("token", display(grant.token()));
                 Ok(under(lock, grant, work).await)
             }
-            Attempt::Refused(refusal) => {
+            Err(Error::Refused(refusal)) => {
                 tracing::info!(key = %refusal.key, outcome = "refused", reason = %refusal.reason, "run");
                 span.record("reason", refusal.reason.name());
                 Ok(RunOutcome::Refused(refusal))
             }
+            Err(error) => Err(error),
         }
     };
     let ran = ran.instrument(span.clone()).await;

@@ -18,11 +18,11 @@ use crate::key::{Holder, Key};
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::{Reason, Rules, Status};
+/// use rowlock::{Reason, Rules};
 ///
 /// let article = lock.rules(Rules::Article);
 /// let lease = article.try_acquire("report").await?.acquired().expect("the key is free");
-/// lease.release(Status::Failed).await?;
+/// lease.fail().await?;
 ///
 /// let refusal = article.try_acquire("report").await?.refused().expect("the last run failed");
 /// assert_eq!(refusal.reason, Reason::LastRunFailed);
@@ -54,7 +54,7 @@ pub enum Rules {
 /// use rowlock::Status;
 ///
 /// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
-/// lease.release(Status::Failed).await?;
+/// lease.fail().await?;
 /// let row = lock.inspect("report").await?.expect("the key has a row");
 /// assert_eq!(row.status, Status::Failed.letter());
 /// # Ok(())
@@ -268,11 +268,11 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::{LockState, Status};
+/// use rowlock::LockState;
 ///
 /// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
 /// assert_eq!(lock.inspect("report").await?.map(|row| row.state), Some(LockState::Held));
-/// lease.release(Status::Succeeded).await?;
+/// lease.release().await?;
 /// assert_eq!(lock.inspect("report").await?.map(|row| row.state), Some(LockState::Free));
 /// # Ok(())
 /// # }

@@ -40,17 +40,12 @@ const MAX_PERMITS: u32 = 100;
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::{Attempt, Status};
 /// use std::time::Duration;
 ///
 /// let exports = lock.semaphore("exports", 3);
-/// match exports.acquire(Duration::from_secs(5)).await? {
-///     Attempt::Acquired(permit) => {
-///         println!("export with permit {:?}", exports.number(permit.key()));
-///         permit.release(Status::Succeeded).await?;
-///     }
-///     Attempt::Refused(refusal) => println!("three exports run: {refusal}"),
-/// }
+/// let permit = exports.acquire(Duration::from_secs(5)).await?;
+/// println!("export with permit {:?}", exports.number(permit.key()));
+/// permit.release().await?;
 /// # Ok(())
 /// # }
 /// # #[cfg(not(feature = "sqlite"))]
@@ -124,7 +119,7 @@ impl<DB: Database> Semaphore<DB> {
     /// # Cancel safety
     /// As [`LeaseLock::try_acquire`].
     pub async fn try_acquire(&self) -> Result<Attempt<Lease<DB>>, Error> {
-        self.acquire(Duration::ZERO).await
+        Attempt::of(self.acquire(Duration::ZERO).await)
     }
 
     /// Acquires a permit, retrying until one is granted or `wait` has passed. A release of a permit
@@ -136,12 +131,12 @@ impl<DB: Database> Semaphore<DB> {
     ///
     /// # Cancel safety
     /// As [`LeaseLock::acquire`].
-    pub async fn acquire(&self, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
+    pub async fn acquire(&self, wait: Duration) -> Result<Lease<DB>, Error> {
         self.acquire_of(self.name.as_str(), wait).await
     }
 
-    async fn acquire_of(&self, name: &str, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
-        Ok(self.lock.granted(&self.wanted(name)?, wait, false).await?.map(Lease::new))
+    async fn acquire_of(&self, name: &str, wait: Duration) -> Result<Lease<DB>, Error> {
+        Ok(Lease::new(self.lock.granted(&self.wanted(name)?, wait, false).await?.into_result()?))
     }
 
     fn wanted(&self, name: &str) -> Result<Wanted, Error> {
@@ -157,19 +152,12 @@ fn permits_of(name: &str, permits: u32) -> Result<Wanted, Invalid> {
 }
 
 impl<DB: Database> ResourceLock<DB> for Semaphore<DB> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        ResourceLock::acquire(self, key, Duration::ZERO)
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
+        Box::pin(async move { Ok(self.acquire_of(key, wait).await?.into()) })
     }
 
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        Box::pin(async move { Ok(self.acquire_of(key, wait).await?.map(Grant::from)) })
-    }
-
-    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        Box::pin(async move {
-            let wanted = self.wanted(key)?;
-            Ok(self.lock.granted_for_run(&wanted, wait).await?.map(Grant::from))
-        })
+    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
+        Box::pin(async move { Ok(self.lock.granted_for_run(&self.wanted(key)?, wait).await?.into()) })
     }
 
     fn confirm<'a>(

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Error, Lease, LeaseLock, Schedule, Schedules, Status};
+use rowlock::{Error, Lease, LeaseLock, Schedule, Schedules};
 use sqlx::{Sqlite, SqlitePool};
 
 const LEASE: Duration = Duration::from_secs(1);
@@ -70,5 +70,5 @@ async fn calls_of_a_forked_process_are_refused_and_its_drops_end_nothing() {
     assert!(!lease.time_left().is_zero(), "it was renewed");
     let other = LeaseLock::new(SqlitePool::connect(&url).await.unwrap());
     assert!(other.try_acquire("k").await.unwrap().refused().is_some(), "the drop in the other process ended nothing");
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }

@@ -7,7 +7,7 @@
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use clap::Args;
-use rowlock::{Attempt, LeaseLock, Status};
+use rowlock::LeaseLock;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, stdin},
     sync::watch,
@@ -152,15 +152,12 @@ async fn ask_again_and_again<DB: Bench>(lock: LeaseLock<DB>, contest: Arc<Contes
             }
         };
         let acquired = now();
-        let lease = match attempt {
-            Attempt::Acquired(lease) => lease,
-            Attempt::Refused(refusal) => return Err(format!("refused: {refusal}").into()),
-        };
+        let lease = attempt;
         let token = lease.token().get();
         println!("{}", Word::Granted { token, asked, acquired });
         sleep(contest.hold).await;
         let at = now();
-        lease.release(Status::Succeeded).await?;
+        lease.release().await?;
         println!("{}", Word::Released { token, at });
         // Another task acquires the key first, so that two tasks hand it over to each other as two
         // hundred do.

@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use clap::Args;
-use rowlock::{Attempt, Lease, LeaseLock};
+use rowlock::{Lease, LeaseLock};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
@@ -148,12 +148,9 @@ async fn take<DB: Bench>(lock: &LeaseLock<DB>, name: &'static str, keys: usize) 
         taking.spawn(async move {
             let mut own = Vec::new();
             for key in (taker..keys).step_by(TAKERS) {
-                match lock.acquire(&format!("{name}/{key}"), crate::database::PATIENCE).await? {
-                    Attempt::Acquired(lease) => own.push(lease),
-                    Attempt::Refused(refusal) => return Err(Error::from(format!("refused: {refusal}"))),
-                }
+                own.push(lock.acquire(&format!("{name}/{key}"), crate::database::PATIENCE).await?);
             }
-            Ok(own)
+            Ok::<_, Error>(own)
         });
     }
     let mut all = Vec::with_capacity(keys);

@@ -59,7 +59,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
             giving_back.await?;
         }
         // The release fails if the key was not held all the time.
-        Ok(lease.release(rowlock::Status::Succeeded).await?)
+        Ok(lease.release().await?)
     })
     .await
 }

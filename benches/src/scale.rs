@@ -7,7 +7,7 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use rowlock::{Attempt, LeaseLock, Schedule, Schedules, Status, Tick};
+use rowlock::{Attempt, LeaseLock, Schedule, Schedules, Tick};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
@@ -186,12 +186,11 @@ async fn wait<DB: Bench>(lock: LeaseLock<DB>, key: usize, measured: Measured) ->
     loop {
         sleep(about(HOLD)).await;
         let since = Instant::now();
-        if let Attempt::Acquired(lease) = lock.acquire(&format!("key {key}"), Duration::MAX).await? {
-            measured.granted(key, since);
-            sleep(HOLD).await;
-            measured.freed(key);
-            lease.release(Status::Succeeded).await?;
-        }
+        let lease = lock.acquire(&format!("key {key}"), Duration::MAX).await?;
+        measured.granted(key, since);
+        sleep(HOLD).await;
+        measured.freed(key);
+        lease.release().await?;
     }
 }
 
@@ -199,12 +198,11 @@ async fn wait<DB: Bench>(lock: LeaseLock<DB>, key: usize, measured: Measured) ->
 async fn lead<DB: Bench>(lock: LeaseLock<DB>, lease: Duration, measured: Measured) -> Result<(), Error> {
     loop {
         let since = Instant::now();
-        if let Attempt::Acquired(leadership) = lock.acquire("leader", Duration::MAX).await? {
-            measured.granted(0, since);
-            sleep(2 * lease).await;
-            measured.freed(0);
-            leadership.detach();
-        }
+        let leadership = lock.acquire("leader", Duration::MAX).await?;
+        measured.granted(0, since);
+        sleep(2 * lease).await;
+        measured.freed(0);
+        leadership.detach();
         sleep(about(2 * lease)).await;
     }
 }

@@ -14,7 +14,7 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use rowlock::{Attempt, CatchUp, LeaseLock, Schedule, Schedules, Status, Tick};
+use rowlock::{Attempt, CatchUp, LeaseLock, Schedule, Schedules, Tick};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, stdin},
     time::sleep,
@@ -161,7 +161,7 @@ async fn cycles<DB: Bench>(lock: LeaseLock<DB>, runs: Arc<AtomicI64>) -> Result<
         let Attempt::Acquired(lease) = lock.try_acquire("by-hand").await? else {
             return Err("the key is not free".into());
         };
-        lease.release(Status::Succeeded).await?;
+        lease.release().await?;
         runs.fetch_add(1, Relaxed);
     }
 }

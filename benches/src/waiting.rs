@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use rowlock::{Attempt, LeaseLock, Status};
+use rowlock::{Attempt, LeaseLock};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -88,12 +88,7 @@ async fn hold<DB: Bench>(url: &str, fair: bool, options: &Options, queries: &Que
     let mut tasks = JoinSet::new();
     for _ in 0..options.tasks {
         let waiting = waiting.clone();
-        tasks.spawn(async move {
-            match waiting.acquire(KEY, Duration::MAX).await? {
-                Attempt::Acquired(lease) => Ok(lease.release(Status::Succeeded).await?),
-                Attempt::Refused(refusal) => Err(Error::from(format!("refused: {refusal}"))),
-            }
-        });
+        tasks.spawn(async move { Ok::<_, Error>(waiting.acquire(KEY, Duration::MAX).await?.release().await?) });
     }
     let mut seconds = Vec::new();
     for second in 1..=options.seconds {
@@ -103,7 +98,7 @@ async fn hold<DB: Bench>(url: &str, fair: bool, options: &Options, queries: &Que
         before = so_far;
     }
     let released = Instant::now();
-    lease.release(Status::Succeeded).await?;
+    lease.release().await?;
     let all = async {
         while let Some(ended) = tasks.join_next().await {
             ended??;

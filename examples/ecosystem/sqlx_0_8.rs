@@ -9,7 +9,7 @@
 
 use std::{error::Error, time::Duration};
 
-use rowlock::{Attempt, Claim, LeaseLock, Status, sqlx::Postgres};
+use rowlock::{Claim, LeaseLock, sqlx::Postgres};
 use sqlx_0_8::{PgPool, query};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -33,18 +33,16 @@ async fn main() -> Result<()> {
     rowlock::migrate_functions(lock.pool()).await?;
     query("CREATE TABLE IF NOT EXISTS report (token bigint)").execute(&pool).await?;
 
-    match lock.acquire("report", Duration::from_secs(60)).await? {
-        Attempt::Acquired(lease) => {
-            let claim = lease.claim().clone();
-            write(&pool, &claim).await?;
-            println!("wrote under token {}", claim.token);
-            lease.release(Status::Succeeded).await?;
-            match write(&pool, &claim).await {
-                Ok(()) => return Err("a claim that was released has been confirmed".into()),
-                Err(error) => println!("refused after the release: {error}"),
-            }
+    let lease = lock.acquire("report", Duration::from_secs(60)).await?;
+    let claim = lease.claim().clone();
+    write(&pool, &claim).await?;
+    println!("wrote under token {}", claim.token);
+    lease.release().await?;
+    match write(&pool, &claim).await {
+        Ok(()) => Err("a claim that was released has been confirmed".into()),
+        Err(error) => {
+            println!("refused after the release: {error}");
+            Ok(())
         }
-        Attempt::Refused(refusal) => println!("not now: {refusal}"),
     }
-    Ok(())
 }

@@ -9,7 +9,6 @@ use std::{
 use crate::{
     election::{leaders::Leaders, leadership::Leadership},
     error::Error,
-    grant::Attempt,
     key::Key,
     lease::{lock::LeaseLock, state::LeaseState},
     pacing::Backoff,
@@ -106,13 +105,13 @@ impl<DB: Database> Election<DB> {
         let mut pauses = Backoff::between(PAUSES.0, PAUSES.1);
         loop {
             match self.lock.acquire(self.name.as_str(), Duration::MAX).await {
-                Ok(Attempt::Acquired(lease)) => {
+                Ok(lease) => {
                     *lock(&self.term) = Arc::downgrade(lease.lease_state());
                     tracing::info!(name = %self.name, term = %lease.token(), "leading");
                     return Ok(Leadership::new(lease));
                 }
                 // Refused for longer than a wait can last.
-                Ok(Attempt::Refused(_)) => {}
+                Err(Error::Refused(_)) => {}
                 // An instance whose first requests find a read-only database may have been given
                 // the wrong one.
                 Err(error @ (Error::ReadOnly { .. } | Error::RowNotVisible { .. })) if since.elapsed() > PAUSES.1 => {

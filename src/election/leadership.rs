@@ -8,7 +8,6 @@ use crate::{
     error::Error,
     key::{Claim, PreviousClaim, Token},
     lease::guard::Lease,
-    rules::Status,
     store::Database,
 };
 
@@ -132,6 +131,6 @@ impl<DB: Database> Leadership<DB> {
     pub async fn resign<T>(self, work: impl Future<Output = T>) -> (T, Result<(), Error>) {
         self.stop.cancel();
         let result = work.await;
-        (result, self.lease.release(Status::Succeeded).await)
+        (result, self.lease.release().await)
     }
 }

@@ -88,7 +88,7 @@ impl<DB: Database> LeaseLock<DB> {
             () = lease.lost() => return Ok(()),
         };
         let status = if rows.is_ok() { Status::Succeeded } else { Status::Failed };
-        if let Err(error) = lease.release(status).await {
+        if let Err(error) = lease.end(status).await {
             tracing::debug!(%error, "the claim ends later");
         }
         rows.map(|rows| tracing::debug!(rows, "old rows were deleted"))

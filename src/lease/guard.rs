@@ -37,7 +37,7 @@ use crate::{
 /// println!("{} under token {}", lease.key(), lease.token());
 /// tokio::select! {
 ///     () = lease.lost() => eprintln!("lost: the work is stopped"),
-///     () = work() => lease.release(Status::Succeeded).await?,
+///     () = work() => lease.release().await?,
 /// }
 /// # async fn work() {}
 /// # Ok(())
@@ -68,7 +68,7 @@ pub struct Lease<DB: Database, K = One> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::{Attempt, ResourceLock, Status};
+/// use rowlock::{Attempt, ResourceLock};
 ///
 /// if let Attempt::Acquired(both) = lock.try_acquire_all(["alice", "bob"]).await? {
 ///     let mut tx = lock.pool().begin_with("BEGIN IMMEDIATE").await?;
@@ -77,7 +77,7 @@ pub struct Lease<DB: Database, K = One> {
 ///     }
 ///     // ... statements of the application ...
 ///     tx.commit().await?;
-///     both.release(Status::Succeeded).await?;
+///     both.release().await?;
 /// }
 /// # Ok(())
 /// # }
@@ -127,7 +127,7 @@ impl<DB: Database, K> Lease<DB, K> {
     /// # ) -> Result<(), rowlock::Error> {
     /// let inner = lease.reenter()?;
     /// drop(inner); // the key is still held
-    /// lease.release(rowlock::Status::Succeeded).await?;
+    /// lease.release().await?;
     /// # Ok(())
     /// # }
     /// ```
@@ -200,7 +200,7 @@ impl<DB: Database, K> Lease<DB, K> {
         self.handle.renew().await
     }
 
-    /// Ends the lease of work that has completed, successfully or not.
+    /// Ends the lease of work that has succeeded.
     ///
     /// The release is retried until it is settled or the lease is over. It takes effect as long as
     /// no other claim has taken the row, even if the lease has run out. On PostgreSQL, under
@@ -217,7 +217,29 @@ impl<DB: Database, K> Lease<DB, K> {
     ///
     /// # Cancel safety
     /// If the future is dropped, the lease is released or abandoned.
-    pub async fn release(self, status: Status) -> Result<(), Error> {
+    pub async fn release(self) -> Result<(), Error> {
+        self.end(Status::Succeeded).await
+    }
+
+    /// Ends the lease of work that has failed, as [`release`](Self::release) does.
+    ///
+    /// # Errors
+    /// As [`release`](Self::release).
+    ///
+    /// # Cancel safety
+    /// As [`release`](Self::release).
+    pub async fn fail(self) -> Result<(), Error> {
+        self.end(Status::Failed).await
+    }
+
+    /// Ends the lease with this status, as [`release`](Self::release) does.
+    ///
+    /// # Errors
+    /// As [`release`](Self::release).
+    ///
+    /// # Cancel safety
+    /// As [`release`](Self::release).
+    pub async fn end(self, status: Status) -> Result<(), Error> {
         self.handle.release(status).await
     }
 

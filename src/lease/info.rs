@@ -146,7 +146,7 @@ impl LockInfo {
 ///
 /// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
 /// let seen = lock.inspect("report").await?.expect("the key has a row");
-/// lease.release(Status::Succeeded).await?;
+/// lease.release().await?;
 /// match lock.force_release_if_unchanged(&seen, Status::Failed).await? {
 ///     ForcedRelease::Released(token) => println!("free, under token {token}"),
 ///     ForcedRelease::Changed(Some(row)) => println!("left alone: it is {} by {}", row.state, row.by),

@@ -54,13 +54,13 @@ const MAX_KEYS: usize = 100;
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
-/// use rowlock::{Attempt, LeaseLock, Status};
+/// use rowlock::{Attempt, LeaseLock};
 /// use std::time::Duration;
 ///
 /// let lock = LeaseLock::new(pool);
 /// let nightly = lock.clone().min_interval(Duration::from_secs(12 * 60 * 60));
-/// match nightly.acquire("report", Duration::from_secs(2)).await? {
-///     Attempt::Acquired(lease) => lease.release(Status::Succeeded).await?,
+/// match nightly.try_acquire("report").await? {
+///     Attempt::Acquired(lease) => lease.release().await?,
 ///     Attempt::Refused(refusal) => println!("not now: {refusal}"),
 /// }
 /// lock.shutdown(Duration::from_secs(5)).await;
@@ -115,12 +115,12 @@ impl<DB: Database> LeaseLock<DB> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// # rowlock::migrate(&pool).await?;
     /// # let lock = rowlock::LeaseLock::new(pool);
-    /// use rowlock::{Attempt, Status};
+    /// use rowlock::Attempt;
     ///
     /// match lock.try_acquire("report").await? {
     ///     Attempt::Acquired(lease) => {
     ///         println!("working under token {}", lease.token());
-    ///         lease.release(Status::Succeeded).await?;
+    ///         lease.release().await?;
     ///     }
     ///     Attempt::Refused(refusal) => println!("not now: {refusal}"),
     /// }
@@ -130,11 +130,11 @@ impl<DB: Database> LeaseLock<DB> {
     /// # fn main() {}
     /// ```
     pub async fn try_acquire(&self, key: &str) -> Result<Attempt<Lease<DB>>, Error> {
-        self.acquire(key, Duration::ZERO).await
+        Attempt::of(self.acquire(key, Duration::ZERO).await)
     }
 
     /// Acquires `key`, retrying until it is granted or `wait` has passed. Zero makes one attempt;
-    /// [`Duration::MAX`] waits indefinitely. The last refusal states the reason.
+    /// [`Duration::MAX`] waits indefinitely.
     ///
     /// If the key can only become free by time (the minimum interval), and that is too late, the
     /// refusal is returned at once. Tasks that wait for the same key on handles of one lock with
@@ -142,9 +142,9 @@ impl<DB: Database> LeaseLock<DB> {
     /// while one of them holds the key. Tasks on other terms wait in a queue of their own.
     ///
     /// # Errors
-    /// As [`try_acquire`](Self::try_acquire), but transient failures (an outage, contention, no
-    /// session in time) are retried. Such a failure is returned only if the time ends without a
-    /// refusal.
+    /// [`Error::Refused`] with the last refusal, which states the reason; otherwise as
+    /// [`try_acquire`](Self::try_acquire), but transient failures (an outage, contention, no session
+    /// in time) are retried. Such a failure is returned only if the time ends without a refusal.
     ///
     /// # Cancel safety
     /// If the future is dropped, the wait stops. A claim in flight is completed in the background,
@@ -167,20 +167,22 @@ impl<DB: Database> LeaseLock<DB> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// # rowlock::migrate(&pool).await?;
     /// # let lock = rowlock::LeaseLock::new(pool);
-    /// use rowlock::{Attempt, Status};
+    /// use rowlock::Error;
     /// use std::time::Duration;
     ///
-    /// match lock.acquire("printer", Duration::from_secs(10)).await? {
-    ///     Attempt::Acquired(lease) => lease.release(Status::Succeeded).await?,
-    ///     Attempt::Refused(refusal) => println!("not within ten seconds: {refusal}"),
+    /// match lock.acquire("printer", Duration::from_secs(10)).await {
+    ///     Ok(lease) => lease.release().await?,
+    ///     Err(Error::Refused(refusal)) => println!("not within ten seconds: {refusal}"),
+    ///     Err(error) => return Err(error.into()),
     /// }
     /// # Ok(())
     /// # }
     /// # #[cfg(not(feature = "sqlite"))]
     /// # fn main() {}
     /// ```
-    pub async fn acquire(&self, key: &str, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
-        Ok(self.granted(&Wanted::all([Key::new(key)?].into()), wait, false).await?.map(Lease::new))
+    pub async fn acquire(&self, key: &str, wait: Duration) -> Result<Lease<DB>, Error> {
+        let granted = self.granted(&Wanted::all([Key::new(key)?].into()), wait, false).await?;
+        Ok(Lease::new(granted.into_result()?))
     }
 
     /// Acquires `key` as [`acquire`](Self::acquire) does, for work that is to run once in each
@@ -194,18 +196,18 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).
-    pub async fn acquire_for_run(&self, key: &str, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
+    pub async fn acquire_for_run(&self, key: &str, wait: Duration) -> Result<Lease<DB>, Error> {
         self.granted_for_run(&Wanted::all([Key::new(key)?].into()), wait).await
     }
 
-    pub(crate) async fn granted_for_run(&self, wanted: &Wanted, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
+    pub(crate) async fn granted_for_run(&self, wanted: &Wanted, wait: Duration) -> Result<Lease<DB>, Error> {
         let interval = self.key_terms.terms.min_interval.to_std().unwrap_or_default();
         if !interval.is_zero() && wait >= interval {
             let rule =
                 "it has to be shorter than the minimum interval, or the same tick runs again after that interval";
             return Err(Invalid::setting("a wait", format!("{wait:?}"), rule).into());
         }
-        Ok(self.granted(wanted, wait, true).await?.map(Lease::new))
+        Ok(Lease::new(self.granted(wanted, wait, true).await?.into_result()?))
     }
 
     /// Attempts to acquire several keys once, all of them or none; see
@@ -226,10 +228,10 @@ impl<DB: Database> LeaseLock<DB> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// # rowlock::migrate(&pool).await?;
     /// # let lock = rowlock::LeaseLock::new(pool);
-    /// use rowlock::{Attempt, Status};
+    /// use rowlock::Attempt;
     ///
     /// if let Attempt::Acquired(both) = lock.try_acquire_all(["alice", "bob"]).await? {
-    ///     both.release(Status::Succeeded).await?;
+    ///     both.release().await?;
     /// }
     /// # Ok(())
     /// # }
@@ -240,7 +242,7 @@ impl<DB: Database> LeaseLock<DB> {
         &self,
         keys: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Attempt<LeaseSet<DB>>, Error> {
-        self.acquire_all(keys, Duration::ZERO).await
+        Attempt::of(self.acquire_all(keys, Duration::ZERO).await)
     }
 
     /// Acquires several keys together, retrying until all of them are granted or `wait` has passed.
@@ -265,16 +267,11 @@ impl<DB: Database> LeaseLock<DB> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// # rowlock::migrate(&pool).await?;
     /// # let lock = rowlock::LeaseLock::new(pool);
-    /// use rowlock::{Attempt, Status};
     /// use std::time::Duration;
     ///
-    /// match lock.acquire_all(["alice", "bob"], Duration::from_secs(10)).await? {
-    ///     Attempt::Acquired(both) => {
-    ///         println!("alice is held under token {:?}", both.token("alice"));
-    ///         both.release(Status::Succeeded).await?;
-    ///     }
-    ///     Attempt::Refused(refusal) => println!("{} was not available", refusal.key),
-    /// }
+    /// let both = lock.acquire_all(["alice", "bob"], Duration::from_secs(10)).await?;
+    /// println!("alice is held under token {:?}", both.token("alice"));
+    /// both.release().await?;
     /// # Ok(())
     /// # }
     /// # #[cfg(not(feature = "sqlite"))]
@@ -284,7 +281,7 @@ impl<DB: Database> LeaseLock<DB> {
         &self,
         keys: impl IntoIterator<Item = impl AsRef<str>>,
         wait: Duration,
-    ) -> Result<Attempt<LeaseSet<DB>>, Error> {
+    ) -> Result<LeaseSet<DB>, Error> {
         let mut keys = keys.into_iter().map(|key| Key::new(key.as_ref())).collect::<Result<Vec<_>, _>>()?;
         keys.sort_unstable();
         keys.dedup();
@@ -292,7 +289,7 @@ impl<DB: Database> LeaseLock<DB> {
             let value = format!("{} keys", keys.len());
             return Err(Invalid::setting("a set", value, "it has to have 1 to 100 keys").into());
         }
-        Ok(self.granted(&Wanted::all(keys.into()), wait, false).await?.map(LeaseSet::new))
+        Ok(LeaseSet::new(self.granted(&Wanted::all(keys.into()), wait, false).await?.into_result()?))
     }
 
     pub(crate) async fn granted(
@@ -398,7 +395,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// let claim = lease.detach();
     /// // In another process, which was sent the key and the holder:
     /// let lease = lock.resume(claim.key.as_str(), claim.holder).await?;
-    /// lease.release(Status::Succeeded).await?;
+    /// lease.release().await?;
     /// # Ok(())
     /// # }
     /// # #[cfg(not(feature = "sqlite"))]

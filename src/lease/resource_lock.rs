@@ -6,7 +6,7 @@ use sqlx::Pool;
 
 use crate::{
     error::Error,
-    grant::{Attempt, Grant},
+    grant::Grant,
     key::Claim,
     lease::{confirm, lock::LeaseLock},
     lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
@@ -16,12 +16,8 @@ use crate::{
 };
 
 impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        Box::pin(async move { Ok(LeaseLock::try_acquire(self, key).await?.map(Grant::from)) })
-    }
-
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        Box::pin(async move { Ok(LeaseLock::acquire(self, key, wait).await?.map(Grant::from)) })
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
+        Box::pin(async move { Ok(LeaseLock::acquire(self, key, wait).await?.into()) })
     }
 
     fn confirm<'a>(
@@ -44,14 +40,14 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         Box::pin(async move {
             let Claim { key, token, .. } = grant.claim().clone();
             match grant.into_lease() {
-                Some(lease) => lease.release(status).await,
+                Some(lease) => lease.end(status).await,
                 None => Err(Error::Lost { key, token }),
             }
         })
     }
 
-    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        Box::pin(async move { Ok(LeaseLock::acquire_for_run(self, key, wait).await?.map(Grant::from)) })
+    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
+        Box::pin(async move { Ok(LeaseLock::acquire_for_run(self, key, wait).await?.into()) })
     }
 
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {

@@ -10,7 +10,7 @@ use sqlx::{
 };
 
 use crate::{
-    Error, LeaseLock, Reason, Schedule, Schedules, Status, TickOutcome,
+    Error, LeaseLock, Reason, Schedule, Schedules, TickOutcome,
     session::{time::tests::put_to_sleep, timers::timeout},
 };
 
@@ -70,7 +70,7 @@ async fn sleep_with_leases() {
     let refused = lock.try_acquire("two").await.unwrap().refused().unwrap();
     assert_eq!(refused.reason, Reason::Held);
     // No other claim has taken the row.
-    two.release(Status::Succeeded).await.unwrap();
+    two.release().await.unwrap();
     assert!(lock.try_acquire("two").await.unwrap().acquired().unwrap().is_held());
     pool.close().await;
     for end in ["", "-wal", "-shm"] {

@@ -15,7 +15,7 @@ use crate::{
         names::Names,
         side::{Side, SideOf},
     },
-    rules::{Rules, Status},
+    rules::Rules,
     session::timers::sleep,
     store::Database,
 };
@@ -41,15 +41,13 @@ use crate::{
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::{Attempt, Status};
 /// use std::time::Duration;
 ///
 /// let cache = lock.read_write("cache");
-/// if let Attempt::Acquired(reader) = cache.read(Duration::from_secs(5)).await? {
-///     assert!(cache.try_write().await?.refused().is_some());
-///     assert!(cache.try_read().await?.acquired().is_some()); // readers run together
-///     reader.release(Status::Succeeded).await?;
-/// }
+/// let reader = cache.read(Duration::from_secs(5)).await?;
+/// assert!(cache.try_write().await?.refused().is_some());
+/// assert!(cache.try_read().await?.acquired().is_some()); // readers run together
+/// reader.release().await?;
 /// # Ok(())
 /// # }
 /// # #[cfg(not(feature = "sqlite"))]
@@ -117,7 +115,7 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # Cancel safety
     /// As [`LeaseLock::acquire`].
     pub async fn try_read(&self) -> Result<Attempt<Lease<DB>>, Error> {
-        self.read(Duration::ZERO).await
+        Attempt::of(self.read(Duration::ZERO).await)
     }
 
     /// Waits to be let in as a reader, for at most `wait`.
@@ -131,9 +129,10 @@ impl<DB: Database> ReadWriteLock<DB> {
     ///
     /// # Cancel safety
     /// As [`LeaseLock::acquire`].
-    pub async fn read(&self, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
+    pub async fn read(&self, wait: Duration) -> Result<Lease<DB>, Error> {
         let names = self.names.clone();
-        self.lock.on_thread(|lock| async move { Call::new(&lock, &names, wait).await?.read().await }).await
+        let read = self.lock.on_thread(|lock| async move { Call::new(&lock, &names, wait).await?.read().await });
+        Ok(read.await?.into_result()?)
     }
 
     /// Attempts once to be let in as the writer, without waiting for others.
@@ -148,7 +147,7 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # Cancel safety
     /// As [`LeaseLock::acquire`].
     pub async fn try_write(&self) -> Result<Attempt<Lease<DB>>, Error> {
-        self.write(Duration::ZERO).await
+        Attempt::of(self.write(Duration::ZERO).await)
     }
 
     /// Waits to be let in as the writer, for at most `wait`.
@@ -162,10 +161,10 @@ impl<DB: Database> ReadWriteLock<DB> {
     ///
     /// # Cancel safety
     /// As [`LeaseLock::acquire`].
-    pub async fn write(&self, wait: Duration) -> Result<Attempt<Lease<DB>>, Error> {
+    pub async fn write(&self, wait: Duration) -> Result<Lease<DB>, Error> {
         let names = self.names.clone();
         let written = self.lock.on_thread(|lock| async move { Call::new(&lock, &names, wait).await?.write().await });
-        Ok(written.await?.map(Lease::new))
+        Ok(Lease::new(written.await?.into_result()?))
     }
 
     /// Turns the writer's lease into that of a reader. No other writer is let in between.
@@ -232,7 +231,7 @@ impl<DB: Database> ReadWriteLock<DB> {
             return Err(lost());
         }
         let token = writer.token();
-        if let Err(error) = writer.release(Status::Succeeded).await {
+        if let Err(error) = writer.release().await {
             tracing::debug!(%error, "the writer's claim ends later");
         }
         Ok(Lease::of_reader(reader, token, None))
@@ -264,14 +263,14 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// # rowlock::migrate(&pool).await?;
     /// # let cache = rowlock::LeaseLock::new(pool).read_write("cache");
-    /// use rowlock::{Attempt, Status};
+    /// use rowlock::Attempt;
     ///
     /// let reader = cache.try_read().await?.acquired().expect("no writer is there");
     /// match cache.try_upgrade(&reader).await? {
-    ///     Attempt::Acquired(writer) => writer.release(Status::Succeeded).await?, // reads on
+    ///     Attempt::Acquired(writer) => writer.release().await?, // reads on
     ///     Attempt::Refused(refusal) => println!("others read: {refusal}"),
     /// }
-    /// reader.release(Status::Succeeded).await?;
+    /// reader.release().await?;
     /// # Ok(())
     /// # }
     /// # #[cfg(not(feature = "sqlite"))]

@@ -6,7 +6,7 @@ use sqlx::Pool;
 
 use crate::{
     error::Error,
-    grant::{Attempt, Grant},
+    grant::Grant,
     key::Claim,
     lease::{guard::Lease, lock::LeaseLock},
     lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
@@ -61,11 +61,7 @@ impl<DB: Database> fmt::Debug for Side<DB> {
 }
 
 impl<DB: Database> ResourceLock<DB> for Side<DB> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        ResourceLock::acquire(self, key, Duration::ZERO)
-    }
-
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         Box::pin(async move {
             let names = Names::new(key)?;
             let of = self.of;
@@ -76,7 +72,7 @@ impl<DB: Database> ResourceLock<DB> for Side<DB> {
                     SideOf::Writers => Ok(call.write().await?.map(Lease::new)),
                 }
             });
-            Ok(lease.await?.map(Grant::from))
+            Ok(lease.await?.into_result()?.into())
         })
     }
 

@@ -5,7 +5,6 @@ use chrono::{DateTime, TimeDelta, Utc};
 use crate::{
     action::Action,
     error::Error,
-    invalid::Invalid,
     key::Key,
     schedule::{
         admin::unknown,
@@ -179,7 +178,7 @@ impl<DB: Database> Schedules<DB> {
     /// leave it paused.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a time that has passed; otherwise as [`pause`](Self::pause).
+    /// [`Error::ScheduleUnfit`] for a time that has passed; otherwise as [`pause`](Self::pause).
     ///
     /// # Cancel safety
     /// If the future is dropped, the schedule may be paused.
@@ -187,8 +186,7 @@ impl<DB: Database> Schedules<DB> {
         let (core, name) = (self.core()?, Key::new(name)?);
         let (_, now) = found(&core, &name).await?;
         if until <= now {
-            let wrong = Invalid::new(format!("it cannot be paused until {until}, which has passed"));
-            return Err(wrong.of(format_args!("the schedule {:?}", name.as_str())).into());
+            return Err(refused(&name, format!("it cannot be paused until {until}, which has passed")));
         }
         self.set_paused(&name, Some(until)).await
     }

@@ -14,7 +14,6 @@ use tracing::Instrument as _;
 use crate::{
     action::Action,
     error::Error,
-    grant::Attempt,
     key::{Claim, Key},
     lease::guard::Lease,
     lock::BoxFuture,
@@ -255,8 +254,7 @@ async fn acquire_exclusive<DB: Database>(
     let (mut held, has_said) = (None, AtomicBool::new(false));
     let acquiring = async {
         match lock.acquire(key.as_str(), Duration::MAX).await {
-            Ok(Attempt::Acquired(lease)) => held = Some(lease),
-            Ok(Attempt::Refused(refusal)) => return Some(Exclusive::Failed(refusal.to_string())),
+            Ok(lease) => held = Some(lease),
             Err(error) => return Some(Exclusive::Failed(error.to_string())),
         }
         is_paused(core, &schedule.name).await.then_some(Exclusive::Closed)
@@ -336,7 +334,7 @@ async fn release<DB: Database>(lease: Option<Lease<DB>>, ended: &Ended) {
         Ended::PassedOver | Ended::Lost | Ended::HandedBack => return drop(lease.abandon().await),
     };
     // A failure is logged, and the key ends with its lease.
-    drop(lease.release(status).await);
+    drop(lease.end(status).await);
 }
 
 /// Moves the slot, if ticks are passed over. Returns `false` if the claim does not stand, or other

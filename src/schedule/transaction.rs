@@ -7,7 +7,7 @@ use tokio::sync::MutexGuard;
 
 use crate::{
     error::Error,
-    grant::{Attempt, Grant},
+    grant::Grant,
     key::Claim,
     lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
     retry::{Repeat, Retry, outage_pause},
@@ -120,14 +120,10 @@ impl<DB: Database> Drop for EndedTick<'_, DB> {
 }
 
 impl<DB: Database> ResourceLock<DB> for EndedTick<'_, DB> {
-    fn try_acquire<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire<'a>(&'a self, _: &'a str, _: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         // The attempt before this one was rolled back.
         self.tick.end_committing();
-        Box::pin(std::future::ready(Ok(Attempt::Acquired(self.tick.claim.clone().into()))))
-    }
-
-    fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        self.try_acquire(key)
+        Box::pin(std::future::ready(Ok(self.tick.claim.clone().into())))
     }
 
     fn confirm<'a>(&'a self, _: &'a Claim, tx: &'a mut DB::Connection) -> BoxFuture<'a, Result<Confirmation, Error>> {

@@ -14,7 +14,7 @@ use tracing::{Instrument as _, Span, field::display};
 use crate::{
     action::{Action, Certainty},
     error::Error,
-    grant::{Attempt, Grant},
+    grant::Grant,
     key::{Claim, Key},
     lock::{CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
     metrics,
@@ -153,8 +153,8 @@ where
 {
     loop {
         match lock.acquire(key, tries.left()).await {
-            Ok(Attempt::Acquired(grant)) => return Ok(grant),
-            Ok(Attempt::Refused(refusal)) => return Err(TransactionError::Refused(refusal)),
+            Ok(grant) => return Ok(grant),
+            Err(Error::Refused(refusal)) => return Err(TransactionError::Refused(refusal)),
             // All connections are in use, or the server is recovering. There is time left to wait
             // for that.
             Err(error) if error.is_harmless() && !tries.left().is_zero() => outage_pause().await,

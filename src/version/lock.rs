@@ -7,7 +7,7 @@ use sqlx::Pool;
 use crate::{
     action::Action,
     error::Error,
-    grant::{Attempt, Grant},
+    grant::Grant,
     invalid::Invalid,
     key::{Claim, Holder, Key, Token},
     lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
@@ -132,24 +132,19 @@ impl<DB: Database> VersionLock<DB> {
 
 impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
     /// Reads the version, which becomes the claim's token.
-    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+    /// The lock excludes no caller, so that there is nothing to wait for.
+    fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         Box::pin(async move {
             let key = Key::new(key)?;
             match self.read(&key, self.rows.limit()).await {
                 Ok(Some(version)) => {
                     let claim = Claim { key, holder: Holder::unique(), token: Token::new(version) };
-                    Ok(Attempt::Acquired(claim.into()))
+                    Ok(claim.into())
                 }
                 Ok(None) => Err(self.rows.not_found(&key)),
                 Err(failed) => Err(self.rows.error(failed, Action::Read, &key)),
             }
         })
-    }
-
-    /// Reads the version, as `try_acquire` does. The lock excludes no caller, so that there is
-    /// nothing to wait for.
-    fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        self.try_acquire(key)
     }
 
     /// Raises the version if it is still the one that was read.

@@ -10,9 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{
-    Attempt, Certainty, Claim, Database, Error, LeaseLock, ResourceLockExt, Retry, Status, TransactionError, Tx,
-};
+use rowlock::{Certainty, Claim, Database, Error, LeaseLock, ResourceLockExt, Retry, TransactionError, Tx};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Executor, Pool, pool::PoolOptions};
 use tokio::time::{Instant, sleep, timeout};
@@ -108,7 +106,7 @@ where
         let (by, since): (i64, _) = (by.parse().unwrap(), Instant::now());
         loop {
             let lease = match self.lock().acquire("clock", PATIENCE).await {
-                Ok(attempt) => attempt.acquired().unwrap(),
+                Ok(lease) => lease,
                 // A server whose clock jumps may delay a statement.
                 Err(error) if error.is_retryable() && since.elapsed() < PATIENCE => {
                     sleep(Duration::from_millis(50)).await;
@@ -117,7 +115,7 @@ where
                 Err(error) => panic!("{error:?}"),
             };
             let begun = self.lock().inspect("clock").await.unwrap().unwrap().since.unwrap();
-            lease.release(Status::Succeeded).await.ok();
+            lease.release().await.ok();
             let off = (begun - chrono::Utc::now()).num_seconds();
             if (off - by).abs() < 10 {
                 return;
@@ -218,7 +216,7 @@ where
     watch.tell("the server was killed three times");
     watch.assert_right();
     renew(&held).await;
-    held.release(Status::Succeeded).await.unwrap();
+    held.release().await.unwrap();
     payer.await.unwrap()
 }
 
@@ -228,12 +226,12 @@ async fn tokens_grow<DB: Database>(lock: LeaseLock<DB>, orders: Arc<Orders>) -> 
     let (mut last, mut grants) = (0, 0);
     while orders.go_on() {
         match lock.acquire("k", Duration::from_millis(500)).await {
-            Ok(Attempt::Acquired(lease)) => {
+            Ok(lease) => {
                 assert!(lease.token().get() > last, "{} after {last}", lease.token());
                 (last, grants) = (lease.token().get(), grants + 1);
-                drop(lease.release(Status::Succeeded).await);
+                drop(lease.release().await);
             }
-            Ok(Attempt::Refused(_)) => {}
+            Err(Error::Refused(_)) => {}
             Err(error) => assert!(error.is_retryable() || matches!(error, Error::Lost { .. }), "{error:?}"),
         }
     }

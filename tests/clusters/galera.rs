@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use rowlock::{Error, LeaseLock, Reason, Status};
+use rowlock::{Error, LeaseLock, Reason};
 use sqlx::mysql::MySqlPoolOptions;
 use tokio::time::sleep;
 
@@ -126,8 +126,8 @@ pub async fn a_look_at_a_node_that_is_behind_lets_no_reader_in(folder: PathBuf) 
     let writers = cluster.lock(1).read_write("k");
     let wandering = Wandering::new(&cluster.urls[0]);
     let readers = wandering.lock().read_write("k");
-    writers.try_write().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
-    readers.try_read().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+    writers.try_write().await.unwrap().acquired().unwrap().release().await.unwrap();
+    readers.try_read().await.unwrap().acquired().unwrap().release().await.unwrap();
     cluster.caught_up().await;
     let behind = cluster.behind(2).await;
     let writer = writers.try_write().await.unwrap().acquired().unwrap();
@@ -137,7 +137,7 @@ pub async fn a_look_at_a_node_that_is_behind_lets_no_reader_in(folder: PathBuf) 
     assert!(is_free_at(&cluster, 2).await && !late.is_finished(), "the node does not know of the writer");
     behind.over().await;
     assert_eq!(late.await.unwrap().unwrap().refused().unwrap().reason, Reason::Held);
-    writer.release(Status::Succeeded).await.unwrap();
+    writer.release().await.unwrap();
 }
 
 /// The node sees the key as free. Its claim must still be certified after the claim that was
@@ -147,7 +147,7 @@ pub async fn a_node_that_is_behind_grants_nothing(folder: PathBuf) {
     let cluster = Cluster::new(folder).await;
     let [first, second] = [1, 2].map(|node| cluster.lock(node));
     for lock in [&first, &second] {
-        lock.try_acquire("k").await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+        lock.try_acquire("k").await.unwrap().acquired().unwrap().release().await.unwrap();
         cluster.caught_up().await;
     }
     let behind = cluster.behind(2).await;
@@ -166,7 +166,7 @@ pub async fn a_node_that_is_behind_grants_nothing(folder: PathBuf) {
             behind.over().await;
         }
     }
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// The state on the node at this moment.
@@ -194,7 +194,7 @@ async fn released_behind(cluster: &Cluster, key: &str, waits: bool) -> Result<()
     let lease = lock.try_acquire(key).await.unwrap().acquired().unwrap();
     pool.set_connect_options(cluster.urls[1].parse().unwrap());
     pool.acquire().await.unwrap().close().await.unwrap();
-    let release = tokio::spawn(lease.release(Status::Succeeded));
+    let release = tokio::spawn(lease.release());
     sleep(Duration::from_secs(1)).await;
     assert_eq!(!release.is_finished(), waits);
     behind.over().await;

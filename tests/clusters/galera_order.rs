@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use rowlock::Status;
 use tokio::time::{sleep, timeout};
 
 use crate::{nodes::Cluster, watch::Watch};
@@ -25,13 +24,13 @@ pub async fn waiters_on_all_nodes_are_served_in_the_order_of_arrival(folder: Pat
         let lock = cluster.lock(3 - number % 3).fair(true);
         let served = served.clone();
         waiters.push(tokio::spawn(async move {
-            let lease = lock.acquire("k", MINUTE).await.unwrap().acquired().unwrap();
+            let lease = lock.acquire("k", MINUTE).await.unwrap();
             served.lock().unwrap().push((number, lease.token()));
-            lease.release(Status::Succeeded).await.unwrap();
+            lease.release().await.unwrap();
         }));
         places(&cluster, i64::try_from(number).unwrap() + 1).await;
     }
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     for waiter in waiters {
         timeout(MINUTE, waiter).await.unwrap().unwrap();
     }
@@ -65,7 +64,7 @@ pub async fn philosophers_on_all_nodes_eat(folder: PathBuf) {
         table.push(tokio::spawn(async move {
             let (forks, who) = ([FORKS[seat], FORKS[(seat + 1) % 6]], format!("seat {seat}"));
             for _ in 0..MEALS {
-                let set = lock.acquire_all(forks, MINUTE).await.unwrap().acquired().unwrap();
+                let set = lock.acquire_all(forks, MINUTE).await.unwrap();
                 for fork in forks {
                     watch.enter(fork, set.token(fork).unwrap().get(), &who);
                 }
@@ -73,7 +72,7 @@ pub async fn philosophers_on_all_nodes_eat(folder: PathBuf) {
                 for fork in forks {
                     watch.leave(fork);
                 }
-                set.release(Status::Succeeded).await.unwrap();
+                set.release().await.unwrap();
             }
         }));
     }

@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use rowlock::{Attempt, Error, LeaseLock, Reason, Status};
+use rowlock::{Attempt, Error, LeaseLock, Reason};
 use sqlx::mysql::MySqlPoolOptions;
 use tokio::time::sleep;
 
@@ -64,7 +64,7 @@ async fn of_claims_at_the_same_moment_one_is_granted(folder: PathBuf) {
         for lease in granted {
             assert!(last < Some(lease.token()), "{lease:?} in round {round} after {last:?}");
             last = Some(lease.token());
-            lease.release(Status::Succeeded).await.unwrap();
+            lease.release().await.unwrap();
         }
         cluster.caught_up().await;
     }
@@ -98,8 +98,8 @@ async fn a_reader_at_a_node_that_is_behind_waits_for_the_group(folder: PathBuf) 
     let cluster = Cluster::new(folder).await;
     let [writers, readers] = [1, 2].map(|node| cluster.lock(node).read_write("k"));
     for lock in [&writers, &readers] {
-        lock.try_write().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
-        lock.try_read().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+        lock.try_write().await.unwrap().acquired().unwrap().release().await.unwrap();
+        lock.try_read().await.unwrap().acquired().unwrap().release().await.unwrap();
         cluster.caught_up().await;
     }
     let behind = cluster.behind(2).await;
@@ -109,7 +109,7 @@ async fn a_reader_at_a_node_that_is_behind_waits_for_the_group(folder: PathBuf) 
     assert!(!late.is_finished(), "{:?}", late.await);
     behind.over().await;
     assert_eq!(late.await.unwrap().unwrap().refused().unwrap().reason, Reason::Held);
-    writer.release(Status::Succeeded).await.unwrap();
+    writer.release().await.unwrap();
 }
 
 /// A node that has been paused takes itself for a member of the group, until it hears of its
@@ -125,13 +125,13 @@ pub async fn not_believed(cluster: &Cluster, last: usize, trouble: Trouble) {
     let last_url = &cluster.urls[last - 1];
     let wandering = Wandering::new(last_url);
     let readers = wandering.lock().read_write("k");
-    readers.try_write().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
-    readers.try_read().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+    readers.try_write().await.unwrap().acquired().unwrap().release().await.unwrap();
+    readers.try_read().await.unwrap().acquired().unwrap().release().await.unwrap();
     cluster.caught_up().await;
     cluster.trouble(last, trouble).await;
     let other = cluster.next_primary(last).await;
     let writers = cluster.lock(other).lease(Duration::from_secs(60)).read_write("k");
-    let writer = writers.write(Duration::from_secs(20)).await.unwrap().acquired().unwrap();
+    let writer = writers.write(Duration::from_secs(20)).await.unwrap();
     wandering.turn_to(&cluster.urls[other - 1], last_url).await;
     if trouble == Trouble::Pause {
         cluster.resume(last);
@@ -156,5 +156,5 @@ pub async fn not_believed(cluster: &Cluster, last: usize, trouble: Trouble) {
         Err(Error::ReadOnly { .. }) => {}
         other => panic!("{other:?} beside {writer:?}"),
     }
-    writer.release(Status::Succeeded).await.unwrap();
+    writer.release().await.unwrap();
 }

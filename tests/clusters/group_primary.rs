@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Error, LeaseLock, Reason, Status};
+use rowlock::{Error, LeaseLock, Reason};
 use sqlx::{MySql, MySqlPool};
 use tokio::time::{Instant, sleep};
 
@@ -110,7 +110,7 @@ async fn no_claim_is_lost_when_the_primary_is_replaced(folder: PathBuf) {
         assert!(held.is_held() && matches!(error, Error::ReadOnly { .. }), "{error:?}");
     }
     let token = held.token();
-    held.release(Status::Succeeded).await.unwrap();
+    held.release().await.unwrap();
     assert!(other.try_acquire("held").await.unwrap().acquired().unwrap().token() > token);
 }
 

@@ -13,7 +13,7 @@ use std::{
 
 use rowlock::{
     Attempt, CatchUp, Error, LeaseLock, LockState, ReadWriteLock, Reason, ResourceLock as _, ResourceLockExt as _,
-    Schedule, Schedules, Status, Tick, TickOutcome, TransactionError,
+    Schedule, Schedules, Tick, TickOutcome, TransactionError,
 };
 use sqlx::{PgPool, Postgres};
 use tokio::time::{Instant, sleep, timeout};
@@ -55,7 +55,7 @@ async fn a_primary_that_was_replaced_grants_nothing(folder: PathBuf) {
     let last = cluster.primary().await.unwrap();
     let old = impatient(&cluster, last);
     for key in ["free", "account", "held"] {
-        old.try_acquire(key).await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+        old.try_acquire(key).await.unwrap().acquired().unwrap().release().await.unwrap();
     }
     let held = old.clone().lease(LEASE).try_acquire("held").await.unwrap().acquired().unwrap();
     let (last, next) = replaced(&cluster).await;
@@ -73,7 +73,7 @@ async fn a_primary_that_was_replaced_grants_nothing(folder: PathBuf) {
 
     cluster.start(last).await;
     assert_eq!(new.try_acquire("held").await.unwrap().refused().unwrap().reason, Reason::Held);
-    current.release(Status::Succeeded).await.unwrap();
+    current.release().await.unwrap();
     let pool = cluster.pool_of(next);
     let paid: i64 = sqlx::query_scalar("SELECT count(*) FROM payment").fetch_one(&pool).await.unwrap();
     assert_eq!(paid, 0);
@@ -89,23 +89,23 @@ async fn a_primary_that_was_replaced_lets_no_reader_or_writer_in(folder: PathBuf
     let (last, next) = replaced(&cluster).await;
     let others = cluster.lock_at(next).lease(LEASE).read_write("k");
 
-    let writer = others.write(PATIENCE).await.unwrap().acquired().unwrap();
+    let writer = others.write(PATIENCE).await.unwrap();
     to_read.turn_to(cluster.url_of(next), cluster.url_of(last)).await;
     not_let_in(readers.try_read().await, "while another one writes");
-    writer.release(Status::Succeeded).await.unwrap();
+    writer.release().await.unwrap();
 
-    let reader = others.read(PATIENCE).await.unwrap().acquired().unwrap();
+    let reader = others.read(PATIENCE).await.unwrap();
     to_write.turn_to(cluster.url_of(next), cluster.url_of(last)).await;
     not_let_in(writers.try_write().await, "while another one reads");
-    reader.release(Status::Succeeded).await.unwrap();
+    reader.release().await.unwrap();
     cluster.start(last).await;
 }
 
 /// The lock "k" of a client that has read and written.
 async fn known(wandering: &Wandering<Postgres>) -> ReadWriteLock<Postgres> {
     let lock = wandering.lock().read_write("k");
-    lock.try_write().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
-    lock.try_read().await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+    lock.try_write().await.unwrap().acquired().unwrap().release().await.unwrap();
+    lock.try_read().await.unwrap().acquired().unwrap().release().await.unwrap();
     lock
 }
 
@@ -131,7 +131,7 @@ async fn a_standby_that_lags_grants_nothing_and_loses_nothing(folder: PathBuf) {
         cluster.pause_replay(standby).await;
     }
     let lock = cluster.lock_at(last).lease(LEASE);
-    let writer = lock.read_write("k").write(PATIENCE).await.unwrap().acquired().unwrap();
+    let writer = lock.read_write("k").write(PATIENCE).await.unwrap();
     for _ in 0..5 {
         lock.transaction("account", pay).await.unwrap();
     }
@@ -164,7 +164,7 @@ async fn an_asynchronous_primary_that_was_replaced_grants_to_its_clients(folder:
     let last = cluster.primary().await.unwrap();
     let old = impatient(&cluster, last);
     for key in ["k", "account"] {
-        old.try_acquire(key).await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+        old.try_acquire(key).await.unwrap().acquired().unwrap().release().await.unwrap();
     }
     let (last, next) = replaced(&cluster).await;
     let current = cluster.lock_at(next).lease(LEASE).try_acquire("k").await.unwrap().acquired().unwrap();
@@ -179,14 +179,14 @@ async fn an_asynchronous_primary_that_was_replaced_grants_to_its_clients(folder:
     let error = old.try_acquire("k").await.unwrap_err();
     assert!(matches!(error, Error::ReadOnly { .. }), "{error:?}");
     current.renew().await.unwrap();
-    current.release(Status::Succeeded).await.unwrap();
+    current.release().await.unwrap();
 }
 
 /// Shows what is lost in asynchronous mode with the primary, and what still holds.
 async fn what_no_asynchronous_standby_saw_is_granted_again_under_a_higher_token(folder: PathBuf) {
     let cluster = Cluster::new(folder, Mode::Asynchronous).await;
     let lock = LeaseLock::new(cluster.pool()).lease(LEASE);
-    lock.try_acquire("k").await.unwrap().acquired().unwrap().release(Status::Succeeded).await.unwrap();
+    lock.try_acquire("k").await.unwrap().acquired().unwrap().release().await.unwrap();
     let first = next_tick(&cluster.pool()).await;
     let last = cluster.primary().await.unwrap();
     cluster.caught_up(last).await;
@@ -199,7 +199,7 @@ async fn what_no_asynchronous_standby_saw_is_granted_again_under_a_higher_token(
     cluster.kill(last);
     let next = cluster.next_primary(last).await;
     let new = cluster.lock_at(next).lease(LEASE);
-    let second = new.acquire("k", PATIENCE).await.unwrap().acquired().unwrap();
+    let second = new.acquire("k", PATIENCE).await.unwrap();
     println!("asynchronous: granted again after {:?}", since.elapsed());
     assert!(lost.is_held() && second.is_held(), "this is what is lost: two holders, until the first one finds out");
     assert!(second.token() > lost.token(), "but what is written to can tell them apart");
@@ -214,7 +214,7 @@ async fn what_no_asynchronous_standby_saw_is_granted_again_under_a_higher_token(
         assert!(since.elapsed() < LEASE, "it finds out as soon as it reaches the new primary");
         sleep(Duration::from_millis(100)).await;
     }
-    second.release(Status::Succeeded).await.unwrap();
+    second.release().await.unwrap();
     cluster.start(last).await;
 }
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{LeaseLock, Reason, Status};
+use rowlock::{LeaseLock, Reason};
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -76,9 +76,9 @@ async fn no_claim_is_lost_when_the_primary_is_split_off(folder: PathBuf) {
     let token = held.token();
     drop(held);
     cluster.choose_primary(1).await;
-    let again = cluster.lock(1).acquire("held", HELD).await.unwrap().acquired().unwrap();
+    let again = cluster.lock(1).acquire("held", HELD).await.unwrap();
     assert!(again.token() > token, "{again:?} after {token:?}");
-    again.release(Status::Succeeded).await.unwrap();
+    again.release().await.unwrap();
 }
 
 /// It answers reads from its old data for as long as the split lasts.

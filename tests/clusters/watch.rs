@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Attempt, Database, Election, Error, Lease, LeaseLock, ReadWriteLock, ResourceLock, Status, Token};
+use rowlock::{Database, Election, Error, Lease, LeaseLock, ReadWriteLock, ResourceLock, Status, Token};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -196,7 +196,7 @@ pub async fn work<DB: Database>(lock: impl ResourceLock<DB>, who: String, keys: 
     while !watch.is_over() {
         let key = keys[fastrand::usize(..keys.len())];
         match lock.acquire(key, Duration::from_secs(2)).await {
-            Ok(Attempt::Acquired(grant)) => {
+            Ok(grant) => {
                 let key = grant.key().to_string();
                 watch.enter(&key, grant.token().get(), &who);
                 sleep(Duration::from_millis(fastrand::u64(1..10))).await;
@@ -205,7 +205,7 @@ pub async fn work<DB: Database>(lock: impl ResourceLock<DB>, who: String, keys: 
                     watch.failed(&who, &error);
                 }
             }
-            Ok(Attempt::Refused(_)) => {}
+            Err(Error::Refused(_)) => {}
             Err(error) => {
                 watch.failed(&who, &error);
                 sleep(Duration::from_millis(50)).await;
@@ -245,7 +245,7 @@ pub async fn share<DB: Database>(lock: ReadWriteLock<DB>, writes: bool, who: Str
     while !watch.is_over() {
         let attempt = if writes { lock.write(wait).await } else { lock.read(wait).await };
         match attempt {
-            Ok(Attempt::Acquired(lease)) => {
+            Ok(lease) => {
                 match writes {
                     true => watch.enter(&name, lease.token().get(), &who),
                     false => watch.enter_as_reader(&name, lease.writer_token().map(Token::get), &who),
@@ -255,11 +255,11 @@ pub async fn share<DB: Database>(lock: ReadWriteLock<DB>, writes: bool, who: Str
                     true => watch.leave(&name),
                     false => watch.leave_as_reader(&name, &who),
                 }
-                if let Err(error) = lease.release(Status::Succeeded).await {
+                if let Err(error) = lease.release().await {
                     watch.failed(&who, &error);
                 }
             }
-            Ok(Attempt::Refused(_)) => {}
+            Err(Error::Refused(_)) => {}
             Err(error) => {
                 watch.failed(&who, &error);
                 sleep(Duration::from_millis(50)).await;

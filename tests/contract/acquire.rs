@@ -49,13 +49,13 @@ async fn a_held_key_is_refused_with_who_since_and_until<DB: TestDatabase>(db: Te
     let retry_after = refusal.retry_after.unwrap();
     assert!(retry_after > Duration::from_secs(20) && retry_after <= Duration::from_secs(30), "{retry_after:?}");
     assert!(refusal.to_string().starts_with("k: held, by first, since "), "{refusal}");
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 async fn a_released_key_is_free_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     for status in [Status::Succeeded, Status::Failed] {
-        acquired(lock.try_acquire("k").await).release(status).await.unwrap();
+        acquired(lock.try_acquire("k").await).end(status).await.unwrap();
         assert_eq!(db.column("k", "status").await.as_deref(), Some(status.letter()));
         assert_eq!(db.column("k", "holder").await, None);
         assert_eq!(
@@ -72,7 +72,7 @@ async fn tokens_grow_and_never_fall<DB: TestDatabase>(db: TestDb<DB>) {
         let lease = acquired(lock.try_acquire("k").await);
         assert!(lease.token().get() > last);
         last = lease.token().get();
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
     let micros = chrono::Utc::now().timestamp_micros();
     assert!((last - micros).abs() < 600_000_000, "{last} is the database's time in microseconds, near {micros}");
@@ -86,15 +86,15 @@ async fn tokens_grow_and_never_fall<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn a_window_refuses_until_it_is_over<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(30 * MINUTE);
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     assert_eq!(db.number("SELECT time FROM t_resource_lock").await, Some(60), "the article's default");
     let refusal = refused(lock.try_acquire("k").await);
     assert_eq!(refusal.reason, Reason::WithinWindow);
     assert!(refusal.retry_after.unwrap() > 29 * MINUTE);
     // The minimum interval is a setting of the caller, not of the row.
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
     db.set("k", &format!("begin_time = {}", DB::ago(30 * 60_000))).await;
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
 
     let long = db.lock().min_interval(90 * MINUTE + Duration::from_millis(1));
     acquired(long.try_acquire("long").await);
@@ -103,10 +103,10 @@ async fn a_window_refuses_until_it_is_over<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn a_failed_run_may_be_repeated_at_once_on_request<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(MINUTE);
-    acquired(lock.try_acquire("k").await).release(Status::Failed).await.unwrap();
+    acquired(lock.try_acquire("k").await).fail().await.unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinWindow);
     let lock = lock.retry_failed_at_once();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinWindow);
 }
 
@@ -117,7 +117,7 @@ async fn an_expired_claim_is_taken_over_and_named<DB: TestDatabase>(db: TestDb<D
     let prior = second.taken_over_from().unwrap();
     assert_eq!((prior.token, prior.label.as_str()), (first.token(), "crashed"));
     assert!(second.token() > first.token());
-    second.release(Status::Succeeded).await.unwrap();
+    second.release().await.unwrap();
     let third = acquired(db.lock().try_acquire("k").await);
     assert_eq!(third.taken_over_from(), None);
 }
@@ -137,7 +137,7 @@ async fn an_abandoned_claim_is_taken_over_at_once<DB: TestDatabase>(db: TestDb<D
 async fn article_rules_leave_failures_and_crashes_to_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().rules(Rules::Article).retry_failed_at_once();
     let lease = acquired(lock.try_acquire("k").await);
-    lease.release(Status::Failed).await.unwrap();
+    lease.fail().await.unwrap();
     let refusal = refused(lock.try_acquire("k").await);
     assert_eq!((refusal.reason, refusal.until, refusal.retry_after), (Reason::LastRunFailed, None, None));
     db.set("k", "status = 'X'").await;
@@ -150,7 +150,7 @@ async fn article_rules_leave_failures_and_crashes_to_an_operator<DB: TestDatabas
 
 async fn another_programs_lock_is_respected<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     // The article's statements set `begin_time` and leave this crate's columns unchanged.
     db.set("k", &format!("lock_flag = 1, status = 'P', client_ip = '10.0.0.7', begin_time = {}", DB::ago(7_200_000)))
         .await;
@@ -165,7 +165,7 @@ async fn another_programs_lock_is_respected<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn a_try_does_not_wait_for_a_locked_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
@@ -182,7 +182,7 @@ async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: TestDatabase>(db: 
     let pool = db.pool_of(1).await;
     let lock =
         rowlock::LeaseLock::builder(pool.clone()).share_pool().time_limit(Duration::from_millis(200)).build().unwrap();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     let only = pool.acquire().await.unwrap();
     let started = Instant::now();
     let error = lock.try_acquire("k").await.unwrap_err();
@@ -200,7 +200,7 @@ async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: TestDatabase>(db: 
 async fn a_wait_that_never_got_a_connection_changed_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let lock = rowlock::LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     let only = pool.acquire().await.unwrap();
     let error = lock.acquire("k", Duration::from_millis(200)).await.unwrap_err();
     assert!(error.to_string().contains("nothing was changed"), "{error}");
@@ -215,7 +215,7 @@ async fn a_lease_that_comes_too_late_is_not_given<DB: TestDatabase>(db: TestDb<D
     let pool = db.pool_of(1).await;
     let lock =
         rowlock::LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(Duration::from_millis(500));
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     let only = pool.acquire().await.unwrap();
     let attempt = tokio::spawn({
         let lock = lock.clone();
@@ -261,7 +261,7 @@ async fn keys_are_compared_byte_by_byte<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(14));
     for lease in leases {
         lease.renew().await.unwrap();
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
@@ -271,7 +271,7 @@ async fn the_row_says_what_the_article_says<DB: TestDatabase>(db: TestDb<DB>) {
     let ours = "lock_flag = 1 AND status = 'P' AND client_ip = '10.1.2.3' AND end_time IS NULL AND holder IS NOT NULL AND claimed_at = begin_time";
     let recent = format!("begin_time > {} AND begin_time < {}", DB::ago(60_000), DB::ago(-60_000));
     assert_eq!(db.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE {ours} AND {recent}")).await, Some(1));
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     let free = "lock_flag = 0 AND status = 'S' AND end_time IS NOT NULL AND holder IS NULL AND expires_at IS NULL AND claimed_at IS NULL";
     assert_eq!(db.number(&format!("SELECT COUNT(*) FROM t_resource_lock WHERE {free} AND {recent}")).await, Some(1));
 }
@@ -279,7 +279,7 @@ async fn the_row_says_what_the_article_says<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_dropped_try_leaves_no_statement_on_a_pooled_connection<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let lock = rowlock::LeaseLock::new(pool.clone());
-    acquired(lock.try_acquire("other").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("other").await).release().await.unwrap();
     let mut blocker = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut blocker, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut blocker, "INSERT INTO t_resource_lock (key_resource) VALUES ('k')").await.unwrap();

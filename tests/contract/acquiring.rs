@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use harness::{PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{Error, Grant, Reason, ResourceLock, ResourceLockExt, RunOutcome, Status};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
+use rowlock::{Error, Grant, Reason, ResourceLock, ResourceLockExt, RunOutcome};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::bank::{LEASE, Lock, VERSION, accounts, granted, locks};
+use crate::bank::{LEASE, Lock, VERSION, accounts, locks};
 
 harness::tests!(everywhere(
     it_waits_until_the_holder_releases,
@@ -22,7 +22,7 @@ harness::tests!(everywhere(
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn waiting<DB: TestDatabase>(lock: Lock<DB>, key: &'static str) -> tokio::task::JoinHandle<Grant<DB>> {
-    tokio::spawn(async move { granted(lock.acquire(key, MINUTE).await) })
+    tokio::spawn(async move { acquired(lock.acquire(key, MINUTE).await) })
 }
 
 async fn it_waits_until_the_holder_releases<DB: TestDatabase>(db: TestDb<DB>) {
@@ -32,7 +32,7 @@ async fn it_waits_until_the_holder_releases<DB: TestDatabase>(db: TestDb<DB>) {
     sleep(Duration::from_millis(300)).await;
     assert!(!waiting.is_finished());
     let token = holder.token();
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     let grant = timeout(PATIENCE, waiting).await.unwrap().unwrap();
     assert!(grant.token() > token && grant.taken_over_from().is_none() && grant.is_held());
 }
@@ -57,7 +57,7 @@ async fn it_gives_up_at_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
     let [(_, lock), _] = locks(&db.pool);
     for wait in [Duration::ZERO, Duration::from_millis(400)] {
         let since = Instant::now();
-        let refusal = lock.acquire("k", wait).await.unwrap().refused().unwrap();
+        let refusal = refused(lock.acquire("k", wait).await);
         assert_eq!(refusal.reason, Reason::Held);
         assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 4, "{:?}", since.elapsed());
     }
@@ -65,15 +65,15 @@ async fn it_gives_up_at_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn it_refuses_at_once_where_only_a_window_helps_and_ends_later<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(60 * MINUTE);
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
-    let refusal = timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap().unwrap().refused().unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
+    let refusal = refused(timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap());
     assert_eq!(refusal.reason, Reason::WithinWindow);
 }
 
 async fn it_waits_for_a_window_that_ends_in_time<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(Duration::from_secs(1));
     let since = Instant::now();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     drop(acquired(timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap()));
     assert!(
         since.elapsed() >= Duration::from_millis(990),
@@ -87,7 +87,7 @@ async fn it_waits_for_a_window_that_ends_in_time<DB: TestDatabase>(db: TestDb<DB
 async fn a_version_is_granted_to_everybody<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let [_, (name, lock)] = locks(&db.pool);
-    let grants = [granted(lock.try_acquire(name).await), granted(lock.acquire(name, MINUTE).await)];
+    let grants = [acquired(lock.try_acquire(name).await), acquired(lock.acquire(name, MINUTE).await)];
     assert!(grants.iter().all(|grant| grant.token().get() == 0 && grant.is_held() && grant.lease().is_none()));
     assert_ne!(grants[0].claim().holder, grants[1].claim().holder);
     let error = lock.acquire("no-one's", MINUTE).await.unwrap_err();

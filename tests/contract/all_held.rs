@@ -14,8 +14,7 @@ use harness::{
     refused,
 };
 use rowlock::{
-    Attempt, Columns, Leadership, Lease, LeaseLock, LeaseSet, ListOptions, Reason, Schedules, Status, TickOutcome,
-    VersionedTable,
+    Columns, Leadership, Lease, LeaseLock, LeaseSet, ListOptions, Reason, Schedules, TickOutcome, VersionedTable,
 };
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::join;
@@ -60,10 +59,7 @@ impl<DB: TestDatabase> AllHeld<DB> {
             acquired(lock.read_write("read").read(PATIENCE).await),
             acquired(lock.read_write("written").write(PATIENCE).await),
         ];
-        let set = match lock.acquire_all(["first", "second"], PATIENCE).await.unwrap() {
-            Attempt::Acquired(set) => set,
-            Attempt::Refused(refusal) => panic!("{refusal:?}"),
-        };
+        let set = acquired(lock.acquire_all(["first", "second"], PATIENCE).await);
         let term = lock.election("term").campaign().await.unwrap();
         let schedule = due(db, "k").await;
         let run = Run::begin(Schedules::new(pool).lease(LEASE), schedule).await;
@@ -107,9 +103,9 @@ impl<DB: TestDatabase> AllHeld<DB> {
         assert!(held.iter().all(|refusal| refusal.reason == Reason::Held), "{held:?}");
         for lease in self.leases {
             let key = lease.key().clone();
-            lease.release(Status::Succeeded).await.unwrap_or_else(|error| panic!("{key}: {error}"));
+            lease.release().await.unwrap_or_else(|error| panic!("{key}: {error}"));
         }
-        self.set.release(Status::Succeeded).await.unwrap();
+        self.set.release().await.unwrap();
         self.term.resign(async {}).await.1.unwrap();
         self.run.tick.transaction(pool, async |_| Ok::<_, sqlx::Error>(())).await.unwrap();
         assert_eq!(self.run.end().await, TickOutcome::Succeeded);

@@ -10,10 +10,10 @@ use std::{
 };
 
 use harness::{
-    PATIENCE, TestDatabase, TestDb, eventually,
+    PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Attempt, Error, Grant, LeaseLock, Reason, ResourceLock, ResourceLockExt, RunOutcome, Status};
+use rowlock::{Error, Grant, LeaseLock, Reason, ResourceLock, ResourceLockExt, RunOutcome, Status};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     task::JoinSet,
@@ -21,7 +21,6 @@ use tokio::{
 };
 
 use crate::{
-    bank::granted,
     cancelled::{Stage, at_every_stop_between},
     child::{self, say},
     waiters::seconds,
@@ -76,7 +75,7 @@ fn every_lock<DB: TestDatabase>(lock: &LeaseLock<DB>) -> Vec<Limited<DB>> {
 async fn fill<DB: TestDatabase>(Limited { lock, most }: &Limited<DB>) -> Vec<Grant<DB>> {
     let mut grants = Vec::new();
     for _ in 0..*most {
-        grants.push(granted(lock.acquire("k", PATIENCE).await));
+        grants.push(acquired(lock.acquire("k", PATIENCE).await));
     }
     let refusal = lock.try_acquire("k").await.unwrap().refused().expect("all places are taken");
     assert_eq!(refusal.reason, Reason::Held, "{refusal}");
@@ -116,7 +115,7 @@ async fn no_more_than_allowed_and_as_many_as_allowed<DB: TestDatabase>(db: TestD
                 let (count, limited) = (count.clone(), limited(&lock, most));
                 tasks.spawn(async move {
                     for _ in 0..5 {
-                        let grant = granted(limited.lock.acquire("k", PATIENCE * 3).await);
+                        let grant = acquired(limited.lock.acquire("k", PATIENCE * 3).await);
                         count.begin();
                         eventually("as many as are allowed hold it at once", || async {
                             count.highest.load(Ordering::SeqCst) >= limited.most
@@ -176,8 +175,8 @@ async fn no_more_than_allowed_beside_crashes_and_losses<DB: TestDatabase>(db: Te
                 let mut turn = number;
                 while Instant::now() < until {
                     let grant = match limited.lock.acquire("k", SHORT / 2).await {
-                        Ok(Attempt::Acquired(grant)) => grant,
-                        Ok(Attempt::Refused(_)) => continue,
+                        Ok(grant) => grant,
+                        Err(Error::Refused(_)) => continue,
                         // A busy machine takes longer than the wait.
                         Err(error) if error.is_retryable() => continue,
                         Err(error) => panic!("{error}"),
@@ -222,7 +221,7 @@ async fn as_many_are_granted_anew_after_crashes<DB: TestDatabase>(db: TestDb<DB>
         }
         let mut again = Vec::new();
         for _ in 0..limited.most {
-            let grant = granted(limited.lock.acquire("k", PATIENCE).await);
+            let grant = acquired(limited.lock.acquire("k", PATIENCE).await);
             let (_, before) = tokens.iter().find(|(key, _)| key == grant.key()).expect("one of the same places");
             assert!(grant.token() > *before && grant.taken_over_from().is_some());
             tokens.retain(|(key, _)| key != grant.key());
@@ -238,7 +237,7 @@ async fn as_many_are_granted_anew_after_crashes<DB: TestDatabase>(db: TestDb<DB>
 pub async fn hold<DB: TestDatabase>(pool: sqlx::Pool<DB>, most: &str) {
     let lock = LeaseLock::new(pool).lease(3 * SHORT);
     let limited = limited(&lock, most.parse().unwrap());
-    let grant = granted(limited.lock.acquire("k", PATIENCE).await);
+    let grant = acquired(limited.lock.acquire("k", PATIENCE).await);
     say(format!("{} {}", grant.key(), grant.token()));
     grant.lost().await;
 }
@@ -258,7 +257,7 @@ async fn a_killed_process_gives_its_place_to_another<DB: TestDatabase>(db: TestD
     assert!(limited.lock.try_acquire("k").await.unwrap().refused().is_some());
     let (mut process, place) = places.swap_remove(fastrand::usize(..most));
     process.kill().await.unwrap();
-    let grant = granted(limited.lock.acquire("k", PATIENCE).await);
+    let grant = acquired(limited.lock.acquire("k", PATIENCE).await);
     assert_eq!(grant.key().as_str(), place, "the place of the process that was killed");
     assert!(limited.lock.try_acquire("k").await.unwrap().refused().is_some(), "and no other one");
 }
@@ -271,12 +270,12 @@ async fn at_each_stop<DB: TestDatabase>(db: TestDb<DB>, wait: Duration) {
             let limited = limited(&db.lock(), most);
             let mut grants = Vec::new();
             for _ in 0..limited.most {
-                grants.push(granted(limited.lock.acquire(&stage.key, PATIENCE).await));
+                grants.push(acquired(limited.lock.acquire(&stage.key, PATIENCE).await));
             }
             release_all(&limited, grants).await;
         };
         let act = async |stage: &Stage<'_, DB>, ()| {
-            drop(granted(limited(&stage.lock, most).lock.acquire(&stage.key, wait).await));
+            drop(acquired(limited(&stage.lock, most).lock.acquire(&stage.key, wait).await));
         };
         at_every_stop_between(
             &db,
@@ -289,7 +288,7 @@ async fn at_each_stop<DB: TestDatabase>(db: TestDb<DB>, wait: Duration) {
                 let since = Instant::now();
                 let mut grants = Vec::new();
                 for _ in 0..limited.most {
-                    grants.push(granted(limited.lock.acquire(&stage.key, PATIENCE).await));
+                    grants.push(acquired(limited.lock.acquire(&stage.key, PATIENCE).await));
                 }
                 assert!(since.elapsed() < PATIENCE, "{}: no place is kept longer than a lease", stage.key);
                 release_all(&limited, grants).await;
@@ -371,7 +370,7 @@ async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way) {
             let lock = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG);
             let limited = limited(&lock, most);
             // The connection is open, and the table's shape is known.
-            limited.lock.release(granted(limited.lock.try_acquire("k").await), Status::Succeeded).await.unwrap();
+            limited.lock.release(acquired(limited.lock.try_acquire("k").await), Status::Succeeded).await.unwrap();
             proxy.hold_after(way, trip);
             let attempt = limited.lock.acquire("k", PATIENCE);
             tokio::pin!(attempt);
@@ -383,10 +382,10 @@ async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way) {
                     (attempt.await, true)
                 }
             };
-            let grant = granted(grant);
+            let grant = acquired(grant);
             let mut others_grants = Vec::new();
             for _ in 1..most {
-                others_grants.push(granted(others.lock.try_acquire("k").await));
+                others_grants.push(acquired(others.lock.try_acquire("k").await));
             }
             assert!(others.lock.try_acquire("k").await.unwrap().refused().is_some(), "no place is left over");
             proxy.open();

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::{Attempt, Error, Grant, LeaseLock, ResourceLock, ResourceLockExt, Retry, TransactionError, VersionLock};
+use rowlock::{LeaseLock, ResourceLock, ResourceLockExt, Retry, TransactionError, VersionLock};
 use sqlx::Pool;
 use tokio::time::sleep;
 
@@ -38,14 +38,6 @@ pub fn locks_with<DB: TestDatabase>(pool: &Pool<DB>, retry: Retry) -> [(&'static
 
 pub fn version_lock<DB: TestDatabase>(pool: &Pool<DB>) -> VersionLock<DB> {
     VersionLock::new(pool.clone(), "account", "id", "version")
-}
-
-#[track_caller]
-pub fn granted<DB: TestDatabase>(attempt: Result<Attempt<Grant<DB>>, Error>) -> Grant<DB> {
-    match attempt {
-        Ok(Attempt::Acquired(grant)) => grant,
-        other => panic!("not granted: {other:?}"),
-    }
 }
 
 pub async fn balance<DB: TestDatabase>(db: &TestDb<DB>, account: &str) -> i64 {

@@ -94,12 +94,12 @@ pub fn tries<'a, DB: TestDatabase>(
 /// Creates free rows for the keys. Returns a pool and a lock that has used its table.
 pub async fn set_up<DB: TestDatabase>(db: &TestDb<DB>, keys: &[String]) -> (Pool<DB>, LeaseLock<DB>) {
     for key in keys {
-        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(key).await).release().await.unwrap();
     }
     let pool = db.pool_of(1).await;
     DB::statements(&pool).await;
     let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
-    acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("warm").await).release().await.unwrap();
     (pool, lock)
 }
 
@@ -132,7 +132,7 @@ pub fn releases<'a, DB: TestDatabase>(
     status: fn(usize) -> Status,
 ) -> Vec<Asking<'a, Result<(), Error>>> {
     let leases = leases.into_iter().enumerate();
-    leases.map(|(place, lease)| Box::pin(lease.release(status(place))) as Asking<'a, _>).collect()
+    leases.map(|(place, lease)| Box::pin(lease.end(status(place))) as Asking<'a, _>).collect()
 }
 
 pub async fn released<DB: TestDatabase>(pool: &Pool<DB>, leases: Vec<Lease<DB>>, status: fn(usize) -> Status) {
@@ -180,7 +180,7 @@ async fn those_who_come_at_the_same_moment_go_together<DB: TestDatabase>(db: Tes
     assert!(count.is_none_or(few), "{count:?} statements");
     let releases = answers.into_iter().map(|answer| {
         let lease = acquired(answer);
-        Box::pin(lease.release(Status::Succeeded)) as Asking<'_, _>
+        Box::pin(lease.release()) as Asking<'_, _>
     });
     let (released, count) = counted(&pool, all(releases.collect())).await;
     released.into_iter().for_each(|released: Result<(), Error>| released.unwrap());
@@ -192,7 +192,7 @@ async fn switched_off_each_takes_its_own<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = numbered(8);
     let (pool, _) = set_up(&db, &keys).await;
     let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).batching(false).build().unwrap();
-    acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("warm").await).release().await.unwrap();
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, names(&keys)))).await;
     assert_statements(&db, count, 8, 8, "each by itself");
     let leases = answers.into_iter().map(acquired).collect();
@@ -206,7 +206,7 @@ async fn each_is_answered_by_itself<DB: TestDatabase>(db: TestDb<DB>) {
     let _held = acquired(db.builder().label("holder").build().unwrap().try_acquire("held").await);
     let crashed = acquired(db.builder().label("crashed").build().unwrap().try_acquire("expired").await);
     db.set("expired", &format!("expires_at = {}", DB::ago(1))).await;
-    acquired(db.lock().try_acquire("failed").await).release(Status::Failed).await.unwrap();
+    acquired(db.lock().try_acquire("failed").await).fail().await.unwrap();
     let wanted = tries(&lock, ["first", "free", "held", "missing", "expired", "failed"]);
     let mut answers = together(&pool, wanted).await.into_iter();
     let mut next = || answers.next().unwrap();
@@ -334,7 +334,7 @@ async fn a_request_dropped_before_sending_is_removed<DB: TestDatabase>(db: TestD
     assert!(begin(&mut wanted).await, "they wait");
     drop((wanted.remove(1), taken));
     for answer in timeout(PATIENCE, all(wanted)).await.unwrap() {
-        acquired(answer).release(Status::Succeeded).await.unwrap();
+        acquired(answer).release().await.unwrap();
     }
     assert!(lock.shutdown(PATIENCE).await);
     assert_eq!(db.column("k", "CAST(token AS CHAR(30))").await, before, "it was never asked for");
@@ -344,7 +344,7 @@ async fn a_request_dropped_before_sending_is_removed<DB: TestDatabase>(db: TestD
 /// and for several keys.
 pub async fn line<DB: TestDatabase>(db: &TestDb<DB>) -> Line<DB> {
     for key in KEYS {
-        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(key).await).release().await.unwrap();
     }
     let line = Line::with_free_row(db, PATIENCE, PATIENCE).await;
     let leases = together(&line.pool, tries(&line.lock, KEYS)).await.into_iter().map(acquired).collect();
@@ -402,7 +402,7 @@ async fn a_slow_reply_delays_no_other_request<DB: TestDatabase>(db: TestDb<DB>) 
     let line = line(&db).await;
     let pool = line.proxy.pool::<DB>(2);
     let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
-    acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("warm").await).release().await.unwrap();
     eventually("its connections are idle", || async { pool.num_idle() as u32 == pool.size() }).await;
     let stuck = lock.try_acquire("first");
     let others = async {
@@ -410,7 +410,7 @@ async fn a_slow_reply_delays_no_other_request<DB: TestDatabase>(db: TestDb<DB>) 
         line.proxy.let_others_pass();
         let since = Instant::now();
         for key in ["k", "other"] {
-            acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+            acquired(lock.try_acquire(key).await).release().await.unwrap();
         }
         assert!(since.elapsed() < PATIENCE / 8, "{:?}", since.elapsed());
         line.proxy.open();

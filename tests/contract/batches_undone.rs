@@ -136,7 +136,7 @@ async fn releases_whose_connection_the_server_ends_are_all_done<DB: TestDatabase
 /// holds two of the keys.
 async fn releases_that_were_done_unheard_say_so_where_they_know<DB: TestDatabase>(db: TestDb<DB>) {
     for key in KEYS {
-        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(key).await).release().await.unwrap();
     }
     let line = Line::with_free_row(&db, PATIENCE, PATIENCE).await;
     let leases = async || all(tries(&line.lock, KEYS)).await.into_iter().map(acquired).collect();
@@ -219,7 +219,7 @@ fn taken<DB: TestDatabase>(key: &str) -> [String; 2] {
 /// the statements.
 async fn level_bed<DB: TestDatabase>(db: &TestDb<DB>, level: &str) -> LeaseLock<DB> {
     for key in KEYS {
-        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(key).await).release().await.unwrap();
     }
     let pool: Pool<DB> = pool_of_at(db, 2, level).await;
     let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
@@ -306,7 +306,7 @@ async fn had<DB: TestDatabase>(
 async fn a_rival<DB: TestDatabase>(db: TestDb<DB>, level: &str) {
     let keys = [numbered(16), vec!["k".to_owned()]].concat();
     for key in &keys {
-        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(key).await).release().await.unwrap();
     }
     let lock = LeaseLock::builder(pool_of_at::<DB>(&db, 4, level).await).time_limit(PATIENCE).build().unwrap();
     let theirs = LeaseLock::builder(pool_of_at::<DB>(&db, 1, level).await).time_limit(PATIENCE).build().unwrap();
@@ -315,7 +315,7 @@ async fn a_rival<DB: TestDatabase>(db: TestDb<DB>, level: &str) {
         let mut cycles = 0;
         while !*over.borrow() {
             let lease = acquired(theirs.acquire("k", PATIENCE).await);
-            lease.release(Status::Succeeded).await.unwrap();
+            lease.release().await.unwrap();
             cycles += 1;
         }
         cycles
@@ -351,7 +351,7 @@ async fn a_rival_at_serializable<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_claim_that_failed_is_repeated_once_its_transaction_has_ended<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let lock = LeaseLock::builder(proxy.pool::<DB>(2)).time_limit(PATIENCE).build().unwrap();
-    acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.acquire("k", PATIENCE).await).release().await.unwrap();
     for sql in [
         "CREATE SEQUENCE claims",
         "CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF nextval('claims') = 1 THEN RAISE 'refused once' USING ERRCODE = 'serialization_failure'; END IF; RETURN NEW; END $$",
@@ -365,7 +365,7 @@ async fn a_claim_that_failed_is_repeated_once_its_transaction_has_ended<DB: Test
         assert_eq!(db.number("SELECT last_value FROM claims").await, Some(1), "it was sent again");
         proxy.open();
     });
-    acquired(lease.await).release(Status::Succeeded).await.unwrap();
+    acquired(lease.await).release().await.unwrap();
 }
 
 /// A reply that counts rows does not identify them. A freed key may be claimed by another client
@@ -373,10 +373,10 @@ async fn a_claim_that_failed_is_repeated_once_its_transaction_has_ended<DB: Test
 async fn several_are_freed_together_or_as_they_are_told_apart<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, PATIENCE, PATIENCE).await;
     let take = || async { line.lock.try_acquire_all(["a", "b"]).await.unwrap().acquired().unwrap() };
-    take().await.release(Status::Succeeded).await.unwrap();
+    take().await.release().await.unwrap();
     let set = take().await;
     db.take_from("b").await;
-    let release = set.release(Status::Succeeded);
+    let release = set.release();
     let released = line.held(Way::Requests, 1, release, async |proxy| {
         assert_eq!(standing(&db).await, 2, "nothing is freed by the first statement");
         proxy.open();

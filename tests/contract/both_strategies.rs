@@ -6,16 +6,16 @@
 
 use std::{future::ready, sync::Arc};
 
-use harness::{PATIENCE, TestDatabase, TestDb};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired};
 use rowlock::{
-    Attempt, BoxFuture, Claim, CommitOutcome, ConfirmAt, Confirmation, Error, Grant, Holder, Key, ResourceLock, Retry,
-    Status, Token, TransactionError,
+    BoxFuture, Claim, CommitOutcome, ConfirmAt, Confirmation, Error, Grant, Holder, Key, ResourceLock, ResourceLockExt,
+    Retry, Status, Token, TransactionError,
 };
 use sqlx::Pool;
 use tokio::time::timeout;
 
 use crate::{
-    bank::{Lock, VERSION, accounts, balance, balance_in, deduct, granted, locks, write_in},
+    bank::{Lock, VERSION, accounts, balance, balance_in, deduct, locks, write_in},
     child,
     isolation::pool_at,
 };
@@ -65,10 +65,10 @@ where
     L: ResourceLock<DB> + ?Sized,
 {
     let before = balance(db, account).await;
-    let first = granted(lock.try_acquire(account).await);
+    let first = acquired(lock.try_acquire(account).await);
     db.execute(&format!("UPDATE t_resource_lock SET expires_at = {} WHERE key_resource = '{account}'", DB::ago(1)))
         .await;
-    let second = granted(lock.try_acquire(account).await);
+    let second = acquired(lock.try_acquire(account).await);
     deduct_under(db, lock, second.claim()).await.map_err(|error| format!("the second: {error:?}"))?;
     match deduct_under(db, lock, first.claim()).await {
         Err(Error::Lost { .. } | Error::Conflict { attempts: 1, .. }) => {}
@@ -140,15 +140,7 @@ async fn a_stale_claim_cannot_commit<DB: TestDatabase>(db: TestDb<DB>) {
 struct Unconfirmed<DB: TestDatabase>(Lock<DB>);
 
 impl<DB: TestDatabase> ResourceLock<DB> for Unconfirmed<DB> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        self.0.try_acquire(key)
-    }
-
-    fn acquire<'a>(
-        &'a self,
-        key: &'a str,
-        wait: std::time::Duration,
-    ) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire<'a>(&'a self, key: &'a str, wait: std::time::Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         self.0.acquire(key, wait)
     }
 
@@ -203,18 +195,14 @@ async fn a_lock_that_confirms_nothing_is_caught<DB: TestDatabase>(db: TestDb<DB>
 struct Own<DB: TestDatabase>(Pool<DB>);
 
 impl<DB: TestDatabase> ResourceLock<DB> for Own<DB> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire<'a>(&'a self, key: &'a str, _: std::time::Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         Box::pin(async move {
             let key = Key::new(key)?;
             let sql = format!("SELECT CAST(version AS char(20)) FROM account WHERE id = '{key}'");
             let version = DB::text_on(&mut *self.0.acquire().await.unwrap(), &sql).await.unwrap().unwrap();
             let token = Token::new(version.trim().parse().unwrap());
-            Ok(Attempt::Acquired(Claim { key, holder: Holder::unique(), token }.into()))
+            Ok(Claim { key, holder: Holder::unique(), token }.into())
         })
-    }
-
-    fn acquire<'a>(&'a self, key: &'a str, _: std::time::Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        self.try_acquire(key)
     }
 
     fn confirm<'a>(

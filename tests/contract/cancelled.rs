@@ -13,7 +13,7 @@ use harness::{
     proxy::{Proxy, Way},
     refused,
 };
-use rowlock::{Attempt, LeaseLock, ResourceLock, ResourceLockExt, Status};
+use rowlock::{Attempt, LeaseLock, ResourceLock, ResourceLockExt};
 use sqlx::Pool;
 use tokio::{
     task::spawn_blocking,
@@ -113,7 +113,7 @@ impl<'a, DB: TestDatabase> Stage<'a, DB> {
                 }
             }
         };
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
@@ -213,7 +213,7 @@ pub async fn dropped_after<T>(steps: usize, future: impl Future<Output = T>) -> 
 
 async fn a_try_on_a_free_row<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| {
-        acquired(db.lock().try_acquire(&stage.key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(&stage.key).await).release().await.unwrap();
     };
     at_every_stop(&db, prepare, async |stage, ()| drop(acquired(stage.lock.try_acquire(&stage.key).await))).await;
 }
@@ -248,7 +248,7 @@ async fn a_renewal<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn a_release<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| acquired(stage.lock.try_acquire(&stage.key).await);
-    at_every_stop(&db, prepare, async |_, lease| drop(lease.release(Status::Succeeded).await)).await;
+    at_every_stop(&db, prepare, async |_, lease| drop(lease.release().await)).await;
 }
 
 async fn an_abandonment<DB: TestDatabase>(db: TestDb<DB>) {
@@ -306,7 +306,7 @@ async fn a_transaction<DB: TestDatabase>(db: &TestDb<DB>, lock: impl Fn(&Stage<'
         db.execute("DELETE FROM account WHERE id <> 'other'").await;
         db.execute("UPDATE account SET balance = 1000 WHERE id = 'other'").await;
         db.execute(&format!("INSERT INTO account VALUES ('{}', 1000, 0)", stage.key)).await;
-        acquired(db.lock().try_acquire(&stage.key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(&stage.key).await).release().await.unwrap();
     };
     let act = async |stage: &Stage<'_, DB>, ()| {
         let (lock, key) = (lock(stage), stage.key.as_str());

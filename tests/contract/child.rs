@@ -4,7 +4,7 @@
 use std::{io::Write as _, path::PathBuf, process::Stdio, time::Duration};
 
 use harness::{TestDatabase, TestDb, pool};
-use rowlock::{Attempt, LeaseLock, Status};
+use rowlock::{Attempt, LeaseLock};
 use tokio::{
     process::{Child, Command},
     time::sleep,
@@ -92,7 +92,7 @@ async fn count<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str, file: &std::pa
             }
         };
         add_one(file).await;
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 

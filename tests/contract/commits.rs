@@ -10,9 +10,7 @@ use harness::{
     DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{
-    Certainty, Error, LeaseLock, ResourceLock, ResourceLockExt, Retry, Status, TransactionError, VersionLock,
-};
+use rowlock::{Certainty, Error, LeaseLock, ResourceLock, ResourceLockExt, Retry, TransactionError, VersionLock};
 use tokio::time::timeout;
 
 use crate::{
@@ -219,7 +217,7 @@ async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: TestDa
         let confirmed = line.lost(way, 0, lock.confirm(lease.claim(), &mut tx)).await;
         changed_nothing(&confirmed.map_err(TransactionError::Failed));
         drop(tx);
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
         is_had_again(&db, &line, &lock, LEASE).await;
         for account in [LEASE, VERSION] {
             for after in 0..before_commit(account) {

@@ -4,7 +4,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{LeaseLock, Reason, ResourceLock, ResourceLockExt, Status, TransactionError, VersionedTable};
+use rowlock::{LeaseLock, Reason, ResourceLock, ResourceLockExt, TransactionError, VersionedTable};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::{sleep, timeout};
 
@@ -46,13 +46,13 @@ async fn a_claim_is_not_rolled_back_under_any_completion_type<DB: TestDatabase>(
                 sleep(KEPT).await;
                 lease.renew().await.unwrap();
             }
-            lease.release(Status::Succeeded).await.unwrap();
+            lease.release().await.unwrap();
             let set = lock.try_acquire_all(["a", "b"]).await.unwrap().acquired().unwrap();
             assert_eq!(refused(other.try_acquire("b").await).reason, Reason::Held, "{completion}");
             sleep(KEPT).await;
-            set.release(Status::Succeeded).await.unwrap();
+            set.release().await.unwrap();
             for key in ["k", "a", "b"] {
-                acquired(other.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+                acquired(other.try_acquire(key).await).release().await.unwrap();
             }
         }
     }

@@ -95,9 +95,9 @@ async fn stands_where<DB: TestDatabase>(db: &TestDb<DB>, poison: impl AsyncFn(&P
         poison(&pool).await;
         lease.renew().await.unwrap();
         poison(&pool).await;
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
         roll_back(&pool).await;
-        acquired(other.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        acquired(other.try_acquire("k").await).release().await.unwrap();
         poison(&pool).await;
         acquired(lock.try_acquire("k").await).abandon().await.unwrap();
         roll_back(&pool).await;
@@ -128,8 +128,8 @@ async fn a_place_in_a_queue_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
         eventually("its place is seen", waits).await;
         roll_back(&pool).await;
         assert!(waits().await);
-        holder.release(Status::Succeeded).await.unwrap();
-        acquired(waiter.await.unwrap()).release(Status::Succeeded).await.unwrap();
+        holder.release().await.unwrap();
+        acquired(waiter.await.unwrap()).release().await.unwrap();
     }
 }
 
@@ -189,7 +189,7 @@ async fn a_migration_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
     begin_as_text(&pool).await;
     rowlock::migrate(&pool).await.unwrap();
     roll_back(&pool).await;
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
 }
 
 /// The application uses all of its pool's connections. Claims, renewals and releases go on.
@@ -203,7 +203,7 @@ async fn a_pool_that_is_used_up_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) 
     sleep(2 * SHORT).await;
     assert!(lease.is_held());
     table.deduct("a", 1).await.unwrap();
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     drop(only);
 }
 
@@ -222,7 +222,7 @@ async fn locks_of_one_pool_share_connections<DB: TestDatabase>(db: TestDb<DB>) {
     // At most eight for requests and four for renewals, however many locks there are.
     assert!((1..=12).contains(&opened), "{opened} connections");
     for (lease, _) in leases {
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
@@ -254,7 +254,7 @@ async fn settings_of_a_session_do_not_reach_a_lock<DB: TestDatabase>(db: TestDb<
     DB::execute_on(&mut pool.acquire().await.unwrap(), told).await.unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Held);
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// As after a change of the password: new connections are opened with the application's options.
@@ -262,10 +262,10 @@ async fn new_options_of_the_pool_are_taken_over<DB: TestDatabase>(db: TestDb<DB>
     let proxy = db.proxy().await;
     let pool = proxy.pool::<DB>(1);
     let lock = LeaseLock::new(pool.clone());
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     pool.set_connect_options(db.url.parse().unwrap_or_else(|_| panic!("{}", db.url)));
     drop(proxy);
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
 }
 
 async fn a_shutdown_closes_the_connections_that_are_idle<DB: TestDatabase>(db: TestDb<DB>) {
@@ -277,7 +277,7 @@ async fn a_shutdown_closes_the_connections_that_are_idle<DB: TestDatabase>(db: T
     drop(lease);
     assert!(lock.shutdown(PATIENCE).await);
     eventually("they are closed", async || connections(&db).await <= before).await;
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
 }
 
 /// A caller whose future is not polled delays no other caller, and no caller waits beyond its own
@@ -287,7 +287,7 @@ async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<DB: 
     let pool = proxy.pool::<DB>(1);
     // The connection is open, and the first query of the table is not answered.
     let warm = LeaseLock::new(pool.clone());
-    acquired(warm.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    acquired(warm.try_acquire("warm").await).release().await.unwrap();
     let lock = LeaseLock::new(proxy.pool::<DB>(2));
     let mut first = pin!(lock.acquire("a", Duration::MAX));
     proxy.hold(Way::Replies);
@@ -306,9 +306,9 @@ async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<DB: 
     // The first future is no longer polled, and its request stays unanswered.
     proxy.let_others_pass();
     let lease = timeout(PATIENCE / 2, lock.acquire("b", PATIENCE)).await.expect("it does not wait for the first");
-    acquired(lease).release(Status::Succeeded).await.unwrap();
+    acquired(lease).release().await.unwrap();
     proxy.open();
-    acquired(timeout(PATIENCE, first).await.unwrap()).release(Status::Succeeded).await.unwrap();
+    acquired(timeout(PATIENCE, first).await.unwrap()).release().await.unwrap();
 }
 
 /// Closing the application's pool closes the lock's connections, without a further call. An
@@ -342,7 +342,7 @@ async fn the_connections_of_a_lock_are_closed_with_the_pool<DB: TestDatabase>(db
     let before = connections(&db).await;
     let pool = db.pool_of(1).await;
     let lock = LeaseLock::new(pool.clone());
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     pool.close().await;
     eventually("they are closed", async || connections(&db).await <= before).await;
     assert!(matches!(lock.try_acquire("k").await, Err(Error::Database { .. })));
@@ -355,7 +355,7 @@ async fn connections_that_went_away_while_idle_are_found_out<DB: TestDatabase>(d
     let go_away = async || {
         let leases = ["a", "b", "c"].map(|key| lock.acquire(key, PATIENCE));
         for lease in futures(leases).await {
-            acquired(lease).release(Status::Succeeded).await.unwrap();
+            acquired(lease).release().await.unwrap();
         }
         proxy.cut_off().await;
     };

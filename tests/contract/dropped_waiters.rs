@@ -4,7 +4,6 @@
 use std::{cell::RefCell, time::Duration};
 
 use harness::{TestDatabase, TestDb, eventually};
-use rowlock::Status;
 use tokio::{
     join,
     time::{Instant, sleep},
@@ -48,13 +47,13 @@ async fn waiters<DB: TestDatabase>(db: &TestDb<DB>, wanted: &[&str], fair: bool)
         let lock = stage.lock.clone().fair(fair);
         let waiting = async {
             match &*keys(stage) {
-                [key] => drop(lock.acquire(key, Duration::MAX).await.unwrap().acquired().unwrap()),
-                keys => drop(lock.acquire_all(keys, Duration::MAX).await.unwrap().acquired().unwrap()),
+                [key] => drop(lock.acquire(key, Duration::MAX).await.unwrap()),
+                keys => drop(lock.acquire_all(keys, Duration::MAX).await.unwrap()),
             }
         };
         let holding = async {
             sleep(HELD).await;
-            holder.release(Status::Succeeded).await.unwrap();
+            holder.release().await.unwrap();
         };
         join!(waiting, holding);
     };

@@ -67,7 +67,7 @@ async fn assert_releases<DB: TestDatabase>(
     db.execute("INSERT INTO t_resource_lock (key_resource) VALUES ('alone'), ('first'), ('k'), ('other')").await;
     let lease = acquired(lock.try_acquire("alone").await);
     assert_committed(db, &["alone"], WAITS, "a claim").await;
-    lease.release(Status::Failed).await.unwrap();
+    lease.fail().await.unwrap();
     assert_committed(db, &["alone"], how, what).await;
     let leases = together(pool, tries(lock, KEYS)).await.into_iter().map(acquired).collect();
     assert_committed(db, &KEYS, WAITS, "claims").await;
@@ -81,7 +81,7 @@ async fn a_release_that_nothing_hangs_on_does_not_wait_for_the_disk<DB: TestData
     assert_releases(&db, &pool, &lock, DOES_NOT, "no window").await;
     let set = lock.try_acquire_all(["first", "k"]).await.unwrap().acquired().unwrap();
     assert_committed(&db, &["first", "k"], WAITS, "the claims of a set").await;
-    set.release(Status::Succeeded).await.unwrap();
+    set.release().await.unwrap();
     assert_committed(&db, &["first", "k"], DOES_NOT, "a set").await;
 }
 
@@ -127,7 +127,7 @@ async fn what_keeps_a_claim_waits_for_the_disk<DB: TestDatabase>(db: TestDb<DB>)
     assert_committed(&db, &["k"], DOES_NOT, "the abandonment").await;
     let lease = acquired(lock.try_acquire("k").await);
     assert_committed(&db, &["k"], WAITS, "the takeover").await;
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// The setting ends with the statement that made it.
@@ -135,7 +135,7 @@ async fn what_follows_a_release_on_its_connection_waits_for_the_disk<DB: TestDat
     let pool = bed(&db).await;
     let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let setting = || DB::text(&pool, "SHOW synchronous_commit");
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     assert_committed(&db, &["k"], DOES_NOT, "the release").await;
     assert_eq!(setting().await.as_deref(), Some(WAITS), "after a release");
     let leases = together(&pool, tries(&lock, KEYS)).await.into_iter().map(acquired).collect();
@@ -147,7 +147,7 @@ async fn what_follows_a_release_on_its_connection_waits_for_the_disk<DB: TestDat
     assert_eq!(setting().await.as_deref(), Some(WAITS), "after an abandonment");
     let lease = acquired(lock.try_acquire("k").await);
     db.take_from("k").await;
-    lease.release(Status::Succeeded).await.unwrap_err();
+    lease.release().await.unwrap_err();
     assert_eq!(setting().await.as_deref(), Some(WAITS), "after one that was lost");
     DB::execute(&pool, "UPDATE t_resource_lock SET status = status WHERE key_resource = 'other'").await.unwrap();
     assert_committed(&db, &["other"], WAITS, "the application's own change").await;

@@ -10,7 +10,6 @@ use std::{
 };
 
 use harness::{Need, TestDatabase, TestDb, acquired, eventually};
-use rowlock::Status;
 use tokio::{
     process::{Child, Command},
     time::timeout,
@@ -115,7 +114,7 @@ async fn deduct_tells_a_wrong_balance<DB: TestDatabase>(db: TestDb<DB>) {
     let deducting = tokio::spawn(ended(deducting));
     let change = "UPDATE rowlock_example SET balance = balance + 7";
     eventually("there is an account", async || DB::execute(&db.pool, change).await.is_ok_and(|rows| rows == 1)).await;
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     let (status, said) = deducting.await.unwrap();
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("WRONG") && said.contains("a balance is wrong"), "{said}");

@@ -8,7 +8,7 @@ use harness::{
     proxy::{Proxy, Way},
     refused,
 };
-use rowlock::{Certainty, Error, Lease, LeaseLock, Status};
+use rowlock::{Certainty, Error, Lease, LeaseLock};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -83,7 +83,7 @@ pub async fn refuse<DB: TestDatabase>(db: &TestDb<DB>) {
 async fn a_claim_that_meets_an_error_of_the_binary_log_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     refuse_with(&db, "58030", 1598).await;
     let lock = db.builder().time_limit(Duration::from_millis(300)).build().unwrap();
-    acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.acquire("k", PATIENCE).await).release().await.unwrap();
     add(&db, "k").await;
     let error = lock.try_acquire("k").await.unwrap_err();
     let unknown = matches!(
@@ -150,7 +150,7 @@ async fn a_release_that_the_server_refuses_is_tried_again<DB: TestDatabase>(db: 
     refuse(&db).await;
     let lease = acquired(db.lock_for(Duration::from_secs(300)).try_acquire("k").await);
     add(&db, "k").await;
-    let mut release = tokio::spawn(lease.release(Status::Succeeded));
+    let mut release = tokio::spawn(lease.release());
     let early = timeout(Duration::from_millis(300), &mut release).await;
     assert!(early.is_err(), "it is not given up: {early:?}");
     db.execute("DELETE FROM refused").await;
@@ -163,7 +163,7 @@ async fn a_release_that_is_refused_to_the_end_changed_nothing<DB: TestDatabase>(
     let lease = acquired(db.lock_for(LEASE / 2).try_acquire("k").await);
     add(&db, "k").await;
     let since = Instant::now();
-    let error = lease.release(Status::Succeeded).await.unwrap_err();
+    let error = lease.release().await.unwrap_err();
     assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
     assert!(since.elapsed() > LEASE / 4, "it was tried while the lease lasted");
     assert_eq!(db.column("k", "status").await.as_deref(), Some("P"));
@@ -174,7 +174,7 @@ async fn a_release_without_the_right_to_it_fails_at_once<DB: TestDatabase>(db: T
     refuse_with(&db, "42501", 1142).await;
     let lease = acquired(db.lock_for(Duration::from_secs(300)).try_acquire("k").await);
     add(&db, "k").await;
-    let released = timeout(PATIENCE, lease.release(Status::Succeeded)).await.expect("it is not tried again");
+    let released = timeout(PATIENCE, lease.release()).await.expect("it is not tried again");
     let error = released.unwrap_err();
     assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
 }
@@ -228,7 +228,7 @@ async fn silent_connections_lose_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
 async fn leases_are_renewed_though_no_connection_can_be_opened<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(LEASE);
-    acquired(lock.try_acquire("first").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("first").await).release().await.unwrap();
     proxy.hold_new();
     let leases = leases(&lock, 3).await;
     held_for(&leases, 2 * LEASE).await;
@@ -242,7 +242,7 @@ async fn a_connection_that_becomes_idle_serves_a_request_for_which_none_opens<DB
     let proxy = db.proxy().await;
     let pool = proxy.pool::<DB>(4);
     let lock = LeaseLock::<DB>::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     eventually("all are idle", || async { pool.num_idle() == pool.size() as usize }).await;
     let in_use: Vec<_> = std::iter::from_fn(|| pool.try_acquire()).collect();
     assert!((1..4).contains(&in_use.len()), "{pool:?}");
@@ -262,7 +262,7 @@ async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: TestDatabas
     proxy.hold(Way::Requests);
     proxy.held(Way::Requests).await;
     proxy.let_others_pass();
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     proxy.open();
     sleep(LEASE / 3).await;
     assert!(lock.shutdown(PATIENCE).await);

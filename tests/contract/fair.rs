@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Attempt, LeaseLock, LeaseSet, Reason, Status};
+use rowlock::{Attempt, LeaseLock, LeaseSet, Reason};
 use rustix::process::Signal;
 use tokio::{
     task::JoinHandle,
@@ -71,7 +71,7 @@ async fn grants_come_in_the_order_of_arrival<DB: TestDatabase>(db: TestDb<DB>) {
         processes[*process].ask(Duration::from_millis(1)).await;
         tickets_in_queue(&db, before + 1).await;
     }
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     let mut turns = Vec::new();
     for process in processes {
         turns.extend(process.ended(6 * PATIENCE).await);
@@ -95,7 +95,7 @@ async fn probe<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>, number: 
     let own = format!("probe {number}");
     let waiting: JoinHandle<LeaseSet<DB>> = tokio::spawn({
         let (lock, own) = (lock.clone(), own.clone());
-        async move { lock.acquire_all(["k", &own], Duration::MAX).await.unwrap().acquired().unwrap() }
+        async move { lock.acquire_all(["k", &own], Duration::MAX).await.unwrap() }
     });
     let sql = format!("SELECT COUNT(*) FROM t_resource_lock_queue WHERE key_resource = '{own}'");
     let mut tickets_in_queue = None;
@@ -107,7 +107,7 @@ async fn probe<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>, number: 
     }
     let set = timeout(6 * PATIENCE, waiting).await.expect("it is granted").unwrap();
     let token = set.token("k").unwrap().get();
-    set.release(Status::Succeeded).await.unwrap();
+    set.release().await.unwrap();
     tickets_in_queue.map(|tickets_in_queue| Probe { tickets_in_queue, token })
 }
 
@@ -167,7 +167,7 @@ async fn the_waiters_of_a_killed_process_are_passed_over<DB: TestDatabase>(db: T
     let victim = processes.remove(0);
     victim.signal(Signal::KILL);
     let (killed, since) = (now(), Instant::now());
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     let before = counted(&db).await;
     sleep(KEPT / 2).await;
     assert_eq!(places(&db).await, i64::try_from(arrivals.len()).unwrap(), "no ticket is skipped too early");
@@ -211,7 +211,7 @@ async fn no_attempt_overtakes_those_with_tickets<DB: TestDatabase>(db: TestDb<DB
     let stopped = Instant::now();
     // The server completes the requests that were sent before.
     sleep(SIGN / 4).await;
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     let other = LeaseLock::new(db.pool_of(1).await).fair(true);
     let short = Duration::from_millis(1500);
     let reasons = [
@@ -221,7 +221,7 @@ async fn no_attempt_overtakes_those_with_tickets<DB: TestDatabase>(db: TestDb<DB
         other.try_acquire_all(["j", "k"]).await.unwrap().refused().unwrap().reason,
     ];
     assert_eq!(reasons, [Reason::Queued; 4]);
-    acquired(other.try_acquire("j").await).release(Status::Succeeded).await.unwrap();
+    acquired(other.try_acquire("j").await).release().await.unwrap();
     let lease = loop {
         match other.try_acquire("k").await.unwrap() {
             Attempt::Acquired(lease) => break lease,
@@ -234,7 +234,7 @@ async fn no_attempt_overtakes_those_with_tickets<DB: TestDatabase>(db: TestDb<DB
     };
     assert!(stopped.elapsed() > KEPT - SIGN, "{:?}", stopped.elapsed());
     first.signal(Signal::CONT);
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     first.turn().await;
     assert_eq!(first.ended(PATIENCE).await.len(), 0);
     the_queue_is_empty(&db).await;
@@ -248,7 +248,7 @@ async fn waiting<DB: TestDatabase>(db: &TestDb<DB>) -> JoinHandle<Duration> {
     let waiting = tokio::spawn(async move {
         let lease = acquired(lock.acquire("k", Duration::MAX).await);
         let granted = now();
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
         granted
     });
     tickets_in_queue(db, before + 1).await;
@@ -264,7 +264,7 @@ async fn a_waiter_that_goes_away_leaves_its_place<DB: TestDatabase>(db: TestDb<D
     // The first waiter is dropped just when the key becomes free for it.
     first.abort();
     let freed = now();
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     let [second, fourth] = [second, fourth].map(|waiting| timeout(PATIENCE, waiting));
     let (second, fourth) = (second.await.unwrap().unwrap(), fourth.await.unwrap().unwrap());
     assert!(second < fourth);
@@ -283,12 +283,12 @@ async fn a_place<DB: TestDatabase>(db: &TestDb<DB>) {
 
 async fn a_try_in_order_looks_at_the_queue<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().fair(true);
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     a_place(&db).await;
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Queued);
     assert_eq!(lock.try_acquire_all(["j", "k"]).await.unwrap().refused().unwrap().reason, Reason::Queued);
     db.execute("DELETE FROM t_resource_lock_queue").await;
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
 }
 
 async fn queues_have_the_lengths_of_the_waiters_that_live<DB: TestDatabase>(db: TestDb<DB>) {

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Confirmation, Error, LeaseLock, Reason, ResourceLock, Status};
+use rowlock::{Confirmation, Error, LeaseLock, Reason, ResourceLock, ResourceLockExt, Status};
 use sqlx::{AssertSqlSafe, Transaction};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::bank::{LEASE, VERSION, accounts, balance, granted, locks, version, write_in};
+use crate::bank::{LEASE, VERSION, accounts, balance, locks, version, write_in};
 
 harness::tests!(
     everywhere(
@@ -46,10 +46,10 @@ async fn confirms<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> i64 {
 async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
-        let stale = granted(lock.try_acquire(name).await);
+        let stale = acquired(lock.try_acquire(name).await);
         if name == LEASE {
             ends_in(&db, name, -1).await;
-            granted(lock.try_acquire(name).await);
+            acquired(lock.try_acquire(name).await);
         } else {
             db.execute("UPDATE account SET version = version + 1 WHERE id = 'version'").await;
         }
@@ -70,7 +70,7 @@ async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: TestDatabase>(db: 
 /// busy.
 async fn a_confirmed_claim_keeps_others_out_until_the_commit<DB: TestDatabase>(db: TestDb<DB>) {
     let (lock, other) = (db.lock(), db.lock());
-    let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
     ends_in(&db, "k", 500).await;
     let mut tx = begin(&db).await;
     assert_eq!(lock.confirm(grant.claim(), &mut tx).await.unwrap(), Confirmation(1));
@@ -89,7 +89,7 @@ async fn a_confirmed_claim_keeps_others_out_until_the_commit<DB: TestDatabase>(d
 async fn an_expired_claim_that_was_not_taken_over_may_commit<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let lock = db.lock();
-    let grant = granted(ResourceLock::try_acquire(&lock, LEASE).await);
+    let grant = acquired(ResourceLockExt::try_acquire(&lock, LEASE).await);
     ends_in(&db, LEASE, -1000).await;
     let mut tx = begin(&db).await;
     lock.confirm(grant.claim(), &mut tx).await.unwrap();
@@ -101,7 +101,7 @@ async fn an_expired_claim_that_was_not_taken_over_may_commit<DB: TestDatabase>(d
 
 async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
     let mut tx = begin(&db).await;
     lock.confirm(grant.claim(), &mut tx).await.unwrap();
     let hurried = LeaseLock::builder(db.pool_of(1).await).time_limit(Duration::from_millis(300)).build().unwrap();
@@ -127,7 +127,7 @@ async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: TestDatabase
 async fn a_renewal_does_not_trip_over_the_transactions_own_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = Duration::from_secs(3);
     let lock = db.lock_for(lease);
-    let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
     let since = Instant::now();
     let mut tx = begin(&db).await;
     lock.confirm(grant.claim(), &mut tx).await.unwrap();
@@ -146,7 +146,7 @@ async fn a_renewal_does_not_trip_over_the_transactions_own_row<DB: TestDatabase>
 async fn a_confirmation_needs_a_transaction<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
-        let grant = granted(lock.try_acquire(name).await);
+        let grant = acquired(lock.try_acquire(name).await);
         let mut conn = db.pool.acquire().await.unwrap();
         let error = lock.confirm(grant.claim(), &mut conn).await.unwrap_err();
         assert!(matches!(error, Error::NotInTransaction { .. }), "{error:?}");
@@ -159,7 +159,7 @@ async fn a_confirmation_needs_a_transaction<DB: TestDatabase>(db: TestDb<DB>) {
 /// the current row, whatever the snapshot.
 async fn a_claim_that_is_younger_than_the_snapshot_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     let begin = match db.server.name {
         "postgres" => "BEGIN ISOLATION LEVEL REPEATABLE READ",
         "sqlite" => "BEGIN",
@@ -167,7 +167,7 @@ async fn a_claim_that_is_younger_than_the_snapshot_is_a_conflict<DB: TestDatabas
     };
     let mut tx = db.pool.begin_with(AssertSqlSafe(begin)).await.unwrap();
     DB::text_on(&mut tx, "SELECT status FROM t_resource_lock WHERE key_resource = 'k'").await.unwrap();
-    let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
     let confirmed = lock.confirm(grant.claim(), &mut tx).await;
     let heeds_snapshots = ["postgres", "sqlite"].contains(&db.server.name) || has_snapshot_isolation(&db).await;
     match confirmed {
@@ -188,7 +188,7 @@ async fn has_snapshot_isolation<DB: TestDatabase>(db: &TestDb<DB>) -> bool {
 /// restarted, because it read the row while it waited.
 async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
     let mut first = begin(&db).await;
     assert_eq!(lock.confirm(grant.claim(), &mut first).await.unwrap(), Confirmation(1));
     let begins_anew = has_snapshot_isolation(&db).await;
@@ -216,7 +216,7 @@ async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestDatabase
 
 async fn a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let grant = granted(ResourceLock::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
     for _ in 0..2 {
         let mut tx = begin(&db).await;
         assert_eq!(lock.confirm(grant.claim(), &mut tx).await.unwrap(), Confirmation(1));

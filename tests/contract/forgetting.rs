@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{Error, Status};
+use rowlock::Error;
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -69,7 +69,7 @@ async fn a_token_ahead_of_the_clock_is_kept<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(db.lock().forget(HOUR).await.unwrap(), 2);
     let lease = acquired(db.lock().try_acquire("old 0001").await);
     assert!(lease.token().get() > AHEAD, "{}", lease.token());
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// The article's programs may have given the column any integer type.
@@ -85,7 +85,7 @@ async fn minutes_of_any_size_are_counted<DB: TestDatabase>(db: TestDb<DB>) {
         ("long", "3000000000"),
         ("longest", "9223372036854775807"),
     ] {
-        acquired(db.lock().try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(key).await).release().await.unwrap();
         db.set(key, &format!("begin_time = {0}, end_time = {0}, time = {minutes}", DB::ago(2 * 3_600_000))).await;
     }
     assert_eq!(db.lock().forget(HOUR).await.unwrap(), 2);
@@ -133,7 +133,7 @@ async fn keys_of_other_steps_can_be_acquired_between_steps<DB: TestDatabase>(db:
     });
     eventually("it waits", || async { db.number(waits).await == Some(1) }).await;
     for key in ["old 0000", "old 0499", "old 1000", "old 1202"] {
-        acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.try_acquire(key).await).release().await.unwrap();
     }
     DB::execute_on(&mut gate, open).await.unwrap();
     // The keys that were just used are kept.
@@ -147,7 +147,7 @@ const AGE: Duration = Duration::from_secs(8);
 /// Three instances, one of which is dropped in its first pass. What is held or recent stays.
 async fn old_rows_are_forgotten_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {
     let held = acquired(db.lock().try_acquire("held").await);
-    acquired(db.lock().try_acquire("recent").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("recent").await).release().await.unwrap();
     old(&db, 1203).await;
     let mut instances = JoinSet::new();
     for _ in 0..3 {
@@ -176,7 +176,7 @@ async fn one_instance_forgets_at_a_time<DB: TestDatabase>(db: TestDb<DB>) {
     // Its attempts come at every second.
     sleep(Duration::from_millis(2500)).await;
     assert_eq!(db.number(OLD).await, Some(3));
-    other.release(Status::Succeeded).await.unwrap();
+    other.release().await.unwrap();
     eventually("the old rows are gone", || async { db.number(OLD).await == Some(0) }).await;
     forgetting.abort();
 }

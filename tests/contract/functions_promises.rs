@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{DIRECT, TestDb, acquired, eventually, pool, refused};
-use rowlock::{Holder, Key, LeaseLock, Reason, Status};
+use rowlock::{Holder, Key, LeaseLock, Reason};
 use sqlx::Pool;
 use tokio::time::timeout;
 
@@ -71,7 +71,7 @@ async fn a_key_is_held_against_functions_and_locks_alike<DB: Functions>(db: Test
     assert_eq!((answer.granted, answer.reason.as_deref()), (false, Some("held")));
     assert!(answer.retry_after.unwrap() > Duration::from_secs(20), "{answer:?}");
     let first = lease.token().get();
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 
     let claim = ask(&db.pool, &Ask { label: Some("psql"), ..Ask::of("k") }).await;
     assert!(claim.granted && claim.token > Some(first), "{claim:?}");
@@ -80,7 +80,7 @@ async fn a_key_is_held_against_functions_and_locks_alike<DB: Functions>(db: Test
     // The lock takes the claim up, as that of any other process.
     let lease = db.lock().resume("k", claim.holder.unwrap()).await.unwrap();
     assert_eq!(Some(lease.token().get()), claim.token);
-    lease.release(Status::Failed).await.unwrap();
+    lease.fail().await.unwrap();
     assert_eq!(change(&db.pool, "renew", "k", &claim, None).await, "lost");
     let answer = ask(&db.pool, &Ask { rules: "article", ..Ask::of("k") }).await;
     assert_eq!(answer.reason.as_deref(), Some("last_run_failed"));
@@ -298,7 +298,7 @@ async fn functions_and_locks_never_overlap<DB: Functions>(db: TestDb<DB>) {
                 if worker % 2 == 0 {
                     let lease = acquired(lock.acquire("k", Duration::from_secs(60)).await);
                     last = work(lease.token().get()).await;
-                    lease.release(Status::Succeeded).await.unwrap();
+                    lease.release().await.unwrap();
                     continue;
                 }
                 let mut claim = ask(&pool, &Ask::of("k")).await;

@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 
 use harness::{TestDatabase, TestDb, acquired, each};
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
-use rowlock::{Columns, Error, Key, LeaseLock, ListOptions, Status, UpdateError, VersionedTable};
+use rowlock::{Columns, Error, Key, LeaseLock, ListOptions, UpdateError, VersionedTable};
 use tokio::time::timeout;
 
 harness::tests!(everywhere(
@@ -29,7 +29,7 @@ async fn any_text_is_a_key_of_its_own_or_refused<DB: TestDatabase>(db: TestDb<DB
                 Ok(attempt) => {
                     let lease = attempt.acquired().expect("no other holder has it");
                     assert_eq!((lease.key().as_str(), lease.token().get() > 0), (text.as_str(), true));
-                    lease.release(Status::Succeeded).await.unwrap();
+                    lease.release().await.unwrap();
                     assert_eq!(lock.inspect(&text).await.unwrap().unwrap().key, text);
                 }
                 Err(Error::Invalid(_)) => assert!(!new && Key::new(&text).is_err()),
@@ -62,19 +62,19 @@ async fn any_duration_is_kept_to_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
         let lock = or(lock.clone(), lock.lease(one));
         let lock = or(lock.clone(), lock.min_interval(two));
         async move {
-            acquired(lock.try_acquire(&key).await).release(Status::Succeeded).await.unwrap();
+            acquired(lock.try_acquire(&key).await).release().await.unwrap();
             // The key is not granted, whether or not the answer arrives in time.
             let waited = timeout(Duration::from_millis(2), lock.acquire("held", three)).await;
-            assert!(!waited.is_ok_and(|attempt| attempt.is_ok_and(|attempt| attempt.acquired().is_some())));
+            assert!(!waited.is_ok_and(|attempt| attempt.is_ok()));
             lock.forget(one).await.map(drop).unwrap_or_else(refused);
             drop(LeaseLock::builder(lock.pool().clone()).time_limit(two).build().map_err(refused));
         }
     });
-    held.release(Status::Succeeded).await.unwrap();
+    held.release().await.unwrap();
 }
 
 async fn any_name_is_a_plain_one_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
     let name = || prop_oneof![text(), "[a-z_][a-z0-9_]{0,70}(\\.[a-z]{1,3})?", Just("t_resource_lock".to_owned())];
     each(150, (name(), name(), name(), name()), |(table, key, value, version)| {
         let pool = db.pool.clone();

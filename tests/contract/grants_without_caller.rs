@@ -43,7 +43,7 @@ async fn goes_away_unheard<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<D
         match attempt.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending => {}
             Poll::Ready(heard) => {
-                heard.unwrap().acquired().expect("the keys are free").release(Status::Succeeded).await.unwrap();
+                heard.unwrap().release().await.unwrap();
                 return false;
             }
         }
@@ -68,7 +68,7 @@ async fn unheard<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>, keys: 
 }
 
 async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
     let one: &[&str] = &["k"];
     for (rules, status, keys) in [
         (Rules::Article, "S", one),
@@ -93,14 +93,14 @@ async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
         assert_eq!(refused(longer.try_acquire("k").await).reason, Reason::WithinWindow);
         let lease = acquired(lock.try_acquire("k").await);
         assert!(lease.taken_over_from().is_none());
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
 /// A takeover stays a takeover: the next holder receives the prior claim, whose work may be half
 /// done.
 async fn what_was_taken_over_is_there_to_be_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
     let lock = db.lock().min_interval(HOUR);
     unheard(&db, &lock, &["k"], async || {
         lock.force_release("k", Status::Succeeded).await.unwrap();
@@ -112,7 +112,7 @@ async fn what_was_taken_over_is_there_to_be_taken_over<DB: TestDatabase>(db: Tes
     .await;
     let lease = acquired(lock.try_acquire("k").await);
     assert!(lease.taken_over_from().is_some());
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 async fn column_number<DB: TestDatabase>(db: &TestDb<DB>, column: &str) -> i64 {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Attempt, LeaseLock, Reason, ResourceLockExt, RunOutcome, Status};
+use rowlock::{LeaseLock, Reason, ResourceLockExt, RunOutcome};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::batched::{assert_statements, counted, numbered, set_up, together, tries};
@@ -48,16 +48,16 @@ async fn a_lease_has_the_duration_of_its_handle<DB: TestDatabase>(db: TestDb<DB>
         assert!(left >= lease && left <= lease + since + TimeDelta::seconds(1), "{left} of {lease}");
     }
     for lease in leases {
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
 async fn a_handle_without_an_interval_is_not_refused_for_one<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let hourly = lock.clone().min_interval(HOUR);
-    acquired(hourly.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(hourly.try_acquire("k").await).release().await.unwrap();
     assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinWindow);
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinWindow);
 }
 
@@ -101,13 +101,13 @@ async fn a_task_on_other_terms_is_not_held_up<DB: TestDatabase>(db: TestDb<DB>) 
     let lock = db.lock();
     let interval = 4 * SHORT;
     let spaced = lock.clone().min_interval(interval);
-    acquired(spaced.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(spaced.try_acquire("k").await).release().await.unwrap();
     let since = Instant::now();
     let waiting = tokio::spawn(async move { acquired(spaced.acquire("k", PATIENCE).await) });
     sleep(SHORT / 2).await;
-    acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.acquire("k", PATIENCE).await).release().await.unwrap();
     assert!(since.elapsed() < interval && !waiting.is_finished(), "{:?}", since.elapsed());
-    waiting.await.unwrap().release(Status::Succeeded).await.unwrap();
+    waiting.await.unwrap().release().await.unwrap();
 }
 
 async fn a_lock_made_from_a_url_works<DB: TestDatabase>(db: TestDb<DB>) {
@@ -115,7 +115,7 @@ async fn a_lock_made_from_a_url_works<DB: TestDatabase>(db: TestDb<DB>) {
     rowlock::migrate(lock.pool()).await.unwrap();
     let lease = acquired(lock.try_acquire("k").await);
     assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Held);
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 async fn a_url_that_is_wrong_is_an_error_without_its_password<DB: TestDatabase>(_: TestDb<DB>) {
@@ -176,7 +176,7 @@ async fn a_wait_that_could_outlast_the_interval_is_refused<DB: TestDatabase>(db:
         matches!(free, Ok(RunOutcome::Ended { .. }))
     })
     .await;
-    assert!(matches!(db.lock().acquire("k", HOUR).await, Ok(Attempt::Acquired(_))));
+    acquired(db.lock().acquire("k", HOUR).await);
 }
 
 /// The second instance begins the tick a little later, with a wait that ends after the interval.
@@ -205,13 +205,13 @@ async fn a_renewal_of_another_handle_shortens_no_lease<DB: TestDatabase>(db: Tes
     // A claim that is taken up has the lease of the handle, even a shorter one.
     quick.resume("k", lease.claim().holder).await.unwrap().detach();
     assert!(until().await < before);
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 async fn forgetting_keeps_to_the_longest_interval<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     for key in ["k", "l"] {
-        acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.try_acquire(key).await).release().await.unwrap();
         let ago = DB::ago(2 * 3_600_000);
         db.set(key, &format!("begin_time = {ago}, end_time = {ago}")).await;
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{LeaseLock, Reason, ResourceLockExt as _, Retry, Status, TransactionError, VersionedTable};
+use rowlock::{LeaseLock, Reason, ResourceLockExt as _, Retry, TransactionError, VersionedTable};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::sleep;
 
@@ -55,8 +55,8 @@ async fn a_transaction_that_a_hook_began_undoes_nothing<DB: TestDatabase>(db: Te
             assert_eq!(refused(other.try_acquire("k").await).reason, Reason::Held);
             sleep(KEPT).await;
             lease.renew().await.unwrap();
-            lease.release(Status::Succeeded).await.unwrap();
-            acquired(other.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+            lease.release().await.unwrap();
+            acquired(other.try_acquire("k").await).release().await.unwrap();
             match table.deduct("a", 1).await {
                 Ok(_) => balance -= 1,
                 // The transaction may have prepared the connection, and would have to be committed.

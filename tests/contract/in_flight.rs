@@ -113,7 +113,7 @@ async fn a_reader_whose_turn_was_lost_is_not_let_in_beside_a_writer<DB: TestData
 async fn loses_its_turn<DB: TestDatabase>(db: &TestDb<DB>, key: &str, passed: usize) -> bool {
     let proxy = db.proxy().await;
     let lock = lock::<DB>(&proxy, Duration::from_secs(4));
-    acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("warm").await).release().await.unwrap();
     let readers = lock.read_write(key);
     proxy.hold_after(Way::Requests, passed);
     let reader = tokio::spawn(async move { readers.try_read().await });

@@ -8,7 +8,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{Attempt, ConfirmAt, Lease, LeaseLock, ResourceLockExt as _, Retry, Status, VersionedTable};
+use rowlock::{ConfirmAt, Error, Lease, LeaseLock, ResourceLockExt as _, Retry, VersionedTable};
 use sqlx::{Connection as _, Sqlite, SqlitePool, sqlite::SqlitePoolOptions};
 use tokio::time::timeout;
 
@@ -77,8 +77,8 @@ impl Memory {
     async fn held(&self, lock: &LeaseLock<Sqlite>, key: &str) -> Lease<Sqlite> {
         loop {
             match lock.acquire(key, PATIENCE).await {
-                Ok(Attempt::Acquired(lease)) => return lease,
-                Ok(Attempt::Refused(refusal)) => panic!("{key}: {refusal}"),
+                Ok(lease) => return lease,
+                Err(Error::Refused(refusal)) => panic!("{key}: {refusal}"),
                 // The request waited behind a dropped operation, or exceeded a short limit.
                 Err(error) => assert!(error.is_retryable(), "{key}: {error:?}"),
             }
@@ -159,7 +159,7 @@ async fn it_outlives_a_renewal<DB: TestDatabase>(_: TestDb<DB>) {
 }
 
 async fn it_outlives_a_release<DB: TestDatabase>(_: TestDb<DB>) {
-    let act = async |_: &Memory, _: &str, lease: Lease<Sqlite>| drop(lease.release(Status::Succeeded).await);
+    let act = async |_: &Memory, _: &str, lease: Lease<Sqlite>| drop(lease.release().await);
     outlives(async |memory, key| memory.held(&memory.lock, key).await, act).await;
 }
 
@@ -204,7 +204,7 @@ async fn it_outlives_what_times_out<DB: TestDatabase>(_: TestDb<DB>) {
         let lock = LeaseLock::builder(memory.pool.clone()).time_limit(limit).build().unwrap().lease(5 * SLOW);
         let table = memory.table.clone().retry(Retry { within: SLOW, ..Retry::default() });
         let table = table.time_limit(limit);
-        memory.held(&memory.lock, "claim").await.release(Status::Succeeded).await.unwrap();
+        memory.held(&memory.lock, "claim").await.release().await.unwrap();
         let (renewed, released) = (memory.held(&lock, "renew").await, memory.held(&lock, "release").await);
         memory.slow().await;
 
@@ -212,7 +212,7 @@ async fn it_outlives_what_times_out<DB: TestDatabase>(_: TestDb<DB>) {
         memory.is_whole(&format!("{url}: a claim")).await;
         assert!(renewed.renew().await.is_err(), "{url}: it takes longer than its limit");
         memory.is_whole(&format!("{url}: a renewal")).await;
-        drop(released.release(Status::Succeeded).await); // done in the end, or unknown
+        drop(released.release().await); // done in the end, or unknown
         memory.is_whole(&format!("{url}: a release")).await;
         assert!(table.deduct("a", 1).await.is_err(), "{url}: it takes longer than its limit");
         memory.is_whole(&format!("{url}: a deduction")).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{TestDatabase, TestDb, acquired, events, eventually, pool, refused};
-use rowlock::{Error, Invalid, LeaseLock, Status};
+use rowlock::{Error, Invalid, LeaseLock};
 use sqlx::pool::PoolOptions;
 
 harness::tests!(
@@ -60,7 +60,7 @@ async fn bad_settings_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn a_missing_table_says_what_to_run<DB: TestDatabase>(db: TestDb<DB>) {
     let warm = db.lock();
-    acquired(warm.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(warm.try_acquire("k").await).release().await.unwrap();
     db.execute("DROP TABLE t_resource_lock").await;
     for lock in [warm, db.lock()] {
         let error = lock.try_acquire("k").await.unwrap_err();
@@ -153,7 +153,7 @@ async fn a_narrow_key_column_limits_the_key<DB: TestDatabase>(db: TestDb<DB>) {
         let lease = acquired(lock.try_acquire(&key).await);
         assert_eq!(refused(lock.try_acquire(&key).await).reason, rowlock::Reason::Held);
         lease.renew().await.unwrap();
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
@@ -200,7 +200,7 @@ async fn far_times_are_answered<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(hour);
     let west = db.builder().article_clients(chrono::FixedOffset::west_opt(5 * 3600).unwrap()).build().unwrap();
     let west = west.min_interval(hour);
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     let far = match db.server.name {
         "sqlite" => vec!["9223372036854775807"],
         "postgres" => vec!["'infinity'", "'290000-01-01'"],
@@ -217,7 +217,7 @@ async fn far_times_are_answered<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn a_read_only_database_is_an_error<DB: TestDatabase>(db: TestDb<DB>) {
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
     let read_only = match db.server.name {
         "sqlite" => pool::<DB>(&db.url.replace("mode=rwc", "mode=ro"), 1).await,
         _ => {
@@ -255,7 +255,7 @@ async fn events_tell_the_story<DB: TestDatabase>(db: TestDb<DB>) {
     refused(lock.try_acquire(&key).await);
     lease.renew().await.unwrap();
     let token = lease.token();
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     let lease = acquired(lock.try_acquire(&key).await);
     db.take_from(&key).await;
     assert!(lease.renew().await.is_err());

@@ -1,7 +1,7 @@
 //! Both strategies under each isolation level that an application may have set for its sessions.
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{Attempt, Columns, LeaseLock, Reason, Status, VersionedTable};
+use rowlock::{Attempt, Columns, LeaseLock, Reason, VersionedTable};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::timeout;
 
@@ -84,7 +84,7 @@ async fn a_balance_is_changed_at_the_level_of_the_application<DB: TestDatabase>(
     assert_eq!(reader.text("SELECT level FROM seen").await.as_deref(), Some("serializable"));
     let lease = acquired(db.lock().try_acquire("k").await);
     reader.execute("DELETE FROM seen").await;
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     assert_eq!(reader.text("SELECT level FROM seen").await.as_deref(), Some("read committed"));
 }
 
@@ -94,7 +94,7 @@ async fn a_set_does_not_wait_for_a_locked_row_at_serializable<DB: TestDatabase>(
     let lock = LeaseLock::builder(pool_at(&db, "serializable").await).share_pool().time_limit(2 * PATIENCE);
     let lock = lock.build().unwrap();
     let set = lock.try_acquire_all(["a", "k", "z"]).await.unwrap().acquired().unwrap();
-    set.release(Status::Succeeded).await.unwrap();
+    set.release().await.unwrap();
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
@@ -122,7 +122,7 @@ async fn assignments_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(lock.try_acquire("k").await);
     assert_eq!(lease.taken_over_from().map(|prior| prior.token), Some(token));
     assert!(lease.token() > token && lease.renew().await.is_ok());
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_none());
     holds_at(db, "assignments at once").await;
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLockExt, Rules, RunOutcome, Status};
+use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLockExt, Rules, RunOutcome};
 use tokio::time::{Instant, sleep, timeout};
 
 harness::tests!(
@@ -55,7 +55,7 @@ async fn a_lease_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>) 
         assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
         sleep(SHORT / 10).await;
     }
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 async fn a_lease_is_lost_when_another_program_takes_the_row<DB: TestDatabase>(db: TestDb<DB>) {
@@ -150,7 +150,7 @@ async fn a_trampled_claim_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
 async fn releasing_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
     db.take_from("k").await;
-    let error = lease.release(Status::Failed).await.unwrap_err();
+    let error = lease.fail().await.unwrap_err();
     assert!(error.to_string().contains("\"k\" was lost"), "{error}");
     assert_eq!(db.column("k", "status").await.as_deref(), Some("P"));
     assert_eq!(db.column("k", "client_ip").await.as_deref(), Some("thief"));
@@ -161,7 +161,7 @@ async fn a_release_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: Test
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
-    let release = tokio::spawn(lease.release(Status::Failed));
+    let release = tokio::spawn(lease.fail());
     sleep(Duration::from_millis(200)).await;
     assert!(!release.is_finished());
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
@@ -174,7 +174,7 @@ async fn a_release_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: Test
 async fn releasing_twice_over_a_lost_reply_is_done<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
     db.set("k", "lock_flag = 0, status = 'S', holder = NULL, claimed_at = NULL, expires_at = NULL").await;
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 async fn dropping_a_lease_abandons_it<DB: TestDatabase>(db: TestDb<DB>) {
@@ -183,7 +183,7 @@ async fn dropping_a_lease_abandons_it<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(lock.shutdown(PATIENCE).await);
     let next = acquired(lock.try_acquire("k").await);
     assert_eq!(next.taken_over_from().unwrap().token, token);
-    next.release(Status::Succeeded).await.unwrap();
+    next.release().await.unwrap();
     assert!(lock.shutdown(PATIENCE).await);
 }
 
@@ -200,8 +200,8 @@ async fn a_pool_of_one_is_enough<DB: TestDatabase>(db: TestDb<DB>) {
         drop(conn);
         assert!(one.is_held() && two.is_held());
     }
-    one.release(Status::Succeeded).await.unwrap();
-    two.release(Status::Succeeded).await.unwrap();
+    one.release().await.unwrap();
+    two.release().await.unwrap();
 }
 
 async fn a_thousand_leases_are_renewed_in_few_statements<DB: TestDatabase>(db: TestDb<DB>) {
@@ -315,7 +315,7 @@ async fn a_runtime_that_ends_ends_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
     let before = closed_until(&db).await;
     eventually("it is renewed", async || closed_until(&db).await > before).await;
     assert!(lease.is_held());
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// Returns when the lease in the row ends.
@@ -360,7 +360,7 @@ async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: TestDatabase>(db
                 let lease = acquired(lock.try_acquire(&format!("round {round}")).await);
                 // Both connections are in use, so that the release waits.
                 let away = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
-                tokio::spawn(async move { lease.release(Status::Succeeded).await });
+                tokio::spawn(async move { lease.release().await });
                 tokio::task::yield_now().await;
                 sleep(Duration::from_millis(20)).await;
                 std::mem::forget(away);
@@ -376,7 +376,7 @@ async fn tasks_of_the_work_are_told_however_the_lease_ends<DB: TestDatabase>(db:
     let lock = db.lock();
     let released = acquired(lock.try_acquire("k").await);
     let token = released.cancellation_token();
-    released.release(Status::Succeeded).await.unwrap();
+    released.release().await.unwrap();
     assert!(token.is_cancelled());
     let abandoned = acquired(lock.try_acquire("k").await);
     let token = abandoned.cancellation_token();
@@ -408,7 +408,7 @@ async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: TestDatabase>(db: 
 async fn a_release_after_another_program_freed_the_row_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
     db.set("k", "lock_flag = 0, status = 'S'").await;
-    assert!(matches!(lease.release(Status::Failed).await, Err(Error::Lost { .. })));
+    assert!(matches!(lease.fail().await, Err(Error::Lost { .. })));
     assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
 }
 
@@ -417,6 +417,6 @@ async fn a_release_on_a_closed_pool_fails_at_once<DB: TestDatabase>(db: TestDb<D
     let lease = acquired(LeaseLock::new(pool.clone()).try_acquire("k").await);
     pool.close().await;
     let started = Instant::now();
-    assert!(matches!(lease.release(Status::Succeeded).await, Err(Error::Database { .. })));
+    assert!(matches!(lease.release().await, Err(Error::Database { .. })));
     assert!(started.elapsed() < Duration::from_secs(5));
 }

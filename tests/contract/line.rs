@@ -6,7 +6,7 @@ use harness::{
     PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Attempt, Certainty, Error, LeaseLock, Status};
+use rowlock::{Attempt, Certainty, Error, LeaseLock};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep};
 
@@ -32,7 +32,7 @@ impl<DB: TestDatabase> Line<DB> {
         eventually("it is renewed", || async { lease.renew().await.is_ok() }).await;
         eventually("it is refused", || async { lock.try_acquire("warm").await.is_ok() }).await;
         lease.abandon().await.unwrap();
-        acquired(lock.acquire("warm", PATIENCE).await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.acquire("warm", PATIENCE).await).release().await.unwrap();
         // No task uses the connection any more, not even to ping it.
         eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
         Self { proxy, pool, lock }
@@ -40,7 +40,7 @@ impl<DB: TestDatabase> Line<DB> {
 
     /// The same, with a free row for the key `k`.
     pub async fn with_free_row(db: &TestDb<DB>, lease: Duration, limit: Duration) -> Self {
-        acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire("k").await).release().await.unwrap();
         Self::new(db, lease, limit).await
     }
 
@@ -112,7 +112,7 @@ pub async fn had_within_the_lease<DB: TestDatabase>(db: &TestDb<DB>, since: Inst
         match lock.try_acquire("k").await.unwrap() {
             Attempt::Acquired(lease) => {
                 assert_eq!(lease.taken_over_from().map(|prior| prior.label.as_str()), Some("line"));
-                return lease.release(Status::Succeeded).await.unwrap();
+                return lease.release().await.unwrap();
             }
             Attempt::Refused(refusal) => {
                 assert!(since.elapsed() < SHORT + Duration::from_secs(1), "{refusal}");

@@ -7,7 +7,7 @@ use harness::{
     Need, PATIENCE, SESSION, TestDatabase, TestDb, acquired, database_of, direct_url, eventually, pool, pools_sessions,
     proxy::Way, refused, with_database,
 };
-use rowlock::{Lease, LeaseLock, Status};
+use rowlock::{Lease, LeaseLock};
 use sqlx::postgres::PgListener;
 use tokio::{
     task::JoinHandle,
@@ -69,7 +69,7 @@ async fn handed_over<DB: TestDatabase>(
     next: JoinHandle<(Lease<DB>, Instant)>,
 ) -> (Lease<DB>, Duration) {
     let freed = Instant::now();
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     let (lease, granted) = timeout(PATIENCE, next).await.expect("it is granted its key").unwrap();
     (lease, granted - freed)
 }
@@ -77,7 +77,7 @@ async fn handed_over<DB: TestDatabase>(
 async fn a_lock_object_listens_on_one_connection_while_a_task_waits<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     for _ in 0..3 {
-        acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.acquire("k", PATIENCE).await).release().await.unwrap();
     }
     let holders = [acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await)];
     refused(lock.try_acquire("k").await);
@@ -158,7 +158,7 @@ async fn a_listener_that_is_terminated_hangs_no_waiter_and_comes_back<DB: TestDa
 async fn a_listener_that_receives_nothing_any_more_hangs_no_waiter<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let lock = LeaseLock::new(proxy.pool(1));
-    acquired(lock.try_acquire("l").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("l").await).release().await.unwrap();
     let holder = acquired(db.lock().try_acquire("k").await);
     let next = waiting(&lock, "k");
     listener(&db).await;
@@ -168,7 +168,7 @@ async fn a_listener_that_receives_nothing_any_more_hangs_no_waiter<DB: TestDatab
     assert!(took < BOUND, "{took:?}");
     proxy.held(Way::Replies).await;
     for _ in 0..3 {
-        holder.release(Status::Succeeded).await.unwrap();
+        holder.release().await.unwrap();
         let other = acquired(db.lock().try_acquire("k").await);
         let next = waiting(&lock, "k");
         awaited(&db, "k").await;
@@ -181,7 +181,7 @@ async fn a_listener_that_receives_nothing_any_more_hangs_no_waiter<DB: TestDatab
 async fn a_listener_that_never_opens_hangs_no_waiter<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let lock = LeaseLock::new(proxy.pool(1));
-    acquired(lock.try_acquire("l").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("l").await).release().await.unwrap();
     proxy.hold_new();
     let holder = acquired(db.lock().try_acquire("k").await);
     let next = waiting(&lock, "k");
@@ -207,10 +207,10 @@ async fn told<DB: TestDatabase>(db: &TestDb<DB>, ears: &mut PgListener) -> Vec<S
 
 async fn alone<DB: TestDatabase>(lock: &LeaseLock<DB>) {
     for _ in 0..5 {
-        acquired(lock.acquire("k", PATIENCE).await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.acquire("k", PATIENCE).await).release().await.unwrap();
         acquired(lock.try_acquire("k").await).abandon().await.unwrap();
-        let set = lock.acquire_all(["k", "l"], PATIENCE).await.unwrap().acquired().unwrap();
-        set.release(Status::Failed).await.unwrap();
+        let set = lock.acquire_all(["k", "l"], PATIENCE).await.unwrap();
+        set.fail().await.unwrap();
     }
 }
 
@@ -226,7 +226,7 @@ async fn a_release_is_notified_once_if_awaited_and_never_otherwise<DB: TestDatab
         let next = waiting(&other, "k");
         awaited(&db, "k").await;
         match end {
-            "released" => holder.release(Status::Succeeded).await.unwrap(),
+            "released" => holder.release().await.unwrap(),
             "abandoned" => holder.abandon().await.unwrap(),
             _ => drop(holder),
         }
@@ -234,7 +234,7 @@ async fn a_release_is_notified_once_if_awaited_and_never_otherwise<DB: TestDatab
         assert!(lock.shutdown(PATIENCE).await);
         assert_eq!(told(&db, &mut ears).await, ["k"], "{end}");
         // The holder does not know that no other caller waits.
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
         assert!(told(&db, &mut ears).await.len() <= 1);
         alone(&lock).await;
         assert_eq!(told(&db, &mut ears).await, [""; 0], "no task waits any more");
@@ -257,7 +257,7 @@ async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: TestDatabase
     DB::execute_on(&mut transaction, "ROLLBACK").await.unwrap();
     drop(transaction);
     let (lease, _) = handed_over(holder, next).await;
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// Behind a pooler, other clients get the connection that listens, and a notification in the middle
@@ -275,7 +275,7 @@ async fn behind_a_pooler_no_connection_listens_or_is_disturbed<DB: TestDatabase>
         for (key, next) in [(one, next), (two, heard)] {
             let (lease, took) = handed_over(key, next).await;
             assert!(took < BOUND, "{took:?}");
-            lease.release(Status::Succeeded).await.unwrap();
+            lease.release().await.unwrap();
         }
         // Statements of other clients, on any of the pooler's connections.
         for number in 0..20 {

@@ -49,7 +49,7 @@ fn delayed<DB: TestDatabase>(lock: LeaseLock<DB>, lease: Duration, delay: Durati
 async fn granted_at<DB: TestDatabase>(db: &TestDb<DB>) -> Instant {
     let lease = acquired(db.lock().acquire("k", PATIENCE).await);
     let at = Instant::now();
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     at
 }
 
@@ -80,13 +80,13 @@ async fn a_crash_keeps_the_key_closed_for_lease_and_delay<DB: TestDatabase>(db: 
 }
 
 async fn a_release_frees_the_key_at_once<DB: TestDatabase>(db: TestDb<DB>) {
-    acquired(delayed(db.lock(), LONG, LONG).try_acquire("k").await).release(Status::Failed).await.unwrap();
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(delayed(db.lock(), LONG, LONG).try_acquire("k").await).fail().await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
 }
 
 async fn an_abandonment_frees_the_key_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     acquired(delayed(db.lock(), LONG, LONG).try_acquire("k").await).abandon().await.unwrap();
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
 }
 
 /// Tasks of the work may not have stopped yet, but the lease's own time need not pass.
@@ -116,7 +116,7 @@ async fn a_run_that_is_cancelled_keeps_the_key_closed<DB: TestDatabase>(db: Test
     assert!(refusal.reason == Reason::Held && refusal.retry_after <= Some(LONG), "{refusal:?}");
     let ended = lock.run("other", async |_| Ok::<_, std::io::Error>(())).await.unwrap();
     assert!(matches!(ended, RunOutcome::Ended { recorded: Ok(()), .. }));
-    acquired(db.lock().try_acquire("other").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("other").await).release().await.unwrap();
 }
 
 async fn a_lost_lease_that_is_abandoned_ends_the_delay<DB: TestDatabase>(db: TestDb<DB>) {
@@ -125,7 +125,7 @@ async fn a_lost_lease_that_is_abandoned_ends_the_delay<DB: TestDatabase>(db: Tes
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Held);
     lease.abandon().await.unwrap();
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
 }
 
 /// The lease is over, but the row's lease goes on for the delay, and the abandonment is retried.
@@ -136,7 +136,7 @@ async fn an_abandonment_of_a_lost_lease_waits_for_the_row<DB: TestDatabase>(db: 
     sleep(LEASE).await; // it finds the row locked
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     timeout(PATIENCE, abandoned).await.unwrap().unwrap().unwrap();
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
 }
 
 /// Locks the row until the lease is lost, because no renewal is carried out. A renewal that was
@@ -167,7 +167,7 @@ async fn a_renewed_lease_outlasts_lease_and_delay<DB: TestDatabase>(db: TestDb<D
         assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Held);
         sleep(LEASE / 10).await;
     }
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 async fn the_order_of_the_settings_does_not_matter<DB: TestDatabase>(db: TestDb<DB>) {
@@ -176,13 +176,13 @@ async fn the_order_of_the_settings_does_not_matter<DB: TestDatabase>(db: TestDb<
     assert!(lease.time_left() <= LEASE);
     let until = refused(db.lock().try_acquire("k").await).retry_after.unwrap();
     assert!(until <= LEASE + DELAY && until > LEASE, "{until:?}");
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// Waits until the key has been abandoned, and takes it: the delay would last for longer.
 async fn is_free<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>) {
     assert!(lock.shutdown(PATIENCE).await, "abandoned");
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
 }
 
 async fn a_transaction_that_gives_up_frees_the_key<DB: TestDatabase>(db: TestDb<DB>) {
@@ -237,7 +237,7 @@ async fn a_forced_release_keeps_no_delay<DB: TestDatabase>(db: TestDb<DB>) {
     drop(lease); // its abandonment finds the row without the claim
     assert!(lock.shutdown(PATIENCE).await);
     next.renew().await.unwrap();
-    next.release(Status::Succeeded).await.unwrap();
+    next.release().await.unwrap();
 }
 
 /// The refusal that says how long the key is closed to others.
@@ -256,8 +256,8 @@ async fn a_claim_that_is_taken_up_has_the_delay_of_its_handle<DB: TestDatabase>(
     lease.detach();
     let lease = with_delay.resume("k", holder).await.unwrap();
     assert!(lease.time_left() <= LONG && closed(&db).await.retry_after > Some(LONG));
-    lease.release(Status::Succeeded).await.unwrap();
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
 }
 
 async fn a_renewal_keeps_the_delay<DB: TestDatabase>(db: TestDb<DB>) {
@@ -267,7 +267,7 @@ async fn a_renewal_keeps_the_delay<DB: TestDatabase>(db: TestDb<DB>) {
     lease.renew().await.unwrap();
     let (left, after) = (lease.time_left(), closed(&db).await);
     assert!(left <= LONG && after.retry_after > Some(LONG) && after.until > before.until, "{left:?}, {after:?}");
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// No work was begun under a claim that its caller has not received.
@@ -277,7 +277,7 @@ async fn an_attempt_that_is_dropped_midway_keeps_no_delay<DB: TestDatabase>(db: 
         // A connection that an earlier attempt has left would make this one shorter.
         let lock = delayed(LeaseLock::new(db.pool_of(2).await), LONG, LONG);
         match dropped_after(steps, lock.try_acquire("k")).await {
-            Some(attempt) => break acquired(attempt).release(Status::Succeeded).await.unwrap(),
+            Some(attempt) => break acquired(attempt).release().await.unwrap(),
             None => is_free(&db, &lock).await,
         }
         steps += 1;
@@ -288,7 +288,7 @@ async fn an_attempt_that_is_dropped_midway_keeps_no_delay<DB: TestDatabase>(db: 
 async fn a_set_keeps_each_key_closed<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = delayed(db.lock(), LONG, LONG);
     let both = async || lock.try_acquire_all(["j", "k"]).await.unwrap().acquired().expect("both are free");
-    both().await.release(Status::Succeeded).await.unwrap();
+    both().await.release().await.unwrap();
     both().await.abandon().await.unwrap();
     drop(both().await);
     assert!(lock.shutdown(PATIENCE).await, "abandoned");
@@ -306,7 +306,7 @@ async fn a_set_of_which_one_key_is_lost_keeps_the_rest_closed<DB: TestDatabase>(
     db.lock().force_release("k", Status::Failed).await.unwrap();
     assert!(both.renew().await.is_err());
     assert!(lock.shutdown(PATIENCE).await, "the other key is abandoned");
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
     let refusal = refused(db.lock().try_acquire("j").await);
     assert!(refusal.reason == Reason::Held && refusal.retry_after <= Some(LONG), "{refusal:?}");
 }
@@ -323,7 +323,7 @@ async fn a_permit_keeps_its_delay<DB: TestDatabase>(db: TestDb<DB>) {
             Attempt::Refused(refusal) => assert_eq!(refusal.reason, Reason::Held),
             Attempt::Acquired(third) => panic!("{third:?}"),
         }
-        other.release(Status::Succeeded).await.unwrap();
+        other.release().await.unwrap();
     }
     let refusal = refused(db.lock().try_acquire(key.as_str()).await);
     assert!(refusal.retry_after > Some(LONG), "the refusal counts the delay: {refusal}");

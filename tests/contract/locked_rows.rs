@@ -37,7 +37,7 @@ async fn a_row_locked_by_a_transaction_delays_no_other_request<DB: TestDatabase>
 async fn a_locked_row_delays_nothing_in_a_table_of_few_rows<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(PATIENCE).build().unwrap();
     let lock = lock.lease(Duration::from_secs(3));
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     for count in 1..=4 {
         db.execute("DELETE FROM t_resource_lock").await;
         let keys = [numbered(count), vec!["k".to_owned()]].concat();

@@ -7,7 +7,7 @@ use std::{
 };
 
 use harness::{Need, TestDatabase, TestDb, acquired};
-use rowlock::{Schedule, Status, TickOutcome};
+use rowlock::{Schedule, TickOutcome};
 use tokio::process::Command;
 
 /// The program `sqlx`, which the variable names.
@@ -24,7 +24,7 @@ harness::tests!(
 async fn migrate_is_idempotent_and_leaves_the_applications_record_alone<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute("CREATE TABLE _sqlx_migrations (version BIGINT PRIMARY KEY, description TEXT)").await;
     db.execute("INSERT INTO _sqlx_migrations VALUES (1, 'the application''s own')").await;
-    acquired(db.lock().try_acquire("k").await).release(Status::Failed).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).fail().await.unwrap();
     for _ in 0..3 {
         rowlock::migrate(&db.pool).await.unwrap();
     }
@@ -81,7 +81,7 @@ async fn sqlx_cli_runs_our_files_in_the_applications_folder<DB: TestDatabase>(db
     let ours = root().join("migrations").join(folder(&db));
     // `rowlock::migrate` ran first, and the table has a row. The files must leave the row
     // unchanged.
-    acquired(db.lock().try_acquire("old").await).release(Status::Failed).await.unwrap();
+    acquired(db.lock().try_acquire("old").await).fail().await.unwrap();
     copy(&ours, &app);
     ok(sqlx(&db, &app, &[]).await);
     add_application_migration(&app, 2);
@@ -122,7 +122,7 @@ async fn ticks<DB: TestDatabase>(db: &TestDb<DB>) {
 
 async fn works<DB: TestDatabase>(db: &TestDb<DB>) {
     rowlock::migrate(&db.pool).await.unwrap();
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
 }
 
 fn root() -> PathBuf {

@@ -8,7 +8,7 @@ use std::{
 
 use chrono::TimeDelta;
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{Error, Status, migration::Migration};
+use rowlock::{Error, migration::Migration};
 use sqlx::Transaction;
 use tokio::time::{sleep, timeout};
 
@@ -54,7 +54,7 @@ pub async fn waiting<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
 
 /// Takes a column from the table, and begins a transaction that has read a row and does no more.
 async fn in_the_way<DB: TestDatabase>(db: &TestDb<DB>) -> Transaction<'static, DB> {
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
     db.execute("ALTER TABLE t_resource_lock DROP COLUMN confirms").await;
     let mut tx = db.pool_of(1).await.begin().await.unwrap();
     DB::execute_on(&mut tx, "SELECT key_resource FROM t_resource_lock").await.unwrap();
@@ -255,5 +255,5 @@ async fn a_large_table_is_completed_beside_its_clients<DB: TestDatabase>(db: Tes
     for (longest, taken) in [a, b, c] {
         assert!(longest < BEARABLE && taken > 10, "a client waited for {longest:?} once in {taken}");
     }
-    acquired(db.lock().try_acquire("row 77").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("row 77").await).release().await.unwrap();
 }

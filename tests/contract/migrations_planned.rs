@@ -122,7 +122,7 @@ async fn undone_the_table_is_the_articles_again<DB: TestDatabase>(db: TestDb<DB>
         let before = (definitions(&db).await, rows(&db).await);
         rowlock::migrate(&db.pool).await.unwrap();
         let lease = acquired(db.lock().try_acquire("new").await);
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
         let planned = migration(&db).plan_undo().await.unwrap();
         let undone = migration(&db).undo().await.unwrap();
         assert_eq!(statements(&planned), statements(&undone));
@@ -131,7 +131,7 @@ async fn undone_the_table_is_the_articles_again<DB: TestDatabase>(db: TestDb<DB>
         assert_eq!((definitions(&db).await, rows(&db).await), before);
         assert!(migration(&db).undo().await.unwrap().is_empty());
         rowlock::migrate(&db.pool).await.unwrap();
-        acquired(db.lock().try_acquire("new").await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire("new").await).release().await.unwrap();
 
         // As a removal that was killed leaves it, where each statement commits.
         let mut conn = db.pool_of(1).await.acquire().await.unwrap();
@@ -213,7 +213,7 @@ async fn other_programs_do_not_see_what_is_added<DB: TestDatabase>(db: TestDb<DB
         db.execute(&insert(key)).await;
         let lease = acquired(db.lock().try_acquire(key).await);
         assert_eq!(refused(db.lock().try_acquire(key).await).reason, Reason::Held);
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
     if db.server.name != "postgres" {
         let seen = "CREATE TABLE seen AS SELECT * FROM t_resource_lock";

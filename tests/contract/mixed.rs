@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, events, eventually, refused};
-use rowlock::{Lease, LeaseLock, Reason, Status};
+use rowlock::{Lease, LeaseLock, Reason};
 use tokio::{
     task::{JoinHandle, JoinSet},
     time::timeout,
@@ -21,7 +21,7 @@ async fn rounds<DB: TestDatabase>(lock: LeaseLock<DB>) {
     for _ in 0..3 {
         let lease = acquired(lock.acquire("k", Duration::MAX).await);
         tokio::time::sleep(Duration::from_millis(1)).await;
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
@@ -78,7 +78,7 @@ async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: TestDatabase
     db.execute("DELETE FROM t_resource_lock_queue WHERE ticket > 0").await;
     let next = waiter(LeaseLock::new(db.pool_of(2).await).fair(true), &key);
     eventually("another takes a place", || async { places(&db).await == 2 }).await;
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     assert_eq!(refused(db.lock().fair(true).try_acquire(&key).await).reason, Reason::Queued);
     db.execute("DELETE FROM t_resource_lock_queue WHERE ticket = -1").await;
     let lease = tokio::select! {
@@ -87,10 +87,10 @@ async fn a_waiter_whose_place_is_gone_is_not_the_first_any_more<DB: TestDatabase
         () = tokio::time::sleep(PATIENCE) => panic!("no task is granted the key"),
     };
     let token = lease.token();
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     let lease = timeout(PATIENCE, passed_over).await.expect("its turn has come").unwrap();
     assert!(lease.token() > token);
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     eventually("no place is left", || async { places(&db).await == 0 }).await;
 }
 
@@ -106,6 +106,6 @@ async fn numbers_that_do_not_grow_hang_no_waiter<DB: TestDatabase>(db: TestDb<DB
         let before = i64::try_from(before).unwrap();
         eventually("it has a place", || async { places(&db).await == before + 1 }).await;
     }
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     timeout(PATIENCE, tasks.join_all()).await.expect("both have their turns");
 }

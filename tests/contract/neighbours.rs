@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chrono::{FixedOffset, TimeDelta};
 use harness::{Table, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Error, Lease, LeaseLock, Reason, Status};
+use rowlock::{Error, Lease, LeaseLock, Reason};
 use tokio::time::timeout;
 
 use crate::{
@@ -85,7 +85,7 @@ async fn their_lock_is_refused_in_its_time_and_then_taken_over<DB: TestDatabase>
         assert_eq!(long_ago(&program, 61).take("l").await, Answer::Taken);
         let lease = acquired(ours.try_acquire("l").await);
         assert_eq!(lease.taken_over_from().unwrap().label, "10.0.0.7");
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
@@ -100,11 +100,11 @@ async fn they_read_our_times_and_keep_our_window<DB: TestDatabase>(db: TestDb<DB
         assert!(near(program.time("k", "begin_time").await), "on {table:?} at {place}");
         assert_eq!(program.take("k").await, Answer::Locked);
         assert_eq!(later.take("k").await, Answer::TimedOut);
-        lease.release(Status::Failed).await.unwrap();
+        lease.fail().await.unwrap();
         assert!(near(program.time("k", "end_time").await), "on {table:?} at {place}");
         assert_eq!(later.take("k").await, Answer::NotSucceeded);
 
-        acquired(ours.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        acquired(ours.try_acquire("k").await).release().await.unwrap();
         assert_eq!(program.take("k").await, Answer::WithinWindow);
         assert_eq!(later.take("k").await, Answer::Taken);
         // The lock also respects the program's minimum interval after the program has ended.
@@ -137,7 +137,7 @@ async fn their_late_unlock_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
         }
         let again = acquired(db.lock().try_acquire("renewed").await);
         again.renew().await.unwrap();
-        again.release(Status::Succeeded).await.unwrap();
+        again.release().await.unwrap();
     }
 }
 
@@ -169,7 +169,7 @@ async fn their_late_unlock_and_relock_are_found_out<DB: TestDatabase>(db: TestDb
                 program.give(key, "S").await;
                 let next = acquired(ours.try_acquire(key).await);
                 assert!(next.token() > token && next.taken_over_from().is_none());
-                next.release(Status::Succeeded).await.unwrap();
+                next.release().await.unwrap();
             }
         }
     }
@@ -185,7 +185,7 @@ async fn nothing_is_harmed<DB: TestDatabase>(db: &TestDb<DB>, ours: &LeaseLock<D
             assert_lost(lease.renew().await);
             assert!(!lease.is_held());
         }
-        "released" => assert_lost(lease.release(Status::Failed).await),
+        "released" => assert_lost(lease.fail().await),
         "abandoned" => assert_lost(lease.abandon().await),
         _ => drop(lease),
     }

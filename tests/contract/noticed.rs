@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, events};
-use rowlock::{Lease, LeaseLock, Status};
+use rowlock::{Lease, LeaseLock};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -39,7 +39,7 @@ async fn a_release_of_another_process_is_noticed_before_the_next_poll<DB: TestDa
     let mut took = Vec::new();
     for (holder, next) in pairs {
         let freed = Instant::now();
-        holder.release(Status::Succeeded).await.unwrap();
+        holder.release().await.unwrap();
         took.push(timeout(PATIENCE, next).await.expect("it is granted its key").unwrap().1 - freed);
         // The waiters that this release has woken send their requests.
         sleep(4 * QUICK).await;
@@ -59,7 +59,7 @@ async fn a_release_in_a_file_behind_a_link_is_noticed<DB: TestDatabase>(db: Test
         let (holder, next) = (acquired(db.lock().try_acquire(&key).await), waiting(&lock, &key));
         sleep(LONG).await;
         let freed = Instant::now();
-        holder.release(Status::Succeeded).await.unwrap();
+        holder.release().await.unwrap();
         let granted = timeout(PATIENCE, next).await.expect("it is granted its key").unwrap().1;
         quick += usize::from(granted - freed < QUICK);
     }
@@ -96,6 +96,6 @@ async fn a_database_in_memory_is_polled<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(one.try_acquire("k").await);
     let next = waiting(&other, "k");
     sleep(Duration::from_millis(500)).await;
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     timeout(PATIENCE, next).await.expect("it is granted its key").unwrap();
 }

@@ -33,7 +33,7 @@ async fn list_shows_each_state_in_the_order_of_keys<DB: TestDatabase>(db: TestDb
     db.set("3 foreign", "claimed_at = NULL").await;
     for (key, status) in [("4 window", Status::Succeeded), ("5 failed", Status::Failed), ("6 free", Status::Succeeded)]
     {
-        acquired(lock.try_acquire(key).await).release(status).await.unwrap();
+        acquired(lock.try_acquire(key).await).end(status).await.unwrap();
     }
     for key in ["5 failed", "6 free"] {
         db.set(key, &format!("begin_time = {}", DB::ago(2 * 3_600_000))).await;
@@ -65,7 +65,7 @@ async fn list_is_paged_and_filtered<DB: TestDatabase>(db: TestDb<DB>) {
         leases.push(acquired(lock.try_acquire(&format!("job {number:02}")).await));
     }
     for lease in leases.drain(..20) {
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
     let _other = acquired(lock.try_acquire("other_%").await);
     let (mut filter, mut keys) = (ListOptions::default().limit(10).prefix("job "), Vec::new());
@@ -100,14 +100,14 @@ async fn a_forced_release_frees_the_key_and_the_old_holder_finds_out<DB: TestDat
     timeout(Duration::from_secs(20), old.lost()).await.unwrap();
     let next = acquired(lock.try_acquire("k").await);
     assert!(next.token() > token && next.taken_over_from().is_none());
-    assert!(matches!(old.release(Status::Failed).await, Err(Error::Lost { .. })));
-    next.release(Status::Succeeded).await.unwrap();
+    assert!(matches!(old.fail().await, Err(Error::Lost { .. })));
+    next.release().await.unwrap();
     assert_eq!(lock.force_release("absent", Status::Failed).await.unwrap(), None);
 }
 
 async fn a_forced_release_is_what_article_rules_wait_for<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().rules(Rules::Article);
-    acquired(lock.try_acquire("k").await).release(Status::Failed).await.unwrap();
+    acquired(lock.try_acquire("k").await).fail().await.unwrap();
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::LastRunFailed);
     lock.force_release("k", Status::Succeeded).await.unwrap().unwrap();
     let crashed = acquired(lock.try_acquire("k").await);
@@ -129,7 +129,7 @@ async fn a_forced_release_of_what_was_seen_frees_nothing_else<DB: TestDatabase>(
 
     let first = acquired(lock.try_acquire("k").await);
     let seen = look().await;
-    first.release(Status::Succeeded).await.unwrap();
+    first.release().await.unwrap();
     let now = left_alone(seen.clone()).await.unwrap();
     assert_eq!((now.state, now.status.as_str(), now.token), (LockState::Free, "S", seen.token), "a success stays one");
     let second = acquired(lock.try_acquire("k").await);
@@ -204,7 +204,7 @@ async fn a_forced_release_does_not_pass_a_transaction_at_the_row<DB: TestDatabas
 async fn forget_deletes_unused_rows_and_nothing_else<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     for key in ["old", "young", "window", "failed", "strange", "never begun"] {
-        acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.try_acquire(key).await).release().await.unwrap();
     }
     let _held = acquired(lock.try_acquire("held").await);
     let ago = |hours: i64| DB::ago(hours * 3_600_000);
@@ -235,7 +235,7 @@ async fn forget_clears_the_places_of_those_who_died_long_ago<DB: TestDatabase>(d
 }
 
 async fn forget_goes_through_more_rows_than_a_page<DB: TestDatabase>(db: TestDb<DB>) {
-    acquired(db.lock().try_acquire("kept").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("kept").await).release().await.unwrap();
     let rows: Vec<String> = (0..1203).map(|number| format!("('gone {number:04}')")).collect();
     db.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES {}", rows.join(","))).await;
     assert_eq!(db.lock().forget(HOUR).await.unwrap(), 1203);

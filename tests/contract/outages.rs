@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, events, eventually, pool, proxy::Way};
-use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, Reason, Status};
+use rowlock::{Certainty, Error, Lease, LeaseLock, Reason};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -35,11 +35,7 @@ const LIMIT: Duration = Duration::from_millis(300);
 /// How long an outage lasts: several time limits.
 const OUTAGE: Duration = Duration::from_millis(1500);
 
-fn waiting<DB: TestDatabase>(
-    lock: &LeaseLock<DB>,
-    key: &str,
-    wait: Duration,
-) -> JoinHandle<Result<Attempt<Lease<DB>>, Error>> {
+fn waiting<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str, wait: Duration) -> JoinHandle<Result<Lease<DB>, Error>> {
     let (lock, key) = (lock.clone(), key.to_owned());
     tokio::spawn(async move { lock.acquire(&key, wait).await })
 }
@@ -62,7 +58,7 @@ async fn a_wait_outlives_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
         // The order of the two waiters is unspecified. Each releases the key itself.
         let mut tasks = [0, 1].map(|_| {
             let waiting = waiting(&lock, &key, Duration::MAX);
-            tokio::spawn(async move { acquired(waiting.await.unwrap()).release(Status::Succeeded).await })
+            tokio::spawn(async move { acquired(waiting.await.unwrap()).release().await })
         });
         refused_once(&key).await;
         if fair {
@@ -73,7 +69,7 @@ async fn a_wait_outlives_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
         proxy.hold_everything();
         sleep(OUTAGE).await;
         tasks.iter_mut().for_each(has_not_given_up);
-        holder.release(Status::Succeeded).await.unwrap();
+        holder.release().await.unwrap();
         proxy.cut();
         for task in tasks {
             timeout(PATIENCE, task).await.expect("it is granted").unwrap().unwrap();
@@ -92,7 +88,7 @@ async fn a_wait_outlives_an_outage_that_was_there_before_it<DB: TestDatabase>(db
     sleep(OUTAGE).await;
     has_not_given_up(&mut task);
     proxy.cut();
-    acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
+    acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release().await.unwrap();
 }
 
 /// The server grants the claim, and the reply never arrives. No other client could acquire the key
@@ -111,7 +107,7 @@ async fn a_grant_that_goes_unheard_in_an_outage_is_found_after_it<DB: TestDataba
         db.number("SELECT token FROM t_resource_lock WHERE key_resource = 'k'").await,
         Some(lease.token().get())
     );
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>(db: TestDb<DB>) {
@@ -130,7 +126,7 @@ async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>(db:
     line.proxy.hold_everything();
     match task.await.unwrap() {
         // On PostgreSQL the request for a notification may have been the last that was sent.
-        Ok(Attempt::Refused(refusal)) if db.server.name == "postgres" => assert_eq!(refusal.reason, Reason::Held),
+        Err(Error::Refused(refusal)) if db.server.name == "postgres" => assert_eq!(refusal.reason, Reason::Held),
         result => line::timed_out(result),
     }
     assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 4, "{:?}", since.elapsed());
@@ -156,7 +152,7 @@ async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>(db:
     );
     assert!(unknown, "{error:?}");
     line.proxy.open();
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
 }
 
 /// The refusals of the holder in the same process ended with its lease. No connection can be opened
@@ -196,7 +192,7 @@ async fn a_wait_outlives_a_transaction_that_is_longer_than_the_time_limit<DB: Te
         sleep(OUTAGE).await;
         has_not_given_up(&mut task);
         DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
-        acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
+        acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release().await.unwrap();
     }
 }
 
@@ -205,7 +201,7 @@ async fn a_wait_outlives_a_limit_to_statements<DB: TestDatabase>(db: TestDb<DB>)
     let limited = pool::<DB>(&format!("{}?options[statement_timeout]=100ms", db.url), 2).await;
     // Sessions of the library's own have no such limit.
     let lock = LeaseLock::builder(limited).share_pool().build().unwrap();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, "BEGIN; LOCK TABLE t_resource_lock").await.unwrap();
     let error = lock.try_acquire("k").await.unwrap_err();
@@ -215,19 +211,19 @@ async fn a_wait_outlives_a_limit_to_statements<DB: TestDatabase>(db: TestDb<DB>)
     sleep(OUTAGE).await;
     has_not_given_up(&mut task);
     DB::execute_on(&mut other, "COMMIT").await.unwrap();
-    acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
+    acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release().await.unwrap();
 }
 
 /// The file has reached the size that its connections allow. A new key needs another page.
 async fn a_wait_outlives_a_full_disk<DB: TestDatabase>(db: TestDb<DB>) {
     let only = db.pool_of(1).await;
     let lock = LeaseLock::new(only.clone());
-    acquired(lock.try_acquire("known").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("known").await).release().await.unwrap();
     DB::execute(&only, "PRAGMA max_page_count = 1").await.unwrap(); // as many as there are
     let error = loop {
         let key = format!("{:0>200}", fastrand::u64(..));
         match lock.try_acquire(&key).await {
-            Ok(claim) => acquired(Ok::<_, Error>(claim)).release(Status::Succeeded).await.unwrap(),
+            Ok(claim) => acquired(Ok::<_, Error>(claim)).release().await.unwrap(),
             Err(error) => break error,
         }
     };
@@ -237,7 +233,7 @@ async fn a_wait_outlives_a_full_disk<DB: TestDatabase>(db: TestDb<DB>) {
     sleep(OUTAGE).await;
     has_not_given_up(&mut task);
     DB::execute(&only, "PRAGMA max_page_count = 1000000").await.unwrap();
-    acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release(Status::Succeeded).await.unwrap();
+    acquired(timeout(PATIENCE, task).await.unwrap().unwrap()).release().await.unwrap();
 }
 
 async fn what_does_not_pass_by_itself_ends_a_wait<DB: TestDatabase>(db: TestDb<DB>) {

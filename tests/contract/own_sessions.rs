@@ -8,7 +8,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, database_of, eventually, proxy::Way};
-use rowlock::{Attempt, Error, Lease, LeaseLock, LeaseSet, ListOptions, Reason, Schedules, Status, TickOutcome};
+use rowlock::{Attempt, Error, Lease, LeaseLock, LeaseSet, ListOptions, Reason, Schedules, TickOutcome};
 use sqlx::pool::PoolOptions;
 use tokio::{
     task::JoinSet,
@@ -83,7 +83,7 @@ async fn silent_sessions_lose_no_lease_of_any_duration<DB: TestDatabase>(db: Tes
     renewed(&db, &leases[..3]).await;
     for lease in leases {
         assert!(lease.is_held(), "{}", lease.key());
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
@@ -98,7 +98,7 @@ async fn silent_idle_sessions_hold_up_one_call<DB: TestDatabase>(db: TestDb<DB>)
         let [a, b, c, d, e, f, g, h] = keys.each_ref().map(|key| lock.try_acquire(key));
         let (a, b, c, d, e, f, g, h) = tokio::join!(a, b, c, d, e, f, g, h);
         for lease in [a, b, c, d, e, f, g, h] {
-            acquired(lease).release(Status::Succeeded).await.unwrap();
+            acquired(lease).release().await.unwrap();
         }
     }
     proxy.delay_each(Duration::ZERO);
@@ -120,7 +120,7 @@ async fn a_claim_that_arrives_after_its_caller_has_given_up_takes_nothing<DB: Te
     let other = db.lock();
     let lease = acquired(other.try_acquire("k").await);
     let token = lease.token();
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     let replies = proxy.seen(Way::Replies);
     proxy.open();
     eventually("it is carried out", async || proxy.seen(Way::Replies) > replies).await;
@@ -170,18 +170,18 @@ async fn a_waiter_lines_up_though_its_sessions_took_long_to_open<DB: TestDatabas
     let pool = proxy.pool::<DB>(4);
     let warm = LeaseLock::builder(pool.clone()).time_limit(PATIENCE).build().unwrap();
     proxy.delay_each(LIMIT + LIMIT / 4);
-    acquired(warm.try_acquire("other").await).release(Status::Succeeded).await.unwrap();
+    acquired(warm.try_acquire("other").await).release().await.unwrap();
     proxy.delay_each(Duration::ZERO);
     let lock = LeaseLock::builder(pool).time_limit(LIMIT).build().unwrap().fair(true);
     let holder = acquired(db.lock().try_acquire("k").await);
-    let waiter = tokio::spawn(async move { lock.acquire("k", PATIENCE).await.map(Attempt::acquired) });
+    let waiter = tokio::spawn(async move { lock.acquire("k", PATIENCE).await });
     eventually("the waiter is in line", async || {
         assert!(!waiter.is_finished());
         db.number("SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(1)
     })
     .await;
-    holder.release(Status::Succeeded).await.unwrap();
-    waiter.await.unwrap().unwrap().expect("it is granted").release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
 }
 
 fn name(what: &str, setting: &str) -> String {
@@ -210,7 +210,7 @@ impl<DB: TestDatabase> Held<DB> {
             other => panic!("{setting}: {other:?}"),
         };
         let set = match lock.acquire_all([name("two"), name("three")], PATIENCE).await {
-            Ok(Attempt::Acquired(set)) => set,
+            Ok(set) => set,
             other => panic!("{setting}: {other:?}"),
         };
         let schedules = Schedules::new(pool).lease(2 * LEASE).time_limit(PATIENCE);
@@ -225,8 +225,8 @@ impl<DB: TestDatabase> Held<DB> {
         lease.renew().await.unwrap_or_else(|error| panic!("{setting}: {error}"));
         let held = lock.list(&ListOptions::default().held()).await.unwrap();
         assert!(held.len() >= 3, "{setting}: {held:?}");
-        lease.release(Status::Succeeded).await.unwrap_or_else(|error| panic!("{setting}: {error}"));
-        set.release(Status::Succeeded).await.unwrap_or_else(|error| panic!("{setting}: {error}"));
+        lease.release().await.unwrap_or_else(|error| panic!("{setting}: {error}"));
+        set.release().await.unwrap_or_else(|error| panic!("{setting}: {error}"));
         assert_eq!(run.end().await, TickOutcome::Succeeded, "{setting}");
         assert_eq!(told(db, &name("run", setting)).await, "S1", "{setting}");
     }
@@ -244,7 +244,7 @@ async fn hold_under<DB: TestDatabase>(db: &TestDb<DB>, settings: &[&'static str]
     }
     for (setting, waited) in waits.join_all().await {
         assert!(
-            matches!(&waited, Ok(Attempt::Refused(refusal)) if refusal.reason == Reason::Held),
+            matches!(&waited, Err(Error::Refused(refusal)) if refusal.reason == Reason::Held),
             "{setting}: {waited:?}"
         );
     }
@@ -305,7 +305,7 @@ async fn defaults_of_the_database_reach_no_lock<DB: TestDatabase>(db: TestDb<DB>
 
 /// Platforms set it to stop writes.
 async fn a_default_of_read_only_stands<DB: TestDatabase>(db: TestDb<DB>) {
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
     db.execute(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", database_of(&db.url))).await;
     let lock = LeaseLock::new(db.pool_of(2).await);
     let error = lock.try_acquire("k").await.unwrap_err();
@@ -390,7 +390,7 @@ async fn locks_of_one_pool_listen_on_one_connection<DB: TestDatabase>(db: TestDb
         .map(|_| {
             let lock = LeaseLock::new(pool.clone());
             tokio::spawn(async move {
-                acquired(lock.acquire("k", 2 * PATIENCE).await).release(Status::Succeeded).await.unwrap();
+                acquired(lock.acquire("k", 2 * PATIENCE).await).release().await.unwrap();
             })
         })
         .collect();
@@ -400,7 +400,7 @@ async fn locks_of_one_pool_listen_on_one_connection<DB: TestDatabase>(db: TestDb
         assert_eq!(db.number(LISTENERS).await, Some(1));
         sleep(Duration::from_millis(10)).await;
     }
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     for waiter in waiting.drain(..) {
         timeout(2 * PATIENCE, waiter).await.unwrap().unwrap();
     }

@@ -18,9 +18,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
-use rowlock::{
-    Attempt, LeaseLock, ListOptions, Reason, ResourceLockExt as _, Schedules, Status, TickOutcome, VersionedTable,
-};
+use rowlock::{LeaseLock, ListOptions, Reason, ResourceLockExt as _, Schedules, TickOutcome, VersionedTable};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -98,7 +96,7 @@ async fn work_that_blocks_its_thread_keeps_its_lease<DB: TestDatabase>(db: TestD
             has_worked.store(true, SeqCst);
             released.recv().unwrap();
             assert!(lease.is_held());
-            lease.release(Status::Succeeded).await.unwrap();
+            lease.release().await.unwrap();
         });
     });
     let token = timeout(PATIENCE, begun).await.unwrap().unwrap();
@@ -181,10 +179,10 @@ async fn leases_go_on_without_their_runtimes<DB: TestDatabase>(db: TestDb<DB>) {
     let [shut_down, still, by_calls] = <[_; 3]>::try_from(leases).unwrap();
     on_a_thread(move || {
         runtimes.1.block_on(by_calls.renew()).unwrap();
-        runtimes.1.block_on(by_calls.release(Status::Succeeded)).unwrap();
+        runtimes.1.block_on(by_calls.release()).unwrap();
         // Of other runtimes.
-        runtimes.1.block_on(shut_down.release(Status::Succeeded)).unwrap();
-        runtimes.1.block_on(still.release(Status::Failed)).unwrap();
+        runtimes.1.block_on(shut_down.release()).unwrap();
+        runtimes.1.block_on(still.fail()).unwrap();
         drop(runtimes);
     })
     .await;
@@ -250,20 +248,17 @@ async fn calls<DB: TestDatabase>(lock: &LeaseLock<DB>, pool: &Pool<DB>) {
     assert_eq!(lock.inspect("k").await.unwrap().unwrap().holder, Some(lease.claim().holder));
     let releasing = thread::spawn(move || {
         thread::sleep(WAIT);
-        parked(lease.release(Status::Succeeded))
+        parked(lease.release())
     });
     acquired(lock.acquire("k", PATIENCE).await).abandon().await.unwrap();
     releasing.join().unwrap().unwrap();
-    match lock.acquire_all(["first", "second"], PATIENCE).await.unwrap() {
-        Attempt::Acquired(set) => set.release(Status::Succeeded).await.unwrap(),
-        Attempt::Refused(refusal) => panic!("{refusal}"),
-    }
+    acquired(lock.acquire_all(["first", "second"], PATIENCE).await).release().await.unwrap();
     let (semaphore, of_readers) = (lock.semaphore("permits", 1), lock.read_write("read"));
     let permit = acquired(semaphore.try_acquire().await);
     refused(semaphore.acquire(WAIT).await);
-    permit.release(Status::Succeeded).await.unwrap();
-    acquired(of_readers.read(PATIENCE).await).release(Status::Succeeded).await.unwrap();
-    acquired(of_readers.write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    permit.release().await.unwrap();
+    acquired(of_readers.read(PATIENCE).await).release().await.unwrap();
+    acquired(of_readers.write(PATIENCE).await).release().await.unwrap();
     let deposit = "UPDATE account SET balance = balance + 1, version = version + 1 WHERE id = 'a'";
     let paid = lock.transaction("k", async |mut tx, _| DB::execute_on(&mut tx, deposit).await.map(drop)).await;
     paid.unwrap_or_else(|error| panic!("{error:?}"));
@@ -298,7 +293,7 @@ async fn a_wait_that_was_refused_goes_on_unpolled<DB: TestDatabase>(db: TestDb<D
     }
     let holder = acquired(db.lock().try_acquire("k").await);
     let (lock, token) = (db.lock(), holder.token());
-    acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("warm").await).release().await.unwrap();
     let (mut unpolled, woken) = (Box::pin(lock.acquire("k", 2 * PATIENCE)), Arc::new(Woken::default()));
     let waker = woken.clone().into();
     let mut poll = || assert!(unpolled.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
@@ -309,7 +304,7 @@ async fn a_wait_that_was_refused_goes_on_unpolled<DB: TestDatabase>(db: TestDb<D
         let lock = lock.clone();
         async move { lock.acquire("k", 2 * PATIENCE).await }
     });
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     eventually("it is granted the key", async || {
         let entry = db.lock().inspect("k").await.unwrap().unwrap();
         entry.holder.is_some() && entry.token > token
@@ -317,17 +312,14 @@ async fn a_wait_that_was_refused_goes_on_unpolled<DB: TestDatabase>(db: TestDb<D
     .await;
     assert!(!behind.is_finished(), "the first one has it");
     drop(unpolled);
-    acquired(timeout(PATIENCE, behind).await.expect("it is its turn").unwrap())
-        .release(Status::Succeeded)
-        .await
-        .unwrap();
+    acquired(timeout(PATIENCE, behind).await.expect("it is its turn").unwrap()).release().await.unwrap();
 }
 
 async fn a_wait_ends_while_the_request_of_another_has_no_reply<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(db.lock().try_acquire("k").await);
     let proxy = db.proxy().await;
     let lock = LeaseLock::builder(proxy.pool::<DB>(2)).time_limit(2 * PATIENCE).build().unwrap();
-    acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("warm").await).release().await.unwrap();
     let first = tokio::spawn({
         let lock = lock.clone();
         async move { lock.acquire("k", 2 * PATIENCE).await }
@@ -340,9 +332,9 @@ async fn a_wait_ends_while_the_request_of_another_has_no_reply<DB: TestDatabase>
     for _ in 0..5 {
         let behind = lock.acquire("k", Duration::from_millis(100));
         let behind = timeout(PATIENCE, behind).await.expect("it ends");
-        assert!(!matches!(behind, Ok(Attempt::Acquired(_))), "{behind:?}");
+        assert!(behind.is_err(), "{behind:?}");
     }
     proxy.open();
-    holder.release(Status::Succeeded).await.unwrap();
-    acquired(first.await.unwrap()).release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
+    acquired(first.await.unwrap()).release().await.unwrap();
 }

@@ -4,7 +4,6 @@
 use std::{collections::HashMap, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::Status;
 use tokio::time::{Instant, sleep};
 
 use crate::waiters::{Process, Turn, now, places};
@@ -48,7 +47,7 @@ async fn philosophers_eat_in_order<DB: TestDatabase>(db: TestDb<DB>) {
         assert!(began.elapsed() < PATIENCE, "all wait: {tickets:?}");
         look(&db, &mut tickets).await;
     }
-    all_forks.release(Status::Succeeded).await.unwrap();
+    all_forks.release().await.unwrap();
     while !dinner.is_finished() {
         look(&db, &mut tickets).await;
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use harness::{PATIENCE, SESSION, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Error, Lease, LeaseLock, ListOptions, ReadWriteLock, Reason, Rules, Status};
+use rowlock::{Error, Lease, LeaseLock, ListOptions, ReadWriteLock, Reason, Rules};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -47,7 +47,7 @@ pub fn other<DB: TestDatabase>(db: &TestDb<DB>) -> ReadWriteLock<DB> {
 
 /// Writes once, so that the name has a row with a token.
 pub async fn written<DB: TestDatabase>(db: &TestDb<DB>) {
-    acquired(other(db).write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    acquired(other(db).write(PATIENCE).await).release().await.unwrap();
 }
 
 /// The times between which a holder certainly held the lock.
@@ -99,9 +99,9 @@ async fn no_reader_is_beside_a_writer<DB: TestDatabase>(db: TestDb<DB>) {
                     let writes = turn % 3 == 0;
                     let wait = if turn % 7 == 0 { Duration::ZERO } else { SHORT };
                     let attempt = if writes { lock.write(wait).await } else { lock.read(wait).await };
-                    let lease = match attempt.map(rowlock::Attempt::acquired) {
-                        Ok(Some(lease)) => lease,
-                        Ok(None) => {
+                    let lease = match attempt {
+                        Ok(lease) => lease,
+                        Err(Error::Refused(_)) => {
                             sleep(Duration::from_millis(2)).await;
                             continue;
                         }
@@ -120,7 +120,7 @@ async fn no_reader_is_beside_a_writer<DB: TestDatabase>(db: TestDb<DB>) {
     }
     check(&visits.lock().unwrap());
     // Nothing is left behind.
-    acquired(other(&db).write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+    acquired(other(&db).write(PATIENCE).await).release().await.unwrap();
 }
 
 async fn visit<DB: TestDatabase>(lease: Lease<DB>, writes: bool, fate: u32) -> Visit {
@@ -146,7 +146,7 @@ async fn visit<DB: TestDatabase>(lease: Lease<DB>, writes: bool, fate: u32) -> V
     }
     let ended = trusted.min(Instant::now());
     if fate.is_multiple_of(2) {
-        let _ = lease.release(Status::Succeeded).await; // it may be lost
+        let _ = lease.release().await; // it may be lost
     }
     Visit { writes, token: token.get(), began, ended }
 }
@@ -168,7 +168,7 @@ async fn readers_run_together_and_are_listed<DB: TestDatabase>(db: TestDb<DB>) {
     let refusal = refused(locks[0].try_write().await);
     assert!(refusal.reason == Reason::Held && keys.contains(&refusal.key.as_str()), "{refusal}");
     for reader in readers {
-        reader.release(Status::Succeeded).await.unwrap();
+        reader.release().await.unwrap();
     }
     let writer = acquired(locks[0].write(PATIENCE).await);
     assert_eq!(writer.key(), locks[0].name());
@@ -197,11 +197,11 @@ async fn a_writer_that_waits_keeps_new_readers_out<DB: TestDatabase>(db: TestDb<
     let behind = tokio::spawn(async move { acquired(behind.read(PATIENCE).await) });
     sleep(SHORT).await;
     assert!(!writer.is_finished() && !behind.is_finished() && reader.is_held());
-    reader.release(Status::Succeeded).await.unwrap();
+    reader.release().await.unwrap();
     let writer = timeout(PATIENCE, writer).await.unwrap().unwrap();
     sleep(SHORT).await;
     assert!(!behind.is_finished(), "the reader waits for the writer");
-    writer.release(Status::Succeeded).await.unwrap();
+    writer.release().await.unwrap();
     timeout(PATIENCE, behind).await.unwrap().unwrap();
 }
 
@@ -216,7 +216,7 @@ async fn readers_that_find_the_name_held_do_not_delay_the_writer<DB: TestDatabas
     // A claim on a reader's key that was made after the writer's, and after its first look.
     sleep(2 * SHORT).await;
     let late = acquired(db.lock_for(LONG).try_acquire("k#r777").await);
-    reader.release(Status::Succeeded).await.unwrap();
+    reader.release().await.unwrap();
     timeout(PATIENCE, writer).await.unwrap().unwrap();
     assert!(late.is_held());
 }
@@ -234,14 +234,14 @@ async fn no_side_starves<DB: TestDatabase>(db: TestDb<DB>) {
                     let attempt = if crowd_writes { lock.write(PATIENCE).await } else { lock.read(PATIENCE).await };
                     let lease = acquired(attempt);
                     sleep(Duration::from_millis(40)).await;
-                    lease.release(Status::Succeeded).await.unwrap();
+                    lease.release().await.unwrap();
                 }
             });
         }
         let lock = lock();
         for _ in 0..3 {
             let attempt = if crowd_writes { lock.read(PATIENCE).await } else { lock.write(PATIENCE).await };
-            acquired(attempt).release(Status::Succeeded).await.unwrap();
+            acquired(attempt).release().await.unwrap();
         }
         crowd.shutdown().await;
         db.execute("DELETE FROM t_resource_lock").await;
@@ -254,13 +254,13 @@ async fn the_token_of_the_last_writer_fences_a_reader<DB: TestDatabase>(db: Test
     for _ in 0..3 {
         let written = last.token();
         assert_eq!(last.writer_token(), None);
-        last.release(Status::Succeeded).await.unwrap();
+        last.release().await.unwrap();
         let readers = [acquired(lock.try_read().await), acquired(other(&db).try_read().await)];
         for reader in readers {
             let fence = reader.writer_token().unwrap();
             assert!(fence >= written, "a system that has seen the writer before it lets it in");
             assert_eq!(reader.reenter().unwrap().writer_token(), Some(fence));
-            reader.release(Status::Succeeded).await.unwrap();
+            reader.release().await.unwrap();
         }
         last = acquired(lock.try_write().await);
         assert!(last.token() > written);
@@ -272,7 +272,7 @@ async fn all_numbers_are_used_and_no_more<DB: TestDatabase>(db: TestDb<DB>) {
     let (lock, mut held) = (db.lock_for(10 * LONG), Vec::new());
     for first in (1..=1024).step_by(100) {
         let keys = (first..(first + 100).min(1025)).map(|number: u32| format!("k#r{number}"));
-        held.push(lock.acquire_all(keys, 6 * PATIENCE).await.unwrap().acquired().unwrap());
+        held.push(lock.acquire_all(keys, 6 * PATIENCE).await.unwrap());
     }
     // On a busy machine a look at so many rows may take longer than the default limit.
     let patient = on(&db.builder().time_limit(3 * PATIENCE).build().unwrap());
@@ -285,7 +285,7 @@ async fn all_numbers_are_used_and_no_more<DB: TestDatabase>(db: TestDb<DB>) {
         }
     };
     assert_eq!(refusal.reason, Reason::Held, "{refusal}");
-    held.remove(fastrand::usize(..held.len())).release(Status::Succeeded).await.unwrap();
+    held.remove(fastrand::usize(..held.len())).release().await.unwrap();
     let reader = acquired(other(&db).read(PATIENCE).await);
     assert!(reader.is_held());
 }
@@ -298,7 +298,7 @@ async fn a_plain_claim_on_the_name_closes_it<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(refused(other(&db).try_read().await).key.as_str(), "k");
     assert_eq!(refused(other(&db).try_write().await).key.as_str(), "k");
     assert!(reader.is_held());
-    operator.release(Status::Succeeded).await.unwrap();
+    operator.release().await.unwrap();
     acquired(other(&db).read(PATIENCE).await);
 }
 
@@ -309,7 +309,7 @@ async fn a_name_that_was_never_claimed_is_claimed_once<DB: TestDatabase>(db: Tes
     let fence = first.writer_token().unwrap();
     assert!(fence.get() > 0);
     assert_eq!(acquired(lock.try_read().await).writer_token(), Some(fence), "the next one finds the row");
-    first.release(Status::Succeeded).await.unwrap();
+    first.release().await.unwrap();
     db.execute("DELETE FROM t_resource_lock").await;
     assert!(acquired(lock.try_read().await).writer_token().unwrap() > fence, "above the tokens of a deleted row");
 }
@@ -357,19 +357,19 @@ async fn a_release_wakes_the_writer<DB: TestDatabase>(db: TestDb<DB>) {
     let (mut waits, mut at_once) = (Vec::new(), Vec::new());
     for _ in 0..4 {
         let began = Instant::now();
-        acquired(lock.write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.write(PATIENCE).await).release().await.unwrap();
         at_once.push(began.elapsed());
         let readers = [acquired(lock.read(PATIENCE).await), acquired(lock.read(PATIENCE).await)];
         let writing = lock.clone();
         let writer = tokio::spawn(async move { acquired(writing.write(PATIENCE).await) });
         sleep(Duration::from_millis(1700)).await;
         for reader in readers {
-            reader.release(Status::Succeeded).await.unwrap();
+            reader.release().await.unwrap();
         }
         let released = Instant::now();
         let writer = timeout(PATIENCE, writer).await.unwrap().unwrap();
         waits.push(released.elapsed());
-        writer.release(Status::Succeeded).await.unwrap();
+        writer.release().await.unwrap();
     }
     waits.sort();
     at_once.sort();
@@ -384,7 +384,7 @@ async fn a_writer_asks_for_word_of_every_reader<DB: TestDatabase>(db: TestDb<DB>
     let awaited = "SELECT COUNT(*) FROM t_resource_lock WHERE awaited AND key_resource LIKE 'k#r%'";
     eventually("every reader's row says that a task waits", || async { db.number(awaited).await == Some(2) }).await;
     for reader in readers {
-        reader.release(Status::Succeeded).await.unwrap();
+        reader.release().await.unwrap();
     }
     timeout(PATIENCE, writer).await.unwrap().unwrap();
 }

@@ -24,9 +24,9 @@ async fn a_downgrade_leaves_no_gap<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(reader.writer_token(), Some(token));
     sleep(SHORT).await;
     assert!(!next.is_finished() && reader.is_held(), "the next writer waits for the reader");
-    reader.release(Status::Succeeded).await.unwrap();
+    reader.release().await.unwrap();
     let writer = timeout(PATIENCE, next).await.unwrap().unwrap();
-    writer.release(Status::Succeeded).await.unwrap();
+    writer.release().await.unwrap();
     // Others read beside a writer that was downgraded.
     let reader = lock.downgrade(acquired(lock.try_write().await)).await.unwrap();
     acquired(other(&db).try_read().await);
@@ -45,10 +45,10 @@ async fn two_upgrades_do_not_wait_for_each_other<DB: TestDatabase>(db: TestDb<DB
         assert!(readers.iter().all(Lease::is_held), "both go on reading");
     }
     let [first, second] = readers;
-    second.release(Status::Succeeded).await.unwrap();
+    second.release().await.unwrap();
     let writer = acquired(retried(|| locks[0].try_upgrade(&first)).await);
     assert_eq!(refused(locks[1].try_read().await).reason, Reason::Held);
-    writer.release(Status::Succeeded).await.unwrap();
+    writer.release().await.unwrap();
     refused(locks[1].try_write().await);
     acquired(locks[1].read(PATIENCE).await);
     let wrong = locks[0].try_upgrade(&acquired(db.lock().try_acquire("j").await)).await;

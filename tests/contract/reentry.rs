@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use harness::{COUNTED, PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Error, LeaseLock, Reason, Status};
+use rowlock::{Error, LeaseLock, Reason, ResourceLockExt, Status};
 use tokio::time::{sleep, timeout};
 
-use crate::bank::{LEASE, accounts, granted, locks};
+use crate::bank::{LEASE, accounts, locks};
 
 harness::tests!(
     everywhere[COUNTED](it_sends_nothing_and_the_last_one_releases),
@@ -34,16 +34,16 @@ async fn it_sends_nothing_and_the_last_one_releases<DB: TestDatabase>(db: TestDb
     let inner = outer.reenter().unwrap();
     let innermost = inner.reenter().unwrap();
     assert_eq!(inner.claim(), outer.claim());
-    inner.release(Status::Failed).await.unwrap();
+    inner.fail().await.unwrap();
     innermost.abandon().await.unwrap();
     drop(outer.reenter().unwrap());
     let after = DB::statements(&pool).await;
     assert!(before.is_none() || after.zip(before).is_some_and(|(after, before)| after - before == DB::COUNTING));
     assert!(outer.is_held());
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
-    outer.release(Status::Succeeded).await.unwrap();
+    outer.release().await.unwrap();
     assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
 }
 
 async fn the_order_of_the_ends_does_not_matter<DB: TestDatabase>(db: TestDb<DB>) {
@@ -51,7 +51,7 @@ async fn the_order_of_the_ends_does_not_matter<DB: TestDatabase>(db: TestDb<DB>)
     let outer = acquired(lock.try_acquire("k").await);
     let inner = outer.reenter().unwrap();
     let told = inner.cancellation_token();
-    outer.release(Status::Succeeded).await.unwrap();
+    outer.release().await.unwrap();
     // The claim is still renewed.
     assert!(timeout(Duration::from_secs(3), inner.lost()).await.is_err());
     assert!(inner.is_held() && !told.is_cancelled());
@@ -65,7 +65,7 @@ async fn the_order_of_the_ends_does_not_matter<DB: TestDatabase>(db: TestDb<DB>)
     let claim = next.detach();
     assert!(timeout(Duration::from_secs(3), other.lost()).await.is_err());
     assert_eq!(*other.claim(), claim);
-    other.release(Status::Succeeded).await.unwrap();
+    other.release().await.unwrap();
 }
 
 async fn a_loss_is_every_handles_loss<DB: TestDatabase>(db: TestDb<DB>) {
@@ -76,8 +76,8 @@ async fn a_loss_is_every_handles_loss<DB: TestDatabase>(db: TestDb<DB>) {
     timeout(PATIENCE, outer.lost()).await.unwrap();
     assert!(!inner.is_held());
     assert!(matches!(inner.reenter(), Err(Error::Lost { .. })));
-    assert!(matches!(inner.release(Status::Succeeded).await, Err(Error::Lost { .. })));
-    assert!(matches!(outer.release(Status::Succeeded).await, Err(Error::Lost { .. })));
+    assert!(matches!(inner.release().await, Err(Error::Lost { .. })));
+    assert!(matches!(outer.release().await, Err(Error::Lost { .. })));
 }
 
 /// Holders are not identified by thread or task. A request without the handle is treated as one of
@@ -91,14 +91,14 @@ async fn without_the_handle_it_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(again.claims(), set.claims());
     drop(set);
     assert!(again.is_held());
-    again.release(Status::Succeeded).await.unwrap();
-    outer.release(Status::Succeeded).await.unwrap();
+    again.release().await.unwrap();
+    outer.release().await.unwrap();
 }
 
 async fn it_is_the_same_under_both_strategies<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
-        let outer = granted(lock.try_acquire(name).await);
+        let outer = acquired(lock.try_acquire(name).await);
         let inner = outer.reenter().unwrap();
         assert_eq!(inner.claim(), outer.claim());
         lock.release(inner, Status::Succeeded).await.unwrap();

@@ -24,14 +24,14 @@ async fn a_claim_that_the_same_lock_replaced_is_told_lost<DB: TestDatabase>(db: 
     timeout(PATIENCE, replaced.lost()).await.expect("it is told");
     assert!(next.is_held());
     next.renew().await.unwrap();
-    next.release(Status::Succeeded).await.unwrap();
+    next.release().await.unwrap();
 }
 
 /// No caller worked under the claim. The article's rules would treat it as a crash, and would
 /// refuse all callers for ever.
 async fn a_claim_whose_caller_was_dropped_is_no_crash<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().rules(Rules::Article);
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     for polls in 1..9 {
         let mut attempt = Box::pin(lock.acquire("k", PATIENCE));
         for _ in 0..polls {
@@ -45,7 +45,7 @@ async fn a_claim_whose_caller_was_dropped_is_no_crash<DB: TestDatabase>(db: Test
         }
         drop(attempt);
         assert!(lock.shutdown(PATIENCE).await);
-        acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.try_acquire("k").await).release().await.unwrap();
     }
 }
 
@@ -56,7 +56,7 @@ async fn a_grant_that_cannot_be_committed_is_none<DB: TestDatabase>(db: TestDb<D
     let (mine, readers) = (pool::<DB>(&url, 1).await, pool::<DB>(&url, 1).await);
     rowlock::migrate(&mine).await.unwrap();
     let lock = LeaseLock::new(mine);
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     let mut reader = readers.acquire().await.unwrap();
     DB::execute_on(&mut reader, "BEGIN").await.unwrap();
     DB::text_on(&mut reader, "SELECT status FROM t_resource_lock").await.unwrap();
@@ -65,7 +65,7 @@ async fn a_grant_that_cannot_be_committed_is_none<DB: TestDatabase>(db: TestDb<D
     drop(reader);
     eventually("the key is had", || async {
         match LeaseLock::new(readers.clone()).try_acquire("k").await.unwrap().acquired() {
-            Some(lease) => lease.release(Status::Succeeded).await.is_ok(),
+            Some(lease) => lease.release().await.is_ok(),
             None => false,
         }
     })
@@ -95,7 +95,7 @@ async fn a_full_disk_grants_nothing_and_takes_nothing<DB: TestDatabase>(db: Test
     only.execute("PRAGMA max_page_count = 1000000").await;
     leases.push(acquired(lock.try_acquire(&key(leases.len())).await));
     for lease in leases {
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
-    held.release(Status::Succeeded).await.unwrap();
+    held.release().await.unwrap();
 }

@@ -22,7 +22,7 @@ use harness::{
     proxy::{Proxy, Way},
     refused,
 };
-use rowlock::{Attempt, Error, Reason, Status};
+use rowlock::{Attempt, Error, Reason};
 use tokio::{
     join,
     time::{Instant, sleep, timeout},
@@ -72,7 +72,7 @@ async fn a_claim_whose_reply_is_lost_is_the_same_claim_again<DB: TestDatabase>(d
     assert_eq!(begin, now, "it began once");
     assert!(lease.taken_over_from().is_none());
     assert_eq!(standing(&db).await, 1);
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// At every reply of the claim: MySQL returns the previous holder in a second one.
@@ -91,7 +91,7 @@ async fn a_takeover_whose_reply_is_lost_still_tells_from_whom<DB: TestDatabase>(
         let prior = lease.taken_over_from().unwrap();
         assert_eq!((prior.token, prior.label.as_str()), (crashed.token(), "crashed"));
         assert_eq!(standing(&db).await, 1);
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
@@ -101,7 +101,7 @@ async fn a_claim_whose_request_is_lost_is_sent_again<DB: TestDatabase>(db: TestD
     let lease = acquired(line.lost(Way::Requests, 0, line.lock.try_acquire("k")).await);
     assert!(lease.token().get() > before && lease.taken_over_from().is_none());
     assert_eq!((standing(&db).await, token(&db).await), (1, lease.token().get()));
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// The server executes the claim, and the reply is too late: no caller reads it, and the claim ends
@@ -130,7 +130,7 @@ async fn a_late_reply_holds_no_longer_than_a_quick_one<DB: TestDatabase>(db: Tes
     assert!(lease.is_held() && lease.time_left() <= most, "{:?}", lease.time_left());
     line.held(Way::Replies, 0, lease.renew(), late).await.unwrap();
     assert!(lease.is_held() && lease.time_left() <= most, "{:?}", lease.time_left());
-    line.held(Way::Replies, 0, lease.release(Status::Succeeded), late).await.unwrap();
+    line.held(Way::Replies, 0, lease.release(), late).await.unwrap();
 }
 
 /// The request reaches the server when no caller waits for it any more.
@@ -152,7 +152,7 @@ async fn a_refusal_whose_reply_is_lost_is_asked_for_again<DB: TestDatabase>(db: 
             assert_eq!(refused(line.lost(way, trip, line.lock.try_acquire("k")).await).reason, Reason::Held);
         }
     }
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
 }
 
 /// When the claim is sent again, another transaction has the row locked. The first claim may have
@@ -178,7 +178,7 @@ async fn a_create_that_is_not_answered_is_claimed_anyway<DB: TestDatabase>(db: T
         let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
         let lease = acquired(line.lost(way, trips(&db, 1, 2), line.lock.try_acquire("k")).await);
         assert_eq!((token(&db).await, standing(&db).await), (lease.token().get(), 1));
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
         db.execute("DELETE FROM t_resource_lock WHERE key_resource = 'k'").await;
     }
 }
@@ -200,13 +200,13 @@ async fn a_row_that_another_creates_first_is_claimed<DB: TestDatabase>(db: TestD
     let attempt = line.held(Way::Requests, trips(&db, 1, 2), line.lock.try_acquire("k"), async |proxy| {
         let first = acquired(db.lock().try_acquire("k").await);
         before = first.token().get();
-        first.release(Status::Succeeded).await.unwrap();
+        first.release().await.unwrap();
         proxy.open();
     });
     let lease = acquired(attempt.await);
     assert!(lease.token().get() > before);
     assert_eq!((token(&db).await, standing(&db).await), (lease.token().get(), 1));
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// The holder cannot know whether the lease was renewed: its deadline stays unchanged, and the next
@@ -237,7 +237,7 @@ async fn a_renewal_that_is_not_answered_is_unknown<DB: TestDatabase>(db: TestDb<
         // Prepares the statement on the current connection.
         renewed(&lease).await;
     }
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// The limit is short, and a connection has to be opened.
@@ -256,7 +256,7 @@ async fn a_renewal_in_the_background_that_is_lost_is_tried_again<DB: TestDatabas
             assert!(lease.is_held(), "{way:?}");
             sleep(SHORT / 50).await;
         }
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
@@ -284,7 +284,7 @@ async fn renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time<DB:
         assert!(other.token() > lease.token());
         line.proxy.open();
         assert!(matches!(lease.renew().await, Err(Error::Lost { .. })), "a loss is final");
-        other.release(Status::Succeeded).await.unwrap();
+        other.release().await.unwrap();
     }
 }
 
@@ -295,7 +295,7 @@ async fn a_release_that_is_not_answered_is_done_once<DB: TestDatabase>(db: TestD
         let lease = acquired(line.lock.try_acquire("k").await);
         lease.renew().await.unwrap();
         let mut ended = None;
-        let released = line.held(way, 0, lease.release(Status::Succeeded), async |proxy| {
+        let released = line.held(way, 0, lease.release(), async |proxy| {
             ended = if way == Way::Replies { end_time().await } else { None };
             proxy.cut();
         });
@@ -304,7 +304,7 @@ async fn a_release_that_is_not_answered_is_done_once<DB: TestDatabase>(db: TestD
         assert_eq!(standing(&db).await, 0);
         assert!(ended.is_none() || end_time().await == ended, "it was released once");
         // Prepares the release on the current connection.
-        acquired(line.lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        acquired(line.lock.try_acquire("k").await).release().await.unwrap();
     }
 }
 
@@ -314,21 +314,21 @@ async fn a_release_that_was_done_before_another_came_is_unknown<DB: TestDatabase
     let line = Line::new(&db, 30 * SHORT, PATIENCE).await;
     let lease = acquired(line.lock.try_acquire("k").await);
     let mut next = None;
-    let released = line.held(Way::Replies, 0, lease.release(Status::Succeeded), async |proxy| {
+    let released = line.held(Way::Replies, 0, lease.release(), async |proxy| {
         next = Some(acquired(db.lock().try_acquire("k").await));
         proxy.cut();
     });
     unknown(released.await);
     let next = next.unwrap();
     assert!(next.taken_over_from().is_none() && next.renew().await.is_ok());
-    next.release(Status::Succeeded).await.unwrap();
+    next.release().await.unwrap();
 }
 
 async fn a_release_that_is_never_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::new(&db, SHORT, LIMIT).await;
     let lease = acquired(line.lock.acquire("k", PATIENCE).await);
     let since = Instant::now();
-    timed_out(line.held(Way::Requests, 0, lease.release(Status::Succeeded), async |_| {}).await);
+    timed_out(line.held(Way::Requests, 0, lease.release(), async |_| {}).await);
     assert!(since.elapsed() >= SHORT / 2, "it is tried while the lease lasts");
     had_within_the_lease(&db, since).await;
 }
@@ -340,7 +340,7 @@ async fn a_release_that_never_gets_at_the_row_is_unknown<DB: TestDatabase>(db: T
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
-    timed_out(lease.release(Status::Succeeded).await);
+    timed_out(lease.release().await);
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     had_within_the_lease(&db, since).await;
 }
@@ -367,7 +367,7 @@ async fn an_abandonment_that_was_done_before_another_came_is_unknown<DB: TestDat
         proxy.cut();
     });
     unknown(abandoned.await);
-    next.unwrap().release(Status::Succeeded).await.unwrap();
+    next.unwrap().release().await.unwrap();
 }
 
 async fn an_abandonment_that_is_never_answered_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {

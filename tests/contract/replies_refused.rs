@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way};
-use rowlock::{Certainty, Error, LeaseLock, Status};
+use rowlock::{Certainty, Error, LeaseLock};
 use sqlx::pool::PoolOptions;
 
 use crate::line::{Line, SHORT, standing};
@@ -18,7 +18,7 @@ harness::tests!(servers(
 ));
 
 async fn a_claim_without_a_reply_is_unknown_at_a_server_that_takes_no_writes<DB: TestDatabase>(db: TestDb<DB>) {
-    acquired(db.lock().try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
     let (proxy, is_standby) = (db.proxy().await, Arc::new(AtomicBool::new(false)));
     let read_only = match db.server.name {
         "postgres" => "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
@@ -38,7 +38,7 @@ async fn a_claim_without_a_reply_is_unknown_at_a_server_that_takes_no_writes<DB:
     let pool = options.connect_lazy(&proxy.url).unwrap();
     let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
     let lock = lock.lease(30 * SHORT);
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
     let fail_over = async |proxy: &harness::proxy::Proxy| {
         assert_eq!(standing(&db).await, 1);

@@ -95,10 +95,10 @@ async fn use_all<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
         DB::number(&pool, "SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(1)
     })
     .await;
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     waiting.await.unwrap().abandon().await.unwrap();
-    let set = lock.acquire_all(["k", "l"], WAIT).await.unwrap().acquired().unwrap();
-    set.release(Status::Succeeded).await.unwrap();
+    let set = lock.acquire_all(["k", "l"], WAIT).await.unwrap();
+    set.release().await.unwrap();
     lock.transaction("k", async |_, _| Ok::<_, std::convert::Infallible>(())).await.unwrap();
     lock.force_release("l", Status::Succeeded).await.unwrap().unwrap();
     assert_eq!(lock.list(&ListOptions::default()).await.unwrap().len(), 2);

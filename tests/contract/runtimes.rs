@@ -64,12 +64,12 @@ async fn outside_of_a_runtime_each_call_works<DB: TestDatabase>(db: TestDb<DB>) 
         lease.renew().await.unwrap();
         assert!(lock.inspect("k").await.unwrap().is_some());
         refused(lock.acquire("k", Duration::from_millis(100)).await);
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
         let name = lock.read_write("name");
         let reader = acquired(name.read(PATIENCE).await);
         refused(name.try_write().await);
         drop(reader);
-        acquired(name.write(PATIENCE).await).release(Status::Succeeded).await.unwrap();
+        acquired(name.write(PATIENCE).await).release().await.unwrap();
         acquired(lock.semaphore("some", 2).try_acquire().await).abandon().await.unwrap();
         assert_eq!(lock.list(&ListOptions::default()).await.unwrap().len(), 4);
         assert!(lock.shutdown(PATIENCE).await);
@@ -192,7 +192,7 @@ async fn a_runtime_that_stands_still_holds_up_no_other<DB: TestDatabase>(db: Tes
         free_rows(&db, &all_keys).await;
         let pool = opened(&db, 6).await;
         let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
-        acquired(lock.try_acquire(&ours[0]).await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.try_acquire(&ours[0]).await).release().await.unwrap();
         let (elsewhere, ended) = Elsewhere::new(cycle(lock.clone(), theirs.clone())).driven(polls).await;
         let since = Instant::now();
         for _ in 0..2 {
@@ -216,7 +216,7 @@ async fn a_runtime_that_stands_still_delays_no_other_request<DB: TestDatabase>(d
     let pool = proxy.pool::<DB>(2);
     let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
     drop((pool.acquire().await.unwrap(), pool.acquire().await.unwrap()));
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     eventually("both are idle", || async { pool.num_idle() == 2 }).await;
     proxy.hold(Way::Replies);
     let theirs = lock.clone();
@@ -248,7 +248,7 @@ async fn a_runtime_that_ends_leaves_no_request_waiting<DB: TestDatabase>(db: Tes
             free_rows(&db, &all_keys).await;
             let pool = opened(&db, 1).await;
             let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
-            acquired(lock.try_acquire(&ours[0]).await).release(Status::Succeeded).await.unwrap();
+            acquired(lock.try_acquire(&ours[0]).await).release().await.unwrap();
             let elsewhere = Elsewhere::new(cycle(lock.clone(), theirs.to_vec()));
             let (elsewhere, did) = elsewhere.driven(polls).await;
             ended = ended.or(did);
@@ -257,7 +257,7 @@ async fn a_runtime_that_ends_leaves_no_request_waiting<DB: TestDatabase>(db: Tes
             elsewhere.ended(work_first).await;
             for answer in timeout(PATIENCE, all(wanted)).await.expect("each is answered") {
                 match answer.unwrap() {
-                    rowlock::Attempt::Acquired(lease) => lease.release(Status::Succeeded).await.unwrap(),
+                    rowlock::Attempt::Acquired(lease) => lease.release().await.unwrap(),
                     // The transaction of a connection that is just being closed holds the database.
                     rowlock::Attempt::Refused(refusal) => {
                         assert_eq!((db.server.name, refusal.reason), ("sqlite", Reason::Busy), "{refusal}");

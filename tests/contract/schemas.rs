@@ -1,7 +1,7 @@
 //! The location of the tables: the schema in which the connection finds them, and no other.
 
 use harness::{DIRECT, TestDatabase, TestDb, acquired, pool, refused};
-use rowlock::{Error, LeaseLock, Status};
+use rowlock::{Error, LeaseLock};
 use sqlx::{Pool, pool::PoolOptions};
 
 use crate::article::shapes;
@@ -35,7 +35,7 @@ async fn assert_same_table<DB: TestDatabase>(one: &Pool<DB>, other: &Pool<DB>) {
     for (holder, rival) in [(one, other), (other, one)] {
         let lease = acquired(LeaseLock::new(holder.clone()).try_acquire("k").await);
         refused(LeaseLock::new(rival.clone()).try_acquire("k").await);
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
 }
 
@@ -55,7 +55,7 @@ async fn a_table_along_the_path_is_completed_where_it_is<DB: TestDatabase>(db: T
             rowlock::migrate(&pool).await.unwrap();
             assert_eq!(tables(&db).await, OURS, "{path}: {lack}");
             refused(LeaseLock::new(pool.clone()).try_acquire("held").await);
-            lease.release(Status::Succeeded).await.unwrap();
+            lease.release().await.unwrap();
             assert_same_table(&db.pool, &pool).await;
         }
         db.execute(&articles).await;

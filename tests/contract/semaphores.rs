@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{PATIENCE, SESSION, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Key, LeaseLock, Reason, Status};
+use rowlock::{Key, LeaseLock, Reason};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -52,7 +52,7 @@ async fn permits_are_granted_in_the_order_of_arrival<DB: TestDatabase>(db: TestD
     let queued = refused(fair().try_acquire().await);
     assert_eq!((queued.reason, queued.key.as_str()), (Reason::Queued, "k"), "it names the semaphore");
     for number in 0..6 {
-        held.remove(0).release(Status::Succeeded).await.unwrap();
+        held.remove(0).release().await.unwrap();
         let (next, lease) = timeout(PATIENCE, grants.recv()).await.unwrap().unwrap();
         assert_eq!(next, number, "in the order of arrival");
         held.push(lease);
@@ -68,11 +68,11 @@ async fn fewer_permits_drain_by_themselves_and_more_are_there_at_once<DB: TestDa
     }
     permits.sort_by_key(|permit| three.number(permit.key()));
     assert_eq!(permits.iter().map(|permit| three.number(permit.key()).unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
-    permits.pop().unwrap().release(Status::Succeeded).await.unwrap();
+    permits.pop().unwrap().release().await.unwrap();
     assert_eq!(refused(two.try_acquire().await).reason, Reason::Held, "the third permit is not its own");
     let again = acquired(three.try_acquire().await);
     assert_eq!(three.number(again.key()), Some(3));
-    permits.remove(0).release(Status::Succeeded).await.unwrap();
+    permits.remove(0).release().await.unwrap();
     let first = acquired(two.try_acquire().await);
     assert_eq!(two.number(first.key()), Some(1));
 }
@@ -95,7 +95,7 @@ async fn a_wait_without_answers_is_no_refusal<DB: TestDatabase>(db: TestDb<DB>) 
     let other = acquired(db.lock().try_acquire("k#2").await);
     let _permit = acquired(semaphore.acquire(PATIENCE).await);
     assert_eq!(refused(semaphore.try_acquire().await).key, *other.key());
-    other.release(Status::Succeeded).await.unwrap();
+    other.release().await.unwrap();
     proxy.hold_everything();
     let error = semaphore.acquire(Duration::from_secs(1)).await.unwrap_err();
     assert!(error.is_retryable(), "{error}");
@@ -108,7 +108,7 @@ async fn a_plain_claim_on_a_permit_takes_it<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(semaphore.number(permit.key()), Some(2));
     let refusal = refused(semaphore.try_acquire().await);
     assert!(refusal.key.as_str().starts_with("k#") && refusal.retry_after.is_some(), "{refusal}");
-    operator.release(Status::Succeeded).await.unwrap();
+    operator.release().await.unwrap();
     assert_eq!(semaphore.number(acquired(semaphore.try_acquire().await).key()), Some(1));
 }
 
@@ -129,7 +129,7 @@ async fn permits_are_shared_out_evenly<DB: TestDatabase>(db: TestDb<DB>) {
                     let permit = acquired(semaphore.acquire(3 * PATIENCE).await);
                     waits.push(grants.fetch_add(1, SeqCst) - called);
                     sleep(Duration::from_millis(fastrand::u64(10..30))).await;
-                    permit.release(Status::Succeeded).await.unwrap();
+                    permit.release().await.unwrap();
                 }
                 waits
             });
@@ -157,7 +157,7 @@ async fn a_release_of_any_permit_wakes_a_waiter<DB: TestDatabase>(db: TestDb<DB>
     let (mut waits, mut at_once) = (Vec::new(), Vec::new());
     for round in 0..6 {
         let began = Instant::now();
-        acquired(db.lock_for(LONG).try_acquire("other").await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock_for(LONG).try_acquire("other").await).release().await.unwrap();
         at_once.push(began.elapsed());
         let waiter = tokio::spawn({
             let semaphore = semaphore.clone();
@@ -167,7 +167,7 @@ async fn a_release_of_any_permit_wakes_a_waiter<DB: TestDatabase>(db: TestDb<DB>
         permits.sort_by_key(|permit| semaphore.number(permit.key()));
         let freed = permits.remove(1 + round % 2);
         let key = freed.key().clone();
-        freed.release(Status::Succeeded).await.unwrap();
+        freed.release().await.unwrap();
         let released = Instant::now();
         let permit = timeout(PATIENCE, waiter).await.unwrap().unwrap();
         waits.push(released.elapsed());
@@ -190,6 +190,6 @@ async fn a_waiter_asks_for_word_of_every_permit<DB: TestDatabase>(db: TestDb<DB>
     let waiter = tokio::spawn(async move { acquired(other.acquire(PATIENCE).await) });
     let awaited = "SELECT COUNT(*) FROM t_resource_lock WHERE awaited";
     eventually("every row says that a task waits", || async { db.number(awaited).await == Some(3) }).await;
-    permits.pop().unwrap().release(Status::Succeeded).await.unwrap();
+    permits.pop().unwrap().release().await.unwrap();
     timeout(PATIENCE, waiter).await.unwrap().unwrap();
 }

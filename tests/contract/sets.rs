@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{Attempt, Error, LeaseLock, LeaseSet, Reason, ResourceLock as _, Status};
+use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLock as _};
 use tokio::{task::JoinSet, time::timeout};
 
 use crate::upgrade::all_columns;
@@ -24,11 +24,6 @@ harness::tests!(
 
 const FOR_EVER: Duration = Duration::MAX;
 
-#[track_caller]
-fn all<DB: TestDatabase>(attempt: Result<Attempt<LeaseSet<DB>>, Error>) -> LeaseSet<DB> {
-    attempt.unwrap().acquired().expect("all of them")
-}
-
 async fn rows<DB: TestDatabase>(db: &TestDb<DB>, keys: &[&str]) -> Vec<Option<String>> {
     let columns = all_columns(db.server.name);
     let mut rows = Vec::new();
@@ -40,8 +35,8 @@ async fn rows<DB: TestDatabase>(db: &TestDb<DB>, keys: &[&str]) -> Vec<Option<St
 
 async fn each_key_has_its_row_and_its_token<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    acquired(lock.try_acquire("b").await).release(Status::Failed).await.unwrap();
-    let set = all(lock.try_acquire_all(["c", "b", "a", "b"]).await);
+    acquired(lock.try_acquire("b").await).fail().await.unwrap();
+    let set = acquired(lock.try_acquire_all(["c", "b", "a", "b"]).await);
     let keys: Vec<_> = set.claims().iter().map(|claim| claim.key.as_str().to_owned()).collect();
     assert_eq!(keys, ["a", "b", "c"]);
     for key in &keys {
@@ -52,10 +47,10 @@ async fn each_key_has_its_row_and_its_token<DB: TestDatabase>(db: TestDb<DB>) {
     }
     assert!(set.is_held() && set.taken_over_from().next().is_none() && set.token("d").is_none());
     set.renew().await.unwrap();
-    set.release(Status::Failed).await.unwrap();
+    set.fail().await.unwrap();
     for key in &keys {
         assert_eq!(db.column(key, "status").await.as_deref(), Some("F"));
-        acquired(lock.try_acquire(key).await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.try_acquire(key).await).release().await.unwrap();
     }
 }
 
@@ -64,7 +59,7 @@ async fn each_key_has_its_row_and_its_token<DB: TestDatabase>(db: TestDb<DB>) {
 async fn one_that_cannot_be_had_leaves_the_others_as_they_were<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     for key in ["a", "b", "d"] {
-        acquired(lock.try_acquire(key).await).release(Status::Failed).await.unwrap();
+        acquired(lock.try_acquire(key).await).fail().await.unwrap();
     }
     let expired = acquired(lock.try_acquire("e").await).detach();
     db.set("e", &format!("expires_at = {}", DB::ago(1000))).await;
@@ -73,17 +68,17 @@ async fn one_that_cannot_be_had_leaves_the_others_as_they_were<DB: TestDatabase>
     let refusal = lock.try_acquire_all(["e", "d", "c", "b", "a"]).await.unwrap().refused().unwrap();
     assert_eq!((refusal.key.as_str(), refusal.reason), ("c", Reason::Held));
     assert_eq!(rows(&db, &["a", "b", "c", "d", "e"]).await, before);
-    held.release(Status::Succeeded).await.unwrap();
-    let set = all(lock.try_acquire_all(["a", "b", "c", "d", "e"]).await);
+    held.release().await.unwrap();
+    let set = acquired(lock.try_acquire_all(["a", "b", "c", "d", "e"]).await);
     let taken_over: Vec<_> = set.taken_over_from().map(|(claim, prior)| (claim.key.as_str(), prior.token)).collect();
     assert_eq!(taken_over, [("e", expired.token)]);
-    set.release(Status::Succeeded).await.unwrap();
+    set.release().await.unwrap();
 }
 
 async fn the_loss_of_one_is_the_loss_of_all<DB: TestDatabase>(db: TestDb<DB>) {
     for lost_by in ["the background", "a renewal", "the release"] {
         let lock = db.lock_for(Duration::from_millis(if lost_by == "the background" { 600 } else { 60_000 }));
-        let set = all(lock.try_acquire_all(["a", "b", "c"]).await);
+        let set = acquired(lock.try_acquire_all(["a", "b", "c"]).await);
         let told = set.cancellation_token();
         db.take_from("b").await;
         let token = set.token("b").unwrap();
@@ -92,21 +87,21 @@ async fn the_loss_of_one_is_the_loss_of_all<DB: TestDatabase>(db: TestDb<DB>) {
             "the background" => {
                 timeout(PATIENCE, set.lost()).await.unwrap();
                 assert!(!set.is_held() && set.time_left().is_zero());
-                assert!(lost(set.release(Status::Succeeded).await));
+                assert!(lost(set.release().await));
             }
             "a renewal" => {
                 assert!(lost(set.renew().await));
                 assert!(!set.is_held());
                 drop(set);
             }
-            _ => assert!(lost(set.release(Status::Succeeded).await)),
+            _ => assert!(lost(set.release().await)),
         }
         assert!(told.is_cancelled());
         // The keys that were still held do not stay claimed until their leases end.
         for key in ["a", "c"] {
             eventually("the rest is given up", || async {
                 match lock.try_acquire(key).await.unwrap() {
-                    Attempt::Acquired(lease) => lease.release(Status::Succeeded).await.is_ok(),
+                    Attempt::Acquired(lease) => lease.release().await.is_ok(),
                     Attempt::Refused(_) => false,
                 }
             })
@@ -119,18 +114,18 @@ async fn the_loss_of_one_is_the_loss_of_all<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn a_dropped_set_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let set = all(lock.try_acquire_all(["a", "b"]).await);
+    let set = acquired(lock.try_acquire_all(["a", "b"]).await);
     let tokens: Vec<_> = set.claims().iter().map(|claim| claim.token).collect();
     drop(set);
     assert!(lock.shutdown(PATIENCE).await);
-    let next = all(lock.try_acquire_all(["a", "b"]).await);
+    let next = acquired(lock.try_acquire_all(["a", "b"]).await);
     assert!(next.taken_over_from().map(|(_, prior)| prior.token).eq(tokens));
     next.abandon().await.unwrap();
 }
 
 async fn a_set_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(Duration::from_secs(3));
-    let set = all(lock.try_acquire_all((0..20).map(|key| key.to_string())).await);
+    let set = acquired(lock.try_acquire_all((0..20).map(|key| key.to_string())).await);
     for _ in 0..3 {
         for (what, count) in [("some time goes by", 0), ("all are renewed", 20)] {
             let sql = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1 AND expires_at > ";
@@ -139,7 +134,7 @@ async fn a_set_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {
         }
     }
     assert!(set.is_held());
-    set.release(Status::Succeeded).await.unwrap();
+    set.release().await.unwrap();
 }
 
 /// No key of the set is held while another is waited for.
@@ -148,17 +143,17 @@ async fn it_waits_for_all_and_holds_none_until_then<DB: TestDatabase>(db: TestDb
     let lock = db.lock();
     let waiting = tokio::spawn({
         let lock = lock.clone();
-        async move { all(lock.acquire_all(["a", "b", "c"], FOR_EVER).await) }
+        async move { acquired(lock.acquire_all(["a", "b", "c"], FOR_EVER).await) }
     });
     for _ in 0..20 {
         for key in ["a", "c"] {
             // The waiter may be trying the keys at this moment.
-            acquired(lock.acquire(key, PATIENCE).await).release(Status::Succeeded).await.unwrap();
+            acquired(lock.acquire(key, PATIENCE).await).release().await.unwrap();
         }
     }
     assert!(!waiting.is_finished());
-    held.release(Status::Succeeded).await.unwrap();
-    timeout(PATIENCE, waiting).await.unwrap().unwrap().release(Status::Succeeded).await.unwrap();
+    held.release().await.unwrap();
+    timeout(PATIENCE, waiting).await.unwrap().unwrap().release().await.unwrap();
 }
 
 /// Overlapping sets in every order, and single keys, from four locks.
@@ -171,7 +166,7 @@ async fn sets_do_not_deadlock<DB: TestDatabase>(db: TestDb<DB>) {
             let lock = lock.clone();
             tasks.spawn(async move {
                 for _ in 0..3 {
-                    all(lock.acquire_all(wish, FOR_EVER).await).release(Status::Succeeded).await.unwrap();
+                    acquired(lock.acquire_all(wish, FOR_EVER).await).release().await.unwrap();
                 }
             });
         }
@@ -185,13 +180,13 @@ async fn sets_do_not_deadlock<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn each_claim_of_a_set_can_be_confirmed<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let set = all(lock.try_acquire_all(["a", "b"]).await);
+    let set = acquired(lock.try_acquire_all(["a", "b"]).await);
     let mut tx = db.pool.begin_with(DB::BEGIN).await.unwrap();
     for claim in set.claims() {
         assert_eq!(lock.confirm(claim, &mut tx).await.unwrap().0, 1);
     }
     tx.commit().await.unwrap();
-    set.release(Status::Succeeded).await.unwrap();
+    set.release().await.unwrap();
 }
 
 async fn bad_sets_are_refused_at_the_door<DB: TestDatabase>(db: TestDb<DB>) {
@@ -204,5 +199,5 @@ async fn bad_sets_are_refused_at_the_door<DB: TestDatabase>(db: TestDb<DB>) {
     }
     assert!(matches!(lock.try_acquire_all(["a", " b"]).await, Err(Error::Invalid(_))));
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
-    all(lock.try_acquire_all((0..100).map(|key| key.to_string())).await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire_all((0..100).map(|key| key.to_string())).await).release().await.unwrap();
 }

@@ -4,7 +4,6 @@
 use std::{future::poll_fn, task::Poll};
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::Status;
 use tokio::time::timeout;
 
 use crate::{
@@ -69,7 +68,7 @@ async fn goes_away_after<DB: TestDatabase>(db: &TestDb<DB>, gone: usize, polls: 
     let least = if went && gone == 1 { 1 } else { 2 };
     assert!((least..=2).contains(&leases.len()), "{gone} after {polls}: {leases:?}");
     for lease in leases {
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     }
     assert!(lock.shutdown(PATIENCE).await);
     assert_eq!(standing(db).await, 0, "{gone} after {polls}: no key is held");
@@ -89,7 +88,7 @@ async fn a_request_dropped_in_flight_leaves_no_claim<DB: TestDatabase>(db: TestD
         let leases: Vec<_> = answers.into_iter().filter_map(|answer| answer.unwrap().acquired()).collect();
         assert!(if gone == 1 { leases.len() == 1 } else { leases.len() <= 1 }, "{leases:?}");
         for lease in leases.into_iter().chain([first]) {
-            lease.release(Status::Succeeded).await.unwrap();
+            lease.release().await.unwrap();
         }
         assert!(line.lock.shutdown(PATIENCE).await);
         assert_eq!(standing(&db).await, 0, "no key is held");

@@ -1,11 +1,11 @@
 //! What a transaction with an old snapshot reports about a claim that was lost since.
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{Error, Grant, LeaseLock, ResourceLock, Status};
+use rowlock::{Error, Grant, LeaseLock, ResourceLock, ResourceLockExt, Status};
 use sqlx::{AssertSqlSafe, Pool};
 use tokio::time::timeout;
 
-use crate::{bank::granted, isolation::pool_at};
+use crate::isolation::pool_at;
 
 harness::tests!(
     everywhere.each(a_claim_that_was_lost_since_the_snapshot_is_told_at_once),
@@ -35,7 +35,7 @@ async fn lose<DB: TestDatabase>(db: &TestDb<DB>, key: &str, loss: Loss) {
 async fn confirmed<DB: TestDatabase>(db: &TestDb<DB>, pool: &Pool<DB>, loss: Loss) -> (Grant<DB>, Error) {
     let lock = LeaseLock::builder(pool.clone()).time_limit(2 * PATIENCE).build().unwrap();
     let key = format!("{loss:?}");
-    let grant = granted(ResourceLock::try_acquire(&lock, &key).await);
+    let grant = acquired(ResourceLockExt::try_acquire(&lock, &key).await);
     let begin = match db.server.name {
         "postgres" => "BEGIN ISOLATION LEVEL REPEATABLE READ",
         "sqlite" => "BEGIN",

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool};
-use rowlock::{Columns, Error, LeaseLock, Status, VersionedTable};
+use rowlock::{Columns, Error, LeaseLock, VersionedTable};
 use tokio::time::{Instant, timeout};
 
 harness::tests!(sqlite(
@@ -80,9 +80,9 @@ async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: TestDataba
     let next = acquired(other.acquire("taken", PATIENCE).await);
     assert_eq!(next.taken_over_from().unwrap().token, held[0].token());
     let [taken, left] = held;
-    assert!(matches!(taken.release(Status::Succeeded).await, Err(Error::Lost { .. })));
+    assert!(matches!(taken.release().await, Err(Error::Lost { .. })));
     // No other client took this key, so the success of its work is recorded.
-    left.release(Status::Succeeded).await.unwrap();
+    left.release().await.unwrap();
     assert_eq!(db.column("left", "status").await.as_deref(), Some("S"));
-    next.release(Status::Succeeded).await.unwrap();
+    next.release().await.unwrap();
 }

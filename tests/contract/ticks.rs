@@ -304,7 +304,7 @@ async fn the_work_of_an_instance_is_bounded<DB: TestDatabase>(db: TestDb<DB>) {
 async fn without_the_tables_locks_work_and_schedules_say_what_is_missing<DB: TestDatabase>(db: TestDb<DB>) {
     for table in ["t_resource_schedule_run", "t_resource_schedule"] {
         db.execute(&format!("DROP TABLE {table}")).await;
-        harness::acquired(db.lock().try_acquire("k").await).release(rowlock::Status::Succeeded).await.unwrap();
+        harness::acquired(db.lock().try_acquire("k").await).release().await.unwrap();
         let schedules = idle(&db, Schedule::every("k", LONG));
         for error in [schedules.start().await.unwrap_err(), schedules.try_tick("k").await.unwrap_err()] {
             assert!(matches!(error, Error::ScheduleTablesMissing), "{error:?}");

@@ -4,7 +4,7 @@
 use std::{fmt, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{Error, Schedule, Status, Tick, TickOutcome};
+use rowlock::{Error, Schedule, Tick, TickOutcome};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
@@ -40,7 +40,7 @@ async fn a_claim_that_is_undone_under_other_times_loses_no_tick<DB: TestDatabase
     assert!(!row.running && row.attempt == 0 && row.due == slot && row.slot == slot, "{row:?}");
     assert_eq!(new.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
     assert_eq!((told(&db, "k").await.as_str(), runs(&db, "k").await[0].slot), ("S1", slot));
-    by_hand.release(Status::Succeeded).await.unwrap();
+    by_hand.release().await.unwrap();
 }
 
 /// The server's clock was set back after a run, or a standby with a slower one was promoted.

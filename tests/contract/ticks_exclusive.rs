@@ -94,7 +94,7 @@ async fn a_run_and_another_program_exclude_each_other<DB: TestDatabase>(db: Test
         let waiting = info(&db, "k").await;
         assert!(waiting.running && waiting.attempt == 1, "the tick is kept while it waits: {waiting:?}");
         assert!(one.begun.try_recv().is_err(), "the key is held by hand");
-        by_hand.release(Status::Succeeded).await.unwrap();
+        by_hand.release().await.unwrap();
         let tick = tokio::select! {
             tick = one.tick() => tick,
             ended = &mut run => panic!("the run ended before its work began: {ended:?}"),
@@ -110,7 +110,7 @@ async fn a_run_and_another_program_exclude_each_other<DB: TestDatabase>(db: Test
         let expected = if succeeds { "S" } else { "F" };
         assert_eq!(outcome == TickOutcome::Succeeded, succeeds, "{number}: {outcome:?}");
         assert_eq!((status.trim(), told(&db, "k").await), (expected, format!("{expected}1")));
-        acquired(db.lock().try_acquire("key").await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire("key").await).release().await.unwrap();
     }
 }
 
@@ -268,7 +268,7 @@ async fn a_run_that_is_stopped_while_it_waits_is_put_back<DB: TestDatabase>(db: 
         let row = info(&db, "k").await;
         assert!(row.attempt == 0 && row.due <= chrono::Utc::now() + SHORT, "{row:?}");
     }
-    by_hand.release(Status::Succeeded).await.unwrap();
+    by_hand.release().await.unwrap();
     one.finish.send(Some(true)).unwrap();
     assert_eq!(ended(one.try_tick()).await, TickOutcome::Succeeded);
     assert_eq!(told(&db, "k").await, "S1");
@@ -295,7 +295,7 @@ async fn a_takeover_that_is_stopped_while_it_waits_stays_one<DB: TestDatabase>(d
             let row = info(&db, "k").await;
             assert!(row.attempt == 1 && row.due <= chrono::Utc::now() && row.by == "thief", "{row:?}");
         }
-        by_hand.release(Status::Succeeded).await.unwrap();
+        by_hand.release().await.unwrap();
         let run = one.try_tick();
         let tick = one.tick().await;
         assert_eq!((tick.attempt(), tick.taken_over_from().unwrap().label.as_str()), (2, "thief"));
@@ -315,7 +315,7 @@ async fn a_run_that_waits_does_not_begin_after_a_shutdown<DB: TestDatabase>(db: 
     assert!(timeout(PATIENCE, running.shutdown(Duration::MAX)).await.unwrap());
     let row = info(&db, "k").await;
     assert!(!row.running && row.attempt == 0 && row.due == row.slot, "{row:?}");
-    by_hand.release(Status::Succeeded).await.unwrap();
+    by_hand.release().await.unwrap();
     assert!(one.begun.try_recv().is_err());
 }
 
@@ -325,10 +325,10 @@ async fn a_run_that_waits_does_not_begin_after_a_pause<DB: TestDatabase>(db: Tes
     let run = one.try_tick();
     is_run(&db).await;
     one.schedules.pause("k").await.unwrap();
-    by_hand.release(Status::Succeeded).await.unwrap();
+    by_hand.release().await.unwrap();
     assert_eq!(ended(run).await, TickOutcome::HandedBack);
     assert!(one.begun.try_recv().is_err());
-    acquired(db.lock().try_acquire("key").await).release(Status::Succeeded).await.unwrap();
+    acquired(db.lock().try_acquire("key").await).release().await.unwrap();
     one.schedules.resume("k").await.unwrap();
     one.finish.send(Some(true)).unwrap();
     assert_eq!(ended(one.try_tick()).await, TickOutcome::Succeeded);
@@ -342,7 +342,7 @@ async fn a_run_that_is_lost_while_it_waits_takes_no_key<DB: TestDatabase>(db: Te
     is_run(&db).await;
     steal(&db, "k").await;
     assert_eq!(ended(run).await, TickOutcome::Lost);
-    by_hand.release(Status::Succeeded).await.unwrap();
+    by_hand.release().await.unwrap();
     acquired(db.lock().try_acquire("key").await);
     assert!(one.begun.try_recv().is_err());
     assert_eq!(info(&db, "k").await.by, "thief");

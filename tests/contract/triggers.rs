@@ -59,12 +59,12 @@ async fn a_claim_is_told_its_token_and_whom_it_was_taken_from<DB: TestDatabase>(
     let lease = acquired(lock.try_acquire("k").await);
     assert_tokens(&db, std::slice::from_ref(&lease)).await;
     assert_eq!(lease.taken_over_from().map(|prior| prior.token), Some(token));
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     let set = lock.try_acquire_all(["k", "l"]).await.unwrap().acquired().unwrap();
     for key in ["k", "l"] {
         assert_eq!(set.token(key).map(|token| token.get()), self::token(&db, key).await, "{key}");
     }
-    set.release(Status::Succeeded).await.unwrap();
+    set.release().await.unwrap();
     let freed = lock.force_release("k", Status::Succeeded).await.unwrap().unwrap();
     assert_eq!(Some(freed.get()), self::token(&db, "k").await);
 }
@@ -94,7 +94,7 @@ async fn a_commit_is_known_by_its_confirmation<DB: TestDatabase>(db: TestDb<DB>)
         tx.commit().await.unwrap();
         assert_eq!(lock.commit_outcome(lease.claim(), confirmation).await, CommitOutcome::Committed, "{round}");
     }
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// A claim does not wait for a locked row of the lock's table. It does wait for a locked row of the
@@ -108,7 +108,7 @@ async fn what_a_trigger_waits_for_is_waited_for<DB: TestDatabase>(db: TestDb<DB>
         db.execute(sql).await;
     }
     let lock = db.lock();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     let pool = db.pool_of(1).await;
     let between = async || {
         let mut counting = pool.acquire().await.unwrap();
@@ -125,6 +125,6 @@ async fn what_a_trigger_waits_for_is_waited_for<DB: TestDatabase>(db: TestDb<DB>
     let (lease, ()) = join!(lock.try_acquire("k"), end(counting));
     let lease = acquired(lease);
     let counting = between().await;
-    let (released, ()) = join!(lease.release(Status::Succeeded), end(counting));
+    let (released, ()) = join!(lease.release(), end(counting));
     released.unwrap();
 }

@@ -4,7 +4,7 @@
 use std::{convert::Infallible, sync::Arc};
 
 use harness::{DIRECT, TestDatabase, TestDb, acquired, between, refused};
-use rowlock::{LeaseLock, ResourceLockExt, Status, VersionedTable};
+use rowlock::{LeaseLock, ResourceLockExt, VersionedTable};
 
 use crate::{
     bank::{LEASE, Lock, VERSION, accounts, version_lock},
@@ -36,35 +36,29 @@ async fn round_trips_are_as_stated<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let is_postgres = db.server.name == "postgres";
     DB::statements(&pool).await;
-    acquired(lock.try_acquire("warm").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("warm").await).release().await.unwrap();
 
     let mut counted = Vec::new();
     let lease = count!(counted, pool, "acquire", 1, acquired(lock.try_acquire("warm").await));
     count!(counted, pool, "renew", 1, lease.renew().await.unwrap());
     let refusal = if is_postgres { 1 } else { 2 };
     count!(counted, pool, "refusal", refusal, refused(lock.try_acquire("warm").await));
-    count!(counted, pool, "release", 1, lease.release(Status::Succeeded).await.unwrap());
+    count!(counted, pool, "release", 1, lease.release().await.unwrap());
     let lease =
         count!(counted, pool, "new row", if is_postgres { 3 } else { 4 }, acquired(lock.try_acquire("new").await));
     count!(counted, pool, "abandon", 1, lease.abandon().await.unwrap());
     let takeover = if is_postgres { 1 } else { 2 };
-    count!(
-        counted,
-        pool,
-        "takeover",
-        takeover,
-        acquired(lock.try_acquire("new").await).release(Status::Succeeded).await.unwrap()
-    );
+    count!(counted, pool, "takeover", takeover, acquired(lock.try_acquire("new").await).release().await.unwrap());
     let others = ["one", "two", "three"];
     let set = lock.try_acquire_all(others).await.unwrap().acquired().unwrap();
-    set.release(Status::Succeeded).await.unwrap();
+    set.release().await.unwrap();
     let together = if is_postgres { 1 } else { 3 + 2 };
     let set = count!(counted, pool, "a set", together, lock.try_acquire_all(others).await.unwrap().acquired().unwrap());
     count!(counted, pool, "the set's renewal", 1, set.renew().await.unwrap());
-    count!(counted, pool, "the set's release", 1, set.release(Status::Succeeded).await.unwrap());
+    count!(counted, pool, "the set's release", 1, set.release().await.unwrap());
     let fair = lock.clone().fair(true);
     let lease = count!(counted, pool, "in order", 2, acquired(fair.try_acquire("warm").await));
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     for (what, count, most) in counted {
         let most = if what == "takeover" { most + 1 } else { most };
         assert_eq!(count, most, "{what}");

@@ -141,7 +141,7 @@ async fn the_articles_table_is_upgraded_in_place<DB: TestDatabase>(db: TestDb<DB
         assert_eq!(definitions(&db).await, before.0);
         // The other program continues to work.
         db.execute("INSERT INTO t_resource_lock (key_resource, status, lock_flag) VALUES ('theirs', 'S', 0)").await;
-        acquired(db.lock().try_acquire("theirs").await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire("theirs").await).release().await.unwrap();
     }
 }
 
@@ -160,7 +160,7 @@ async fn a_lease_lives_on_the_articles_table<DB: TestDatabase>(db: TestDb<DB>) {
             lease.renew().await.unwrap();
             assert_eq!(refused(lock.try_acquire("new").await).reason, Reason::Held);
             let status = if round % 2 == 0 { Status::Succeeded } else { Status::Failed };
-            lease.release(status).await.unwrap();
+            lease.end(status).await.unwrap();
             assert_eq!(db.column("new", "status").await.as_deref(), Some(status.letter()));
             tokio::time::sleep(Duration::from_millis(90)).await;
         }
@@ -171,7 +171,7 @@ async fn a_lease_lives_on_the_articles_table<DB: TestDatabase>(db: TestDb<DB>) {
         let next = acquired(lock.try_acquire("new").await);
         let prior = next.taken_over_from().unwrap();
         assert_eq!((prior.token, prior.label.as_str()), (token, "gerät 7, 東京"));
-        next.release(Status::Succeeded).await.unwrap();
+        next.release().await.unwrap();
     }
 }
 
@@ -192,7 +192,7 @@ async fn times_of_any_kind_stand_in_the_row<DB: TestDatabase>(db: TestDb<DB>) {
             ("mysql" | "mariadb", Table::Articles) => u32::MAX,
             _ => i32::MAX as u32,
         };
-        acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.try_acquire("k").await).release().await.unwrap();
         for hours in [-5, 0, 8] {
             for (flag, begin, minutes) in [
                 (1, "9999-12-31 23:59:59", 60),
@@ -288,9 +288,9 @@ async fn a_key_of_the_articles_table_is_found_by_its_index<DB: TestDatabase>(db:
         let lease = acquired(lock.try_acquire("row 77").await);
         refused(lock.try_acquire("row 77").await);
         lease.renew().await.unwrap();
-        lease.release(Status::Failed).await.unwrap();
+        lease.fail().await.unwrap();
         acquired(lock.try_acquire("row 77").await).abandon().await.unwrap();
-        acquired(lock.try_acquire("row 77").await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.try_acquire("row 77").await).release().await.unwrap();
         let third = rows_read(db.server.name, &pool).await;
         let read = (third - second) - (second - first);
         assert!(read.abs() < 200, "{read} rows read by eight operations on a table of 2000");
@@ -304,7 +304,7 @@ async fn a_key_of_the_articles_table_is_found_by_its_index<DB: TestDatabase>(db:
             .await
             .unwrap();
         let started = Instant::now();
-        acquired(lock.try_acquire("row 6").await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.try_acquire("row 6").await).release().await.unwrap();
         acquired(lock.try_acquire("row 5 and a half").await);
         for lease in &held {
             lease.renew().await.unwrap();

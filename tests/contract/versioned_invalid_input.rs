@@ -2,7 +2,7 @@
 //! changed.
 
 use harness::{TestDatabase, TestDb, pool};
-use rowlock::{Columns, Error, Invalid, ResourceLock, VersionLock, VersionedTable};
+use rowlock::{Columns, Error, Invalid, ResourceLockExt, VersionLock, VersionedTable};
 use sqlx::pool::PoolOptions;
 
 use crate::ledger::{COLUMNS, changed_nothing, create, insert, ledger, outside, row, updated};

@@ -142,7 +142,7 @@ async fn a_key_that_its_column_cannot_hold_is_refused_unseen<DB: TestDatabase>(d
             assert!(is_unfit(&error), "{key}: {error:?}");
             let update = values.update(key, |_| -> Result<i64, Infallible> { panic!("there is no value") }).await;
             assert!(matches!(&update, Err(UpdateError::Failed(error)) if is_unfit(error)), "{key}: {update:?}");
-            let claim = rowlock::ResourceLock::try_acquire(&lock, key).await.unwrap_err();
+            let claim = rowlock::ResourceLockExt::try_acquire(&lock, key).await.unwrap_err();
             assert!(is_unfit(&claim), "{key}: {claim:?}");
         }
     }

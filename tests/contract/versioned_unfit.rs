@@ -4,7 +4,7 @@
 use std::convert::Infallible;
 
 use harness::{TestDatabase, TestDb};
-use rowlock::{Columns, Error, ResourceLock, UpdateError, VersionLock, VersionedTable};
+use rowlock::{Columns, Error, ResourceLockExt, UpdateError, VersionLock, VersionedTable};
 
 use crate::ledger::{COLUMNS, changed_nothing, create, insert, updated};
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::{LeaseLock, LeaseSet, Status};
+use rowlock::{LeaseLock, LeaseSet};
 use rustix::{
     process::{Pid, Signal, kill_process},
     time::{ClockId, clock_gettime},
@@ -162,17 +162,17 @@ async fn once<DB: TestDatabase>(lock: &LeaseLock<DB>, keys: &[String], hold: Dur
     let called = now();
     let (granted, freed, tokens);
     if let [key] = keys {
-        let lease = lock.acquire(key, Duration::MAX).await.unwrap().acquired().unwrap();
+        let lease = lock.acquire(key, Duration::MAX).await.unwrap();
         granted = now();
         sleep(hold).await;
         (freed, tokens) = (now(), vec![lease.token().get()]);
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
     } else {
-        let set: LeaseSet<DB> = lock.acquire_all(keys, Duration::MAX).await.unwrap().acquired().unwrap();
+        let set: LeaseSet<DB> = lock.acquire_all(keys, Duration::MAX).await.unwrap();
         granted = now();
         sleep(hold).await;
         (freed, tokens) = (now(), set.claims().iter().map(|claim| claim.token.get()).collect());
-        set.release(Status::Succeeded).await.unwrap();
+        set.release().await.unwrap();
     }
     let tokens: Vec<String> = tokens.iter().map(ToString::to_string).collect();
     say(format_args!("{} {} {} {}", called.as_nanos(), granted.as_nanos(), freed.as_nanos(), tokens.join(" ")));

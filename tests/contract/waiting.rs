@@ -8,7 +8,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Status};
+use rowlock::{Attempt, Error, Lease, LeaseLock, Reason};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -32,7 +32,7 @@ harness::tests!(
 const FOR_EVER: Duration = Duration::MAX;
 const MILLIS: Duration = Duration::from_millis(1);
 
-type Waiter<DB> = Pin<Box<dyn Future<Output = Result<Attempt<Lease<DB>>, Error>> + Send>>;
+type Waiter<DB> = Pin<Box<dyn Future<Output = Result<Lease<DB>, Error>> + Send>>;
 
 /// A waiter that is in the local queue when this function returns.
 fn waiter<DB: TestDatabase>(lock: &LeaseLock<DB>, wait: Duration) -> Waiter<DB> {
@@ -56,10 +56,10 @@ async fn tasks_are_served_in_the_order_of_their_coming<DB: TestDatabase>(db: Tes
         tasks.spawn(async move {
             let lease = acquired(waiter.await);
             served.lock().unwrap().push((number, lease.token()));
-            lease.release(Status::Succeeded).await.unwrap();
+            lease.release().await.unwrap();
         });
     }
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     timeout(PATIENCE, tasks.join_all()).await.unwrap();
     let served = served.lock().unwrap();
     assert!(served.iter().map(|(number, _)| *number).eq(0..50), "{served:?}");
@@ -78,11 +78,11 @@ async fn no_request_is_sent_while_the_process_holds_the_key<DB: TestDatabase>(db
     sleep(Duration::from_secs(3)).await;
     let between = DB::statements(&pool).await.unwrap();
     assert_eq!(between - before, DB::COUNTING);
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     let next = timeout(PATIENCE, waiters.remove(0)).await.unwrap();
     assert_eq!(DB::statements(&pool).await.unwrap() - between - DB::COUNTING, 2);
     drop(waiters);
-    acquired(next).release(Status::Succeeded).await.unwrap();
+    acquired(next).release().await.unwrap();
 }
 
 /// Another lock represents another process. The polling interval grows to a second.
@@ -109,7 +109,7 @@ async fn a_thousand_tasks_ask_like_one<DB: TestDatabase>(db: TestDb<DB>) {
     let expected = if db.server.name == "postgres" { 5..=24 } else { 15..=60 };
     assert!(expected.contains(&first), "{first} statements in 4 s");
     assert!(later <= 4 * 6, "{later} statements in 6 s");
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
 }
 
 async fn it_does_not_wait_past_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
@@ -129,7 +129,7 @@ async fn it_does_not_wait_past_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
             );
         }
         let fresh = db.lock();
-        acquired(fresh.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        acquired(fresh.try_acquire("k").await).release().await.unwrap();
     }
     drop(held);
     let holder = acquired(db.lock().try_acquire("k").await);
@@ -138,7 +138,7 @@ async fn it_does_not_wait_past_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
         assert_eq!(refused(lock.acquire("k", wait).await).reason, Reason::Held);
         assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 8, "{wait:?}: {:?}", since.elapsed());
     }
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
 }
 
 async fn a_waiter_that_gives_up_passes_the_permit_on<DB: TestDatabase>(db: TestDb<DB>) {
@@ -149,9 +149,9 @@ async fn a_waiter_that_gives_up_passes_the_permit_on<DB: TestDatabase>(db: TestD
     let last = tokio::spawn(waiter(&lock, FOR_EVER));
     drop(dropped);
     assert_eq!(refused(asking.await).reason, Reason::Held);
-    elsewhere.release(Status::Succeeded).await.unwrap();
+    elsewhere.release().await.unwrap();
     let lease = acquired(timeout(PATIENCE, last).await.unwrap().unwrap());
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
 }
 
 /// Waiters that never sent a claim receive what this process knows.
@@ -161,7 +161,7 @@ async fn a_refusal_names_the_holder_of_this_process<DB: TestDatabase>(db: TestDb
     let refusal = refused(lock.acquire("k", 100 * MILLIS).await);
     assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::Held, "this one"));
     assert!(refusal.retry_after.is_some_and(|left| left > Duration::from_secs(20)), "{refusal:?}");
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
 }
 
 /// A holder that lost the key may not know it yet, and still has its lease.
@@ -173,13 +173,13 @@ async fn a_lost_lease_lets_the_next_one_ask<DB: TestDatabase>(db: TestDb<DB>) {
     lost.lost().await;
     let lease = acquired(timeout(PATIENCE, next).await.unwrap().unwrap());
     assert!(lease.token() > lost.token() && !lost.is_held());
-    lease.release(Status::Succeeded).await.unwrap();
+    lease.release().await.unwrap();
     drop(lost);
 }
 
 async fn a_claim_whose_caller_was_dropped_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
     // Polled until its claim has been sent, and dropped.
     for polls in 1..6 {
         let mut attempt = Box::pin(lock.try_acquire("k"));
@@ -192,7 +192,7 @@ async fn a_claim_whose_caller_was_dropped_is_abandoned<DB: TestDatabase>(db: Tes
         drop(attempt);
         eventually("the key may be had", || async {
             match lock.try_acquire("k").await.unwrap() {
-                Attempt::Acquired(lease) => lease.release(Status::Succeeded).await.is_ok(),
+                Attempt::Acquired(lease) => lease.release().await.is_ok(),
                 Attempt::Refused(_) => false,
             }
         })
@@ -204,7 +204,7 @@ async fn a_claim_whose_caller_was_dropped_is_abandoned<DB: TestDatabase>(db: Tes
 async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: TestDatabase>(db: TestDb<DB>) {
     let (lock, another) = (db.lock(), LeaseLock::new(db.pool_of(1).await));
     for lock in [&lock, &another] {
-        acquired(lock.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        acquired(lock.try_acquire("k").await).release().await.unwrap();
     }
     for polls in 0..20 {
         let mut attempt = Box::pin(lock.acquire("k", FOR_EVER));
@@ -217,7 +217,7 @@ async fn a_shutdown_waits_for_a_claim_that_was_dropped<DB: TestDatabase>(db: Tes
         }
         drop(attempt);
         assert!(lock.shutdown(PATIENCE).await);
-        acquired(another.try_acquire("k").await).release(Status::Succeeded).await.unwrap();
+        acquired(another.try_acquire("k").await).release().await.unwrap();
     }
 }
 
@@ -235,5 +235,5 @@ async fn a_shutdown_waits_for_a_place_that_was_dropped<DB: TestDatabase>(db: Tes
         assert!(lock.shutdown(PATIENCE).await);
         assert_eq!(db.number(places).await, Some(0));
     }
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
 }

@@ -11,8 +11,8 @@ use std::{
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::{
-    Attempt, Certainty, Error, LeaseLock, Reason, ResourceLock, ResourceLockExt, Retry, Rules, Status, Token,
-    TransactionError, Tx,
+    Attempt, Certainty, Error, LeaseLock, Reason, ResourceLock, ResourceLockExt, Retry, Rules, Token, TransactionError,
+    Tx,
 };
 use sqlx::{Connection as _, Pool};
 use tokio::time::{Instant, timeout};
@@ -318,7 +318,7 @@ async fn a_transaction_of_conflicts_leaves_the_key_open<DB: TestDatabase>(db: Te
         let done = lock.transaction("k", work).await;
         assert!(matches!(done, Err(TransactionError::Failed(Error::Conflict { .. }))), "{done:?}");
         let open = async || match lock.try_acquire("k").await {
-            Ok(Attempt::Acquired(lease)) => lease.release(Status::Succeeded).await.is_ok(),
+            Ok(Attempt::Acquired(lease)) => lease.release().await.is_ok(),
             _ => false,
         };
         eventually("the key is open", open).await;

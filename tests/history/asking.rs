@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::TestDatabase;
-use rowlock::{Attempt, Error, Lease, LeaseLock};
+use rowlock::{Error, Lease, LeaseLock};
 
 use crate::{record::Kind, used::Used, worker::WAIT};
 
@@ -29,7 +29,7 @@ impl Asking {
         }
     }
 
-    pub async fn on<DB: TestDatabase>(self, lock: &LeaseLock<DB>, key: &str) -> Result<Attempt<Lease<DB>>, Error> {
+    pub async fn on<DB: TestDatabase>(self, lock: &LeaseLock<DB>, key: &str) -> Result<Lease<DB>, Error> {
         let wait = if self.waits { WAIT } else { Duration::ZERO };
         match self.used {
             Used::Permits => {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, proxy::Proxy};
-use rowlock::{LeaseLock, Status};
+use rowlock::LeaseLock;
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::Pool;
 use tokio::{
@@ -227,7 +227,7 @@ impl<'a, DB: TestDatabase> Crew<'a, DB> {
             self.tell(0, op, Step::Permit { key: lease.key().to_string() });
             self.tell(0, op, Step::Granted { token, left, prior });
             self.tell(0, op, Step::End(How::Release));
-            lease.release(Status::Succeeded).await.unwrap();
+            lease.release().await.unwrap();
             self.tell(0, op, Step::Done(Outcome::Done));
         }
         self.watch.shutdown().await;

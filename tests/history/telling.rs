@@ -4,8 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use harness::TestDatabase;
 use rowlock::{
-    Attempt, BoxFuture, Claim, CommitOutcome, ConfirmAt, Confirmation, Error, Grant, LeaseLock, ResourceLock, Retry,
-    Status,
+    BoxFuture, Claim, CommitOutcome, ConfirmAt, Confirmation, Error, Grant, LeaseLock, ResourceLock, Retry, Status,
 };
 use sqlx::Pool;
 
@@ -19,18 +18,13 @@ pub struct Telling<DB: TestDatabase> {
 }
 
 impl<DB: TestDatabase> ResourceLock<DB> for Telling<DB> {
-    fn try_acquire<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
-        self.acquire(key, Duration::ZERO)
-    }
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Attempt<Grant<DB>>, Error>> {
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         Box::pin(async move {
-            let attempt = ResourceLock::acquire(&self.lock, key, wait).await?;
-            if let Attempt::Acquired(grant) = &attempt {
-                let lease = grant.lease().unwrap();
-                tell_grant(lease.claim(), lease.time_left(), lease.taken_over_from(), self.process, self.op);
-                self.orders.pause("granted", self.process, self.op).await;
-            }
-            Ok(attempt)
+            let grant = ResourceLock::acquire(&self.lock, key, wait).await?;
+            let lease = grant.lease().unwrap();
+            tell_grant(lease.claim(), lease.time_left(), lease.taken_over_from(), self.process, self.op);
+            self.orders.pause("granted", self.process, self.op).await;
+            Ok(grant)
         })
     }
     fn confirm<'a>(

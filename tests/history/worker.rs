@@ -12,8 +12,7 @@ use std::{
 
 use harness::{TestDatabase, TestDb};
 use rowlock::{
-    Attempt, Certainty, Claim, Error, Lease, LeaseLock, PreviousClaim, ResourceLockExt as _, Retry, Status,
-    TransactionError,
+    Certainty, Claim, Error, Lease, LeaseLock, PreviousClaim, ResourceLockExt as _, Retry, Status, TransactionError,
 };
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{
@@ -253,8 +252,8 @@ impl<DB: TestDatabase> Worker<DB> {
         let asking = Asking::any(self.used, &mut self.random);
         self.asks(key, asking.kind()).await;
         let lease = match asking.on(&self.lock, key).await {
-            Ok(Attempt::Acquired(lease)) => lease,
-            Ok(Attempt::Refused(_)) => {
+            Ok(lease) => lease,
+            Err(Error::Refused(_)) => {
                 self.tell(Step::Done(Outcome::Refused));
                 return None;
             }
@@ -290,7 +289,7 @@ impl<DB: TestDatabase> Worker<DB> {
         };
         self.tell(Step::End(how));
         let ended = match how {
-            How::Release => lease.release(status).await,
+            How::Release => lease.end(status).await,
             How::Abandon => lease.abandon().await,
             How::Drop => {
                 drop(lease);
@@ -343,7 +342,7 @@ impl<DB: TestDatabase> Worker<DB> {
         }
         drop(conn);
         self.tell(Step::End(How::Release));
-        let ended = lease.release(Status::Succeeded).await;
+        let ended = lease.release().await;
         self.tell(Step::Done(ended.map_or_else(|error| outcome(&error), |()| Outcome::Done)));
     }
 

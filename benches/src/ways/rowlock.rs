@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rowlock::{Attempt, Lease, LeaseLock, ReadWriteLock, Semaphore, Status};
+use rowlock::{Lease, LeaseLock, ReadWriteLock, Semaphore};
 use sqlx::Pool;
 
 use super::{Ask, Lock};
@@ -32,14 +32,11 @@ impl<DB: Bench> Lock for Rowlock<DB> {
     type Held = Lease<DB>;
 
     async fn acquire(&self, ask: &Ask<'_>) -> Result<Option<Lease<DB>>, Error> {
-        Ok(match self.lock.acquire(ask.key, self.wait).await? {
-            Attempt::Acquired(lease) => Some(lease),
-            Attempt::Refused(_) => None,
-        })
+        granted(self.lock.acquire(ask.key, self.wait).await)
     }
 
     async fn release(&self, _: &Ask<'_>, lease: Lease<DB>) -> Result<(), Error> {
-        Ok(lease.release(Status::Succeeded).await?)
+        Ok(lease.release().await?)
     }
 }
 
@@ -58,14 +55,11 @@ impl<DB: Bench> Lock for Permits<DB> {
     type Held = Lease<DB>;
 
     async fn acquire(&self, _: &Ask<'_>) -> Result<Option<Lease<DB>>, Error> {
-        Ok(match self.semaphore.acquire(self.wait).await? {
-            Attempt::Acquired(permit) => Some(permit),
-            Attempt::Refused(_) => None,
-        })
+        granted(self.semaphore.acquire(self.wait).await)
     }
 
     async fn release(&self, _: &Ask<'_>, permit: Lease<DB>) -> Result<(), Error> {
-        Ok(permit.release(Status::Succeeded).await?)
+        Ok(permit.release().await?)
     }
 }
 
@@ -84,13 +78,18 @@ impl<DB: Bench> Lock for Readers<DB> {
     type Held = Lease<DB>;
 
     async fn acquire(&self, _: &Ask<'_>) -> Result<Option<Lease<DB>>, Error> {
-        Ok(match self.lock.read(self.wait).await? {
-            Attempt::Acquired(reader) => Some(reader),
-            Attempt::Refused(_) => None,
-        })
+        granted(self.lock.read(self.wait).await)
     }
 
     async fn release(&self, _: &Ask<'_>, reader: Lease<DB>) -> Result<(), Error> {
-        Ok(reader.release(Status::Succeeded).await?)
+        Ok(reader.release().await?)
+    }
+}
+
+fn granted<DB: Bench>(result: Result<Lease<DB>, rowlock::Error>) -> Result<Option<Lease<DB>>, Error> {
+    match result {
+        Ok(lease) => Ok(Some(lease)),
+        Err(rowlock::Error::Refused(_)) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }

@@ -72,7 +72,7 @@ pub async fn release<DB: Database>(pool: Pool<DB>, release: Release) -> Result<u
     let label = label();
     let lock = database::lock(pool.clone(), release.force.then_some(label.as_str()))?;
     match release.holder {
-        Some(holder) => lock.resume(release.key.as_str(), holder).await?.release(release.ending().into()).await?,
+        Some(holder) => lock.resume(release.key.as_str(), holder).await?.end(release.ending().into()).await?,
         None => return forced::release(&lock, &Schedules::new(pool), &release).await,
     }
     Ok(exit::OK)

@@ -114,7 +114,7 @@ impl End {
 
     /// Releases the claim, with the status that the end stands for.
     async fn record<DB: Database>(self, key: &str, lease: Lease<DB>, stop: &mut StopSignals) -> Result<u8, Failure> {
-        let why = match stop.within(GRACE, lease.release(self.status())).await {
+        let why = match stop.within(GRACE, lease.end(self.status())).await {
             Ok(Ok(())) => return Ok(self.code()),
             Ok(Err(error @ Error::Lost { .. })) => return Err(error.into()),
             Ok(Err(error)) => format!("{error:?}"),

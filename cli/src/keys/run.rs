@@ -208,7 +208,7 @@ impl<'a> Job<'a> {
         status: Status,
         stop: &mut StopSignals,
     ) -> Result<(), Failure> {
-        match stop.within(self.grace, lease.release(status)).await {
+        match stop.within(self.grace, lease.end(status)).await {
             Ok(Ok(())) => {}
             Ok(Err(error @ Error::Lost { .. })) => return Err(error.into()),
             Ok(Err(error)) => print_not_recorded(self.key, format_args!("{error:?}")),
@@ -238,7 +238,7 @@ impl<'a> Job<'a> {
             match self.rules {
                 RuleSet::Recover => abandon_and_settle(lock, lease).await,
                 RuleSet::Article => {
-                    drop(lease.release(Status::Succeeded).await);
+                    drop(lease.release().await);
                     lock.shutdown(Duration::MAX).await;
                 }
             }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rowlock::{Attempt, Database, Error, LeaseLock, LockInfo, LockState};
+use rowlock::{Database, Error, LeaseLock, LockInfo, LockState};
 use tokio::time::sleep;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
@@ -46,24 +46,23 @@ impl Wait<'_> {
         &self,
         lock: &LeaseLock<DB>,
         stop: &mut StopSignals,
-        request: impl Future<Output = Result<Attempt<G>, Error>>,
+        request: impl Future<Output = Result<G, Error>>,
     ) -> Result<Waited<G>, Failure> {
-        let attempt = tokio::select! {
-            attempt = self.show_during(lock, request) => attempt,
+        let granted = tokio::select! {
+            granted = self.show_during(lock, request) => granted,
             signal = stop.next() => {
                 let _ = stop.within(self.grace, lock.shutdown(Duration::MAX)).await;
                 return Ok(Waited::Over(exit::SIGNAL + number(signal)));
             }
         };
-        let attempt = match attempt {
-            Ok(Attempt::Acquired(granted)) => return Ok(Waited::Granted(granted)),
-            attempt => attempt,
+        let error = match granted {
+            Ok(granted) => return Ok(Waited::Granted(granted)),
+            Err(error) => error,
         };
         // A claim that is being undone would otherwise keep its key until its lease ends.
         let _ = stop.within(self.grace, lock.shutdown(Duration::MAX)).await;
-        if let Some(refusal) = attempt?.refused() {
-            out::print_refusal(refusal, self.refused);
-        }
+        let Error::Refused(refusal) = error else { return Err(error.into()) };
+        out::print_refusal(refusal, self.refused);
         Ok(Waited::Over(self.refused))
     }
 

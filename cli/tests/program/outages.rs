@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use harness::{TestDatabase, TestDb, acquired};
-use rowlock::Status;
 use rustix::process::Signal;
 use tokio::time::sleep;
 
@@ -31,7 +30,7 @@ async fn the_program_waits_through_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
     proxy.hold_everything();
     sleep(Duration::from_secs(8)).await;
     assert!(!waiting.is_over(), "{:?}", waiting.ended().await);
-    holder.release(Status::Succeeded).await.unwrap();
+    holder.release().await.unwrap();
     proxy.cut();
     assert_eq!(waiting.ended().await.with(0).out, "it runs\n");
 }

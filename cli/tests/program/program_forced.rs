@@ -1,7 +1,6 @@
 //! `rowlock release --force`: what it says, and what it leaves behind.
 
 use harness::{TestDatabase, TestDb, acquired};
-use rowlock::Status;
 
 use crate::{
     program::{Program as _, ended},
@@ -27,7 +26,7 @@ async fn a_forced_release_says_from_whom_the_key_was_taken<DB: TestDatabase>(db:
     );
     assert!(said.starts_with(&begin) && said.ends_with(&claim), "{said}");
 
-    acquired(lock.try_acquire("k").await).release(Status::Failed).await.unwrap();
+    acquired(lock.try_acquire("k").await).fail().await.unwrap();
     let said = db.rowlock("release k --force", &[]).await.with(0).out;
     assert!(said.contains("; it was failed, last taken by node-1 since 2") && !said.contains("holder"), "{said}");
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use harness::{TestDatabase, TestDb, acquired, eventually};
-use rowlock::Status;
 use serde_json::json;
 
 use crate::program::Program as _;
@@ -17,7 +16,7 @@ harness::tests!(everywhere(
 async fn a_semaphore_is_shown_with_its_permits<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.builder().label("node-1").build().unwrap().lease(Duration::from_secs(3600));
     let [one, _two, three] = ["s#1", "s#2", "s#3"].map(|key| (lock.clone(), key));
-    acquired(one.0.try_acquire(one.1).await).release(Status::Succeeded).await.unwrap();
+    acquired(one.0.try_acquire(one.1).await).release().await.unwrap();
     let _held = acquired(three.0.try_acquire(three.1).await);
     let _others = [acquired(lock.try_acquire("s#x").await), acquired(lock.try_acquire("s2#1").await)];
     let text = db.rowlock("show s", &[]).await.with(0).out;

@@ -161,7 +161,7 @@ async fn a_run_shows_its_process_and_what_it_waits_for<DB: TestDatabase>(db: Tes
     let running = cron(&db, "--label node-1", &job(&stage, "k", terms, &command));
     let says = "it waits for the key key (held by node-2 since 2";
     eventually("it waits", async || db.rowlock("why k", &[]).await.out.contains(says)).await;
-    held.release(rowlock::Status::Succeeded).await.unwrap();
+    held.release().await.unwrap();
     stage.up().await;
     let own = format!("pid {}", read(&pid).trim());
     eventually("its process is shown", async || db.rowlock("runs --running", &[]).await.out.contains(&own)).await;

@@ -39,7 +39,7 @@ async fn no_page_has_a_barrier<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let (_held, _running) = filled(&db, &stage).await;
     for number in 0..60 {
-        acquired(db.lock().try_acquire(&format!("k/{number}")).await).release(Status::Succeeded).await.unwrap();
+        acquired(db.lock().try_acquire(&format!("k/{number}")).await).release().await.unwrap();
     }
     db.lock().force_release("deploy", Status::Failed).await.unwrap();
     let (ui, output) = (open(&db, "--allow-changes").await, output(&db).await);

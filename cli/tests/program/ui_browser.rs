@@ -188,8 +188,8 @@ pub async fn filled<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage) -> (Vec<ro
     for key in [SCRIPT, "nightly-report", "exports#1", "exports#2", "cache#r1", "deploy"] {
         held.push(acquired(lock.try_acquire(key).await));
     }
-    acquired(lock.try_acquire("import/2026-11-22").await).release(Status::Failed).await.unwrap();
-    acquired(lock.try_acquire("import/2026-11-21").await).release(Status::Succeeded).await.unwrap();
+    acquired(lock.try_acquire("import/2026-11-22").await).fail().await.unwrap();
+    acquired(lock.try_acquire("import/2026-11-21").await).release().await.unwrap();
     // One line, as long as an output may be.
     let file = job(stage, "sync-crm", "every = \"1s\"", "printf %065536d 0; exit 3");
     let running = cron(db, "", &file);

@@ -147,7 +147,7 @@ async fn a_key_that_has_changed_hands_is_not_released<DB: TestDatabase>(db: Test
         (format!("name=k&seen={}&status=F&csrf={}", page.field("seen"), form.csrf), form.cookie)
     };
     let (body, cookie) = shown().await;
-    first.release(rowlock::Status::Succeeded).await.unwrap();
+    first.release().await.unwrap();
     let free = ui.post("/release", &[("Cookie", &cookie)], &body).await.with(404);
     assert!(free.body.contains("left alone: it is now free, last taken"), "{free:?}");
     assert_eq!(db.show("k").await["status"], "S", "a success is not overwritten");

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::Status;
 use rustix::process::Signal;
 
 use crate::{
@@ -80,7 +79,7 @@ async fn keys_are_searched_sorted_and_paged<DB: TestDatabase>(db: TestDb<DB>) {
     let names: Vec<String> = (0..120).map(|number| format!("k/{number:03}")).collect();
     for name in &names {
         let lease = acquired(lock.acquire(name, PATIENCE).await);
-        lease.release(Status::Succeeded).await.unwrap();
+        lease.release().await.unwrap();
         if name >= &names[118] {
             tokio::time::sleep(2 * CLOCK_TICK).await;
         }
@@ -222,7 +221,7 @@ async fn an_open_page_follows_the_database<DB: TestDatabase>(db: TestDb<DB>) {
     events.until("k is held", |page| page.contains("/key?key=k") && page.contains("badge held")).await;
     let mut of_key = ui.events("/events/key?key=k").await;
     of_key.until("k is held", |page| page.contains("badge held")).await;
-    held.release(Status::Failed).await.unwrap();
+    held.fail().await.unwrap();
     events.until("nothing is held", |page| page.contains("No key matches")).await;
     of_key.until("k has failed", |page| page.contains("badge failed")).await;
 }
@@ -232,7 +231,7 @@ async fn the_numbers_are_those_of_the_database<DB: TestDatabase>(db: TestDb<DB>)
     let _keys = [acquired(lock.try_acquire("a\"\\\nb").await), acquired(lock.try_acquire("b").await)];
     let _permits = [acquired(lock.try_acquire("s#1").await), acquired(lock.try_acquire("s#2").await)];
     let _reader = acquired(lock.try_acquire("r#r1").await);
-    acquired(lock.try_acquire("f").await).release(Status::Failed).await.unwrap();
+    acquired(lock.try_acquire("f").await).fail().await.unwrap();
     let waiting = db.start("run b --fair --wait 10m -- true", &[]);
     eventually("the numbers are right", async || {
         let text = ui.get("/metrics").await.with(200).body;
@@ -295,7 +294,7 @@ async fn a_table_that_is_missing_is_told<DB: TestDatabase>(db: TestDb<DB>) {
 async fn counts_and_bars_are_links<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let _held = [acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await)];
-    acquired(lock.try_acquire("f").await).release(Status::Failed).await.unwrap();
+    acquired(lock.try_acquire("f").await).fail().await.unwrap();
     let waiting = db.start("run k --fair --wait 10m -- true", &[]);
     due(&db).await;
     db.rowlock("run k --cron", &["0 0 1 1 *", "--", "sh", "-c", "exit 3"]).await.with(3);

@@ -21,7 +21,7 @@ use proptest::{
     strategy::Strategy,
     test_runner::{Config, TestCaseError, TestRunner},
 };
-use rowlock::{Attempt, Lease, LeaseLock, LeaseLockBuilder};
+use rowlock::{Attempt, Grant, Lease, LeaseLock, LeaseLockBuilder, LeaseSet, Refusal};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{runtime::Handle, task::block_in_place};
 
@@ -106,20 +106,70 @@ pub async fn pool<DB: TestDatabase>(url: &str, connections: u32) -> Pool<DB> {
     options.connect(url).await.unwrap_or_else(|error| panic!("{url}: {error}"))
 }
 
-/// Returns the lease. Panics if there is none.
-#[track_caller]
-pub fn acquired<DB: TestDatabase, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> Lease<DB> {
-    match attempt {
-        Ok(Attempt::Acquired(lease)) => lease,
-        other => panic!("not acquired: {other:?}"),
+/// The result of a call that does not wait, or of one that waits, whose refusal is an error.
+pub trait Answer: Debug + Sized {
+    type Granted;
+
+    fn answer(self) -> Result<Result<Self::Granted, Refusal>, rowlock::Error>;
+}
+
+impl<G: Debug> Answer for Result<Attempt<G>, rowlock::Error> {
+    type Granted = G;
+
+    fn answer(self) -> Result<Result<G, Refusal>, rowlock::Error> {
+        self.map(Attempt::into_result)
     }
 }
 
+impl<DB: TestDatabase> Answer for Result<Lease<DB>, rowlock::Error> {
+    type Granted = Lease<DB>;
+
+    fn answer(self) -> Result<Result<Lease<DB>, Refusal>, rowlock::Error> {
+        answered(self)
+    }
+}
+
+impl<DB: TestDatabase> Answer for Result<Grant<DB>, rowlock::Error> {
+    type Granted = Grant<DB>;
+
+    fn answer(self) -> Result<Result<Grant<DB>, Refusal>, rowlock::Error> {
+        answered(self)
+    }
+}
+
+impl<DB: TestDatabase> Answer for Result<LeaseSet<DB>, rowlock::Error> {
+    type Granted = LeaseSet<DB>;
+
+    fn answer(self) -> Result<Result<LeaseSet<DB>, Refusal>, rowlock::Error> {
+        answered(self)
+    }
+}
+
+fn answered<G>(result: Result<G, rowlock::Error>) -> Result<Result<G, Refusal>, rowlock::Error> {
+    match result {
+        Ok(granted) => Ok(Ok(granted)),
+        Err(rowlock::Error::Refused(refusal)) => Ok(Err(refusal)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns what was granted. Panics if it was not.
 #[track_caller]
-pub fn refused<DB: TestDatabase, E: Debug>(attempt: Result<Attempt<Lease<DB>>, E>) -> rowlock::Refusal {
-    match attempt {
-        Ok(Attempt::Refused(refusal)) => refusal,
-        other => panic!("not refused: {other:?}"),
+pub fn acquired<A: Answer>(answer: A) -> A::Granted {
+    match answer.answer() {
+        Ok(Ok(granted)) => granted,
+        Ok(Err(refusal)) => panic!("not acquired: {refusal:?}"),
+        Err(error) => panic!("not acquired: {error:?}"),
+    }
+}
+
+/// Returns the refusal. Panics if there is none.
+#[track_caller]
+pub fn refused<A: Answer>(answer: A) -> Refusal {
+    match answer.answer() {
+        Ok(Err(refusal)) => refusal,
+        Ok(Ok(_)) => panic!("not refused"),
+        Err(error) => panic!("not refused: {error:?}"),
     }
 }
 
