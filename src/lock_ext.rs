@@ -117,7 +117,7 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// lease or into [`transaction`](Self::transaction).
     ///
     /// # Errors
-    /// As [`ResourceLock::try_acquire`]. [`RunOutcome`] reports what happens after the start.
+    /// As [`ResourceLock::acquire`], except for a refusal. [`RunOutcome`] reports what happens after the start.
     ///
     /// # Cancel safety
     /// If the future is dropped, the work is dropped and the key is abandoned in the background.
@@ -274,7 +274,7 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     fn transaction<T, E, W, F>(&self, key: &str, work: W) -> impl Future<Output = Result<T, TransactionError<E>>>
     where
         E: WorkError,
-        W: FnMut(Tx<DB>, Claim) -> F,
+        W: FnOnce(Tx<DB>, Claim) -> F + Clone,
         F: Future<Output = Result<T, E>>;
 }
 
@@ -300,7 +300,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
     async fn transaction<T, E, W, F>(&self, key: &str, work: W) -> Result<T, TransactionError<E>>
     where
         E: WorkError,
-        W: FnMut(Tx<DB>, Claim) -> F,
+        W: FnOnce(Tx<DB>, Claim) -> F + Clone,
         F: Future<Output = Result<T, E>>,
     {
         transaction::run(self, key, work).await

@@ -44,7 +44,7 @@ async fn sleep_with_leases() {
     let two = lock.try_acquire("two").await.unwrap().acquired().unwrap();
     let token = one.cancellation_token();
     let (began, begun) = tokio::sync::oneshot::channel();
-    let began = std::sync::Mutex::new(Some(began));
+    let began = std::sync::Arc::new(std::sync::Mutex::new(Some(began)));
     let schedules = Schedules::new(pool.clone()).lease(HOUR / 2);
     let schedules = schedules.on(Schedule::every("run", HOUR), move |tick| {
         let began = began.lock().unwrap().take();

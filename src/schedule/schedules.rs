@@ -116,7 +116,7 @@ impl<DB: Database> Schedules<DB> {
     /// run loses its lease or its key, takes longer than its timeout, or is stopped.
     ///
     /// # Examples
-    /// Work that needs a pool, or anything else, clones it for each run:
+    /// Each run calls a clone of the work, which may own a pool, or anything else:
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -124,23 +124,20 @@ impl<DB: Database> Schedules<DB> {
     /// use rowlock::{Schedules, Tick};
     ///
     /// let accounts = pool.clone();
-    /// let jobs = Schedules::new(pool).on(nightly, move |tick: Tick<_>| {
-    ///     let accounts = accounts.clone();
-    ///     async move {
-    ///         let sql = "INSERT INTO report (day) VALUES (?)";
-    ///         sqlx::query(sql).bind(tick.slot()).execute(&accounts).await
-    ///     }
+    /// let jobs = Schedules::new(pool).on(nightly, async move |tick: Tick<_>| {
+    ///     let sql = "INSERT INTO report (day) VALUES (?)";
+    ///     sqlx::query(sql).bind(tick.slot()).execute(&accounts).await
     /// });
     /// # }
     /// ```
     pub fn on<T, E, W, F>(mut self, schedule: Schedule, work: W) -> Self
     where
         E: fmt::Display,
-        W: Fn(Tick<DB>) -> F + Send + Sync + 'static,
+        W: FnOnce(Tick<DB>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Result<T, E>> + Send + 'static,
     {
         let work: run::Work<DB> = Arc::new(move |tick| {
-            let work = work(tick);
+            let work = work.clone()(tick);
             Box::pin(async move { work.await.map(drop).map_err(|error| format!("{error:#}")) })
         });
         self.jobs.push(Job { schedule: Arc::new(schedule), work });

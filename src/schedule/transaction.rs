@@ -77,21 +77,18 @@ impl<DB: Database> Tick<DB> {
     /// use sqlx::Sqlite;
     ///
     /// let accounts = pool.clone();
-    /// let jobs = Schedules::new(pool).on(daily, move |tick: Tick<Sqlite>| {
-    ///     let accounts = accounts.clone();
-    ///     async move {
-    ///         tick.transaction(&accounts, async |mut tx| {
-    ///             sqlx::query("UPDATE account SET balance = balance + 1").execute(&mut *tx).await
-    ///         })
-    ///         .await
-    ///     }
+    /// let jobs = Schedules::new(pool).on(daily, async move |tick: Tick<Sqlite>| {
+    ///     let interest = async |mut tx: rowlock::Tx<Sqlite>| {
+    ///         sqlx::query("UPDATE account SET balance = balance + 1").execute(&mut *tx).await
+    ///     };
+    ///     tick.transaction(&accounts, interest).await
     /// });
     /// # }
     /// ```
-    pub async fn transaction<T, E, W, F>(&self, pool: &Pool<DB>, mut work: W) -> Result<T, TransactionError<E>>
+    pub async fn transaction<T, E, W, F>(&self, pool: &Pool<DB>, work: W) -> Result<T, TransactionError<E>>
     where
         E: WorkError,
-        W: FnMut(Tx<DB>) -> F,
+        W: FnOnce(Tx<DB>) -> F + Clone,
         F: Future<Output = Result<T, E>>,
     {
         let tick = &**self.inner();

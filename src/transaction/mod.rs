@@ -52,16 +52,16 @@ enum Stop<E> {
 }
 
 /// See [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction).
-pub(crate) async fn run<DB, L, T, E, W, F>(lock: &L, key: &str, mut work: W) -> Result<T, TransactionError<E>>
+pub(crate) async fn run<DB, L, T, E, W, F>(lock: &L, key: &str, work: W) -> Result<T, TransactionError<E>>
 where
     DB: Database,
     L: ResourceLock<DB> + ?Sized,
     E: WorkError,
-    W: FnMut(Tx<DB>, Claim) -> F,
+    W: FnOnce(Tx<DB>, Claim) -> F + Clone,
     F: Future<Output = Result<T, E>>,
 {
     let span = spans::transaction(key);
-    let ended = attempt_until_committed(lock, key, &mut work, &span).instrument(span.clone()).await;
+    let ended = attempt_until_committed(lock, key, &work, &span).instrument(span.clone()).await;
     let outcome = match &ended {
         Ok(_) => "committed",
         Err(TransactionError::Work(_)) => "failed",
@@ -82,14 +82,14 @@ where
 async fn attempt_until_committed<DB, L, T, E, W, F>(
     lock: &L,
     key: &str,
-    work: &mut W,
+    work: &W,
     span: &Span,
 ) -> Result<T, TransactionError<E>>
 where
     DB: Database,
     L: ResourceLock<DB> + ?Sized,
     E: WorkError,
-    W: FnMut(Tx<DB>, Claim) -> F,
+    W: FnOnce(Tx<DB>, Claim) -> F + Clone,
     F: Future<Output = Result<T, E>>,
 {
     let mut tries = lock.retry().begin();
@@ -182,10 +182,10 @@ struct Fenced<'a, DB: Database, L: ?Sized> {
 }
 
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
-    async fn attempt<T, E, W, F>(&self, work: &mut W) -> Result<T, Stop<E>>
+    async fn attempt<T, E, W, F>(&self, work: &W) -> Result<T, Stop<E>>
     where
         E: WorkError,
-        W: FnMut(Tx<DB>, Claim) -> F,
+        W: FnOnce(Tx<DB>, Claim) -> F + Clone,
         F: Future<Output = Result<T, E>>,
     {
         let mut conn = self.begin().await?;
@@ -194,7 +194,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             (conn, confirmation) = self.confirm(conn).await?;
         }
         let (tx, lent) = Tx::lend(conn);
-        let result = work(tx, self.claim.clone()).await;
+        let result = work.clone()(tx, self.claim.clone()).await;
         let (value, conn) = match (result, lent.returned()) {
             (Ok(value), Some(conn)) => (value, conn),
             (Ok(_), None) => return Err(self.over(Certainty::Unknown, None)),

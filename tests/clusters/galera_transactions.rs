@@ -113,7 +113,7 @@ pub async fn a_node_that_is_behind_is_not_believed_about_a_commit(folder: PathBu
     let (behind, mut is_behind) = tokio::sync::mpsc::channel(1);
     let transaction = tokio::spawn({
         let (cluster, relay) = (cluster.clone(), relay.clone());
-        let runs = AtomicU32::new(0);
+        let runs = Arc::new(AtomicU32::new(0));
         let work = move |tx, claim| {
             let (cluster, relay, behind) = (cluster.clone(), relay.clone(), behind.clone());
             let first = runs.fetch_add(1, SeqCst) == 0;

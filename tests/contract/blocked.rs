@@ -92,7 +92,7 @@ async fn a_lost_run_is_stopped_before_its_event<DB: TestDatabase>(db: TestDb<DB>
     let schedule = due(&db, "k").await;
     let (began, begun) = oneshot::channel();
     let running = behind_a_pipe(&db, async move |pool| {
-        let began = Mutex::new(Some(began));
+        let began = Arc::new(Mutex::new(Some(began)));
         let schedules = Schedules::new(pool).lease(LEASE).on(schedule, move |tick: Tick<DB>| {
             if let Some(began) = began.lock().unwrap().take() {
                 let _ = began.send(());
@@ -195,7 +195,7 @@ pub async fn hold<DB: TestDatabase>(pool: Pool<DB>, url: &str, behind_a_hook: bo
     if behind_a_hook {
         eventually("it is renewed", async || kept.renew().await.is_ok()).await; // with its session
         let (began, begun) = oneshot::channel();
-        let began = Mutex::new(Some(began));
+        let began = Arc::new(Mutex::new(Some(began)));
         let options = PoolOptions::<DB>::new().after_connect(move |_, _| {
             if let Some(began) = began.lock().unwrap().take() {
                 let _ = began.send(());

@@ -1,6 +1,10 @@
 //! Runs that hold a key of t_resource_lock as well.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{
@@ -202,10 +206,10 @@ async fn a_transaction_that_has_lost_the_key_says_so<DB: TestDatabase>(db: TestD
     let run = one.try_tick();
     let tick = one.tick().await;
     db.take_from("key").await;
-    let (pool, mut runs) = (db.pool_of(1).await, 0);
+    let (pool, runs) = (db.pool_of(1).await, AtomicU32::new(0));
     let done: Result<(), _> = tick
         .transaction(&pool, |_tx| {
-            runs += 1;
+            runs.fetch_add(1, Ordering::Relaxed);
             async { Ok::<_, sqlx::Error>(()) }
         })
         .await;
@@ -213,7 +217,7 @@ async fn a_transaction_that_has_lost_the_key_says_so<DB: TestDatabase>(db: TestD
         matches!(&done, Err(TransactionError::Failed(Error::Lost { key, .. })) if key.as_str() == "key"),
         "{done:?}"
     );
-    assert_eq!(runs, 1);
+    assert_eq!(runs.into_inner(), 1);
     run.abort();
 }
 
