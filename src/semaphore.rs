@@ -140,6 +140,7 @@ impl<DB: Database> Semaphore<DB> {
     }
 
     fn wanted(&self, name: &str) -> Result<Wanted, Error> {
+        self.lock.check()?;
         if name == self.name.as_str() { Ok(self.wanted.clone()) } else { Ok(permits_of(name, self.permits)?) }
     }
 }

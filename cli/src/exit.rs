@@ -84,7 +84,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
             Error::Lost { .. } | Error::NotHeld { .. } => LOST,
-            Error::StillUsed { .. } | Error::ScheduleUnfit { .. } => REFUSED,
+            Error::Refused(_) | Error::StillUsed { .. } | Error::ScheduleUnfit { .. } => REFUSED,
             Error::TableMissing => {
                 return Self::new(UNFIT, "the table t_resource_lock does not exist here: run `rowlock migrate` once");
             }

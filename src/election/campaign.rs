@@ -102,6 +102,7 @@ impl<DB: Database> Election<DB> {
 
     /// Campaigns, for an instance that takes part in the election since that instant.
     async fn campaign_since(&self, since: Instant) -> Result<Leadership<DB>, Error> {
+        self.lock.check()?;
         let mut pauses = Backoff::between(PAUSES.0, PAUSES.1);
         loop {
             match self.lock.acquire(self.name.as_str(), Duration::MAX).await {

@@ -279,11 +279,12 @@ impl<DB: Database> Renewer<DB> {
             if let Some((ended, ending)) = ended {
                 self.leave_behind(&ending, sent);
                 let (held, revived) = (ending.held.clone(), ending.held.may_be_renewed_after(sent));
-                ending.complete(ended);
-                // A renewal without a reply may still extend the row that was abandoned.
+                // A renewal without a reply may still extend the row that was abandoned. Shutdown
+                // waits for the second abandonment, so it begins before this one is complete.
                 if let (Some(until), Change::Abandon(_)) = (revived, change) {
                     self.end_again(held, change, until);
                 }
+                ending.complete(ended);
             }
         }
     }

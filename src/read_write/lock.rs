@@ -277,6 +277,7 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # fn main() {}
     /// ```
     pub async fn try_upgrade(&self, reader: &Lease<DB>) -> Result<Attempt<Lease<DB>>, Error> {
+        self.lock.check()?;
         if self.names.number(reader.key().as_str()).is_none() {
             return Err(Error::NotHeld { key: self.names.name.clone(), holder: reader.claim().holder });
         }

@@ -195,7 +195,10 @@ async fn bad_sets_are_refused_at_the_door<DB: TestDatabase>(db: TestDb<DB>) {
     for count in [0, 101] {
         let keys = (0..count).map(|key| key.to_string());
         let error = lock.try_acquire_all(keys).await.unwrap_err();
-        assert!(matches!(&error, Error::Invalid(_)) && error.to_string().contains(&format!("{count} keys")), "{error}");
+        assert!(
+            matches!(&error, Error::Invalid(_)) && error.to_string().contains(&format!("a set of {count} keys")),
+            "{error}"
+        );
     }
     assert!(matches!(lock.try_acquire_all(["a", " b"]).await, Err(Error::Invalid(_))));
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0));
