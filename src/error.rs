@@ -6,7 +6,7 @@ use crate::{
     action::{Action, Certainty, describe_outcome},
     invalid::Invalid,
     key::{Holder, Key, Token},
-    rules::Refusal,
+    rules::{Reason, Refusal},
     store::fault::{self, Contention, fault, said},
 };
 
@@ -468,11 +468,12 @@ impl Error {
             // A write that may have been carried out must not be repeated.
             Self::TimedOut { action: Action::Update | Action::Commit, outcome: Certainty::Unknown, .. }
             | Self::Database { action: Action::Update | Action::Commit, outcome: Certainty::Unknown, .. } => false,
-            Self::Refused(_)
-            | Self::TimedOut { .. }
-            | Self::NoConnection { .. }
-            | Self::Conflict { .. }
-            | Self::InUse { .. } => true,
+            Self::Refused(refusal) => {
+                use Reason::{LastRunFailed, NotSucceeded, TimedOutUnfinished};
+                // These wait for an operator.
+                !matches!(refusal.reason, TimedOutUnfinished | LastRunFailed | NotSucceeded)
+            }
+            Self::TimedOut { .. } | Self::NoConnection { .. } | Self::Conflict { .. } | Self::InUse { .. } => true,
             Self::Database { source, .. } => fault(source).is_transient(),
             _ => false,
         }

@@ -218,8 +218,9 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// acquire, begin, work, confirm, commit, release.
     ///
     /// Conflicts, losses before the commit, and errors that mean contention, including those that
-    /// the work itself met, are rolled back and retried. The work may run several times, so it does
-    /// nothing outside the transaction. The isolation level is the connection's, because a
+    /// the work itself met, are rolled back and retried. Each attempt calls a clone of the work, as
+    /// it was passed. The work may run several times, so it does nothing outside the transaction.
+    /// The isolation level is the connection's, because a
     /// statement that sets it comes too late. The work returns every database error, neither
     /// commits nor rolls back, and returns the transaction by dropping it. Contention in the work
     /// is detected through its error's chain of sources ([`WorkError`]). On MySQL and MariaDB a
