@@ -117,7 +117,8 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// lease or into [`transaction`](Self::transaction).
     ///
     /// # Errors
-    /// As [`ResourceLock::acquire`], except for a refusal. [`RunOutcome`] reports what happens after the start.
+    /// As [`ResourceLock::acquire`], except for a refusal. [`RunOutcome`] reports what happens after
+    /// the start.
     ///
     /// # Cancel safety
     /// If the future is dropped, the work is dropped and the key is abandoned in the background.

@@ -34,6 +34,8 @@ pub(crate) struct Ending {
     pub left: Vec<Claim>,
     /// When the ending is sent next.
     pub at: Instant,
+    /// When the ending was sent first. A set may be ended in several rounds.
+    pub first_sent: Option<Instant>,
     /// The server refused the ending, alone or in a batch.
     pub was_refused: bool,
     /// A request was sent whose outcome is unknown.
@@ -55,6 +57,7 @@ impl Ending {
             left: held.claims.clone(),
             change,
             at: Instant::now(),
+            first_sent: None,
             was_refused: false,
             unanswered: false,
             lost: false,
@@ -69,7 +72,9 @@ impl Ending {
     /// Records that a request is sent. Without a reply, as after a panic of the driver, another one
     /// follows after a pause.
     pub fn sending(&mut self) {
-        self.at = Instant::now() + self.pauses.next();
+        let now = Instant::now();
+        self.first_sent.get_or_insert(now);
+        self.at = now + self.pauses.next();
     }
 
     /// Applies the replies for these claims. Returns `None` if the ending is to be sent again.

@@ -143,8 +143,9 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Errors
     /// [`Error::Refused`] with the last refusal, which states the reason; otherwise as
-    /// [`try_acquire`](Self::try_acquire), but transient failures (an outage, contention, no session
-    /// in time) are retried. Such a failure is returned only if the time ends without a refusal.
+    /// [`try_acquire`](Self::try_acquire), but transient failures (an outage, contention, no
+    /// session in time) are retried. Such a failure is returned only if the time ends without a
+    /// refusal.
     ///
     /// # Cancel safety
     /// If the future is dropped, the wait stops. A claim in flight is completed in the background,

@@ -277,6 +277,7 @@ impl<DB: Database> Renewer<DB> {
             let ended = agenda.apply_replies(number, claims.iter().map(|(_, claim)| claim).zip(replies));
             drop(agenda);
             if let Some((ended, ending)) = ended {
+                let sent = ending.first_sent.unwrap_or(sent);
                 self.leave_behind(&ending, sent);
                 let (held, revived) = (ending.held.clone(), ending.held.may_be_renewed_after(sent));
                 // A renewal without a reply may still extend the row that was abandoned. Shutdown

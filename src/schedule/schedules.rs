@@ -185,8 +185,8 @@ impl<DB: Database> Schedules<DB> {
 
     /// Sets how many ticks of the schedules of a [group](Schedule::group) this instance runs at the
     /// same time. They also count as [concurrent runs](Self::max_concurrent_runs) of the instance.
-    /// Each group that has such a limit takes a statement of its own in each poll. A limit is from 1
-    /// to 10,000.
+    /// Each group that has such a limit takes a statement of its own in each poll. A limit is from
+    /// 1 to 10,000.
     ///
     /// # Examples
     /// ```
@@ -235,8 +235,8 @@ impl<DB: Database> Schedules<DB> {
     /// [`article_clients`](crate::LeaseLockBuilder::article_clients).
     ///
     /// It is built on the pool of the schedules. It has no minimum interval, which would refuse
-    /// retries and ticks, and not [`Rules::Article`], under which a failed run would block all later
-    /// ones.
+    /// retries and ticks, and not [`Rules::Article`], under which a failed run would block all
+    /// later ones.
     pub fn lock(mut self, lock: LeaseLock<DB>) -> Self {
         let terms = &lock.key_terms.terms;
         let mut refuse =
@@ -326,7 +326,8 @@ impl<DB: Database> Schedules<DB> {
     }
 
     /// Checks the settings, the schedules and their names. Nothing is sent.
-    /// [`start`](Self::start) and every other call check them too.
+    /// [`start`](Self::start) and the calls that run one tick check them too. The calls of operators
+    /// check the settings of the instance.
     ///
     /// # Errors
     /// [`Invalid`] with all that is not possible.

@@ -199,7 +199,7 @@ impl Schedule {
     ///
     /// let report = Schedule::cron("report", "30 2 * * *").jitter(Duration::from_secs(600));
     /// let half_past: DateTime<Utc> = "2026-10-24T02:30:00Z".parse()?;
-    /// let tick = report.upcoming(half_past - TimeDelta::hours(1))?.next().expect("it has a tick each day");
+    /// let tick = report.upcoming(half_past - TimeDelta::hours(1))?.next().expect("a tick a day");
     /// assert!(tick - half_past <= TimeDelta::minutes(10));
     /// # Ok(())
     /// # }
@@ -351,8 +351,8 @@ impl Schedule {
         self
     }
 
-    /// Checks the schedule. Nothing is sent. [`Schedules::start`](crate::Schedules::start) checks it
-    /// too.
+    /// Checks the schedule. Nothing is sent. [`Schedules::start`](crate::Schedules::start) checks
+    /// it too.
     ///
     /// # Errors
     /// [`Invalid`] with all that is not possible, and what to write instead.
@@ -387,8 +387,8 @@ impl Schedule {
     ///
     /// let report = Schedule::cron("report", "30 2 * * *").zone("Europe/Berlin");
     /// let after: DateTime<Utc> = "2026-10-24T12:00:00Z".parse()?;
-    /// let ticks: Vec<String> = report.upcoming(after)?.take(2).map(|tick| tick.to_rfc3339()).collect();
-    /// assert_eq!(ticks, ["2026-10-25T00:30:00+00:00", "2026-10-26T01:30:00+00:00"]);
+    /// let ticks = report.upcoming(after)?.take(2).map(|tick| tick.to_rfc3339());
+    /// assert_eq!(ticks.collect::<Vec<_>>(), ["2026-10-25T00:30:00+00:00", "2026-10-26T01:30:00+00:00"]);
     /// # Ok(())
     /// # }
     /// ```
@@ -399,7 +399,8 @@ impl Schedule {
         Ok(std::iter::successors(next(after), move |tick| next(*tick)))
     }
 
-    /// Returns what the clocks in the schedule's time zone show at an instant.
+    /// Returns what the clocks in the schedule's time zone show at an instant: in UTC, if the zone
+    /// is not possible.
     pub fn in_zone(&self, at: DateTime<Utc>) -> DateTime<FixedOffset> {
         let offset = match &self.timing {
             Timing::Cron { zone, .. } => zone.offset(at),

@@ -38,8 +38,9 @@ pub enum CatchUp {
     All(u32),
 }
 
-/// The pauses before a tick whose run failed is run again: always one duration, or a range, of which
-/// the first pause is the start, and each other one twice the one before, up to the end.
+/// The pauses before a tick whose run failed is run again: always one duration, or a range. The
+/// first pause is then the start of the range, and each other one twice the one before, up to the
+/// end.
 ///
 /// ```
 /// use rowlock::Schedule;

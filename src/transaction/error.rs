@@ -35,7 +35,10 @@ pub enum TransactionError<E> {
 
 impl<E> From<Error> for TransactionError<E> {
     fn from(error: Error) -> Self {
-        Self::Failed(error)
+        match error {
+            Error::Refused(refusal) => Self::Refused(refusal),
+            error => Self::Failed(error),
+        }
     }
 }
 

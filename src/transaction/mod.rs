@@ -154,7 +154,6 @@ where
     loop {
         match lock.acquire(key, tries.left()).await {
             Ok(grant) => return Ok(grant),
-            Err(Error::Refused(refusal)) => return Err(TransactionError::Refused(refusal)),
             // All connections are in use, or the server is recovering. There is time left to wait
             // for that.
             Err(error) if error.is_harmless() && !tries.left().is_zero() => outage_pause().await,

@@ -41,6 +41,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         key: &Key,
         mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Updated<V>, UpdateError<E>> {
+        self.check()?;
         in_transaction::<DB>(tx, key, self.rows.time_limit).await?;
         let attempt = async {
             let statements = self.rows.prepared_on(tx, self.rows.limit()).await?;

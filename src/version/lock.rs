@@ -154,6 +154,7 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
         tx: &'a mut DB::Connection,
     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
         Box::pin(async move {
+            self.check()?;
             in_transaction::<DB>(tx, &claim.key, self.rows.time_limit).await?;
             self.confirm_within(claim, tx).await
         })
