@@ -136,7 +136,10 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
 
     pub async fn run(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
         let attempt = self.attempt().await?;
-        self.settle();
+        match &attempt {
+            Attempt::Acquired(granted) => self.settle(granted.keys()),
+            Attempt::Refused(_) => self.settle(self.asked_keys()),
+        }
         match &attempt {
             Attempt::Acquired(granted) => {
                 let taken_over = granted.priors.iter().any(Option::is_some);
@@ -173,6 +176,10 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         keys.iter().map(|key| ClaimRequest { key: key.clone(), holder, waited }).collect()
     }
 
+    fn asked_keys(&self) -> impl Iterator<Item = Key> + use<DB> {
+        self.asked().into_iter().map(|asked| asked.key)
+    }
+
     fn mark_unanswered(&mut self) {
         if self.is_for_any() {
             return; // only read
@@ -184,10 +191,10 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         }
     }
 
-    /// A reply has told whether the earlier requests were granted.
-    fn settle(&mut self) {
+    /// A reply has told whether the earlier requests for these keys were granted.
+    fn settle(&mut self, keys: impl Iterator<Item = Key>) {
         if std::mem::take(&mut self.unanswered) {
-            self.shared.ledger.remove(self.holder, self.sent);
+            keys.for_each(|key| self.shared.ledger.remove(&(key, self.holder), self.sent));
             self.pending.set_unanswered(false);
         }
     }
@@ -206,7 +213,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
                 // Dropping the handle puts the claim back. The next request is made by another
                 // holder.
                 Ok(Claimed::Granted(granted)) if !granted.handle.is_held() => {
-                    self.settle();
+                    self.settle(granted.keys());
                     return Err(self.timed_out());
                 }
                 Ok(Claimed::Granted(granted)) => {
@@ -290,7 +297,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         match next_of_all(&self.asked(), replies, terms) {
             // Another holder has it, and another key may be free.
             Next::Refuse(refusal) if self.chosen.is_some() => {
-                self.settle();
+                self.settle(self.asked_keys());
                 self.chosen.take().into_iter().for_each(Place::refused);
                 if Instant::now() < self.limit { Next::Retry } else { Next::Refuse(refusal) }
             }

@@ -30,6 +30,12 @@ pub(crate) struct Granted<DB: Database> {
     pub priors: Vec<Option<PreviousClaim>>,
 }
 
+impl<DB: Database> Granted<DB> {
+    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+        self.handle.claims().iter().map(|claim| claim.key.clone())
+    }
+}
+
 /// Methods of a granted request for one key.
 impl<DB: Database> Granted<DB> {
     pub fn token(&self) -> Token {
@@ -120,8 +126,8 @@ impl<DB: Database> BatchOp<DB> for Claims {
         let lease = key_terms.terms.lease.to_std().unwrap_or_default();
         let silence = silence(sessions, limit - Instant::now());
         let statement = Claiming { requests: &requests, key_terms, form, look: *look };
-        let holders = requests.iter().filter(|_| !look).map(|request| request.holder).collect();
-        let in_flight = self.ledger.sending(holders, limit, lease);
+        let asked = requests.iter().filter(|_| !look).map(|request| (request.key.clone(), request.holder));
+        let in_flight = self.ledger.sending(asked.collect(), limit, lease);
         let Exchange { reply, unanswered } = exchange(Some(session), sessions, silence, limit, &statement).await;
         if !unanswered {
             in_flight.settled();
@@ -208,7 +214,9 @@ impl<DB: Database> ClaimSet<DB> {
         }
         if sent.elapsed() >= key_terms.span().local() {
             let now = Instant::now();
-            ledger.add(claims[0].holder, now, now + key_terms.span().of_row());
+            for Claim { key, holder, .. } in claims {
+                ledger.add((key, holder), now, now + key_terms.span().of_row());
+            }
             return Claimed::Not { replies: Vec::new(), for_all: false, unanswered: true };
         }
         // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes

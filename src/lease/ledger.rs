@@ -10,7 +10,11 @@ use std::{
     time::Duration,
 };
 
-use crate::{key::Holder, session::time::Instant, sync::lock};
+use crate::{
+    key::{Holder, Key},
+    session::time::Instant,
+    sync::lock,
+};
 
 /// What is known of the claim requests of one call, also after the call's future was dropped.
 #[derive(Clone, Default)]
@@ -45,9 +49,12 @@ impl Pending {
     }
 }
 
-/// The holders of a lock's claims that may stand although no task holds them or ends them.
+/// A lock's claims that may stand although no task holds them or ends them.
 #[derive(Default)]
 pub(crate) struct Ledger(Mutex<Claims>);
+
+/// A holder may claim one key after the other, of those of which one is enough.
+type Claimed = (Key, Holder);
 
 /// A claim that may stand.
 struct Entry {
@@ -59,7 +66,7 @@ struct Entry {
 
 #[derive(Default)]
 struct Claims {
-    entries: HashMap<Holder, Entry>,
+    entries: HashMap<Claimed, Entry>,
     /// The number of claims at which those that have ended are removed.
     most: usize,
 }
@@ -76,21 +83,21 @@ impl Claims {
 const LEAST: usize = 64;
 
 impl Ledger {
-    pub fn add(&self, holder: Holder, void_at: Instant, until: Instant) {
+    pub fn add(&self, claimed: Claimed, void_at: Instant, until: Instant) {
         let mut claims = lock(&self.0);
         if claims.entries.len() >= claims.most {
             claims.remove_ended();
         }
-        let entry = claims.entries.entry(holder).or_insert(Entry { void_at, until });
+        let entry = claims.entries.entry(claimed).or_insert(Entry { void_at, until });
         (entry.void_at, entry.until) = (entry.void_at.max(void_at), entry.until.max(until));
     }
 
     /// Removes a claim of which the reply to a request has told that was sent at this time, unless
     /// the server may still carry out an earlier request.
-    pub fn remove(&self, holder: Holder, sent: Instant) {
+    pub fn remove(&self, claimed: &Claimed, sent: Instant) {
         let mut claims = lock(&self.0);
-        if claims.entries.get(&holder).is_some_and(|entry| entry.void_at <= sent) {
-            claims.entries.remove(&holder);
+        if claims.entries.get(claimed).is_some_and(|entry| entry.void_at <= sent) {
+            claims.entries.remove(claimed);
         }
     }
 
@@ -101,17 +108,17 @@ impl Ledger {
         !claims.entries.is_empty()
     }
 
-    /// Records that the claims of these holders are sent with this lease, and are void after this
-    /// limit. Unless there is a reply, they are added.
-    pub fn sending(self: &Arc<Self>, holders: Vec<Holder>, limit: Instant, lease: Duration) -> Sent {
-        Sent { ledger: self.clone(), holders, limit, lease }
+    /// Records that these claims are sent with this lease, and are void after this limit. Unless
+    /// there is a reply, they are added.
+    pub fn sending(self: &Arc<Self>, claims: Vec<Claimed>, limit: Instant, lease: Duration) -> Sent {
+        Sent { ledger: self.clone(), claims, limit, lease }
     }
 }
 
 /// Claims without a reply. If it is dropped, they are added to the ledger.
 pub(crate) struct Sent {
     ledger: Arc<Ledger>,
-    holders: Vec<Holder>,
+    claims: Vec<Claimed>,
     limit: Instant,
     lease: Duration,
 }
@@ -119,15 +126,15 @@ pub(crate) struct Sent {
 impl Sent {
     /// The statement has a reply, or was undone.
     pub fn settled(mut self) {
-        self.holders.clear();
+        self.claims.clear();
     }
 }
 
 impl Drop for Sent {
     fn drop(&mut self) {
         let void_at = self.limit.max(Instant::now());
-        for holder in self.holders.drain(..) {
-            self.ledger.add(holder, void_at, void_at + self.lease);
+        for claimed in self.claims.drain(..) {
+            self.ledger.add(claimed, void_at, void_at + self.lease);
         }
     }
 }
@@ -138,10 +145,14 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
+    fn claimed(key: &str) -> Claimed {
+        (Key::new(key).unwrap(), Holder::unique())
+    }
+
     #[test]
     fn a_claim_without_a_reply_may_stand_for_its_lease() {
-        let (ledger, holder, now) = (Arc::<Ledger>::default(), Holder::unique(), Instant::now());
-        let send = |limit, lease| ledger.sending(vec![holder], limit, lease);
+        let (ledger, claim, now) = (Arc::<Ledger>::default(), claimed("k"), Instant::now());
+        let send = |limit, lease| ledger.sending(vec![claim.clone()], limit, lease);
         send(now, MINUTE).settled();
         assert!(!ledger.any());
         drop(send(now, Duration::ZERO));
@@ -149,18 +160,20 @@ mod tests {
         drop(send(now, MINUTE));
         send(now, MINUTE).settled();
         assert!(ledger.any(), "the earlier request may have been granted");
-        ledger.remove(holder, Instant::now());
+        ledger.remove(&claim, Instant::now());
         assert!(!ledger.any());
     }
 
     #[test]
     fn a_claim_may_stand_until_each_of_its_requests_is_void() {
-        let (ledger, holder, now) = (Arc::<Ledger>::default(), Holder::unique(), Instant::now());
-        drop(ledger.sending(vec![holder], now + MINUTE, Duration::ZERO));
+        let (ledger, claim, now) = (Arc::<Ledger>::default(), claimed("k"), Instant::now());
+        drop(ledger.sending(vec![claim.clone()], now + MINUTE, Duration::ZERO));
         assert!(ledger.any(), "it may be carried out until its limit");
-        ledger.remove(holder, now + MINUTE / 2);
+        ledger.remove(&claim, now + MINUTE / 2);
         assert!(ledger.any(), "it may be carried out after the request that has a reply");
-        ledger.remove(holder, now + 2 * MINUTE);
+        ledger.remove(&(Key::new("another").unwrap(), claim.1), now + 2 * MINUTE);
+        assert!(ledger.any(), "the holder ended its claim on another key");
+        ledger.remove(&claim, now + 2 * MINUTE);
         assert!(!ledger.any());
     }
 
@@ -168,7 +181,7 @@ mod tests {
     fn claims_that_have_ended_take_no_memory() {
         let (ledger, now) = (Arc::<Ledger>::default(), Instant::now());
         for _ in 0..10_000 {
-            drop(ledger.sending(vec![Holder::unique()], now, Duration::ZERO));
+            drop(ledger.sending(vec![claimed("k")], now, Duration::ZERO));
         }
         assert!(lock(&ledger.0).entries.len() <= 2 * LEAST);
     }

@@ -158,14 +158,15 @@ impl<DB: Database> Renewer<DB> {
     /// Records that the reply to a request that was sent at this time has told that claims are
     /// ended.
     pub fn ended(&self, claims: &[Claim], sent: Instant) {
-        claims.iter().for_each(|claim| self.ledger.remove(claim.holder, sent));
+        claims.iter().for_each(|claim| self.ledger.remove(&(claim.key.clone(), claim.holder), sent));
     }
 
     /// Records which of these claims may stand, because they are not ended any more.
     fn leave_behind(&self, ending: &Ending, sent: Instant) {
         let Ending { held, left, .. } = ending;
         self.ended(&held.claims, sent);
-        left.iter().for_each(|claim| self.ledger.add(claim.holder, Instant::now(), held.row_ends()));
+        let now = Instant::now();
+        left.iter().for_each(|claim| self.ledger.add((claim.key.clone(), claim.holder), now, held.row_ends()));
     }
 
     /// Ensures that a task does what was added to the agenda, and looks at it at this time.
