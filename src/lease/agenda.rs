@@ -190,7 +190,8 @@ impl Agenda {
             self.endings.values().find(|ending| is_due(ending)).map(|ending| (ending.held.span, ending.change))?;
         // Endings that are due later join. Those that were refused do not, because they would take
         // statements of their own.
-        let joins = |ending: &Ending| is_due(ending) || (may_end(ending) && !ending.was_refused);
+        let joins =
+            |ending: &Ending| may_end(ending) && ending.not_before <= now && (ending.at <= now || !ending.was_refused);
         let of_kind = |ending: &Ending| ending.change == change && ending.held.span == span && joins(ending);
         let mut due: Vec<(&u64, &mut Ending)> = self.endings.iter_mut().filter(|(_, ending)| of_kind(ending)).collect();
         // Shuffled, so that different ones are left over each time when there is no time for all.
@@ -238,6 +239,7 @@ mod tests {
     use std::time::Duration;
 
     use chrono::TimeDelta;
+    use tokio_util::task::TaskTracker;
     use uuid::Uuid;
 
     use super::*;
@@ -322,6 +324,23 @@ mod tests {
         assert!(agenda.renewals().is_none() && agenda.next().is_none());
         agenda.renewed(first.0);
         assert_eq!(agenda.next(), Some(start));
+    }
+
+    #[test]
+    fn an_ending_that_must_wait_does_not_join_others() {
+        let (mut agenda, _) = agenda();
+        let ending = || Ending::new(lease(), Change::Abandon(TimeDelta::zero()), TaskTracker::new().token()).0;
+        let (mut later, mut postponed) = (ending(), ending());
+        let at = Instant::now() + 10 * SECOND;
+        later.at = at;
+        (postponed.at, postponed.not_before) = (at, at);
+        [postponed, later].map(|ending| agenda.end(ending));
+        assert!(agenda.endings().is_none(), "nothing is due");
+        agenda.end(ending());
+        let (_, _, batch) = agenda.endings().unwrap();
+        let mut numbers: Vec<u64> = batch.items.iter().map(|(number, _)| *number).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [2, 3]);
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub(crate) struct Ending {
     pub left: Vec<Claim>,
     /// When the ending is sent next.
     pub at: Instant,
+    /// An ending that is sent earlier might be undone by a renewal that is carried out late.
+    pub not_before: Instant,
     /// When the ending was sent first. A set may be ended in several rounds.
     pub first_sent: Option<Instant>,
     /// The server refused the ending, alone or in a batch.
@@ -53,10 +55,12 @@ impl Ending {
         token: TaskTrackerToken,
     ) -> (Self, oneshot::Receiver<EndOutcome>) {
         let (outcome, receiver) = oneshot::channel();
+        let now = Instant::now();
         let ending = Self {
             left: held.claims.clone(),
             change,
-            at: Instant::now(),
+            at: now,
+            not_before: now,
             first_sent: None,
             was_refused: false,
             unanswered: false,

@@ -107,7 +107,7 @@ impl<DB: Database> Renewer<DB> {
     /// Ends claims once more at this time.
     fn end_again(self: &Arc<Self>, held: Arc<LeaseState>, change: Change, at: Instant) {
         let (mut ending, _) = Ending::new(held, change, self.tracker.token());
-        ending.at = at;
+        (ending.at, ending.not_before) = (at, at);
         let mut agenda = lock(&self.agenda);
         agenda.end(ending);
         self.ensure_task(agenda, at);
@@ -116,11 +116,11 @@ impl<DB: Database> Renewer<DB> {
     /// Renews one lease now.
     pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, change: Change, limit: Instant) -> Exchange<Outcome> {
         held.row_lasts_until(limit + held.span.of_row());
-        let earlier = held.renewing_until(limit);
+        held.renewing_until(limit);
         let limits = ChangeLimits { limit, silence: pacing::hedge_delay(held.span.lease) };
         let Exchange { reply, unanswered } = changes::send(&self.sessions, &held.claims, change, limits).await;
         if !unanswered {
-            held.renewal_answered(limit, earlier);
+            held.renewal_answered(limit);
         }
         let next = pacing::renewal_interval(held.span.lease);
         Exchange { reply: reply.map(|answer| self.renewed(held, &answer, next)), unanswered }

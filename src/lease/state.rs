@@ -54,8 +54,8 @@ pub(crate) struct LeaseState {
     deadline: Mutex<Instant>,
     /// When the lease in the row ends at the latest, whether or not a renewal got a reply.
     row_ends: Mutex<Instant>,
-    /// Until when the server may carry out a renewal that has no reply.
-    renewal_until: Mutex<Option<Instant>>,
+    /// Until when the server may carry out each renewal that has no reply.
+    renewal_limits: Mutex<Vec<Instant>>,
     /// The number of `LeaseHandle`s. The last one ends the lease.
     handles: AtomicUsize,
     /// The index of the claim that was found to be lost, or [`NOT_LOST`].
@@ -125,7 +125,7 @@ impl LeaseState {
             last,
             deadline: Mutex::new(deadline.min(last)),
             row_ends: Mutex::new(Instant::now() + span.of_row()),
-            renewal_until: Mutex::default(),
+            renewal_limits: Mutex::default(),
             handles: AtomicUsize::new(1),
             lost_at: AtomicUsize::new(NOT_LOST),
             kept: Mutex::default(),
@@ -152,27 +152,27 @@ impl LeaseState {
         *current = end.max(*current);
     }
 
-    /// Records that a renewal is sent, which the server may carry out until then. Returns until
-    /// when it may carry out earlier ones.
-    pub fn renewing_until(&self, limit: Instant) -> Option<Instant> {
-        let mut until = lock(&self.renewal_until);
-        let earlier = *until;
-        *until = earlier.max(Some(limit));
-        earlier
+    /// Records that a renewal is sent, which the server may carry out until then.
+    pub fn renewing_until(&self, limit: Instant) {
+        let mut limits = lock(&self.renewal_limits);
+        // Of those that are over, an abandonment that was sent before needs the last.
+        let (now, last) = (Instant::now(), limits.iter().max().copied());
+        limits.retain(|limit| *limit > now || Some(*limit) == last);
+        limits.push(limit);
     }
 
-    /// Records that the renewal with this limit has a reply. Earlier ones may have none.
-    pub fn renewal_answered(&self, limit: Instant, earlier: Option<Instant>) {
-        let mut until = lock(&self.renewal_until);
-        if *until == Some(limit) {
-            *until = earlier;
+    /// Records that a renewal with this limit has a reply.
+    pub fn renewal_answered(&self, limit: Instant) {
+        let mut limits = lock(&self.renewal_limits);
+        if let Some(index) = limits.iter().position(|other| *other == limit) {
+            limits.swap_remove(index);
         }
     }
 
     /// Returns until when a renewal may revive the claim after it was abandoned by a request that
     /// was sent at this time. The reply to the abandonment may come after that.
     pub fn may_be_renewed_after(&self, sent: Instant) -> Option<Instant> {
-        lock(&self.renewal_until).filter(|until| *until > sent)
+        lock(&self.renewal_limits).iter().max().copied().filter(|until| *until > sent)
     }
 
     pub fn time_left(&self) -> Duration {
@@ -288,13 +288,13 @@ mod tests {
         let span = Span { lease: 9 * second, lock_delay: Bounds::default().lock_delay };
         let held = LeaseState::unwatched(Vec::new(), span, now + span.lease);
         assert_eq!(held.may_be_renewed_after(now), None);
-        let earlier = held.renewing_until(now + second);
-        held.renewal_answered(now + second, earlier);
+        held.renewing_until(now + second);
+        held.renewal_answered(now + second);
         assert_eq!(held.may_be_renewed_after(now), None, "it has a reply");
+        held.renewing_until(now + 4 * second);
         held.renewing_until(now + 3 * second);
-        let earlier = held.renewing_until(now + 4 * second);
-        held.renewal_answered(now + 4 * second, earlier);
-        assert_eq!(held.may_be_renewed_after(now), Some(now + 3 * second), "the earlier one has none");
+        held.renewal_answered(now + 4 * second);
+        assert_eq!(held.may_be_renewed_after(now), Some(now + 3 * second), "the other one has none");
         assert_eq!(held.may_be_renewed_after(now + 2 * second), Some(now + 3 * second), "whenever its reply comes");
         assert_eq!(held.may_be_renewed_after(now + 3 * second), None, "it was abandoned after the limit");
     }
