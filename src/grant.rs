@@ -15,7 +15,6 @@ use crate::{
 /// The result of an attempt to acquire a key.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -32,8 +31,6 @@ use crate::{
 /// }
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 #[derive(Debug)]
 #[must_use = "a lease that is dropped is abandoned"]
@@ -96,7 +93,6 @@ impl<G> Attempt<G> {
 /// application's own makes it from a [`Claim`].
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -113,8 +109,6 @@ impl<G> Attempt<G> {
 /// # async fn step() {}
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub struct Grant<DB: Database> {
     claim: Claim,

@@ -213,7 +213,6 @@ pub struct Claim {
 /// The claim that a lease took over from. Its holder let it expire or abandoned it.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -227,8 +226,6 @@ pub struct Claim {
 /// # assert!(lease.taken_over_from().is_some());
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -23,7 +23,6 @@
 //! says who holds the key and until when.
 //!
 //! ```
-//! # #[cfg(feature = "sqlite")]
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use rowlock::{Attempt, LeaseLock};
@@ -41,8 +40,6 @@
 //! lock.shutdown(std::time::Duration::from_secs(10)).await; // before the program ends
 //! # Ok(())
 //! # }
-//! # #[cfg(not(feature = "sqlite"))]
-//! # fn main() {}
 //! ```
 //!
 //! # Locks and handles
@@ -70,7 +67,6 @@
 //! in the feature `schedule`, which is a default.
 //!
 //! ```
-//! # #[cfg(all(feature = "sqlite", feature = "schedule"))]
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -88,8 +84,6 @@
 //! running.shutdown(Duration::from_secs(20)).await;
 //! # Ok(())
 //! # }
-//! # #[cfg(not(all(feature = "sqlite", feature = "schedule")))]
-//! # fn main() {}
 //! ```
 //!
 //! A job without times of its own runs under a key: [`ResourceLockExt::run`] refuses it while
@@ -103,7 +97,6 @@
 //! program that changes such a row has to raise its version.
 //!
 //! ```
-//! # #[cfg(feature = "sqlite")]
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -126,8 +119,6 @@
 //! assert_eq!(accounts.deduct("alice", 30).await?.value, 40);
 //! # Ok(())
 //! # }
-//! # #[cfg(not(feature = "sqlite"))]
-//! # fn main() {}
 //! ```
 //!
 //! # Errors
@@ -255,7 +246,6 @@ pub use version::update::{UpdateError, Updated, Versioned};
 /// [`LeaseLock::connect`] takes a database type of it. The feature `tls` enables TLS for it.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use rowlock::{LeaseLock, VersionLock, sqlx::Sqlite};
@@ -264,8 +254,6 @@ pub use version::update::{UpdateError, Updated, Versioned};
 /// let versions = VersionLock::new(lock.pool().clone(), "account", "id", "version");
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub use sqlx;
 

@@ -23,7 +23,6 @@ use crate::{
 /// The outcome of [`ResourceLockExt::run`] and [`ResourceLockExt::run_within`].
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -41,8 +40,6 @@ use crate::{
 /// }
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 #[derive(Debug)]
 #[must_use = "the work may have been refused, cancelled, or have failed"]
@@ -128,7 +125,6 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -150,8 +146,6 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// # task.await??;
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     fn run<T, E, W>(&self, key: &str, work: W) -> impl Future<Output = Result<RunOutcome<T, E>, Error>>
     where
@@ -183,7 +177,6 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -203,8 +196,6 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// assert!(matches!(ran, RunOutcome::Refused(_)));
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     fn run_within<T, E, W>(
         &self,
@@ -250,7 +241,6 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -270,8 +260,6 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     /// println!("committed under token {}", paid.await?);
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     fn transaction<T, E, W, F>(&self, key: &str, work: W) -> impl Future<Output = Result<T, TransactionError<E>>>
     where

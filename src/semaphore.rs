@@ -34,7 +34,6 @@ const MAX_PERMITS: u32 = 100;
 /// [`name`](Self::name). Another key is another semaphore with as many permits.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -48,8 +47,6 @@ const MAX_PERMITS: u32 = 100;
 /// permit.release().await?;
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub struct Semaphore<DB: Database> {
     lock: LeaseLock<DB>,

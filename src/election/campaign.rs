@@ -28,7 +28,6 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// loss.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -42,8 +41,6 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// assert_eq!(indexed.await?, 7);
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub struct Election<DB: Database> {
     lock: LeaseLock<DB>,

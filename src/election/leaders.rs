@@ -48,7 +48,6 @@ fn leader(listed: Option<&Listed>) -> Option<Leader> {
 /// The leaders of an election, one after another: a `Stream` that does not end.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -63,8 +62,6 @@ fn leader(listed: Option<&Listed>) -> Option<Leader> {
 /// assert_eq!(leader.term, leadership.term());
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 #[must_use = "nothing is read until it is polled"]
 pub struct Leaders<DB: Database>(BoxFuture<'static, (Change, Observer<DB>)>);

@@ -108,7 +108,6 @@ impl<DB: Database> Leadership<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -125,8 +124,6 @@ impl<DB: Database> Leadership<DB> {
     /// freed?;
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn resign<T>(self, work: impl Future<Output = T>) -> (T, Result<(), Error>) {
         self.stop.cancel();

@@ -52,7 +52,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -71,8 +70,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// }
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn list(&self, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {
         let limit = self.checked_deadline().await?;
@@ -95,7 +92,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -107,8 +103,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// }
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn inspect(&self, key: &str) -> Result<Option<LockInfo>, Error> {
         let listed = self.read(&Key::new(key)?).await?;
@@ -129,7 +123,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -140,8 +133,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// }
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn queue_lengths(&self) -> Result<Vec<(String, u64)>, Error> {
         let limit = self.checked_deadline().await?;
@@ -177,7 +168,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -191,8 +181,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// assert!(lease.renew().await.is_err()); // the claim is lost
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn force_release(&self, key: &str, status: Status) -> Result<Option<Token>, Error> {
         self.force(&Key::new(key)?, status, None).await
@@ -212,7 +200,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -227,8 +214,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// assert!(matches!(released, ForcedRelease::Released(token) if token > seen.token));
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn force_release_if_unchanged(&self, seen: &LockInfo, status: Status) -> Result<ForcedRelease, Error> {
         let expected = seen.seen(&self.key_terms.terms);
@@ -313,7 +298,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -327,8 +311,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// assert_eq!(changes[0].what, "released");
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn changes(&self, name: Option<&str>, limit: u32) -> Result<Vec<ChangeInfo>, Error> {
         let until = self.checked_deadline().await?;
@@ -357,7 +339,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -369,8 +350,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// println!("{rows} rows deleted");
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn forget(&self, older_than: Duration) -> Result<u64, Error> {
         let (mut forgetting, mut rows) = (self.forgetting(older_than)?, 0);

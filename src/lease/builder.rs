@@ -77,7 +77,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), rowlock::Error> {
     /// use rowlock::{LeaseLock, sqlx::Sqlite};
@@ -86,8 +85,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// rowlock::migrate(lock.pool()).await?;
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn connect(url: &str) -> Result<Self, Error> {
         let failed = |source| Error::Database {

@@ -45,7 +45,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -60,8 +59,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// });
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn forget_after(&self, age: Duration) -> Result<Infallible, Error> {
         let period = (age.min(10 * 365 * DAY) / PERIODS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD);

@@ -62,7 +62,6 @@ pub struct Lease<DB: Database, K = One> {
 /// lost before a release, the others may nevertheless have been released.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -81,8 +80,6 @@ pub struct Lease<DB: Database, K = One> {
 /// }
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub type LeaseSet<DB> = Lease<DB, Several>;
 

@@ -59,7 +59,6 @@ impl ListOptions {
 /// A row of the table, for display. Times are from the database's clock.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -73,8 +72,6 @@ impl ListOptions {
 /// println!("{} is {} by {} until {:?}", row.key, row.state, row.by, row.until);
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -136,7 +133,6 @@ impl LockInfo {
 /// [`LeaseLock::force_release_if_unchanged`](crate::LeaseLock::force_release_if_unchanged).
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -154,8 +150,6 @@ impl LockInfo {
 /// }
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "the key may not have been released"]

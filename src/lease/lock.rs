@@ -49,7 +49,6 @@ const MAX_KEYS: usize = 100;
 /// [`transaction`](crate::ResourceLockExt::transaction).
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -66,8 +65,6 @@ const MAX_KEYS: usize = 100;
 /// lock.shutdown(Duration::from_secs(5)).await;
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub struct LeaseLock<DB: Database> {
     pub(crate) shared: Arc<Shared<DB>>,
@@ -109,7 +106,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -126,8 +122,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// }
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn try_acquire(&self, key: &str) -> Result<Attempt<Lease<DB>>, Error> {
         Attempt::of(self.acquire(key, Duration::ZERO).await)
@@ -162,7 +156,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -178,8 +171,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// }
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn acquire(&self, key: &str, wait: Duration) -> Result<Lease<DB>, Error> {
         let granted = self.granted(&Wanted::all([Key::new(key)?].into()), wait, false).await?;
@@ -223,7 +214,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -236,8 +226,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// }
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn try_acquire_all(
         &self,
@@ -262,7 +250,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -275,8 +262,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// both.release().await?;
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn acquire_all(
         &self,
@@ -384,7 +369,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -399,8 +383,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// lease.release().await?;
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn resume(&self, key: &str, holder: Holder) -> Result<Lease<DB>, Error> {
         let entry = self.inspect(key).await?.filter(|entry| entry.holder == Some(holder));
@@ -432,7 +414,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -446,8 +427,6 @@ impl<DB: Database> LeaseLock<DB> {
     /// }
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn shutdown(&self, limit: Duration) -> bool {
         let settled = self.shared.settled(limit).await;

@@ -61,7 +61,6 @@ const UNCHECKED: &str = "these statements do not look for claims and for instanc
 /// # Examples
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -69,8 +68,6 @@ const UNCHECKED: &str = "these statements do not look for claims and for instanc
 /// let lock = rowlock::LeaseLock::new(pool);
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
     Migration::new(pool.clone()).run().await.map(drop)
@@ -114,7 +111,6 @@ pub async fn migrate_functions<DB: Database>(pool: &Pool<DB>) -> Result<(), Erro
 /// # Examples
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -125,8 +121,6 @@ pub async fn migrate_functions<DB: Database>(pool: &Pool<DB>) -> Result<(), Erro
 /// assert!(migration.plan().await?.is_empty());
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 #[derive(Debug)]
 pub struct Migration<DB: Database> {

@@ -35,7 +35,6 @@ use crate::{
 /// let in, but does not wait for the readers that are in.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -50,8 +49,6 @@ use crate::{
 /// reader.release().await?;
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub struct ReadWriteLock<DB: Database> {
     pub(crate) lock: LeaseLock<DB>,
@@ -183,7 +180,6 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -194,8 +190,6 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// assert!(cache.try_read().await?.acquired().is_some()); // beside other readers
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn downgrade(&self, writer: Lease<DB>) -> Result<Lease<DB>, Error> {
         let this = self.clone();
@@ -257,7 +251,6 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -273,8 +266,6 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// reader.release().await?;
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn try_upgrade(&self, reader: &Lease<DB>) -> Result<Attempt<Lease<DB>>, Error> {
         self.lock.check()?;

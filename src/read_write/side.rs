@@ -22,7 +22,6 @@ use crate::{
 /// of the lock. Another name is another lock.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -34,8 +33,6 @@ use crate::{
 /// readers.run("cache", async |_grant| Ok::<_, std::io::Error>(7)).await?;
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub struct Side<DB: Database> {
     pub(crate) lock: LeaseLock<DB>,

@@ -232,7 +232,6 @@ impl<DB: Database> Schedules<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -245,8 +244,6 @@ impl<DB: Database> Schedules<DB> {
     /// }
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn latest_runs(&self, each: u32) -> Result<Vec<RunInfo>, Error> {
         let core = self.core()?;
@@ -269,7 +266,6 @@ impl<DB: Database> Schedules<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -283,8 +279,6 @@ impl<DB: Database> Schedules<DB> {
     /// }
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn runs_since(&self, since: DateTime<Utc>, limit: u32) -> Result<Vec<RunInfo>, Error> {
         let core = self.core()?;

@@ -127,7 +127,6 @@ impl<DB: Database> Schedules<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -137,8 +136,6 @@ impl<DB: Database> Schedules<DB> {
     /// }
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn instances(&self) -> Result<Vec<InstanceInfo>, Error> {
         let core = self.core()?;

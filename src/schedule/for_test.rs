@@ -46,7 +46,6 @@ impl<DB: Database> Tick<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use rowlock::{Schedule, Tick};
@@ -62,8 +61,6 @@ impl<DB: Database> Tick<DB> {
     /// assert_eq!(day_of_report(tick).await?, "2024-02-29");
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn for_test(pool: &Pool<DB>, schedule: &Schedule, slot: DateTime<Utc>) -> Result<Self, Error> {
         let (core, slot, mut schedule) =

@@ -119,7 +119,6 @@ impl<DB: Database> Schedules<DB> {
     /// Each run calls a clone of the work, which may own a pool, or anything else:
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # fn example(pool: sqlx::SqlitePool, nightly: rowlock::Schedule) {
     /// use rowlock::{Schedules, Tick};
     ///

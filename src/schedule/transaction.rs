@@ -71,7 +71,6 @@ impl<DB: Database> Tick<DB> {
     ///
     /// # Examples
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # fn example(pool: sqlx::SqlitePool, daily: rowlock::Schedule) {
     /// use rowlock::{Schedules, Tick};
     /// use sqlx::Sqlite;

@@ -113,7 +113,6 @@ impl<DB: Database> Schedules<DB> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use rowlock::{Schedule, Schedules, Tick, TickOutcome};
@@ -128,8 +127,6 @@ impl<DB: Database> Schedules<DB> {
     /// assert_eq!(jobs.run_now("nightly").await?, TickOutcome::Succeeded);
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn run_now(&self, name: &str) -> Result<TickOutcome, Error> {
         self.one_tick(name, true, std::future::pending()).await

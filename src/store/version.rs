@@ -81,7 +81,6 @@ pub enum KeyValue {
 /// A type of the value column: any that sqlx reads and writes on the database.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -97,8 +96,6 @@ pub enum KeyValue {
 /// assert_eq!(updated.await?.value, "Hello!");
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub trait Value<DB: sqlx::Database>:
     for<'q> sqlx::Encode<'q, DB> + for<'r> sqlx::Decode<'r, DB> + sqlx::Type<DB> + Clone + Send + Sync + Unpin + 'static

@@ -69,7 +69,6 @@ impl<E: WorkError + fmt::Debug + fmt::Display> StdError for TransactionError<E> 
 /// Its chain of sources is searched for a database error that means contention.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -93,8 +92,6 @@ impl<E: WorkError + fmt::Debug + fmt::Display> StdError for TransactionError<E> 
 /// paid.await?;
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub trait WorkError {
     /// Returns the error at which the search begins.
@@ -111,7 +108,6 @@ impl<E: StdError + 'static> WorkError for E {
 /// strings.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -133,8 +129,6 @@ impl<E: StdError + 'static> WorkError for E {
 /// paid.await?;
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 #[derive(Debug)]
 pub struct AnyError(pub Box<dyn StdError + Send + Sync>);

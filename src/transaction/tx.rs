@@ -12,7 +12,6 @@ use crate::{session::loan::Loan, store::Database, sync::lock};
 /// Dropping it returns the transaction, which is then committed or rolled back.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -36,8 +35,6 @@ use crate::{session::loan::Loan, store::Database, sync::lock};
 /// paid.await?;
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub struct Tx<DB: Database> {
     conn: Option<Loan<DB>>,

@@ -37,7 +37,6 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -55,8 +54,6 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// assert!(matches!(refused, Err(UpdateError::Computation(Insufficient { balance: 70, .. }))));
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn deduct(&self, key: &str, amount: V) -> Result<Updated<V>, UpdateError<Insufficient<V>>> {
         let key = positive(key, &amount)?;
@@ -75,7 +72,6 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -93,8 +89,6 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # assert_eq!(accounts.read("bob").await?.map(|bob| bob.value), Some(30));
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn deduct_in(
         &self,
@@ -118,7 +112,6 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -132,8 +125,6 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// assert_eq!(accounts.deposit("bob", 30).await?.value, 30);
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn deposit(&self, key: &str, amount: V) -> Result<Updated<V>, Error> {
         let key = positive(key, &amount)?;

@@ -30,7 +30,6 @@ use crate::{
 /// Its [`run`](crate::ResourceLockExt::run) excludes no caller.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -49,8 +48,6 @@ use crate::{
 /// println!("committed; the version was {}", paid.await?);
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub struct VersionLock<DB: Database> {
     rows: Rows<DB>,

@@ -57,7 +57,6 @@ pub struct Columns<'a> {
 /// [`update_in`](Self::update_in), the version decides.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -74,8 +73,6 @@ pub struct Columns<'a> {
 /// assert_eq!((updated.value, updated.version), (70, 1));
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 pub struct VersionedTable<DB: Database, V = i64> {
     pub(crate) rows: Rows<DB>,
@@ -102,7 +99,6 @@ impl<DB: Database> VersionedTable<DB, i64> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -112,8 +108,6 @@ impl<DB: Database> VersionedTable<DB, i64> {
     /// let accounts = VersionedTable::new(pool, columns);
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub fn new(pool: Pool<DB>, columns: Columns<'_>) -> Self {
         let Columns { table, key, value, version } = columns;
@@ -171,7 +165,6 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -181,8 +174,6 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// let pages = VersionedTable::new(pool, columns).of::<String>();
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub fn of<U: Value<DB>>(self) -> VersionedTable<DB, U> {
         VersionedTable { rows: self.rows, queues: Arc::default() }
@@ -200,7 +191,6 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -216,8 +206,6 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// assert!(accounts.read("carol").await?.is_none());
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn read(&self, key: &str) -> Result<Option<Versioned<V>>, Error> {
         let key = Key::new(key)?;
@@ -252,7 +240,6 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -267,8 +254,6 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// assert_eq!(doubled.await?.value, 200);
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn update<E>(
         &self,
@@ -297,7 +282,6 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # Examples
     ///
     /// ```
-    /// # #[cfg(feature = "sqlite")]
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -316,8 +300,6 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// tx.commit().await?;
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sqlite"))]
-    /// # fn main() {}
     /// ```
     pub async fn update_in<E>(
         &self,

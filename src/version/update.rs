@@ -28,7 +28,6 @@ pub struct Updated<V> {
 /// Why a value was not changed.
 ///
 /// ```
-/// # #[cfg(feature = "sqlite")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
@@ -49,8 +48,6 @@ pub struct Updated<V> {
 /// }
 /// # Ok(())
 /// # }
-/// # #[cfg(not(feature = "sqlite"))]
-/// # fn main() {}
 /// ```
 #[derive(Debug, thiserror::Error)]
 pub enum UpdateError<E> {
