@@ -29,7 +29,7 @@ const PATIENT: Retry = Retry { attempts: 100_000, within: Duration::from_secs(30
 /// Returns how often the work ran until it was committed.
 async fn deduct<DB: Bank>(lock: &dyn ResourceLock<DB>, account: &str, work: Duration) -> Result<u32> {
     let ran = &AtomicU32::new(0);
-    let deducting = lock.transaction(account, |mut tx, _claim| async move {
+    let deducting = lock.transaction(account, |mut tx| async move {
         ran.fetch_add(1, Relaxed);
         let balance = DB::balance(&mut tx, account).await?;
         sleep(work).await;

@@ -7,7 +7,7 @@
 
 use std::{path::Path, process::Stdio, time::Duration};
 
-use rowlock::{RunStatus, Schedule, Schedules, Tick, TransactionError};
+use rowlock::{RunError, RunStatus, Schedule, Schedules, Tick};
 use sqlx::{Sqlite, SqlitePool};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
@@ -21,7 +21,7 @@ const PERIOD: Duration = Duration::from_secs(2);
 const LEASE: Duration = Duration::from_secs(1);
 
 /// docs/jobs.md shows this function.
-async fn pay_interest(tick: Tick<Sqlite>, pool: SqlitePool) -> Result<(), TransactionError<sqlx::Error>> {
+async fn pay_interest(tick: Tick<Sqlite>, pool: SqlitePool) -> Result<(), RunError<sqlx::Error>> {
     let paid = tick.transaction(&pool, async |mut tx| {
         sqlx::query("UPDATE account SET balance = balance + 1").execute(&mut *tx).await?;
         Ok(())

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use rowlock::{LeaseLock, ResourceLockExt as _, RunOutcome};
+use rowlock::LeaseLock;
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -79,13 +79,13 @@ async fn tick(timer: &mut Interval) {
 }
 
 async fn on_tick(lock: &LeaseLock<Sqlite>, work: Duration) {
-    let ran = lock.run("report", async |grant| {
-        println!("begun under token {}", grant.token());
+    let ran = lock.run("report", Duration::ZERO, async |held| {
+        println!("begun under token {}", held.token());
         sleep(work).await;
         Ok::<_, std::io::Error>(())
     });
     match ran.await {
-        Ok(RunOutcome::Ended { recorded: Ok(()), .. }) => println!("done"),
-        other => println!("{other:?}"),
+        Ok(()) => println!("done"),
+        Err(error) => println!("{error}"),
     }
 }

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use rowlock::{Grant, LeaseLock, ResourceLockExt as _, RunOutcome};
+use rowlock::{Held, LeaseLock, RunError};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
@@ -57,17 +57,16 @@ async fn tick(timer: &mut Interval) {
 
 /// Runs one tick. An error is printed, and does not prevent the next tick.
 async fn on_tick(lock: &LeaseLock<Sqlite>) {
-    match lock.run("report", report).await {
-        Ok(RunOutcome::Ended { result: Ok(()), recorded: Ok(()) }) => {}
-        Ok(RunOutcome::Ended { result: Err(error), .. }) => println!("failed: {error}"),
-        Ok(RunOutcome::Ended { recorded: Err(error), .. }) => println!("done, but the row does not tell: {error}"),
-        Ok(RunOutcome::Refused(refusal)) => println!("not now: {refusal}"),
-        Ok(RunOutcome::Lost(claim)) => println!("lost {}, and cancelled the work", claim.key),
-        Err(error) => println!("the database: {error}"),
+    match lock.run("report", Duration::ZERO, report).await {
+        Ok(()) => {}
+        Err(RunError::Work(error)) => println!("failed: {error}"),
+        Err(RunError::Refused(refusal)) => println!("not now: {refusal}"),
+        Err(RunError::Lost { key, .. }) => println!("lost {key}, and cancelled the work"),
+        Err(RunError::Failed(error)) => println!("the database: {error}"),
     }
 }
 
-async fn report(grant: &Grant<Sqlite>) -> Result<(), std::io::Error> {
-    println!("ran {} under token {}", grant.key(), grant.token());
+async fn report(held: Held) -> Result<(), std::io::Error> {
+    println!("ran {} under token {}", held.key(), held.token());
     Ok(())
 }

@@ -2,13 +2,11 @@
 
 use std::fmt;
 
-use tokio_util::sync::CancellationToken;
-
 use crate::{
     error::Error,
-    key::{Claim, Key, PreviousClaim, Token},
+    key::{Claim, Key, Token},
     lease::guard::Lease,
-    rules::Refusal,
+    rules::{Refusal, Status},
     store::Database,
 };
 
@@ -87,26 +85,23 @@ impl<G> Attempt<G> {
     }
 }
 
-/// A claim that was granted, with its lease if it has one. Dropping it abandons the lease.
+/// A claim that was granted, with its lease if it has one: what a
+/// [`ResourceLock`](crate::ResourceLock) returns. Dropping it abandons the lease.
 ///
-/// [`ResourceLockExt::run`](crate::ResourceLockExt::run) passes it to the work. A lock of the
-/// application's own makes it from a [`Claim`].
+/// A lock of the application's own makes it from a [`Claim`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
-/// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::ResourceLockExt;
+/// use rowlock::{LeaseLock, ResourceLock, Status};
+/// use std::time::Duration;
 ///
-/// let ran = lock.run("report", async |grant| {
-///     println!("{} under token {}", grant.key(), grant.token());
-///     let stop = grant.cancellation_token(); // for the tasks that the work spawns
-///     tokio::spawn(async move { stop.run_until_cancelled(step()).await }).await
-/// });
-/// ran.await?;
-/// # async fn step() {}
+/// let lock: Box<dyn ResourceLock<_>> = Box::new(LeaseLock::new(pool)); // or a VersionLock
+/// let grant = lock.acquire("report", Duration::ZERO).await?;
+/// println!("{} under token {}", grant.key(), grant.token());
+/// lock.release(grant, Status::Succeeded).await?;
 /// # Ok(())
 /// # }
 /// ```
@@ -155,45 +150,21 @@ impl<DB: Database> Grant<DB> {
         self.lease.as_ref()
     }
 
-    /// Returns the claim that this one took over, as [`Lease::taken_over_from`] does; `None` for a
-    /// version.
-    pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
-        self.lease()?.taken_over_from()
-    }
-
-    /// Returns whether the lease is held, as [`Lease::is_held`] does; `true` for a version, whose
-    /// loss only [`ResourceLock::confirm`](crate::ResourceLock::confirm) detects.
-    pub fn is_held(&self) -> bool {
-        self.lease().is_none_or(Lease::is_held)
-    }
-
-    /// Completes when the lease is lost, as [`Lease::lost`] does; for a version it never completes.
-    ///
-    /// # Cancel safety
-    /// No state is lost if the future is dropped.
-    pub async fn lost(&self) {
-        match self.lease() {
-            Some(lease) => lease.lost().await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Returns a token that is cancelled when the lease is over, as [`Lease::cancellation_token`]
-    /// does; for a version it is never cancelled.
-    pub fn cancellation_token(&self) -> CancellationToken {
-        self.lease().map(Lease::cancellation_token).unwrap_or_default()
-    }
-
-    /// Returns another grant of the same claim, as [`Lease::reenter`] does for a lease.
-    ///
-    /// # Errors
-    /// [`Error::Lost`] if a lease is lost.
-    pub fn reenter(&self) -> Result<Self, Error> {
-        Ok(Self { claim: self.claim.clone(), lease: self.lease().map(Lease::reenter).transpose()? })
-    }
-
     /// Returns the lease, to renew, detach or end it explicitly; a version has none.
     pub fn into_lease(self) -> Option<Lease<DB>> {
         self.lease
+    }
+    /// Ends the lease with this status; a version has nothing to end.
+    ///
+    /// # Errors
+    /// As [`Lease::end`].
+    ///
+    /// # Cancel safety
+    /// As [`Lease::end`].
+    pub async fn end(self, status: Status) -> Result<(), Error> {
+        match self.lease {
+            Some(lease) => lease.end(status).await,
+            None => Ok(()),
+        }
     }
 }

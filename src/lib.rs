@@ -9,8 +9,8 @@
 //! | many readers, or one writer | [`LeaseLock::read_write`] |
 //! | one leader among all instances | [`LeaseLock::election`] |
 //! | a scheduled job | `Schedules`, with `Schedule::cron`, `Schedule::every`, `Schedule::after` |
-//! | a job that must not overlap | [`ResourceLockExt::run`], [`ResourceLockExt::run_within`] |
-//! | a transaction that commits only under a lock | [`ResourceLockExt::transaction`] |
+//! | work under a key, from its claim to its end | [`LeaseLock::run`] |
+//! | a transaction that commits only under a lock | [`LeaseLock::transaction`] |
 //! | a balance | [`VersionedTable::deduct`], [`VersionedTable::deposit`] |
 //! | a version in the application's own table | [`VersionLock`], [`VersionedTable::update`] |
 //!
@@ -86,12 +86,12 @@
 //! # }
 //! ```
 //!
-//! A job without times of its own runs under a key: [`ResourceLockExt::run`] refuses it while
-//! another instance runs it, and [`ResourceLockExt::run_within`] waits for that instance.
+//! A job without times of its own runs under a key with [`LeaseLock::run`], which waits for another
+//! instance that runs it, or refuses it.
 //!
 //! # Transactions and balances
 //!
-//! [`transaction`](ResourceLockExt::transaction) commits only if the claim on its key stands. The
+//! [`transaction`](LeaseLock::transaction) commits only if the claim on its key stands. The
 //! claim is a lease, a version ([`VersionLock`]), or one of the application's own
 //! ([`ResourceLock`]). A [`VersionedTable`] changes a value and its version in one call. Every
 //! program that changes such a row has to raise its version.
@@ -105,10 +105,10 @@
 //! # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
 //! # sqlx::query(sql).execute(&pool).await?;
 //! # rowlock::migrate(&pool).await?;
-//! use rowlock::{Columns, LeaseLock, ResourceLockExt, VersionedTable};
+//! use rowlock::{Columns, LeaseLock, VersionedTable};
 //!
 //! let lock = LeaseLock::new(pool.clone());
-//! let paid = lock.transaction("alice", |mut tx, _claim| async move {
+//! let paid = lock.transaction("alice", async |mut tx| {
 //!     let sql = "UPDATE account SET balance = 70, version = version + 1 WHERE id = 'alice'";
 //!     sqlx::query(sql).execute(&mut *tx).await.map(|_| ())
 //! });
@@ -165,6 +165,7 @@
 #[cfg(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")))]
 compile_error!("rowlock needs a database: enable one of the features `sqlite`, `postgres`, `mysql`");
 
+mod access;
 mod action;
 mod election;
 mod error;
@@ -187,7 +188,6 @@ mod rules_tests;
 #[cfg(feature = "schedule")]
 mod schedule;
 mod schema;
-mod semaphore;
 mod session;
 mod spans;
 mod store;
@@ -195,6 +195,7 @@ mod sync;
 mod transaction;
 mod version;
 
+pub use access::Access;
 pub use action::{Action, Certainty};
 pub use election::{
     campaign::Election,
@@ -207,14 +208,15 @@ pub use invalid::Invalid;
 pub use key::{Claim, Holder, Key, PreviousClaim, Token};
 pub use lease::builder::LeaseLockBuilder;
 pub use lease::guard::{Lease, LeaseSet, One, Several};
+pub use lease::held::Held;
 pub use lease::info::{ChangeInfo, ForcedRelease, ListOptions, LockInfo};
 pub use lease::lock::LeaseLock;
-pub use lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock};
-pub use lock_ext::{ResourceLockExt, RunOutcome};
+pub use lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock, TransactionTerms};
+pub use lock_ext::ResourceLockExt;
 #[cfg(feature = "metrics")]
 pub use metrics::{METRIC_BUCKETS, describe_metrics, label_metrics_by_key};
 pub use migration::{migrate, migrate_functions};
-pub use read_write::{lock::ReadWriteLock, side::Side};
+pub use read_write::lock::ReadWriteLock;
 pub use retry::Retry;
 pub use rules::{LockState, Reason, Refusal, Rules, Status};
 #[cfg(feature = "schedule")]
@@ -229,12 +231,11 @@ pub use schedule::{
     tick::Tick,
     try_tick::TickOutcome,
 };
-pub use semaphore::Semaphore;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub use store::servers::accept_any_server;
 pub use store::version::Value;
 pub use store::{Database, fault::Contention};
-pub use transaction::error::{AnyError, TransactionError, WorkError};
+pub use transaction::error::{AnyError, RunError, WorkError};
 pub use transaction::tx::Tx;
 pub use version::amount::{Amount, Insufficient};
 pub use version::lock::VersionLock;

@@ -1,6 +1,6 @@
 //! The trait over both lock strategies, and the types that they share.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, time::Duration};
 
 use sqlx::Pool;
 
@@ -63,7 +63,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// use rowlock::{
 ///     Action, BoxFuture, Certainty, Claim, Confirmation, Error, Grant, Holder, Key,
-///     ResourceLock, ResourceLockExt, Status, Token,
+///     ResourceLock, ResourceLockExt, Token,
 /// };
 /// use sqlx::{Sqlite, SqliteConnection, SqlitePool};
 /// use std::time::Duration;
@@ -107,10 +107,6 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///         })
 ///     }
 ///
-///     fn release(&self, _: Grant<Sqlite>, _: Status) -> BoxFuture<'_, Result<(), Error>> {
-///         Box::pin(std::future::ready(Ok(()))) // nothing is held
-///     }
-///
 ///     fn pool(&self) -> &SqlitePool {
 ///         &self.0
 ///     }
@@ -120,7 +116,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// # sqlx::query(table).execute(&pool).await?;
 /// # sqlx::query("INSERT INTO document VALUES ('report', '', 7)").execute(&pool).await?;
 /// let lock = DocumentLock(pool);
-/// let titled = lock.transaction("report", |mut tx, _claim| async move {
+/// let titled = lock.transaction("report", async |mut tx| {
 ///     let sql = "UPDATE document SET title = 'Results' WHERE id = 'report'";
 ///     sqlx::query(sql).execute(&mut *tx).await.map(|_| ())
 /// });
@@ -179,35 +175,18 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
         tx: &'a mut DB::Connection,
     ) -> BoxFuture<'a, Result<Confirmation, Error>>;
 
-    /// Ends the claim of work that has completed, successfully or not.
-    ///
-    /// # Errors
-    /// As [`Lease::release`](crate::Lease::release); a version has nothing to release.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, the claim is released or abandoned.
-    fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>>;
-
     /// Returns the pool on which transactions are begun.
     fn pool(&self) -> &Pool<DB>;
 
-    /// Acquires `key` for work that is to run once in each minimum interval, as
-    /// [`ResourceLockExt::run_within`](crate::ResourceLockExt::run_within) does. A lock without
-    /// minimum intervals acquires it as [`acquire`](Self::acquire) does.
+    /// Confirms a claim in a transaction that is known to be open, as it is in
+    /// [`transaction`](crate::ResourceLockExt::transaction). By default it does what
+    /// [`confirm`](Self::confirm) does.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`Error::Invalid`] for a wait that is not shorter
-    /// than the minimum interval.
+    /// As [`confirm`](Self::confirm), but for [`Error::NotInTransaction`].
     ///
     /// # Cancel safety
-    /// As [`acquire`](Self::acquire).
-    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
-        self.acquire(key, wait)
-    }
-
-    /// Confirms a claim in a transaction of [`transaction`](crate::ResourceLockExt::transaction),
-    /// which checks by itself that it is still open.
-    #[doc(hidden)]
+    /// As [`confirm`](Self::confirm).
     fn confirm_within<'a>(
         &'a self,
         claim: &'a Claim,
@@ -216,52 +195,62 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
         self.confirm(claim, tx)
     }
 
+    /// Ends the claim of work that has completed, successfully or not. By default it ends the
+    /// grant's lease; a version has nothing to release.
+    ///
+    /// # Errors
+    /// As [`Lease::release`](crate::Lease::release).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the claim is released or abandoned.
+    fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(grant.end(status))
+    }
+
     /// Returns the outcome of a confirmed transaction whose COMMIT brought no reply. It waits for
-    /// that transaction to end, up to a limit. If the future is dropped, nothing was changed.
-    #[doc(hidden)]
+    /// that transaction to end, up to a limit. By default the outcome is unknown.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, nothing was changed.
     fn commit_outcome<'a>(&'a self, _claim: &'a Claim, _confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
         Box::pin(std::future::ready(CommitOutcome::Unknown))
     }
 
-    /// Learns that COMMIT is about to be sent.
-    #[doc(hidden)]
-    fn begin_commit(&self) {}
-
-    /// Returns whether a claim that was lost may be followed by another one. Otherwise a
-    /// transaction ends with its loss.
-    #[doc(hidden)]
-    fn can_reacquire(&self) -> bool {
-        true
-    }
-
-    /// Returns when in a transaction a claim is to be confirmed.
-    #[doc(hidden)]
-    fn confirm_at(&self) -> ConfirmAt {
-        ConfirmAt::First
-    }
-
-    /// Returns how long conflicts are retried.
-    #[doc(hidden)]
-    fn retry(&self) -> Retry {
-        Retry::default()
-    }
-
-    /// Returns how long one statement may take, including COMMIT.
-    #[doc(hidden)]
-    fn time_limit(&self) -> Duration {
-        TIME_LIMIT
+    /// Returns how transactions under this lock are made.
+    fn terms(&self) -> TransactionTerms {
+        TransactionTerms::default()
     }
 }
 
-/// When in a transaction a claim is confirmed.
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ConfirmAt {
-    /// Before the work. The row stays locked until the transaction ends, and no other claim can
-    /// take over.
-    First,
-    /// After the work, so that the row is locked for as short a time as possible.
-    Last,
+/// How the transactions of a [`ResourceLock`] are made.
+///
+/// ```
+/// use rowlock::{Retry, TransactionTerms};
+///
+/// let once = TransactionTerms { retry: Retry { attempts: 1, ..Retry::default() }, ..TransactionTerms::default() };
+/// assert!(!once.confirm_last);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct TransactionTerms {
+    /// Whether the claim is confirmed after the work, so that its row is locked for as short a time
+    /// as possible. Otherwise it is confirmed before the work: the row stays locked until the
+    /// transaction ends, and no other claim can take over.
+    pub confirm_last: bool,
+    /// Whether a claim that was lost before the commit is followed by another one. Otherwise the
+    /// transaction ends with [`Error::Lost`].
+    pub reacquires: bool,
+    /// How long conflicts are retried.
+    pub retry: Retry,
+    /// How long one statement may take, including COMMIT.
+    pub time_limit: Duration,
+}
+
+/// The claim is confirmed first, and acquired again when it is lost. Conflicts are retried as
+/// [`Retry::default`] says. A statement may take 5 s.
+impl Default for TransactionTerms {
+    fn default() -> Self {
+        Self { confirm_last: false, reacquires: true, retry: Retry::default(), time_limit: TIME_LIMIT }
+    }
 }
 
 /// The result of a confirmation: the row's count of confirmations, or the version that it wrote.
@@ -271,7 +260,6 @@ pub enum ConfirmAt {
 pub struct Confirmation(pub i64);
 
 /// The outcome of a transaction whose COMMIT brought no reply.
-#[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitOutcome {
     /// The transaction was committed.
@@ -280,63 +268,4 @@ pub enum CommitOutcome {
     RolledBack,
     /// The outcome cannot be determined.
     Unknown,
-}
-
-/// A shared lock is a lock: generic code also accepts an `Arc<dyn ResourceLock<DB>>`.
-impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLock<DB> for Arc<L> {
-    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
-        (**self).acquire(key, wait)
-    }
-
-    fn confirm<'a>(
-        &'a self,
-        claim: &'a Claim,
-        tx: &'a mut DB::Connection,
-    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
-        (**self).confirm(claim, tx)
-    }
-
-    fn confirm_within<'a>(
-        &'a self,
-        claim: &'a Claim,
-        tx: &'a mut DB::Connection,
-    ) -> BoxFuture<'a, Result<Confirmation, Error>> {
-        (**self).confirm_within(claim, tx)
-    }
-
-    fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
-        (**self).release(grant, status)
-    }
-
-    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
-        (**self).acquire_for_run(key, wait)
-    }
-
-    fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
-        (**self).commit_outcome(claim, confirmation)
-    }
-
-    fn begin_commit(&self) {
-        (**self).begin_commit();
-    }
-
-    fn can_reacquire(&self) -> bool {
-        (**self).can_reacquire()
-    }
-
-    fn confirm_at(&self) -> ConfirmAt {
-        (**self).confirm_at()
-    }
-
-    fn retry(&self) -> Retry {
-        (**self).retry()
-    }
-
-    fn time_limit(&self) -> Duration {
-        (**self).time_limit()
-    }
-
-    fn pool(&self) -> &Pool<DB> {
-        (**self).pool()
-    }
 }

@@ -15,7 +15,7 @@ use std::{
 
 use apalis::prelude::{BoxDynError, WorkerBuilder};
 use apalis_cron::{CronScheduler, Tick};
-use rowlock::{LeaseLock, ResourceLockExt as _, RunOutcome};
+use rowlock::{LeaseLock, RunError};
 use sqlx::{PgPool, Postgres};
 use tower::{Layer, Service};
 
@@ -62,17 +62,15 @@ where
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
         Box::pin(async move {
-            match lock.run(key, async move |_grant| inner.call(request).await).await? {
-                RunOutcome::Ended { result, recorded } => {
-                    let response = result.map_err(Into::into)?;
-                    recorded?;
-                    Ok(Some(response))
-                }
-                RunOutcome::Refused(refusal) => {
+            match lock.run(key, Duration::ZERO, async move |_held| inner.call(request).await).await {
+                Ok(response) => Ok(Some(response)),
+                Err(RunError::Work(error)) => Err(error.into()),
+                Err(RunError::Refused(refusal)) => {
                     println!("not now: {refusal}");
                     Ok(None)
                 }
-                RunOutcome::Lost(claim) => Err(format!("lost {}, and cancelled the work", claim.key).into()),
+                Err(RunError::Lost { key, .. }) => Err(format!("lost {key}, and cancelled the work").into()),
+                Err(RunError::Failed(error)) => Err(error.into()),
             }
         })
     }

@@ -8,7 +8,7 @@
 
 use std::{error::Error, time::Duration};
 
-use rowlock::{LeaseLock, ResourceLockExt as _, RunOutcome};
+use rowlock::{LeaseLock, RunError};
 use sea_orm::{ConnectionTrait as _, Database, DatabaseConnection, DbErr, Statement};
 
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS price_list (id int PRIMARY KEY, price bigint, token bigint)";
@@ -30,18 +30,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let mut last = 0;
     for price in [10, 20] {
-        let ran = lock.run_within("price-list", Duration::from_secs(60), async |grant| {
-            last = grant.token().get();
+        let ran = lock.run("price-list", Duration::from_secs(60), async |held| {
             db.execute_unprepared(TABLE).await?;
-            import(&db, price, last).await
+            let token = held.token().get();
+            Ok::<_, DbErr>((token, import(&db, price, token).await?))
         });
-        match ran.await? {
-            RunOutcome::Ended { result, recorded } => {
-                println!("imported the price {price} under token {last}: {}", result?);
-                recorded?;
+        match ran.await {
+            Ok((token, imported)) => {
+                last = token;
+                println!("imported the price {price} under token {last}: {imported}");
             }
-            RunOutcome::Refused(refusal) => println!("not now: {refusal}"),
-            RunOutcome::Lost(claim) => println!("lost {}, and cancelled the import", claim.key),
+            Err(RunError::Refused(refusal)) => println!("not now: {refusal}"),
+            Err(error) => return Err(error.into()),
         }
     }
     println!("a late write of an earlier holder: {}", import(&db, 10, last - 1).await?);

@@ -15,7 +15,7 @@ use axum::{
     http::StatusCode,
     routing::post,
 };
-use rowlock::{LeaseLock, ResourceLockExt as _, Schedule, Schedules, Tick, TransactionError};
+use rowlock::{LeaseLock, RunError, Schedule, Schedules, Tick};
 use serde::Deserialize;
 use sqlx::{PgPool, Postgres, query, query_scalar};
 use tokio::{net::TcpListener, signal};
@@ -71,7 +71,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// Several instances may start at the same time.
 async fn create_tables(pool: &PgPool) -> Result<(), Box<dyn Error>> {
     let lock = LeaseLock::new(pool.clone());
-    let created = lock.transaction("create-tables", |mut tx, _claim| async move {
+    let created = lock.transaction("create-tables", |mut tx| async move {
         sqlx::raw_sql(TABLES).execute(&mut *tx).await?;
         Ok::<_, sqlx::Error>(())
     });
@@ -85,7 +85,8 @@ async fn pay(
     Path(id): Path<Uuid>,
     Query(Payment { account, amount }): Query<Payment>,
 ) -> StatusCode {
-    let paid = accounts.transaction(&account, |mut tx, claim| async move {
+    let paid = accounts.transaction(&account, |mut tx| async move {
+        let claim = tx.claim().clone();
         let account = claim.key.as_str();
         let new = "INSERT INTO payment VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
         let new = query(new).bind(id).bind(account).bind(i64::from(amount)).execute(&mut *tx).await?;
@@ -98,7 +99,7 @@ async fn pay(
     });
     match paid.await {
         Ok(status) => status,
-        Err(TransactionError::Work(Unpaid::Insufficient)) => StatusCode::PAYMENT_REQUIRED,
+        Err(RunError::Work(Unpaid::Insufficient)) => StatusCode::PAYMENT_REQUIRED,
         // The payment was not made, or its commit is not known: the client sends it again.
         Err(error) => {
             eprintln!("payment {id}: {error}");

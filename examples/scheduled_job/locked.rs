@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rowlock::{Attempt, Database, Grant, LeaseLock, ResourceLockExt, RunOutcome, Status};
+use rowlock::{Attempt, Database, Held, LeaseLock, RunError, Status};
 use sqlx::Pool;
 use tokio::time::sleep;
 
@@ -26,26 +26,24 @@ pub async fn instance<DB: Database>(
     tries: &str,
 ) -> Result<()> {
     let lock = LeaseLock::builder(pool).label(node).build()?.lease(LEASE).min_interval(MIN_INTERVAL);
-    let work = async |grant: &Grant<DB>| {
+    let work = async |held: Held| {
         let from =
-            grant.taken_over_from().map(|prior| format!("taken over from {} (token {})", prior.label, prior.token));
-        say("runs", grant.token(), from.as_deref().unwrap_or_default());
+            held.taken_over_from().map(|prior| format!("taken over from {} (token {})", prior.label, prior.token));
+        say("runs", held.token(), from.as_deref().unwrap_or_default());
         sleep(Duration::from_millis(work_millis)).await;
-        Ok::<_, String>(grant.token())
+        Ok::<_, String>(held.token())
     };
     loop {
-        match lock.run(key, work).await? {
-            RunOutcome::Ended { result: Ok(token), recorded } => {
-                recorded?;
-                say("done", token, "recorded as S");
-            }
-            RunOutcome::Ended { result: Err(error), .. } => say("failed", "", &error),
-            RunOutcome::Lost(claim) => say("lost", claim.token, "work cancelled"),
-            RunOutcome::Refused(refusal) if tries == "once" => {
+        match lock.run(key, Duration::ZERO, work).await {
+            Ok(token) => say("done", token, "recorded as S"),
+            Err(RunError::Work(error)) => say("failed", "", &error),
+            Err(RunError::Lost { token, .. }) => say("lost", token, "work cancelled"),
+            Err(RunError::Failed(error)) => return Err(error.into()),
+            Err(RunError::Refused(refusal)) if tries == "once" => {
                 let until = refusal.until.map(|until| format!(" until {}", until.format("%H:%M:%S%.3f")));
                 say("refused", "", &format!("{}, by {}{}", refusal.reason, refusal.by, until.unwrap_or_default()));
             }
-            RunOutcome::Refused(refusal) => {
+            Err(RunError::Refused(refusal)) => {
                 sleep(refusal.retry_after.unwrap_or(LEASE).min(Duration::from_millis(100))).await;
                 continue;
             }

@@ -10,7 +10,7 @@ use crate::{
     election::{leaders::Leaders, leadership::Leadership},
     error::Error,
     key::Key,
-    lease::{lock::LeaseLock, state::LeaseState},
+    lease::{held::Held, lock::LeaseLock, state::LeaseState},
     pacing::Backoff,
     session::time::Instant,
     store::Database,
@@ -34,8 +34,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
 /// let election = lock.election("indexer");
-/// let indexed = election.lead(async |leadership| {
-///     println!("leading in term {}", leadership.term());
+/// let indexed = election.lead(async |held| {
+///     println!("leading in term {}", held.token());
 ///     7 // returning is resigning
 /// });
 /// assert_eq!(indexed.await?, 7);
@@ -125,17 +125,19 @@ impl<DB: Database> Election<DB> {
     /// is lost, the work is dropped at its next await, and the campaign begins again. Returns the
     /// result of the work that still led when it returned.
     ///
-    /// The work may run several times. It is run again if it returns because the leadership is
-    /// lost, which [`Leadership::cancellation_token`] tells it and the tasks that it spawns.
+    /// The work may run several times; each term calls a clone of it. It is run again if it returns
+    /// because the leadership is lost, which [`Held::cancellation_token`] tells it and the tasks
+    /// that it spawns.
     ///
     /// # Errors
     /// As [`campaign`](Self::campaign).
     ///
     /// # Cancel safety
     /// If the future is dropped, the work is dropped and the leadership is abandoned.
-    pub async fn lead<T, W>(&self, mut work: W) -> Result<T, Error>
+    pub async fn lead<T, W, F>(&self, work: W) -> Result<T, Error>
     where
-        W: AsyncFnMut(&Leadership<DB>) -> T,
+        W: FnOnce(Held) -> F + Clone,
+        F: Future<Output = T>,
     {
         let since = Instant::now();
         let mut pauses = Backoff::between(PAUSES.0, PAUSES.1);
@@ -144,7 +146,7 @@ impl<DB: Database> Election<DB> {
             let (began, term) = (Instant::now(), leadership.term());
             let result = tokio::select! {
                 biased;
-                result = work(&leadership) => Some(result),
+                result = work.clone()(leadership.held()) => Some(result),
                 () = leadership.lost() => None,
             };
             if let Some(result) = result

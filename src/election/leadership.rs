@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::Error,
     key::{Claim, PreviousClaim, Token},
-    lease::guard::Lease,
+    lease::{guard::Lease, held::Held},
     store::Database,
 };
 
@@ -49,6 +49,11 @@ impl<DB: Database> Leadership<DB> {
     /// Returns the claim, which a transaction can [confirm](crate::ResourceLock::confirm).
     pub fn claim(&self) -> &Claim {
         self.lease.claim()
+    }
+
+    /// Returns the term as the work sees it.
+    pub fn held(&self) -> Held {
+        self.lease.held()
     }
 
     /// Returns whether this instance still leads, as [`Lease::is_held`] does.

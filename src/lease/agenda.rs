@@ -334,7 +334,8 @@ mod tests {
         let at = Instant::now() + 10 * SECOND;
         later.at = at;
         (postponed.at, postponed.not_before) = (at, at);
-        [postponed, later].map(|ending| agenda.end(ending));
+        agenda.end(postponed);
+        agenda.end(later);
         assert!(agenda.endings().is_none(), "nothing is due");
         agenda.end(ending());
         let (_, _, batch) = agenda.endings().unwrap();

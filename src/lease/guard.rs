@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::Error,
     key::{Claim, Key, PreviousClaim, Token},
-    lease::{claims::Granted, handle::LeaseHandle, state::LeaseState, terms::KeyTerms},
+    lease::{claims::Granted, handle::LeaseHandle, held::Held, state::LeaseState, terms::KeyTerms},
     rules::Status,
     store::Database,
 };
@@ -296,6 +296,11 @@ impl<DB: Database> Lease<DB> {
         }
         lease.writer_token = Some(writer_token);
         lease
+    }
+
+    /// Returns the lease as the work under it sees it.
+    pub fn held(&self) -> Held {
+        Held::new(self.lease_state(), self.claim(), self.taken_over_from(), self.writer_token)
     }
 
     /// Stops renewing the claim and returns it without ending it. The claim ends with its lease,

@@ -137,7 +137,7 @@ impl<DB: Database> LeaseLock<DB> {
         self.with(|_, is_fair| *is_fair = fair)
     }
 
-    /// Sets how long a [`transaction`](crate::ResourceLockExt::transaction) of this handle is
+    /// Sets how long a [`transaction`](Self::transaction) of this handle is
     /// retried: 100 attempts within 10 s by default.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = self.faults.accept(retry.checked()).unwrap_or(self.retry);

@@ -44,9 +44,8 @@ const MAX_KEYS: usize = 100;
 /// [`lock_delay`](Self::lock_delay), [`fair`](Self::fair) and [`retry`](Self::retry).
 /// `lock.clone().min_interval(..)` is another handle on the same lock.
 ///
-/// [`ResourceLockExt`](crate::ResourceLockExt) adds [`run`](crate::ResourceLockExt::run),
-/// [`run_within`](crate::ResourceLockExt::run_within) and
-/// [`transaction`](crate::ResourceLockExt::transaction).
+/// As a [`ResourceLock`](crate::ResourceLock), it is one of the strategies that configuration may
+/// choose.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -130,8 +129,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// Acquires `key`, retrying until it is granted or `wait` has passed. Zero makes one attempt;
     /// [`Duration::MAX`] waits indefinitely.
     ///
-    /// If the key can only become free by time (the minimum interval), and that is too late, the
-    /// refusal is returned at once. Tasks that wait for the same key on handles of one lock with
+    /// Within the minimum interval of an earlier claim the refusal is returned at once, however much
+    /// of `wait` is left: another instance has done the work of this interval. Tasks that wait for the same key on handles of one lock with
     /// equal terms are served in order of arrival. Only one of them sends requests, and none does
     /// while one of them holds the key. Tasks on other terms wait in a queue of their own.
     ///
@@ -173,33 +172,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn acquire(&self, key: &str, wait: Duration) -> Result<Lease<DB>, Error> {
-        let granted = self.granted(&Wanted::all([Key::new(key)?].into()), wait, false).await?;
+        let granted = self.granted(&Wanted::all([Key::new(key)?].into()), wait).await?;
         Ok(Lease::new(granted.into_result()?))
-    }
-
-    /// Acquires `key` as [`acquire`](Self::acquire) does, for work that is to run once in each
-    /// minimum interval: within the interval of another run it is refused at once, however much of
-    /// `wait` is left.
-    ///
-    /// # Errors
-    /// As [`acquire`](Self::acquire). [`Error::Invalid`] if there is a minimum interval and
-    /// `wait` is not shorter: the wait could outlast the interval, and the same tick would run
-    /// twice.
-    ///
-    /// # Cancel safety
-    /// As [`acquire`](Self::acquire).
-    pub async fn acquire_for_run(&self, key: &str, wait: Duration) -> Result<Lease<DB>, Error> {
-        self.granted_for_run(&Wanted::all([Key::new(key)?].into()), wait).await
-    }
-
-    pub(crate) async fn granted_for_run(&self, wanted: &Wanted, wait: Duration) -> Result<Lease<DB>, Error> {
-        let interval = self.key_terms.terms.min_interval.to_std().unwrap_or_default();
-        if !interval.is_zero() && wait >= interval {
-            let rule =
-                "it has to be shorter than the minimum interval, or the same tick runs again after that interval";
-            return Err(Invalid::setting("a wait", format!("{wait:?}"), rule).into());
-        }
-        Ok(Lease::new(self.granted(wanted, wait, true).await?.into_result()?))
     }
 
     /// Attempts to acquire several keys once, all of them or none; see
@@ -275,16 +249,11 @@ impl<DB: Database> LeaseLock<DB> {
             let value = format!("{} keys", keys.len());
             return Err(Invalid::setting("a set", value, "it has to have 1 to 100 keys").into());
         }
-        Ok(LeaseSet::new(self.granted(&Wanted::all(keys.into()), wait, false).await?.into_result()?))
+        Ok(LeaseSet::new(self.granted(&Wanted::all(keys.into()), wait).await?.into_result()?))
     }
 
-    pub(crate) async fn granted(
-        &self,
-        wanted: &Wanted,
-        wait: Duration,
-        for_run: bool,
-    ) -> Result<Attempt<Granted<DB>>, Error> {
-        self.granted_or_pending(wanted, wait, for_run, &Pending::default()).await
+    pub(crate) async fn granted(&self, wanted: &Wanted, wait: Duration) -> Result<Attempt<Granted<DB>>, Error> {
+        self.granted_or_pending(wanted, wait, &Pending::default()).await
     }
 
     /// Does the work with its caller or on the thread `rowlock` ([`threads::run`]). If the future
@@ -308,12 +277,11 @@ impl<DB: Database> LeaseLock<DB> {
         &self,
         wanted: &Wanted,
         wait: Duration,
-        for_run: bool,
         pending: &Pending,
     ) -> Result<Attempt<Granted<DB>>, Error> {
         let span = spans::acquire(&wanted.keys, wanted.any);
         let (asked, pending) = (wanted.clone(), pending.clone());
-        let request = |lock: Self| async move { lock.request(&asked, wait, for_run, &pending).await };
+        let request = |lock: Self| async move { lock.request(&asked, wait, &pending).await };
         let attempt = self.on_thread(request).instrument(span.clone()).await;
         match &attempt {
             Ok(Attempt::Acquired(granted)) => spans::acquired(&span, &granted.handle.claims()[0], wanted.any),
@@ -324,13 +292,7 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     /// Acquires the keys, within [`on_thread`](Self::on_thread).
-    async fn request(
-        &self,
-        wanted: &Wanted,
-        wait: Duration,
-        for_run: bool,
-        pending: &Pending,
-    ) -> Result<Attempt<Granted<DB>>, Error> {
+    async fn request(&self, wanted: &Wanted, wait: Duration, pending: &Pending) -> Result<Attempt<Granted<DB>>, Error> {
         let now = Instant::now();
         let table = match wait.is_zero() {
             true => self.shared.known_table(now + self.shared.settings.time_limit).await?,
@@ -344,7 +306,7 @@ impl<DB: Database> LeaseLock<DB> {
                 let any = wanted.any.then(|| self.key_terms.queues.queue(&wanted.keys, true));
                 ClaimAttempt::new(&self.shared, &self.key_terms, wanted, any, None, pending).run().await?
             }
-            false => wait_for(&self.shared, &self.key_terms, wanted, now, wait, for_run, pending).await?,
+            false => wait_for(&self.shared, &self.key_terms, wanted, now, wait, pending).await?,
         };
         if let Attempt::Acquired(granted) = &attempt {
             metrics::waited(granted.handle.claims()[0].key.as_str(), now.elapsed());

@@ -13,6 +13,7 @@ mod forgetting;
 pub(crate) mod guard;
 pub(crate) mod handle;
 pub(crate) mod handle_terms;
+pub(crate) mod held;
 pub(crate) mod info;
 pub(crate) mod ledger;
 pub(crate) mod lock;
@@ -23,6 +24,7 @@ pub(crate) mod releases;
 pub(crate) mod renewer;
 pub(crate) mod replies;
 mod resource_lock;
+mod run;
 pub(crate) mod shared;
 #[cfg(all(test, feature = "sqlite", feature = "schedule"))]
 mod slept_tests;

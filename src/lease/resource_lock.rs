@@ -1,4 +1,4 @@
-//! The pessimistic lock as a [`ResourceLock`].
+//! The pessimistic lock as a [`ResourceLock`], and its transactions.
 
 use std::time::Duration;
 
@@ -9,11 +9,78 @@ use crate::{
     grant::Grant,
     key::Claim,
     lease::{confirm, lock::LeaseLock},
-    lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
-    retry::Retry,
-    rules::Status,
+    lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock, TransactionTerms},
     store::Database,
+    transaction::{
+        self,
+        error::{RunError, WorkError},
+        tx::Tx,
+    },
 };
+
+impl<DB: Database> LeaseLock<DB> {
+    /// Runs `work` in a transaction that commits only if the claim on `key` stands until its end:
+    /// acquire, begin, work, confirm, commit, release.
+    ///
+    /// Conflicts, losses before the commit, and errors that mean contention, including those that
+    /// the work itself met, are rolled back and retried. Each attempt calls a clone of the work, as
+    /// it was passed. The work may run several times, so it does nothing outside the transaction.
+    /// The isolation level is the connection's, because a
+    /// statement that sets it comes too late. The work returns every database error, neither
+    /// commits nor rolls back, and returns the transaction by dropping it. Contention in the work
+    /// is detected through its error's chain of sources ([`WorkError`]). On MySQL and MariaDB a
+    /// statement that commits by itself commits what the work wrote before it, which stands. If the
+    /// statement writes (`CREATE`, `TRUNCATE`), it is then refused at once (1792), and so are all
+    /// later writes of the work.
+    ///
+    /// A failure to release after the commit is not a failure of the transaction. It is logged, and
+    /// the lease ends by itself.
+    ///
+    /// # Errors
+    /// [`RunError::Work`] is the work's own error, after a rollback.
+    /// [`RunError::Refused`] is returned if the key was not available in time.
+    /// [`RunError::Failed`] contains [`Error::Conflict`] when the retries are used up, and
+    /// [`Error::CommitUnknown`] if it cannot be determined whether the transaction was committed, and
+    /// [`Error::TransactionOver`], which says what may stand, if the transaction ended before its
+    /// commit: the work ended it, or continued after an error that ended it. After every other error
+    /// nothing was committed.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped before the commit is sent, nothing is committed. If it is dropped
+    /// later, the commit may stand. The claim is abandoned and the connection closed. The key stays
+    /// closed for the [`lock_delay`](Self::lock_delay), because tasks of the work may
+    /// still run; a transaction that returns keeps no delay.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
+    /// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
+    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # rowlock::migrate(&pool).await?;
+    /// let lock = rowlock::LeaseLock::new(pool);
+    /// let paid = lock.transaction("alice", async |mut tx| {
+    ///     let sql = "UPDATE account SET balance = balance - 30 WHERE id = 'alice'";
+    ///     sqlx::query(sql).execute(&mut *tx).await?;
+    ///     Ok::<_, sqlx::Error>(tx.claim().token)
+    /// });
+    /// println!("committed under token {}", paid.await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn transaction<T, E, W, F>(&self, key: &str, work: W) -> Result<T, RunError<E>>
+    where
+        E: WorkError,
+        W: FnOnce(Tx<DB>) -> F + Clone,
+        F: Future<Output = Result<T, E>>,
+    {
+        transaction::run(self, key, |wait| ResourceLock::acquire(self, key, wait), work).await
+    }
+}
 
 impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
@@ -28,6 +95,10 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         Box::pin(confirm::confirm::<DB>(claim, tx, self.shared.settings.time_limit))
     }
 
+    fn pool(&self) -> &Pool<DB> {
+        self.shared.settings.sessions.application()
+    }
+
     fn confirm_within<'a>(
         &'a self,
         claim: &'a Claim,
@@ -36,38 +107,13 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         Box::pin(confirm::confirm_within::<DB>(claim, tx, self.shared.settings.time_limit))
     }
 
-    fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(async move {
-            let Claim { key, token, .. } = grant.claim().clone();
-            match grant.into_lease() {
-                Some(lease) => lease.end(status).await,
-                None => Err(Error::Lost { key, token }),
-            }
-        })
-    }
-
-    fn acquire_for_run<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
-        Box::pin(async move { Ok(LeaseLock::acquire_for_run(self, key, wait).await?.into()) })
-    }
-
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
         let settings = &self.shared.settings;
         Box::pin(confirm::commit_outcome(&settings.sessions, claim, confirmation, settings.time_limit))
     }
 
-    fn confirm_at(&self) -> ConfirmAt {
-        ConfirmAt::First
-    }
-
-    fn retry(&self) -> Retry {
-        self.retry
-    }
-
-    fn time_limit(&self) -> Duration {
-        self.shared.settings.time_limit
-    }
-
-    fn pool(&self) -> &Pool<DB> {
-        self.shared.settings.sessions.application()
+    fn terms(&self) -> TransactionTerms {
+        let time_limit = self.shared.settings.time_limit;
+        TransactionTerms { retry: self.retry, time_limit, ..TransactionTerms::default() }
     }
 }

@@ -55,33 +55,21 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The wait that counts as indefinite: ten years.
 pub(crate) const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
 
-/// Waits for these keys, for at most `wait`. `for_run`: a refusal within the minimum interval ends
-/// the wait. `asked` tells of a claim that may stand, also if the future is dropped.
+/// Waits for these keys, for at most `wait`. `asked` tells of a claim that may stand, also if the future is dropped.
 pub(crate) async fn wait_for<DB: Database>(
     shared: &Shared<DB>,
     key_terms: &Arc<KeyTerms<DB>>,
     wanted: &Wanted,
     since: Instant,
     wait: Duration,
-    for_run: bool,
     asked: &Pending,
 ) -> Result<Attempt<Granted<DB>>, Error> {
     let _counted = Counted::waiter();
     let until = since + wait.min(LONGEST);
     let queue = key_terms.queues.queue(&wanted.keys, wanted.any);
     let (asking_since, last_refusal, last_error) = (Mutex::default(), Mutex::default(), Mutex::default());
-    let pending = PendingAcquire {
-        shared,
-        key_terms,
-        wanted,
-        until,
-        for_run,
-        queue,
-        asked,
-        asking_since,
-        last_refusal,
-        last_error,
-    };
+    let pending =
+        PendingAcquire { shared, key_terms, wanted, until, queue, asked, asking_since, last_refusal, last_error };
     match timeout_of_requests(until, pending.granted_or_refused()).await {
         Ok(Err(error)) if error.is_retryable() && Instant::now() >= until => {
             pending.take_last_refusal().ok_or_else(|| pending.out_of_time(error, wait))
@@ -118,8 +106,6 @@ struct PendingAcquire<'a, DB: Database> {
     key_terms: &'a Arc<KeyTerms<DB>>,
     wanted: &'a Wanted,
     until: Instant,
-    /// A refusal within the minimum interval ends the wait.
-    for_run: bool,
     queue: Arc<LocalQueue>,
     asked: &'a Pending,
     /// Since when this task's own requests have no reply.
@@ -162,8 +148,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         }
     }
 
-    /// Sends requests until the keys are granted, or until only time can help and too little of it
-    /// is left.
+    /// Sends requests until the keys are granted, or are refused within their minimum interval.
     async fn poll_with_permit(&self, permit: Permit, ticket: Option<Ticket<DB>>) -> Result<PollEnd<DB>, Error> {
         let waiting = &self.shared.waiting;
         let subscribe = || waiting.wakeups.subscribe(&self.wanted.keys);
@@ -194,8 +179,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
                 return Ok(PollEnd::YieldPermit(None));
             }
             let left = self.until.saturating_duration_since(Instant::now());
-            let window = refusal.retry_after.filter(|_| refusal.reason == Reason::WithinWindow);
-            if window.is_some_and(|window| self.for_run || window > left) {
+            if refusal.reason == Reason::WithinWindow {
                 return Ok(PollEnd::Finished(Attempt::Refused(refusal)));
             }
             if self.key_terms.fair && state.ticket.is_none() {
@@ -214,11 +198,9 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
                 continue;
             }
             let ends_in = refusal.retry_after.unwrap_or(left);
-            let pause = window.unwrap_or_else(|| poll_pause(state.backoff.next(), ends_in, left));
+            let pause = poll_pause(state.backoff.next(), ends_in, left);
             let next = Instant::now() + pause;
-            // The end of a minimum interval may be further off than the time that the next waiter
-            // has.
-            self.queue.set_poll_backoff(window.is_none().then_some((state.backoff, next)));
+            self.queue.set_poll_backoff(Some((state.backoff, next)));
             subscription.notified_before(next).await;
         }
     }

@@ -122,7 +122,7 @@ impl<'a, DB: Database> Call<'a, DB> {
     pub async fn claim_name(&self) -> Result<Attempt<Granted<DB>>, Error> {
         let wanted = Wanted::all([self.names.name.clone()].into());
         let wait = if self.is_one_attempt() { Duration::ZERO } else { self.left() };
-        self.lock.granted_or_pending(&wanted, wait, false, &self.pending[0]).await
+        self.lock.granted_or_pending(&wanted, wait, &self.pending[0]).await
     }
 
     /// Begins an attempt to claim a reader's key.

@@ -3,18 +3,14 @@
 use std::{fmt, time::Duration};
 
 use crate::{
+    access::Access,
     error::Error,
     grant::Attempt,
     invalid::Invalid,
     key::Key,
     lease::{guard::Lease, lock::LeaseLock},
     pacing::retry_backoff,
-    read_write::{
-        call::Call,
-        drain::Drained,
-        names::Names,
-        side::{Side, SideOf},
-    },
+    read_write::{call::Call, drain::Drained, names::Names},
     rules::Rules,
     session::timers::sleep,
     store::Database,
@@ -43,21 +39,25 @@ use crate::{
 /// use std::time::Duration;
 ///
 /// let cache = lock.read_write("cache");
-/// let reader = cache.read(Duration::from_secs(5)).await?;
-/// assert!(cache.try_write().await?.refused().is_some());
-/// assert!(cache.try_read().await?.acquired().is_some()); // readers run together
+/// let reader = cache.readers().acquire(Duration::from_secs(5)).await?;
+/// assert!(cache.writer().try_acquire().await?.refused().is_some());
+/// assert!(cache.readers().try_acquire().await?.acquired().is_some()); // readers run together
 /// reader.release().await?;
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias = "RwLock")]
 pub struct ReadWriteLock<DB: Database> {
-    pub(crate) lock: LeaseLock<DB>,
-    pub(crate) names: Names,
+    lock: LeaseLock<DB>,
+    names: Names,
+    readers: Access<DB>,
+    writer: Access<DB>,
 }
 
 impl<DB: Database> Clone for ReadWriteLock<DB> {
     fn clone(&self) -> Self {
-        Self { lock: self.lock.clone(), names: self.names.clone() }
+        let Self { lock, names, readers, writer } = self;
+        Self { lock: lock.clone(), names: names.clone(), readers: readers.clone(), writer: writer.clone() }
     }
 }
 
@@ -85,7 +85,9 @@ impl<DB: Database> LeaseLock<DB> {
             refuse("a handle with Rules::Article", "its handle has to have Rules::Recover");
         }
         let names = lock.faults.accept(Names::new(name)).unwrap_or_else(Names::none);
-        ReadWriteLock { lock, names }
+        let (readers, writer) =
+            (Access::readers(lock.clone(), names.clone()), Access::writer(lock.clone(), names.clone()));
+        ReadWriteLock { lock, names, readers, writer }
     }
 }
 
@@ -95,73 +97,14 @@ impl<DB: Database> ReadWriteLock<DB> {
         &self.names.name
     }
 
-    /// Attempts once to be let in as a reader, without waiting for a writer.
-    ///
-    /// It takes two round trips: a claim on a reader's key, and a look at the name's row, which
-    /// concurrent readers share. The first reader after a writer that did not end its claim takes
-    /// that claim over, and [`Lease::taken_over_from`] returns it: the writer's work may be half
-    /// done.
-    ///
-    /// A reader that waited for the name holds it for a moment when it enters, and so does the
-    /// first reader of a name that has no row. In that moment another attempt is refused as beside
-    /// a writer. [`read`](Self::read) waits for its end.
-    ///
-    /// # Errors
-    /// As [`LeaseLock::try_acquire`].
-    ///
-    /// # Cancel safety
-    /// As [`LeaseLock::acquire`].
-    pub async fn try_read(&self) -> Result<Attempt<Lease<DB>>, Error> {
-        Attempt::of(self.read(Duration::ZERO).await)
+    /// Returns the readers' access.
+    pub fn readers(&self) -> &Access<DB> {
+        &self.readers
     }
 
-    /// Waits to be let in as a reader, for at most `wait`.
-    ///
-    /// The lease's [`writer_token`](Lease::writer_token) fences the reader's work against later
-    /// writers. A reader waits while a writer holds the name, or waits for readers that were there
-    /// before. While 1,024 readers are in, the next one waits too.
-    ///
-    /// # Errors
-    /// As [`LeaseLock::acquire`].
-    ///
-    /// # Cancel safety
-    /// As [`LeaseLock::acquire`].
-    pub async fn read(&self, wait: Duration) -> Result<Lease<DB>, Error> {
-        let names = self.names.clone();
-        let read = self.lock.on_thread(|lock| async move { Call::new(&lock, &names, wait).await?.read().await });
-        Ok(read.await?.into_result()?)
-    }
-
-    /// Attempts once to be let in as the writer, without waiting for others.
-    ///
-    /// It takes two round trips: a claim on the name, and a look at the keys of readers. If there
-    /// are readers, the name is freed again and the refusal names one of them.
-    ///
-    /// # Errors
-    /// As [`LeaseLock::try_acquire`]. [`Error::Lost`] if the claim on the name did not stand for as
-    /// long as the look took.
-    ///
-    /// # Cancel safety
-    /// As [`LeaseLock::acquire`].
-    pub async fn try_write(&self) -> Result<Attempt<Lease<DB>>, Error> {
-        Attempt::of(self.write(Duration::ZERO).await)
-    }
-
-    /// Waits to be let in as the writer, for at most `wait`.
-    ///
-    /// The writer claims the name, which keeps new readers out, and then waits for the readers that
-    /// were let in before. A reader that crashed is waited for until its lease ends, and a
-    /// transaction that has confirmed a reader's lease until it ends.
-    ///
-    /// # Errors
-    /// As [`LeaseLock::acquire`].
-    ///
-    /// # Cancel safety
-    /// As [`LeaseLock::acquire`].
-    pub async fn write(&self, wait: Duration) -> Result<Lease<DB>, Error> {
-        let names = self.names.clone();
-        let written = self.lock.on_thread(|lock| async move { Call::new(&lock, &names, wait).await?.write().await });
-        Ok(Lease::new(written.await?.into_result()?))
+    /// Returns the writer's access.
+    pub fn writer(&self) -> &Access<DB> {
+        &self.writer
     }
 
     /// Turns the writer's lease into that of a reader. No other writer is let in between.
@@ -185,9 +128,9 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// # rowlock::migrate(&pool).await?;
     /// # let cache = rowlock::LeaseLock::new(pool).read_write("cache");
-    /// let writer = cache.try_write().await?.acquired().expect("the lock is free");
+    /// let writer = cache.writer().try_acquire().await?.acquired().expect("the lock is free");
     /// let reader = cache.downgrade(writer).await?;
-    /// assert!(cache.try_read().await?.acquired().is_some()); // beside other readers
+    /// assert!(cache.readers().try_acquire().await?.acquired().is_some()); // beside other readers
     /// # Ok(())
     /// # }
     /// ```
@@ -258,7 +201,7 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # let cache = rowlock::LeaseLock::new(pool).read_write("cache");
     /// use rowlock::Attempt;
     ///
-    /// let reader = cache.try_read().await?.acquired().expect("no writer is there");
+    /// let reader = cache.readers().try_acquire().await?.acquired().expect("no writer is there");
     /// match cache.try_upgrade(&reader).await? {
     ///     Attempt::Acquired(writer) => writer.release().await?, // reads on
     ///     Attempt::Refused(refusal) => println!("others read: {refusal}"),
@@ -287,17 +230,5 @@ impl<DB: Database> ReadWriteLock<DB> {
             }
             Drained::Lost(error) => Err(error),
         }
-    }
-
-    /// Returns the readers' side as a [`ResourceLock`](crate::ResourceLock), for
-    /// [`run`](crate::ResourceLockExt::run), [`transaction`](crate::ResourceLockExt::transaction)
-    /// and code that takes any lock.
-    pub fn readers(&self) -> Side<DB> {
-        Side { lock: self.lock.clone(), of: SideOf::Readers }
-    }
-
-    /// Returns the writer's side as a [`ResourceLock`](crate::ResourceLock).
-    pub fn writers(&self) -> Side<DB> {
-        Side { lock: self.lock.clone(), of: SideOf::Writers }
     }
 }

@@ -11,4 +11,3 @@ pub(crate) mod drain;
 pub(crate) mod lock;
 pub(crate) mod names;
 pub(crate) mod read;
-pub(crate) mod side;

@@ -29,7 +29,7 @@ use crate::{
 const NUMBERS: usize = 8;
 
 /// What the name's row says to a reader.
-enum Access {
+enum NameState {
     /// Free, under this token of the last claim.
     Open(Token),
     /// Held; or to be claimed first, because its last claim has expired or it was never claimed.
@@ -95,7 +95,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         // out.
         if self.readers.was_closed()
             && lock(&self.unanswered).is_none()
-            && let Access::Closed(refusal) = self.access().await?
+            && let NameState::Closed(refusal) = self.access().await?
         {
             return Ok(Entry::Closed(refusal));
         }
@@ -106,35 +106,35 @@ impl<'a, DB: Database> Call<'a, DB> {
         };
         // If the look fails, dropping the reader's claim puts its row back.
         let entry = match self.access().await? {
-            Access::Open(token) if reader.handle.is_held() => {
+            NameState::Open(token) if reader.handle.is_held() => {
                 return Ok(Entry::In(Lease::of_reader(reader, token, None)));
             }
-            Access::Open(_) => Entry::TooLate,
-            Access::Closed(refusal) => Entry::Closed(refusal),
+            NameState::Open(_) => Entry::TooLate,
+            NameState::Closed(refusal) => Entry::Closed(refusal),
         };
         reader.handle.undo().await;
         Ok(entry)
     }
 
     /// Looks at the name's row.
-    async fn access(&self) -> Result<Access, Error> {
+    async fn access(&self) -> Result<NameState, Error> {
         let rows = self.read_rows(&KeyRange::one(self.names.name.clone())).await?;
-        let access = rows.first().map_or(Access::Closed(None), |listed| self.access_of(listed));
-        self.readers.set_closed(matches!(access, Access::Closed(Some(_))));
+        let access = rows.first().map_or(NameState::Closed(None), |listed| self.access_of(listed));
+        self.readers.set_closed(matches!(access, NameState::Closed(Some(_))));
         Ok(access)
     }
 
     /// A claim that has expired counts: its holder may still renew it, or confirm it. A row without
     /// a token was never claimed, so that its token would not be above those of writers whose row
     /// was deleted since.
-    fn access_of(&self, listed: &Listed) -> Access {
+    fn access_of(&self, listed: &Listed) -> NameState {
         let Listed { row, now, .. } = listed;
         match self.judge(listed) {
-            Verdict::Acquire if row.token > 0 => Access::Open(Token::new(row.token)),
+            Verdict::Acquire if row.token > 0 => NameState::Open(Token::new(row.token)),
             Verdict::Refuse(reason, until) => {
-                Access::Closed(Some(Refusal::new(self.names.name.clone(), reason, until, row, *now)))
+                NameState::Closed(Some(Refusal::new(self.names.name.clone(), reason, until, row, *now)))
             }
-            Verdict::Acquire | Verdict::Create | Verdict::Same | Verdict::TakeOver => Access::Closed(None),
+            Verdict::Acquire | Verdict::Create | Verdict::Same | Verdict::TakeOver => NameState::Closed(None),
         }
     }
 

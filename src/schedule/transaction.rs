@@ -9,7 +9,7 @@ use crate::{
     error::Error,
     grant::Grant,
     key::Claim,
-    lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
+    lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock, TransactionTerms},
     retry::{Repeat, Retry, outage_pause},
     rules::Status,
     schedule::{
@@ -23,7 +23,7 @@ use crate::{
     },
     transaction::{
         self,
-        error::{TransactionError, WorkError},
+        error::{RunError, WorkError},
         tx::Tx,
     },
 };
@@ -42,7 +42,7 @@ impl<DB: Database> Tick<DB> {
     /// attempts at the tick. The work may run several times, so it does nothing outside the
     /// transaction. It returns every database error, neither commits nor rolls back, and returns
     /// the transaction by dropping it; see
-    /// [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction). A statement that
+    /// [`LeaseLock::transaction`](crate::LeaseLock::transaction). A statement that
     /// commits implicitly (DDL on MySQL and MariaDB) commits what came before it, which stands, and
     /// is then refused at once (1792). The tick has not ended.
     ///
@@ -57,13 +57,13 @@ impl<DB: Database> Tick<DB> {
     /// to be renewed the next time, because the commit has ended the lease.
     ///
     /// # Errors
-    /// [`TransactionError::Work`] is the work's own error, after a rollback.
-    /// [`TransactionError::Failed`] contains [`Error::Lost`] if the run lost its lease or its key,
-    /// or has ended its tick before, [`Error::Conflict`] when the repetitions are used up, or
+    /// [`RunError::Work`] is the work's own error, after a rollback.
+    /// [`RunError::Lost`] if the run lost its lease or its key, or has ended its tick before.
+    /// [`RunError::Failed`] contains [`Error::Conflict`] when the repetitions are used up, or
     /// another transaction of the tick has taken a minute, as the one does within which this one is
     /// called, [`Error::TransactionOver`] if the transaction ended before the work returned, and
     /// [`Error::CommitUnknown`] if it cannot be determined whether the transaction was committed.
-    /// The history then shows it. [`TransactionError::Refused`] is never returned.
+    /// The history then shows it. [`RunError::Refused`] is never returned.
     ///
     /// # Cancel safety
     /// If the future is dropped before the commit is sent, nothing is committed. If it is dropped
@@ -84,7 +84,7 @@ impl<DB: Database> Tick<DB> {
     /// });
     /// # }
     /// ```
-    pub async fn transaction<T, E, W, F>(&self, pool: &Pool<DB>, work: W) -> Result<T, TransactionError<E>>
+    pub async fn transaction<T, E, W, F>(&self, pool: &Pool<DB>, work: W) -> Result<T, RunError<E>>
     where
         E: WorkError,
         W: FnOnce(Tx<DB>) -> F + Clone,
@@ -92,7 +92,7 @@ impl<DB: Database> Tick<DB> {
     {
         let tick = &**self.inner();
         let ended = EndedTick { tick, pool, _alone: tick.alone(RETRY.within).await? };
-        let done = transaction::run(&ended, self.name(), |tx, _| work(tx)).await;
+        let done = transaction::run(&ended, self.name(), |wait| ended.acquire(self.name(), wait), work).await;
         if done.is_ok() {
             tick.set_in_transaction(InTransaction::Committed);
         }
@@ -123,20 +123,12 @@ impl<DB: Database> ResourceLock<DB> for EndedTick<'_, DB> {
     }
 
     fn confirm<'a>(&'a self, _: &'a Claim, tx: &'a mut DB::Connection) -> BoxFuture<'a, Result<Confirmation, Error>> {
-        Box::pin(async move { self.tick.end_in(tx).await.map(|()| Confirmation(1)) })
-    }
-
-    fn begin_commit(&self) {
-        self.tick.set_in_transaction(InTransaction::Committing);
-    }
-
-    fn can_reacquire(&self) -> bool {
-        false
-    }
-
-    /// The claim ends with the tick.
-    fn release(&self, _: Grant<DB>, _: Status) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(std::future::ready(Ok(())))
+        Box::pin(async move {
+            self.tick.end_in(tx).await?;
+            // The commit follows at once.
+            self.tick.set_in_transaction(InTransaction::Committing);
+            Ok(Confirmation(1))
+        })
     }
 
     fn pool(&self) -> &Pool<DB> {
@@ -163,16 +155,9 @@ impl<DB: Database> ResourceLock<DB> for EndedTick<'_, DB> {
         })
     }
 
-    fn confirm_at(&self) -> ConfirmAt {
-        ConfirmAt::Last
-    }
-
-    fn retry(&self) -> Retry {
-        RETRY
-    }
-
-    fn time_limit(&self) -> Duration {
-        self.tick.core.time_limit
+    fn terms(&self) -> TransactionTerms {
+        let time_limit = self.tick.core.time_limit;
+        TransactionTerms { confirm_last: true, reacquires: false, retry: RETRY, time_limit }
     }
 }
 

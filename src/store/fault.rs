@@ -6,7 +6,7 @@ use sqlx::error::DatabaseError;
 
 /// The root cause of a conflict: the last source of an [`Error::Conflict`](crate::Error::Conflict).
 ///
-/// [`transaction`](crate::ResourceLockExt::transaction) finds it in the sources of the work's error
+/// [`transaction`](crate::LeaseLock::transaction) finds it in the sources of the work's error
 /// and retries.
 ///
 /// ```

@@ -1,63 +1,93 @@
-//! Why a transaction has no result, and the errors of its work.
+//! Why work under a lock has no result, and the errors of that work.
 
 use std::{error::Error as StdError, fmt};
 
-use crate::{error::Error, rules::Refusal};
+use crate::{
+    error::Error,
+    key::{Key, Token},
+    rules::Refusal,
+};
 
-/// Why a transaction has no result. Nothing was committed, unless the error is
-/// [`Error::CommitUnknown`] or [`Error::TransactionOver`].
+/// Why work under a lock has no result: of `run` and of `transaction`.
+///
+/// After a transaction nothing was committed, unless the error is [`Error::CommitUnknown`] or
+/// [`Error::TransactionOver`].
 ///
 /// ```
 /// # async fn example<DB: rowlock::Database>(
 /// #     lock: rowlock::LeaseLock<DB>,
 /// # ) -> Result<(), rowlock::Error> {
-/// use rowlock::{AnyError, Error, ResourceLockExt, TransactionError};
+/// use rowlock::{AnyError, Error, RunError};
 ///
-/// match lock.transaction("alice", |_tx, _claim| async { Ok::<_, AnyError>(()) }).await {
+/// match lock.transaction("alice", async |_tx| Ok::<_, AnyError>(())).await {
 ///     Ok(()) => println!("committed"),
-///     Err(TransactionError::Work(error)) => println!("rolled back: {error}"),
-///     Err(TransactionError::Refused(refusal)) => println!("not begun: {refusal}"),
-///     Err(TransactionError::Failed(Error::CommitUnknown { key, .. })) => println!("read {key}"),
-///     Err(TransactionError::Failed(error)) => return Err(error),
+///     Err(RunError::Work(error)) => println!("rolled back: {error}"),
+///     Err(RunError::Refused(refusal)) => println!("not begun: {refusal}"),
+///     Err(RunError::Lost { key, .. }) => println!("rolled back: {key} was lost"),
+///     Err(RunError::Failed(Error::CommitUnknown { key, .. })) => println!("read {key}"),
+///     Err(RunError::Failed(error)) => return Err(error),
 /// }
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
-pub enum TransactionError<E> {
+pub enum RunError<E> {
     /// The work's own error.
     Work(E),
-    /// The key was not available in time.
+    /// The key was not available in time. The work did not begin.
     Refused(Refusal),
+    /// The lease was lost. The work was cancelled, or its transaction rolled back.
+    Lost {
+        /// The key.
+        key: Key,
+        /// The lost claim's token.
+        token: Token,
+    },
     /// Any other failure.
     Failed(Error),
 }
 
-impl<E> From<Error> for TransactionError<E> {
+impl<E> RunError<E> {
+    /// Returns `None` for a refusal, for work that is skipped while another instance does it.
+    ///
+    /// # Errors
+    /// All errors but a refusal.
+    pub fn unless_refused<T>(result: Result<T, Self>) -> Result<Option<T>, Self> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(Self::Refused(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl<E> From<Error> for RunError<E> {
     fn from(error: Error) -> Self {
         match error {
             Error::Refused(refusal) => Self::Refused(refusal),
+            Error::Lost { key, token } => Self::Lost { key, token },
             error => Self::Failed(error),
         }
     }
 }
 
-impl<E: fmt::Display> fmt::Display for TransactionError<E> {
+impl<E: fmt::Display> fmt::Display for RunError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Work(error) => write!(f, "the work failed: {error}"),
             Self::Refused(refusal) => refusal.fmt(f),
+            Self::Lost { key, token } => Error::Lost { key: key.clone(), token: *token }.fmt(f),
             Self::Failed(error) => error.fmt(f),
         }
     }
 }
 
 /// The text has that of the work's error, so the source is the next one in the chain.
-impl<E: WorkError + fmt::Debug + fmt::Display> StdError for TransactionError<E> {
+impl<E: WorkError + fmt::Debug + fmt::Display> StdError for RunError<E> {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match self {
             Self::Work(error) => error.cause().source(),
-            Self::Refused(_) => None,
+            Self::Refused(_) | Self::Lost { .. } => None,
             Self::Failed(error) => error.source(),
         }
     }
@@ -76,8 +106,6 @@ impl<E: WorkError + fmt::Debug + fmt::Display> StdError for TransactionError<E> 
 /// # sqlx::query(sql).execute(&pool).await?;
 /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
 /// # sqlx::query(sql).execute(&pool).await?;
-/// use rowlock::ResourceLockExt;
-///
 /// #[derive(Debug, thiserror::Error)]
 /// enum PayError {
 ///     #[error("the payment was not written")]
@@ -85,7 +113,7 @@ impl<E: WorkError + fmt::Debug + fmt::Display> StdError for TransactionError<E> 
 /// }
 ///
 /// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version");
-/// let paid = lock.transaction("alice", |mut tx, _claim| async move {
+/// let paid = lock.transaction("alice", async |mut tx| {
 ///     sqlx::query("UPDATE account SET balance = 70 WHERE id = 'alice'").execute(&mut *tx).await?;
 ///     Ok::<_, PayError>(())
 /// });
@@ -115,10 +143,10 @@ impl<E: StdError + 'static> WorkError for E {
 /// # sqlx::query(sql).execute(&pool).await?;
 /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
 /// # sqlx::query(sql).execute(&pool).await?;
-/// use rowlock::{AnyError, ResourceLockExt};
+/// use rowlock::AnyError;
 ///
 /// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version");
-/// let paid = lock.transaction("alice", |mut tx, _claim| async move {
+/// let paid = lock.transaction("alice", async |mut tx| {
 ///     let amount: i64 = "30".parse()?;
 ///     let sql = "UPDATE account SET balance = balance - ? WHERE id = 'alice'";
 ///     match sqlx::query(sql).bind(amount).execute(&mut *tx).await?.rows_affected() {
@@ -164,8 +192,8 @@ mod tests {
         let cause = "x".parse::<i64>().unwrap_err();
         let text = cause.to_string();
         for error in [
-            Box::new(TransactionError::Work(NotWritten(cause.clone()))) as Box<dyn StdError>,
-            Box::new(TransactionError::Work(AnyError::from(NotWritten(cause)))),
+            Box::new(RunError::Work(NotWritten(cause.clone()))) as Box<dyn StdError>,
+            Box::new(RunError::Work(AnyError::from(NotWritten(cause)))),
         ] {
             assert_eq!(error.to_string(), "the work failed: the payment was not written");
             assert_eq!(error.source().map(ToString::to_string), Some(text.clone()));

@@ -16,7 +16,7 @@ use crate::{
     error::Error,
     grant::Grant,
     key::{Claim, Key},
-    lock::{CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
+    lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock, TransactionTerms},
     metrics,
     retry::{Tries, outage_pause},
     rules::Status,
@@ -32,7 +32,7 @@ use crate::{
         fault::{self, Fault},
     },
     transaction::{
-        error::{TransactionError, WorkError},
+        error::{RunError, WorkError},
         tx::Tx,
         undo::{Undone, lost, roll_back, undo},
     },
@@ -52,24 +52,27 @@ enum Stop<E> {
 }
 
 /// See [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction).
-pub(crate) async fn run<DB, L, T, E, W, F>(lock: &L, key: &str, work: W) -> Result<T, TransactionError<E>>
+/// `acquire` waits for a claim on `key`.
+pub(crate) async fn run<'a, DB, L, A, T, E, W, F>(lock: &L, key: &str, acquire: A, work: W) -> Result<T, RunError<E>>
 where
     DB: Database,
     L: ResourceLock<DB> + ?Sized,
+    A: Fn(Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>>,
     E: WorkError,
-    W: FnOnce(Tx<DB>, Claim) -> F + Clone,
+    W: FnOnce(Tx<DB>) -> F + Clone,
     F: Future<Output = Result<T, E>>,
 {
     let span = spans::transaction(key);
-    let ended = attempt_until_committed(lock, key, &work, &span).instrument(span.clone()).await;
+    let ended = attempt_until_committed(lock, (key, &acquire), &work, &span).instrument(span.clone()).await;
     let outcome = match &ended {
         Ok(_) => "committed",
-        Err(TransactionError::Work(_)) => "failed",
-        Err(TransactionError::Refused(refusal)) => {
+        Err(RunError::Work(_)) => "failed",
+        Err(RunError::Refused(refusal)) => {
             span.record("reason", refusal.reason.name());
             "refused"
         }
-        Err(TransactionError::Failed(error)) => {
+        Err(RunError::Lost { .. }) => "lost",
+        Err(RunError::Failed(error)) => {
             span.record("error", display(error));
             "error"
         }
@@ -79,28 +82,29 @@ where
 }
 
 /// Makes attempts until one is committed, or none can be.
-async fn attempt_until_committed<DB, L, T, E, W, F>(
+async fn attempt_until_committed<'a, DB, L, A, T, E, W, F>(
     lock: &L,
-    key: &str,
+    (key, acquire): (&str, &A),
     work: &W,
     span: &Span,
-) -> Result<T, TransactionError<E>>
+) -> Result<T, RunError<E>>
 where
     DB: Database,
     L: ResourceLock<DB> + ?Sized,
+    A: Fn(Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>>,
     E: WorkError,
-    W: FnOnce(Tx<DB>, Claim) -> F + Clone,
+    W: FnOnce(Tx<DB>) -> F + Clone,
     F: Future<Output = Result<T, E>>,
 {
-    let mut tries = lock.retry().begin();
+    let terms = lock.terms();
+    let mut tries = terms.retry.begin();
     let mut kept = None;
     loop {
         let grant = match kept.take() {
             Some(grant) => grant,
-            None => acquire(lock, key, &tries).await?,
+            None => acquired(acquire, &tries).await?,
         };
-        let fenced =
-            Fenced { lock, pool: lock.pool(), claim: grant.claim(), until: tries.until, within: lock.retry().within };
+        let fenced = Fenced { lock, terms, pool: lock.pool(), claim: grant.claim(), until: tries.until };
         span.record("token", display(grant.token())).record("attempts", tries.attempt);
         match fenced.attempt(work).await {
             Ok(value) => {
@@ -127,7 +131,7 @@ where
                 if let Err(error) = lock.release(grant, Status::Failed).await {
                     tracing::warn!(key, ?error, "rolled back, but not released");
                 }
-                return Err(TransactionError::Work(error));
+                return Err(RunError::Work(error));
             }
             Err(Stop::NotBegun(error)) => {
                 put_back(grant);
@@ -146,13 +150,12 @@ where
 }
 
 /// Acquires the key within the time that is left.
-async fn acquire<DB, L, E>(lock: &L, key: &str, tries: &Tries) -> Result<Grant<DB>, TransactionError<E>>
-where
-    DB: Database,
-    L: ResourceLock<DB> + ?Sized,
-{
+async fn acquired<'a, DB: Database, E>(
+    acquire: &impl Fn(Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>>,
+    tries: &Tries,
+) -> Result<Grant<DB>, RunError<E>> {
     loop {
-        match lock.acquire(key, tries.left()).await {
+        match acquire(tries.left()).await {
             Ok(grant) => return Ok(grant),
             // All connections are in use, or the server is recovering. There is time left to wait
             // for that.
@@ -173,37 +176,35 @@ fn put_back<DB: Database>(grant: Grant<DB>) {
 /// One attempt under one claim.
 struct Fenced<'a, DB: Database, L: ?Sized> {
     lock: &'a L,
+    terms: TransactionTerms,
     pool: &'a Pool<DB>,
     claim: &'a Claim,
     until: Instant,
-    /// The time limit of all attempts together.
-    within: Duration,
 }
 
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     async fn attempt<T, E, W, F>(&self, work: &W) -> Result<T, Stop<E>>
     where
         E: WorkError,
-        W: FnOnce(Tx<DB>, Claim) -> F + Clone,
+        W: FnOnce(Tx<DB>) -> F + Clone,
         F: Future<Output = Result<T, E>>,
     {
         let mut conn = self.begin().await?;
         let mut confirmation = None;
-        if self.lock.confirm_at() == ConfirmAt::First {
+        if !self.terms.confirm_last {
             (conn, confirmation) = self.confirm(conn).await?;
         }
-        let (tx, lent) = Tx::lend(conn);
-        let result = work.clone()(tx, self.claim.clone()).await;
+        let (tx, lent) = Tx::lend(conn, self.claim.clone());
+        let result = work.clone()(tx).await;
         let (value, conn) = match (result, lent.returned()) {
             (Ok(value), Some(conn)) => (value, conn),
             (Ok(_), None) => return Err(self.over(Certainty::Unknown, None)),
             (Err(error), conn) => return Err(self.work_failed(error, conn, confirmation).await),
         };
         let mut conn = self.check(conn, confirmation).await?;
-        if self.lock.confirm_at() == ConfirmAt::Last {
+        if self.terms.confirm_last {
             (conn, confirmation) = self.confirm(conn).await?;
         }
-        self.lock.begin_commit();
         self.commit(conn, confirmation).await?;
         Ok(value)
     }
@@ -270,7 +271,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             roll_back(conn).await;
         }
         Err(match error {
-            Error::Lost { .. } if self.lock.can_reacquire() => Stop::Again { claim_stands: false },
+            Error::Lost { .. } if self.terms.reacquires => Stop::Again { claim_stands: false },
             Error::Conflict { .. } => self.again(),
             error => Stop::Failed(error),
         })
@@ -360,11 +361,11 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     }
 
     fn limit(&self) -> Instant {
-        Instant::now() + self.lock.time_limit()
+        Instant::now() + self.terms.time_limit
     }
 
     fn again<E>(&self) -> Stop<E> {
-        Stop::Again { claim_stands: self.lock.confirm_at() == ConfirmAt::First }
+        Stop::Again { claim_stands: !self.terms.confirm_last }
     }
 
     fn over<E>(&self, outcome: Certainty, source: Option<sqlx::Error>) -> Stop<E> {
@@ -377,7 +378,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             return self.again();
         }
         let subject = format!("{:?}", self.claim.key.as_str());
-        let limit = if action == Action::Begin { self.within } else { self.lock.time_limit() };
+        let limit = if action == Action::Begin { self.terms.retry.within } else { self.terms.time_limit };
         let error = failure.into_error(action, subject, limit, Certainty::NothingChanged);
         if action == Action::Begin { Stop::NotBegun(error) } else { Stop::Failed(error) }
     }

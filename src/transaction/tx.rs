@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use crate::{session::loan::Loan, store::Database, sync::lock};
+use crate::{key::Claim, session::loan::Loan, store::Database, sync::lock};
 
 /// The transaction that is passed to the work. Use `&mut *tx` where sqlx expects a connection.
 /// Dropping it returns the transaction, which is then committed or rolled back.
@@ -19,7 +19,7 @@ use crate::{session::loan::Loan, store::Database, sync::lock};
 /// # sqlx::query(sql).execute(&pool).await?;
 /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
 /// # sqlx::query(sql).execute(&pool).await?;
-/// use rowlock::{ResourceLockExt, Tx};
+/// use rowlock::Tx;
 /// use sqlx::Sqlite;
 ///
 /// async fn add(tx: &mut Tx<Sqlite>, key: &str, amount: i64) -> Result<(), sqlx::Error> {
@@ -28,7 +28,7 @@ use crate::{session::loan::Loan, store::Database, sync::lock};
 /// }
 ///
 /// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version");
-/// let paid = lock.transaction("alice", |mut tx, _claim| async move {
+/// let paid = lock.transaction("alice", async |mut tx| {
 ///     add(&mut tx, "alice", -30).await?;
 ///     add(&mut tx, "bob", 30).await
 /// });
@@ -37,20 +37,26 @@ use crate::{session::loan::Loan, store::Database, sync::lock};
 /// # }
 /// ```
 pub struct Tx<DB: Database> {
+    claim: Claim,
     conn: Option<Loan<DB>>,
     back: Arc<Mutex<Option<Loan<DB>>>>,
 }
 
 impl<DB: Database> Tx<DB> {
-    pub(super) fn lend(conn: Loan<DB>) -> (Self, Lent<DB>) {
+    pub(super) fn lend(conn: Loan<DB>, claim: Claim) -> (Self, Lent<DB>) {
         let back = Arc::new(Mutex::new(None));
-        (Self { conn: Some(conn), back: back.clone() }, Lent(back))
+        (Self { claim, conn: Some(conn), back: back.clone() }, Lent(back))
+    }
+
+    /// Returns the claim on which the commit depends: key, holder and token.
+    pub fn claim(&self) -> &Claim {
+        &self.claim
     }
 }
 
 impl<DB: Database> fmt::Debug for Tx<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tx").finish_non_exhaustive()
+        f.debug_struct("Tx").field("claim", &self.claim).finish_non_exhaustive()
     }
 }
 

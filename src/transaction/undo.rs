@@ -36,7 +36,7 @@ pub(super) async fn undo<DB: Database, L: ResourceLock<DB> + ?Sized>(
     mut conn: Loan<DB>,
     confirmation: Option<Confirmation>,
 ) -> Undone {
-    match timeout_at(Instant::now() + lock.time_limit(), DB::execute_text(conn.get(), UNDO)).await {
+    match timeout_at(Instant::now() + lock.terms().time_limit, DB::execute_text(conn.get(), UNDO)).await {
         Ok(Ok(())) => {
             roll_back(conn).await;
             return Undone::Wholly;
@@ -85,7 +85,7 @@ async fn was_rolled_back<DB: Database, L: ResourceLock<DB> + ?Sized>(
     confirmation: Option<Confirmation>,
 ) -> bool {
     let Some(settings) = DB::SETTINGS_STAND else { return false };
-    let limit = Instant::now() + lock.time_limit();
+    let limit = Instant::now() + lock.terms().time_limit;
     // If the work has switched autocommit on, the write would be committed.
     if !matches!(timeout_at(limit, DB::execute_text(conn.get(), settings)).await, Ok(Ok(()))) {
         return false;

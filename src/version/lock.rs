@@ -10,12 +10,16 @@ use crate::{
     grant::Grant,
     invalid::Invalid,
     key::{Claim, Holder, Key, Token},
-    lock::{BoxFuture, CommitOutcome, ConfirmAt, Confirmation, ResourceLock},
+    lock::{BoxFuture, Confirmation, ResourceLock, TransactionTerms},
     retry::Retry,
-    rules::Status,
     session::{time::Instant, timers::timeout_at},
     store::Database,
-    transaction::own::in_transaction,
+    transaction::{
+        self,
+        error::{RunError, WorkError},
+        own::in_transaction,
+        tx::Tx,
+    },
     version::rows::{Failed, Rows, answered},
 };
 
@@ -23,11 +27,9 @@ use crate::{
 /// transactions that began with the same version, one commits.
 ///
 /// The guarded work reads and writes in the transaction of
-/// [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction), or in a transaction of
-/// the caller that confirms the claim last. Every program that changes such a row has to raise its
+/// [`transaction`](Self::transaction), or in a transaction of the caller that confirms the claim
+/// last. Every program that changes such a row has to raise its
 /// version.
-///
-/// Its [`run`](crate::ResourceLockExt::run) excludes no caller.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -37,13 +39,13 @@ use crate::{
 /// # sqlx::query(sql).execute(&pool).await?;
 /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
 /// # sqlx::query(sql).execute(&pool).await?;
-/// use rowlock::{ResourceLockExt, VersionLock};
+/// use rowlock::VersionLock;
 ///
 /// let lock = VersionLock::new(pool, "account", "id", "version");
-/// let paid = lock.transaction("alice", |mut tx, claim| async move {
+/// let paid = lock.transaction("alice", async |mut tx| {
 ///     let sql = "UPDATE account SET balance = balance - 30 WHERE id = 'alice'";
 ///     sqlx::query(sql).execute(&mut *tx).await?;
-///     Ok::<_, sqlx::Error>(claim.token)
+///     Ok::<_, sqlx::Error>(tx.claim().token)
 /// });
 /// println!("committed; the version was {}", paid.await?);
 /// # Ok(())
@@ -75,7 +77,7 @@ impl<DB: Database> VersionLock<DB> {
         Self { rows: Rows::new(pool, table, key, version, version) }
     }
 
-    /// Sets how long a [`transaction`](crate::ResourceLockExt::transaction) is retried. The default
+    /// Sets how long a [`transaction`](Self::transaction) is retried. The default
     /// is 100 attempts within 10 s.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.rows = self.rows.retry(retry);
@@ -102,6 +104,25 @@ impl<DB: Database> VersionLock<DB> {
     pub fn share_pool(mut self) -> Self {
         self.rows = self.rows.share_pool();
         self
+    }
+
+    /// Runs `work` in a transaction that commits only if the version of `key` is still the one that
+    /// was read before, and raises it, as [`LeaseLock::transaction`](crate::LeaseLock::transaction)
+    /// does under a lease. The version is raised after the work.
+    ///
+    /// # Errors
+    /// As [`LeaseLock::transaction`](crate::LeaseLock::transaction). The key is never refused.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped before the commit is sent, nothing is committed. If it is dropped
+    /// later, the commit may stand.
+    pub async fn transaction<T, E, W, F>(&self, key: &str, work: W) -> Result<T, RunError<E>>
+    where
+        E: WorkError,
+        W: FnOnce(Tx<DB>) -> F + Clone,
+        F: Future<Output = Result<T, E>>,
+    {
+        transaction::run(self, key, |wait| self.acquire(key, wait), work).await
     }
 
     async fn read(&self, key: &Key, limit: Instant) -> Result<Option<i64>, Failed> {
@@ -173,28 +194,14 @@ impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
         })
     }
 
-    fn release(&self, _: Grant<DB>, _: Status) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    /// A version does not record which claim raised it.
-    fn commit_outcome<'a>(&'a self, _: &'a Claim, _: Confirmation) -> BoxFuture<'a, CommitOutcome> {
-        Box::pin(std::future::ready(CommitOutcome::Unknown))
-    }
-
-    fn confirm_at(&self) -> ConfirmAt {
-        ConfirmAt::Last
-    }
-
-    fn retry(&self) -> Retry {
-        self.rows.retry
-    }
-
-    fn time_limit(&self) -> Duration {
-        self.rows.time_limit
-    }
-
     fn pool(&self) -> &Pool<DB> {
         self.rows.pool.application()
+    }
+
+    /// A version does not record which claim raised it, so that the outcome of a commit without a
+    /// reply is unknown.
+    fn terms(&self) -> TransactionTerms {
+        let Rows { retry, time_limit, .. } = self.rows;
+        TransactionTerms { confirm_last: true, reacquires: true, retry, time_limit }
     }
 }

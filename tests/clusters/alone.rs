@@ -10,12 +10,12 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Certainty, Claim, Database, Error, LeaseLock, ResourceLockExt, Retry, TransactionError, Tx};
+use rowlock::{Certainty, Database, Error, LeaseLock, Retry, RunError, Tx};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Executor, Pool, pool::PoolOptions};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::watch::{Watch, renew, work};
+use crate::watch::{Wanted, Watch, renew, work};
 
 crate::suite::tests!(
     MARIADB(a_mariadb_that_is_killed_loses_nothing, a_mariadb_whose_clock_is_stepped_fences),
@@ -126,11 +126,11 @@ where
     }
 }
 
-async fn pay<DB: Database>(mut tx: Tx<DB>, claim: Claim) -> Result<(), sqlx::Error>
+async fn pay<DB: Database>(mut tx: Tx<DB>) -> Result<(), sqlx::Error>
 where
     for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
 {
-    let sql = format!("INSERT INTO payment (token) VALUES ({})", claim.token);
+    let sql = format!("INSERT INTO payment (token) VALUES ({})", tx.claim().token);
     let conn: &mut DB::Connection = &mut tx;
     conn.execute(sqlx::raw_sql(AssertSqlSafe(sql))).await.map(drop)
 }
@@ -174,13 +174,13 @@ where
                 sure += 1;
                 orders.made.fetch_add(1, SeqCst);
             }
-            Err(TransactionError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
-            Err(TransactionError::Failed(Error::Lost { .. })) => {}
+            Err(RunError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
+            Err(RunError::Lost { .. }) => {}
             // The connection was lost within the work, and so was the server that has the count of
             // confirmations. The work commits nothing by itself.
-            Err(TransactionError::Failed(Error::TransactionOver { outcome: Certainty::Unknown, .. })) => {}
-            Err(TransactionError::Failed(error)) if error.is_retryable() => {}
-            Err(TransactionError::Work(_) | TransactionError::Refused(_)) => {}
+            Err(RunError::Failed(Error::TransactionOver { outcome: Certainty::Unknown, .. })) => {}
+            Err(RunError::Failed(error)) if error.is_retryable() => {}
+            Err(RunError::Work(_) | RunError::Refused(_)) => {}
             Err(error) => panic!("{error:?}"),
         }
     }
@@ -203,7 +203,8 @@ where
     let watch = Watch::default();
     let held = server.lock().try_acquire("held").await.unwrap().acquired().unwrap();
     let orders = Arc::<Orders>::default();
-    let workers = (0..4).map(|_| tokio::spawn(work(server.lock(), "worker".into(), &KEYS, watch.clone()))).collect();
+    let workers =
+        (0..4).map(|_| tokio::spawn(work(Wanted::Key(server.lock(), &KEYS), "worker".into(), watch.clone()))).collect();
     let payer = tokio::spawn(payments(server.lock(), orders.clone()));
     for _ in 0..3 {
         sleep(Duration::from_secs(2)).await;

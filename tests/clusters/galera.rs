@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use crate::{
     nodes::{Cluster, Kind, Wandering, pool},
     relay::Relay,
-    watch::{Watch, lead, share, work},
+    watch::{Wanted, Watch, lead, share, work},
 };
 
 crate::suite::tests!(GALERA(
@@ -38,7 +38,7 @@ pub async fn no_key_is_held_twice_while_nodes_stop_and_return(folder: PathBuf) {
             node => (format!("node {node}"), cluster.lock(node)),
         };
         let lock = lock.lease(LEASE);
-        workers.push(tokio::spawn(work(lock, who, &KEYS, watch.clone())));
+        workers.push(tokio::spawn(work(Wanted::Key(lock, &KEYS), who, watch.clone())));
     }
     sleep(Duration::from_secs(3)).await;
     for (node, trouble) in cluster.troubles() {
@@ -68,7 +68,7 @@ pub async fn no_permit_is_held_twice_and_no_two_lead_while_a_node_is_killed(fold
         let node = place % 3 + 1;
         let lock = cluster.lock(node).lease(LEASE);
         let semaphore = lock.semaphore("permits", if place < 3 { 2 } else { 3 });
-        workers.push(tokio::spawn(work(semaphore, format!("worker at {node}"), &["permits"], watch.clone())));
+        workers.push(tokio::spawn(work(Wanted::Permit(semaphore), format!("worker at {node}"), watch.clone())));
         let election = lock.election("leader");
         workers.push(tokio::spawn(lead(election, format!("candidate at {node}"), watch.clone())));
     }
@@ -126,13 +126,13 @@ pub async fn a_look_at_a_node_that_is_behind_lets_no_reader_in(folder: PathBuf) 
     let writers = cluster.lock(1).read_write("k");
     let wandering = Wandering::new(&cluster.urls[0]);
     let readers = wandering.lock().read_write("k");
-    writers.try_write().await.unwrap().acquired().unwrap().release().await.unwrap();
-    readers.try_read().await.unwrap().acquired().unwrap().release().await.unwrap();
+    writers.writer().try_acquire().await.unwrap().acquired().unwrap().release().await.unwrap();
+    readers.readers().try_acquire().await.unwrap().acquired().unwrap().release().await.unwrap();
     cluster.caught_up().await;
     let behind = cluster.behind(2).await;
-    let writer = writers.try_write().await.unwrap().acquired().unwrap();
+    let writer = writers.writer().try_acquire().await.unwrap().acquired().unwrap();
     wandering.turn_to(&cluster.urls[0], &cluster.urls[1]).await;
-    let late = tokio::spawn(async move { readers.try_read().await });
+    let late = tokio::spawn(async move { readers.readers().try_acquire().await });
     sleep(Duration::from_secs(1)).await;
     assert!(is_free_at(&cluster, 2).await && !late.is_finished(), "the node does not know of the writer");
     behind.over().await;

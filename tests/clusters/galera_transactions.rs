@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Certainty, Claim, Error, LeaseLock, ResourceLockExt, Retry, Status, TransactionError, Tx};
+use rowlock::{Certainty, Error, LeaseLock, Retry, RunError, Status, Tx};
 use sqlx::MySql;
 use tokio::time::sleep;
 
@@ -30,10 +30,11 @@ crate::suite::tests!(GALERA(
 const PERSISTENT: Retry = Retry { attempts: 100_000, within: Duration::from_secs(120) };
 
 /// Reads, and writes a value computed from what it read: only exclusion keeps the balance exact.
-async fn pay(mut tx: Tx<MySql>, claim: Claim) -> Result<(), sqlx::Error> {
+async fn pay(mut tx: Tx<MySql>) -> Result<(), sqlx::Error> {
     let balance: i64 = sqlx::query_scalar("SELECT balance FROM account WHERE id = 1").fetch_one(&mut *tx).await?;
     sqlx::query("UPDATE account SET balance = ? WHERE id = 1").bind(balance + 1).execute(&mut *tx).await?;
-    sqlx::query("INSERT INTO payment (token) VALUES (?)").bind(claim.token.get()).execute(&mut *tx).await?;
+    let token = tx.claim().token.get();
+    sqlx::query("INSERT INTO payment (token) VALUES (?)").bind(token).execute(&mut *tx).await?;
     Ok(())
 }
 
@@ -64,10 +65,10 @@ pub async fn a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lea
     let cluster = Cluster::new(folder).await;
     let lock = cluster.lock(1).min_interval(Duration::from_secs(3600));
     let (runs, other) = (Arc::new(AtomicU32::new(0)), cluster.pools[1].clone());
-    let work = |tx, claim| {
+    let work = |tx| {
         let (runs, other) = (runs.clone(), other.clone());
         async move {
-            pay(tx, claim).await?;
+            pay(tx).await?;
             if runs.fetch_add(1, SeqCst) == 0 {
                 sqlx::raw_sql("UPDATE account SET balance = balance + 100 WHERE id = 1").execute(&other).await?;
             }
@@ -83,10 +84,10 @@ pub async fn a_holder_that_another_node_took_over_from_cannot_commit(folder: Pat
     let cluster = Cluster::new(folder).await;
     let (first, second) = (cluster.lock(1), cluster.lock(2));
     let lock = first.retry(Retry { attempts: 1, within: Duration::from_secs(10) });
-    let work = |tx, claim: Claim| {
+    let work = |tx| {
         let second = second.clone();
         async move {
-            pay(tx, claim).await?;
+            pay(tx).await?;
             // The row is locked at this node alone.
             second.force_release("account", Status::Succeeded).await.unwrap();
             second.try_acquire("account").await.unwrap().acquired().unwrap().detach();
@@ -95,10 +96,10 @@ pub async fn a_holder_that_another_node_took_over_from_cannot_commit(folder: Pat
     };
     let error = lock.transaction("account", work).await.unwrap_err();
     let expected = match cluster.kind {
-        Kind::Galera => matches!(error, TransactionError::Failed(Error::Conflict { .. })),
+        Kind::Galera => matches!(error, RunError::Failed(Error::Conflict { .. })),
         // The COMMIT of a group's member fails with an error that leaves its outcome open, and the
         // row that would tell is the next holder's.
-        Kind::Group => matches!(error, TransactionError::Failed(Error::Conflict { .. } | Error::CommitUnknown { .. })),
+        Kind::Group => matches!(error, RunError::Failed(Error::Conflict { .. } | Error::CommitUnknown { .. })),
     };
     assert!(expected, "{error:?}");
     assert_eq!(paid(&cluster).await, (0, 0));
@@ -114,11 +115,11 @@ pub async fn a_node_that_is_behind_is_not_believed_about_a_commit(folder: PathBu
     let transaction = tokio::spawn({
         let (cluster, relay) = (cluster.clone(), relay.clone());
         let runs = Arc::new(AtomicU32::new(0));
-        let work = move |tx, claim| {
+        let work = move |tx| {
             let (cluster, relay, behind) = (cluster.clone(), relay.clone(), behind.clone());
             let first = runs.fetch_add(1, SeqCst) == 0;
             async move {
-                pay(tx, claim).await?;
+                pay(tx).await?;
                 if first {
                     cluster.caught_up().await;
                     behind.send(cluster.behind(2).await).await.unwrap();
@@ -169,17 +170,17 @@ pub async fn payments(kind: Kind, lock: LeaseLock<MySql>, done: Arc<AtomicI64>, 
     while wanted(done.load(SeqCst)) {
         match lock.transaction("account", pay).await {
             Ok(()) => drop(done.fetch_add(1, SeqCst)),
-            Err(TransactionError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
+            Err(RunError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
             // A node undid it for another node's, while a statement was prepared, and told no
             // error.
-            Err(TransactionError::Failed(Error::TransactionOver { .. })) if kind == Kind::Galera => unknown += 1,
+            Err(RunError::Failed(Error::TransactionOver { .. })) if kind == Kind::Galera => unknown += 1,
             // The connection was lost within the work, and so was the server that has the count of
             // confirmations. The work commits nothing by itself.
-            Err(TransactionError::Failed(Error::TransactionOver { outcome: Certainty::Unknown, .. })) => {}
+            Err(RunError::Failed(Error::TransactionOver { outcome: Certainty::Unknown, .. })) => {}
             // The member of a group is not the primary, or not yet.
-            Err(TransactionError::Failed(Error::ReadOnly { .. })) if kind == Kind::Group => {}
-            Err(TransactionError::Failed(error)) if error.is_retryable() => {}
-            Err(TransactionError::Work(_)) => {} // its own statement failed, and it was rolled back
+            Err(RunError::Failed(Error::ReadOnly { .. })) if kind == Kind::Group => {}
+            Err(RunError::Failed(error)) if error.is_retryable() => {}
+            Err(RunError::Work(_)) => {} // its own statement failed, and it was rolled back
             Err(error) => panic!("{error:?}"),
         }
     }

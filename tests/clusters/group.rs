@@ -23,7 +23,7 @@ use crate::{
     nodes::{Cluster, Trouble, Wandering},
     partition::a_cluster_without_a_majority_grants_nothing,
     ticks::{a_node_that_is_behind_makes_no_success_of_a_rollback, each_tick_runs_once_while_nodes_stop_and_return},
-    watch::{Watch, work},
+    watch::{Wanted, Watch, work},
 };
 
 crate::suite::tests!(GROUP(
@@ -82,7 +82,11 @@ async fn each_consistency_level_has_one_holder(folder: PathBuf) {
             Box::pin(async move { sqlx::raw_sql(setting).execute(conn).await.map(drop) })
         });
         let lock = LeaseLock::new(options.connect_lazy(&cluster.urls[place % 3]).unwrap());
-        workers.push(tokio::spawn(work(lock, level.to_owned(), &["one", "two", "three", "four"], watch.clone())));
+        workers.push(tokio::spawn(work(
+            Wanted::Key(lock, &["one", "two", "three", "four"]),
+            level.to_owned(),
+            watch.clone(),
+        )));
     }
     for level in LEVELS {
         watch.goes_on(level, "beside the others").await;
@@ -98,13 +102,13 @@ async fn a_reader_at_a_node_that_is_behind_waits_for_the_group(folder: PathBuf) 
     let cluster = Cluster::new(folder).await;
     let [writers, readers] = [1, 2].map(|node| cluster.lock(node).read_write("k"));
     for lock in [&writers, &readers] {
-        lock.try_write().await.unwrap().acquired().unwrap().release().await.unwrap();
-        lock.try_read().await.unwrap().acquired().unwrap().release().await.unwrap();
+        lock.writer().try_acquire().await.unwrap().acquired().unwrap().release().await.unwrap();
+        lock.readers().try_acquire().await.unwrap().acquired().unwrap().release().await.unwrap();
         cluster.caught_up().await;
     }
     let behind = cluster.behind(2).await;
-    let writer = writers.try_write().await.unwrap().acquired().unwrap();
-    let late = tokio::spawn(async move { readers.try_read().await });
+    let writer = writers.writer().try_acquire().await.unwrap().acquired().unwrap();
+    let late = tokio::spawn(async move { readers.readers().try_acquire().await });
     sleep(Duration::from_secs(1)).await;
     assert!(!late.is_finished(), "{:?}", late.await);
     behind.over().await;
@@ -125,20 +129,20 @@ pub async fn not_believed(cluster: &Cluster, last: usize, trouble: Trouble) {
     let last_url = &cluster.urls[last - 1];
     let wandering = Wandering::new(last_url);
     let readers = wandering.lock().read_write("k");
-    readers.try_write().await.unwrap().acquired().unwrap().release().await.unwrap();
-    readers.try_read().await.unwrap().acquired().unwrap().release().await.unwrap();
+    readers.writer().try_acquire().await.unwrap().acquired().unwrap().release().await.unwrap();
+    readers.readers().try_acquire().await.unwrap().acquired().unwrap().release().await.unwrap();
     cluster.caught_up().await;
     cluster.trouble(last, trouble).await;
     let other = cluster.next_primary(last).await;
     let writers = cluster.lock(other).lease(Duration::from_secs(60)).read_write("k");
-    let writer = writers.write(Duration::from_secs(20)).await.unwrap();
+    let writer = writers.writer().acquire(Duration::from_secs(20)).await.unwrap();
     wandering.turn_to(&cluster.urls[other - 1], last_url).await;
     if trouble == Trouble::Pause {
         cluster.resume(last);
     } else {
         assert_eq!(cluster.held_at(last).await, Some(0), "it knows nothing of the writer");
     }
-    let late = readers.try_read().await;
+    let late = readers.readers().try_acquire().await;
     println!("at a node that was expelled: {late:?}");
     match late {
         Ok(Attempt::Acquired(reader)) => panic!("{reader:?} beside {writer:?}"),
@@ -149,7 +153,7 @@ pub async fn not_believed(cluster: &Cluster, last: usize, trouble: Trouble) {
         other => panic!("{other:?}"),
     }
     cluster.start(last).await;
-    let late = readers.try_read().await;
+    let late = readers.readers().try_acquire().await;
     println!("once it is a member again: {late:?}");
     match late {
         Ok(Attempt::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Held),

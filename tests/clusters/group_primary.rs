@@ -19,7 +19,7 @@ use crate::{
     nodes::{Cluster, Kind, Trouble, pool},
     relay::Relay,
     ticks::{TABLE, Ticking},
-    watch::{Watch, work},
+    watch::{Wanted, Watch, work},
 };
 
 crate::suite::tests!(GROUP(
@@ -78,7 +78,9 @@ async fn no_claim_is_lost_when_the_primary_is_replaced(folder: PathBuf) {
     let clients = Clients { cluster, relay };
     let held = clients.lock().try_acquire("held").await.unwrap().acquired().unwrap();
     let watch = Watch::of(&clients.cluster);
-    let workers = (0..6).map(|_| tokio::spawn(work(clients.lock(), "worker".into(), &KEYS, watch.clone()))).collect();
+    let workers = (0..6)
+        .map(|_| tokio::spawn(work(Wanted::Key(clients.lock(), &KEYS), "worker".into(), watch.clone())))
+        .collect();
     let (done, over) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicBool::new(false)));
     let wanted = |over: Arc<AtomicBool>| move |_| !over.load(SeqCst);
     let payers: Vec<_> = (0..2)

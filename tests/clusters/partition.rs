@@ -6,7 +6,7 @@ use tokio::{task::JoinHandle, time::sleep};
 
 use crate::{
     nodes::Cluster,
-    watch::{Watch, work},
+    watch::{Wanted, Watch, work},
 };
 
 crate::suite::tests!(GALERA(
@@ -22,7 +22,7 @@ pub fn workers(cluster: &Cluster, watch: &Watch) -> Vec<JoinHandle<()>> {
     let worker = |place: usize| {
         let node = place % 3 + 1;
         let lock = cluster.lock(node).lease(LEASE);
-        tokio::spawn(work(lock, format!("node {node}"), &KEYS, watch.clone()))
+        tokio::spawn(work(Wanted::Key(lock, &KEYS), format!("node {node}"), watch.clone()))
     };
     (0..6).map(worker).collect()
 }

@@ -16,7 +16,7 @@ use crate::{
     relay::Relay,
     standby::{Payers, pool},
     ticks::Ticking,
-    watch::{Watch, everything, renew, work},
+    watch::{Wanted, Watch, everything, renew, work},
 };
 
 crate::suite::tests!(PATRONI(
@@ -140,7 +140,7 @@ async fn no_claim_is_lost_when_the_primary_is_paused_and_comes_back(folder: Path
     load.granted_again(&cluster, "the primary was paused", since).await;
     cluster.resume_server(last);
     for _ in 0..3 {
-        load.tasks.push(tokio::spawn(work(direct.clone(), "direct".into(), &DIRECT, load.watch.clone())));
+        load.tasks.push(tokio::spawn(work(Wanted::Key(direct.clone(), &DIRECT), "direct".into(), load.watch.clone())));
     }
     sleep(Duration::from_secs(4)).await;
     cluster.start(last).await;

@@ -12,8 +12,8 @@ use std::{
 };
 
 use rowlock::{
-    Attempt, CatchUp, Error, LeaseLock, LockState, ReadWriteLock, Reason, ResourceLock as _, ResourceLockExt as _,
-    Schedule, Schedules, Tick, TickOutcome, TransactionError,
+    Attempt, CatchUp, Error, LeaseLock, LockState, ReadWriteLock, Reason, ResourceLock as _, RunError, Schedule,
+    Schedules, Tick, TickOutcome,
 };
 use sqlx::{PgPool, Postgres};
 use tokio::time::{Instant, sleep, timeout};
@@ -69,7 +69,7 @@ async fn a_primary_that_was_replaced_grants_nothing(folder: PathBuf) {
     let error = held.renew().await.unwrap_err();
     assert!(error.is_retryable(), "{error:?}");
     let error = old.transaction("account", pay).await.unwrap_err();
-    assert!(matches!(error, TransactionError::Failed(_)), "{error:?}");
+    assert!(matches!(error, RunError::Failed(_)), "{error:?}");
 
     cluster.start(last).await;
     assert_eq!(new.try_acquire("held").await.unwrap().refused().unwrap().reason, Reason::Held);
@@ -89,14 +89,14 @@ async fn a_primary_that_was_replaced_lets_no_reader_or_writer_in(folder: PathBuf
     let (last, next) = replaced(&cluster).await;
     let others = cluster.lock_at(next).lease(LEASE).read_write("k");
 
-    let writer = others.write(PATIENCE).await.unwrap();
+    let writer = others.writer().acquire(PATIENCE).await.unwrap();
     to_read.turn_to(cluster.url_of(next), cluster.url_of(last)).await;
-    not_let_in(readers.try_read().await, "while another one writes");
+    not_let_in(readers.readers().try_acquire().await, "while another one writes");
     writer.release().await.unwrap();
 
-    let reader = others.read(PATIENCE).await.unwrap();
+    let reader = others.readers().acquire(PATIENCE).await.unwrap();
     to_write.turn_to(cluster.url_of(next), cluster.url_of(last)).await;
-    not_let_in(writers.try_write().await, "while another one reads");
+    not_let_in(writers.writer().try_acquire().await, "while another one reads");
     reader.release().await.unwrap();
     cluster.start(last).await;
 }
@@ -104,8 +104,8 @@ async fn a_primary_that_was_replaced_lets_no_reader_or_writer_in(folder: PathBuf
 /// The lock "k" of a client that has read and written.
 async fn known(wandering: &Wandering<Postgres>) -> ReadWriteLock<Postgres> {
     let lock = wandering.lock().read_write("k");
-    lock.try_write().await.unwrap().acquired().unwrap().release().await.unwrap();
-    lock.try_read().await.unwrap().acquired().unwrap().release().await.unwrap();
+    lock.writer().try_acquire().await.unwrap().acquired().unwrap().release().await.unwrap();
+    lock.readers().try_acquire().await.unwrap().acquired().unwrap().release().await.unwrap();
     lock
 }
 
@@ -131,7 +131,7 @@ async fn a_standby_that_lags_grants_nothing_and_loses_nothing(folder: PathBuf) {
         cluster.pause_replay(standby).await;
     }
     let lock = cluster.lock_at(last).lease(LEASE);
-    let writer = lock.read_write("k").write(PATIENCE).await.unwrap();
+    let writer = lock.read_write("k").writer().acquire(PATIENCE).await.unwrap();
     for _ in 0..5 {
         lock.transaction("account", pay).await.unwrap();
     }
@@ -142,7 +142,7 @@ async fn a_standby_that_lags_grants_nothing_and_loses_nothing(folder: PathBuf) {
     let error = at_standby.try_acquire("k").await.unwrap_err();
     assert!(matches!(error, Error::ReadOnly { .. }), "{error:?}");
     wandering.turn_to(cluster.url_of(last), cluster.url_of(standbys[0])).await;
-    not_let_in(readers.try_read().await, "while another one writes");
+    not_let_in(readers.readers().try_acquire().await, "while another one writes");
 
     cluster.kill(last);
     cluster.promoted(standbys).await;

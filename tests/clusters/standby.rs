@@ -11,10 +11,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{
-    Certainty, Claim, Error, LeaseLock, Reason, ResourceLock as _, ResourceLockExt, Retry, TransactionError, Tx,
-    migration::Migration,
-};
+use rowlock::{Certainty, Error, LeaseLock, Reason, ResourceLock as _, Retry, RunError, Tx, migration::Migration};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tokio::{
@@ -93,10 +90,11 @@ async fn until(what: &str, pool: &PgPool, sql: &'static str) {
     }
 }
 
-pub async fn pay(mut tx: Tx<Postgres>, claim: Claim) -> Result<(), sqlx::Error> {
+pub async fn pay(mut tx: Tx<Postgres>) -> Result<(), sqlx::Error> {
     let balance: i64 = sqlx::query_scalar("SELECT balance FROM account WHERE id = 1").fetch_one(&mut *tx).await?;
     sqlx::query("UPDATE account SET balance = $1 WHERE id = 1").bind(balance + 1).execute(&mut *tx).await?;
-    sqlx::query("INSERT INTO payment VALUES ($1)").bind(claim.token.get()).execute(&mut *tx).await?;
+    let token = tx.claim().token.get();
+    sqlx::query("INSERT INTO payment VALUES ($1)").bind(token).execute(&mut *tx).await?;
     Ok(())
 }
 
@@ -144,14 +142,14 @@ async fn payments(lock: LeaseLock<Postgres>, paid: Arc<Paid>) {
     while !paid.over.load(SeqCst) {
         match lock.transaction("account", pay).await {
             Ok(()) => drop(paid.sure.fetch_add(1, SeqCst)),
-            Err(TransactionError::Failed(Error::CommitUnknown { .. })) => drop(paid.unknown.fetch_add(1, SeqCst)),
-            Err(TransactionError::Failed(error)) if error.is_retryable() => {}
+            Err(RunError::Failed(Error::CommitUnknown { .. })) => drop(paid.unknown.fetch_add(1, SeqCst)),
+            Err(RunError::Failed(error)) if error.is_retryable() => {}
             // The connection was lost within the work, and so was the server that has the count of
             // confirmations. The work commits nothing by itself.
-            Err(TransactionError::Failed(Error::TransactionOver { outcome: Certainty::Unknown, .. })) => {}
+            Err(RunError::Failed(Error::TransactionOver { outcome: Certainty::Unknown, .. })) => {}
             // The server is not the primary any more.
-            Err(TransactionError::Failed(Error::ReadOnly { .. })) => {}
-            Err(TransactionError::Work(_)) => {} // its own statement failed, and it was rolled back
+            Err(RunError::Failed(Error::ReadOnly { .. })) => {}
+            Err(RunError::Work(_)) => {} // its own statement failed, and it was rolled back
             Err(error) => panic!("{error:?}"),
         }
     }

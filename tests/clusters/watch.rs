@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Database, Election, Error, Lease, LeaseLock, ReadWriteLock, ResourceLock, Status, Token};
+use rowlock::{Access, Database, Election, Error, Lease, LeaseLock, ReadWriteLock, Token};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -190,18 +190,33 @@ fn summary(error: &(dyn StdError + 'static)) -> String {
     name
 }
 
-/// Acquires these keys one after the other, in random order, until it is stopped. A semaphore
-/// grants a permit instead.
-pub async fn work<DB: Database>(lock: impl ResourceLock<DB>, who: String, keys: &'static [&'static str], watch: Watch) {
+/// What a worker acquires.
+pub enum Wanted<DB: Database> {
+    /// One of these keys.
+    Key(LeaseLock<DB>, &'static [&'static str]),
+    Permit(Access<DB>),
+}
+
+impl<DB: Database> Wanted<DB> {
+    async fn acquire(&self) -> Result<Lease<DB>, Error> {
+        let wait = Duration::from_secs(2);
+        match self {
+            Self::Key(lock, keys) => lock.acquire(keys[fastrand::usize(..keys.len())], wait).await,
+            Self::Permit(permits) => permits.acquire(wait).await,
+        }
+    }
+}
+
+/// Acquires what it wants one time after the other, until it is stopped.
+pub async fn work<DB: Database>(wanted: Wanted<DB>, who: String, watch: Watch) {
     while !watch.is_over() {
-        let key = keys[fastrand::usize(..keys.len())];
-        match lock.acquire(key, Duration::from_secs(2)).await {
-            Ok(grant) => {
-                let key = grant.key().to_string();
-                watch.enter(&key, grant.token().get(), &who);
+        match wanted.acquire().await {
+            Ok(lease) => {
+                let key = lease.key().to_string();
+                watch.enter(&key, lease.token().get(), &who);
                 sleep(Duration::from_millis(fastrand::u64(1..10))).await;
                 watch.leave(&key);
-                if let Err(error) = lock.release(grant, Status::Succeeded).await {
+                if let Err(error) = lease.release().await {
                     watch.failed(&who, &error);
                 }
             }
@@ -222,11 +237,11 @@ const KINDS: [&str; 6] = ["worker", "permit", "leader", "reader 1", "reader 3", 
 pub fn everything<DB: Database>(lock: impl Fn() -> LeaseLock<DB>, watch: &Watch) -> Vec<JoinHandle<()>> {
     let mut tasks = Vec::new();
     for _ in 0..6 {
-        tasks.push(tokio::spawn(work(lock(), "worker".into(), &["one", "two", "three"], watch.clone())));
+        tasks.push(tokio::spawn(work(Wanted::Key(lock(), &["one", "two", "three"]), "worker".into(), watch.clone())));
     }
     for _ in 0..4 {
         let permits = lock().semaphore("permits", 2);
-        tasks.push(tokio::spawn(work(permits, "permit".into(), &["permits"], watch.clone())));
+        tasks.push(tokio::spawn(work(Wanted::Permit(permits), "permit".into(), watch.clone())));
     }
     for _ in 0..3 {
         tasks.push(tokio::spawn(lead(lock().election("leader"), "leader".into(), watch.clone())));
@@ -243,7 +258,7 @@ pub fn everything<DB: Database>(lock: impl Fn() -> LeaseLock<DB>, watch: &Watch)
 pub async fn share<DB: Database>(lock: ReadWriteLock<DB>, writes: bool, who: String, watch: Watch) {
     let (name, wait) = (lock.name().to_string(), Duration::from_secs(2));
     while !watch.is_over() {
-        let attempt = if writes { lock.write(wait).await } else { lock.read(wait).await };
+        let attempt = if writes { lock.writer().acquire(wait).await } else { lock.readers().acquire(wait).await };
         match attempt {
             Ok(lease) => {
                 match writes {
@@ -278,8 +293,8 @@ pub async fn lead<DB: Database>(election: Election<DB>, who: String, watch: Watc
     }
     while !watch.is_over() {
         let (name, inside, label) = (election.name().to_string(), watch.clone(), who.clone());
-        let led = election.lead(async move |leadership| {
-            inside.enter(&name, leadership.term().get(), &label);
+        let led = election.lead(async move |held| {
+            inside.enter(&name, held.token().get(), &label);
             let _inside = Inside(inside.clone(), name.clone());
             sleep(Duration::from_millis(fastrand::u64(1..10))).await;
         });

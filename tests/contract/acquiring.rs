@@ -3,20 +3,19 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{Error, Grant, Reason, ResourceLock, ResourceLockExt, RunOutcome};
+use rowlock::{Error, Grant, Reason, RunError};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::bank::{LEASE, Lock, VERSION, accounts, locks};
+use crate::bank::{Lock, accounts, locks};
 
 harness::tests!(everywhere(
     it_waits_until_the_holder_releases,
     it_waits_until_the_lease_of_a_crashed_holder_ends,
     it_gives_up_at_its_limit,
-    it_refuses_at_once_where_only_a_window_helps_and_ends_later,
-    it_waits_for_a_window_that_ends_in_time,
+    it_refuses_at_once_within_a_window,
     a_version_is_granted_to_everybody,
-    work_runs_under_both,
-    work_is_cancelled_where_the_lock_can_tell
+    work_runs_under_a_key,
+    work_is_cancelled_when_its_lease_is_lost
 ));
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -34,7 +33,9 @@ async fn it_waits_until_the_holder_releases<DB: TestDatabase>(db: TestDb<DB>) {
     let token = holder.token();
     holder.release().await.unwrap();
     let grant = timeout(PATIENCE, waiting).await.unwrap().unwrap();
-    assert!(grant.token() > token && grant.taken_over_from().is_none() && grant.is_held());
+    assert!(
+        grant.token() > token && grant.lease().unwrap().taken_over_from().is_none() && grant.lease().unwrap().is_held()
+    );
 }
 
 /// The lease ends long before its next renewal is due.
@@ -49,7 +50,7 @@ async fn it_waits_until_the_lease_of_a_crashed_holder_ends<DB: TestDatabase>(db:
         "SQLite's clock ticks in milliseconds: {:?}",
         since.elapsed()
     );
-    assert_eq!(grant.taken_over_from().unwrap().token, crashed.token());
+    assert_eq!(grant.lease().unwrap().taken_over_from().unwrap().token, crashed.token());
 }
 
 async fn it_gives_up_at_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
@@ -63,78 +64,62 @@ async fn it_gives_up_at_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-async fn it_refuses_at_once_where_only_a_window_helps_and_ends_later<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().min_interval(60 * MINUTE);
-    acquired(lock.try_acquire("k").await).release().await.unwrap();
-    let refusal = refused(timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap());
-    assert_eq!(refusal.reason, Reason::WithinWindow);
-}
-
-async fn it_waits_for_a_window_that_ends_in_time<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock().min_interval(Duration::from_secs(1));
-    let since = Instant::now();
-    acquired(lock.try_acquire("k").await).release().await.unwrap();
-    drop(acquired(timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap()));
-    assert!(
-        since.elapsed() >= Duration::from_millis(990),
-        "SQLite's clock ticks in milliseconds: {:?}",
-        since.elapsed()
-    );
-    assert!(lock.shutdown(PATIENCE).await);
+/// Only time helps, however soon it comes.
+async fn it_refuses_at_once_within_a_window<DB: TestDatabase>(db: TestDb<DB>) {
+    for window in [60 * MINUTE, MINUTE / 2] {
+        let lock = db.lock().min_interval(window);
+        acquired(lock.try_acquire("k").await).release().await.unwrap();
+        let refusal = refused(timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap());
+        assert_eq!(refusal.reason, Reason::WithinWindow);
+        assert!(refusal.retry_after.is_some_and(|after| after <= window), "{refusal:?}");
+        db.execute("DELETE FROM t_resource_lock").await;
+    }
 }
 
 /// A version excludes no caller. A missing row has no version.
 async fn a_version_is_granted_to_everybody<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let [_, (name, lock)] = locks(&db.pool);
-    let grants = [acquired(lock.try_acquire(name).await), acquired(lock.acquire(name, MINUTE).await)];
-    assert!(grants.iter().all(|grant| grant.token().get() == 0 && grant.is_held() && grant.lease().is_none()));
+    let grants = [acquired(lock.acquire(name, Duration::ZERO).await), acquired(lock.acquire(name, MINUTE).await)];
+    assert!(grants.iter().all(|grant| grant.token().get() == 0 && grant.lease().is_none()));
     assert_ne!(grants[0].claim().holder, grants[1].claim().holder);
     let error = lock.acquire("no-one's", MINUTE).await.unwrap_err();
     assert!(matches!(&error, Error::NotFound { table, .. } if table == "account"), "{error:?}");
 }
 
-async fn work_runs_under_both<DB: TestDatabase>(db: TestDb<DB>) {
-    accounts(&db).await;
-    for (name, lock) in locks(&db.pool) {
-        for (result, status) in [(Ok("done"), "S"), (Err("failed"), "F")] {
-            let ran = lock.run(name, async |grant| {
-                assert_eq!((grant.key().as_str(), grant.is_held()), (name, true));
-                let second = lock.try_acquire(name).await.unwrap();
-                assert_eq!(second.acquired().is_some(), name == VERSION, "a lease keeps others out");
-                result
-            });
-            match ran.await.unwrap() {
-                RunOutcome::Ended { result: ended, recorded: Ok(()) } => assert_eq!(ended, result),
-                other => panic!("{name}: {other:?}"),
+async fn work_runs_under_a_key<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock();
+    for (result, status) in [(Ok("done"), "S"), (Err("failed"), "F")] {
+        let ran = lock.run("k", Duration::ZERO, async |held| {
+            assert_eq!((held.key().as_str(), held.is_held()), ("k", true));
+            assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
+            result.map(|value| (value, held))
+        });
+        match (ran.await, result) {
+            (Ok((value, held)), Ok(expected)) => {
+                assert_eq!(value, expected);
+                assert!(!held.is_held() && held.cancellation_token().is_cancelled(), "it has ended");
             }
-            if name == LEASE {
-                assert_eq!(db.column(name, "status").await.as_deref(), Some(status));
-            }
+            (Err(RunError::Work(error)), Err(expected)) => assert_eq!(error, expected),
+            (other, _) => panic!("{other:?}"),
         }
+        assert_eq!(db.column("k", "status").await.as_deref(), Some(status));
     }
 }
 
-/// The loss of a lease cancels the work. The loss of a version is detected only by its
-/// confirmation.
-async fn work_is_cancelled_where_the_lock_can_tell<DB: TestDatabase>(db: TestDb<DB>) {
-    accounts(&db).await;
-    let lease = db.lock_for(Duration::from_millis(600));
-    let [_, (_, version)] = locks(&db.pool);
-    let locks: [(_, &dyn ResourceLock<DB>); 2] = [(LEASE, &lease), (VERSION, &*version)];
-    for (name, lock) in locks {
-        let ran = lock.run(name, async |grant| {
-            if name == LEASE {
-                db.take_from(name).await;
-                return std::future::pending().await;
-            }
-            db.execute("UPDATE account SET version = version + 1").await;
-            timeout(Duration::from_millis(200), grant.lost()).await.map_err(drop)
-        });
-        match (name, timeout(2 * PATIENCE, ran).await.unwrap().unwrap()) {
-            (LEASE, RunOutcome::Lost(claim)) => assert_eq!(claim.key.as_str(), name),
-            (VERSION, RunOutcome::Ended { result: Err(()), .. }) => {}
-            other => panic!("{other:?}"),
-        }
+async fn work_is_cancelled_when_its_lease_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(Duration::from_millis(600));
+    let mut seen = None;
+    let ran = lock.run("k", Duration::ZERO, async |held| -> Result<(), ()> {
+        seen = Some(held);
+        db.take_from("k").await;
+        std::future::pending().await
+    });
+    match timeout(2 * PATIENCE, ran).await.unwrap() {
+        Err(RunError::Lost { key, .. }) => assert_eq!(key.as_str(), "k"),
+        other => panic!("{other:?}"),
     }
+    let held = seen.unwrap();
+    timeout(PATIENCE, held.lost()).await.unwrap();
+    assert!(!held.is_held());
 }

@@ -56,8 +56,8 @@ impl<DB: TestDatabase> AllHeld<DB> {
         let leases = [
             acquired(lock.acquire("key", PATIENCE).await),
             acquired(lock.semaphore("permit", 1).acquire(PATIENCE).await),
-            acquired(lock.read_write("read").read(PATIENCE).await),
-            acquired(lock.read_write("written").write(PATIENCE).await),
+            acquired(lock.read_write("read").readers().acquire(PATIENCE).await),
+            acquired(lock.read_write("written").writer().acquire(PATIENCE).await),
         ];
         let set = acquired(lock.acquire_all(["first", "second"], PATIENCE).await);
         let term = lock.election("term").campaign().await.unwrap();
@@ -95,8 +95,8 @@ impl<DB: TestDatabase> AllHeld<DB> {
         let held = [
             refused(other.try_acquire("key").await),
             refused(other.semaphore("permit", 1).try_acquire().await),
-            refused(other.read_write("read").try_write().await),
-            refused(other.read_write("written").try_read().await),
+            refused(other.read_write("read").writer().try_acquire().await),
+            refused(other.read_write("written").readers().try_acquire().await),
             refused(other.try_acquire("second").await),
             refused(other.try_acquire("term").await),
         ];

@@ -13,7 +13,7 @@ use harness::{
     PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Error, Grant, LeaseLock, Reason, ResourceLock, ResourceLockExt, RunOutcome, Status};
+use rowlock::{Access, Attempt, Error, Held as HeldLease, Lease, LeaseLock, Reason, ResourceLock, RunError, Tx};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     task::JoinSet,
@@ -34,7 +34,7 @@ harness::tests!(
         a_killed_process_gives_its_place_to_another,
         a_dropped_wait_takes_no_place,
         every_holder_can_commit_and_none_that_was_replaced,
-        run_and_run_within_work_under_each
+        work_runs_under_each
     ),
     servers(a_lost_reply_takes_no_second_place, a_lost_request_takes_no_place),
     everywhere.long(a_dropped_attempt_takes_no_place)
@@ -48,23 +48,44 @@ const WRITERS: usize = 0;
 
 /// A lock, and how many holders it allows.
 pub struct Limited<DB: TestDatabase> {
-    pub lock: Arc<dyn ResourceLock<DB>>,
+    pub lock: LeaseLock<DB>,
     pub most: usize,
+    writes: bool,
 }
 
-/// Returns the name of a lock that allows this many holders of a key, for the jobs of processes.
+impl<DB: TestDatabase> Limited<DB> {
+    /// Returns the access to a name, unless it is that of a key.
+    fn access(&self, name: &str) -> Option<Access<DB>> {
+        match self.most {
+            _ if self.writes => Some(self.lock.read_write(name).writer().clone()),
+            1 => None,
+            most => Some(self.lock.semaphore(name, u32::try_from(most).unwrap())),
+        }
+    }
+
+    pub async fn acquire(&self, name: &str, wait: Duration) -> Result<Lease<DB>, Error> {
+        match self.access(name) {
+            Some(access) => access.acquire(wait).await,
+            None => self.lock.acquire(name, wait).await,
+        }
+    }
+
+    async fn try_acquire(&self, name: &str) -> Attempt<Lease<DB>> {
+        match self.access(name) {
+            Some(access) => access.try_acquire().await.unwrap(),
+            None => self.lock.try_acquire(name).await.unwrap(),
+        }
+    }
+}
+
+/// Returns a lock that allows this many holders of a key, for the jobs of processes.
 fn limits() -> [usize; 4] {
     [WRITERS, 1, 3, 8]
 }
 
 /// Returns a lock that this many may hold at a time.
 fn limited<DB: TestDatabase>(lock: &LeaseLock<DB>, most: usize) -> Limited<DB> {
-    let lock: Arc<dyn ResourceLock<DB>> = match most {
-        WRITERS => Arc::new(lock.read_write("k").writers()),
-        1 => Arc::new(lock.clone()),
-        _ => Arc::new(lock.semaphore("k", u32::try_from(most).unwrap())),
-    };
-    Limited { lock, most: most.max(1) }
+    Limited { lock: lock.clone(), most: most.max(1), writes: most == WRITERS }
 }
 
 fn every_lock<DB: TestDatabase>(lock: &LeaseLock<DB>) -> Vec<Limited<DB>> {
@@ -72,19 +93,19 @@ fn every_lock<DB: TestDatabase>(lock: &LeaseLock<DB>) -> Vec<Limited<DB>> {
 }
 
 /// Returns as many grants as are allowed, and checks that there is no other one.
-async fn fill<DB: TestDatabase>(Limited { lock, most }: &Limited<DB>) -> Vec<Grant<DB>> {
-    let mut grants = Vec::new();
-    for _ in 0..*most {
-        grants.push(acquired(lock.acquire("k", PATIENCE).await));
+async fn fill<DB: TestDatabase>(limited: &Limited<DB>) -> Vec<Lease<DB>> {
+    let mut leases = Vec::new();
+    for _ in 0..limited.most {
+        leases.push(acquired(limited.acquire("k", PATIENCE).await));
     }
-    let refusal = lock.try_acquire("k").await.unwrap().refused().expect("all places are taken");
+    let refusal = limited.try_acquire("k").await.refused().expect("all places are taken");
     assert_eq!(refusal.reason, Reason::Held, "{refusal}");
-    grants
+    leases
 }
 
-async fn release_all<DB: TestDatabase>(Limited { lock, .. }: &Limited<DB>, grants: Vec<Grant<DB>>) {
-    for grant in grants {
-        lock.release(grant, Status::Succeeded).await.unwrap();
+async fn release_all<DB: TestDatabase>(leases: Vec<Lease<DB>>) {
+    for lease in leases {
+        lease.release().await.unwrap();
     }
 }
 
@@ -115,7 +136,7 @@ async fn no_more_than_allowed_and_as_many_as_allowed<DB: TestDatabase>(db: TestD
                 let (count, limited) = (count.clone(), limited(&lock, most));
                 tasks.spawn(async move {
                     for _ in 0..5 {
-                        let grant = acquired(limited.lock.acquire("k", PATIENCE * 3).await);
+                        let grant = acquired(limited.acquire("k", PATIENCE * 3).await);
                         count.begin();
                         eventually("as many as are allowed hold it at once", || async {
                             count.highest.load(Ordering::SeqCst) >= limited.most
@@ -123,7 +144,7 @@ async fn no_more_than_allowed_and_as_many_as_allowed<DB: TestDatabase>(db: TestD
                         .await;
                         sleep(Duration::from_millis(fastrand::u64(5..20))).await;
                         count.end();
-                        limited.lock.release(grant, Status::Succeeded).await.unwrap();
+                        grant.release().await.unwrap();
                     }
                 });
             }
@@ -134,7 +155,7 @@ async fn no_more_than_allowed_and_as_many_as_allowed<DB: TestDatabase>(db: TestD
         let highest = count.highest.load(Ordering::SeqCst);
         assert!(highest <= most.max(1), "{highest} at a time, and {most} are allowed");
         let limited = limited(&db.lock(), most);
-        release_all(&limited, fill(&limited).await).await;
+        release_all(fill(&limited).await).await;
     }
 }
 
@@ -143,11 +164,11 @@ type Held = Arc<Mutex<Vec<(Instant, Instant)>>>;
 
 /// Works under the grant for this long, and records until when it was certainly held: not past the
 /// last deadline that was seen, however long the machine delayed this task.
-async fn work_under<DB: TestDatabase>(grant: &Grant<DB>, work: Duration, held: &Held) {
-    let (began, lease) = (Instant::now(), grant.lease().unwrap());
+async fn work_under<DB: TestDatabase>(grant: &Lease<DB>, work: Duration, held: &Held) {
+    let began = Instant::now();
     let mut trusted = began;
     while began.elapsed() < work {
-        let (now, left) = (Instant::now(), lease.time_left());
+        let (now, left) = (Instant::now(), grant.time_left());
         if !left.is_zero() {
             trusted = now + left;
         }
@@ -174,7 +195,7 @@ async fn no_more_than_allowed_beside_crashes_and_losses<DB: TestDatabase>(db: Te
                 let until = Instant::now() + seconds();
                 let mut turn = number;
                 while Instant::now() < until {
-                    let grant = match limited.lock.acquire("k", SHORT / 2).await {
+                    let grant = match limited.acquire("k", SHORT / 2).await {
                         Ok(grant) => grant,
                         Err(Error::Refused(_)) => continue,
                         // A busy machine takes longer than the wait.
@@ -185,16 +206,15 @@ async fn no_more_than_allowed_beside_crashes_and_losses<DB: TestDatabase>(db: Te
                     match turn % 4 {
                         0 => {
                             let began = Instant::now();
-                            let lease = grant.into_lease().unwrap();
-                            let trusted = began + lease.time_left();
-                            lease.detach();
+                            let trusted = began + grant.time_left();
+                            grant.detach();
                             held.lock().unwrap().push((began, trusted));
                             tokio::time::sleep_until(trusted).await;
                         }
                         step => {
                             let work = if step == 1 { SHORT } else { Duration::from_millis(fastrand::u64(1..20)) };
                             work_under(&grant, work, &held).await;
-                            limited.lock.release(grant, Status::Succeeded).await.ok(); // it may be lost
+                            grant.release().await.ok(); // it may be lost
                         }
                     }
                 }
@@ -208,7 +228,7 @@ async fn no_more_than_allowed_beside_crashes_and_losses<DB: TestDatabase>(db: Te
         assert!(highest >= most.min(2), "{highest} at a time: nothing was shared");
         // No place is left behind by a holder that crashed.
         let limited = limited(&db.lock(), most);
-        release_all(&limited, fill(&limited).await).await;
+        release_all(fill(&limited).await).await;
     }
 }
 
@@ -217,18 +237,18 @@ async fn as_many_are_granted_anew_after_crashes<DB: TestDatabase>(db: TestDb<DB>
         let mut tokens = Vec::new();
         for grant in fill(&limited).await {
             tokens.push((grant.key().clone(), grant.token()));
-            grant.into_lease().unwrap().detach();
+            grant.detach();
         }
         let mut again = Vec::new();
         for _ in 0..limited.most {
-            let grant = acquired(limited.lock.acquire("k", PATIENCE).await);
+            let grant = acquired(limited.acquire("k", PATIENCE).await);
             let (_, before) = tokens.iter().find(|(key, _)| key == grant.key()).expect("one of the same places");
             assert!(grant.token() > *before && grant.taken_over_from().is_some());
             tokens.retain(|(key, _)| key != grant.key());
             again.push(grant);
         }
         assert!(tokens.is_empty(), "each place was taken over once");
-        release_all(&limited, again).await;
+        release_all(again).await;
         db.execute("DELETE FROM t_resource_lock").await;
     }
 }
@@ -237,7 +257,7 @@ async fn as_many_are_granted_anew_after_crashes<DB: TestDatabase>(db: TestDb<DB>
 pub async fn hold<DB: TestDatabase>(pool: sqlx::Pool<DB>, most: &str) {
     let lock = LeaseLock::new(pool).lease(3 * SHORT);
     let limited = limited(&lock, most.parse().unwrap());
-    let grant = acquired(limited.lock.acquire("k", PATIENCE).await);
+    let grant = acquired(limited.acquire("k", PATIENCE).await);
     say(format!("{} {}", grant.key(), grant.token()));
     grant.lost().await;
 }
@@ -254,12 +274,12 @@ async fn a_killed_process_gives_its_place_to_another<DB: TestDatabase>(db: TestD
     let limited = limited(&db.lock(), most);
     // All of them renew: after two leases there is no free place.
     sleep(6 * SHORT).await;
-    assert!(limited.lock.try_acquire("k").await.unwrap().refused().is_some());
+    assert!(limited.try_acquire("k").await.refused().is_some());
     let (mut process, place) = places.swap_remove(fastrand::usize(..most));
     process.kill().await.unwrap();
-    let grant = acquired(limited.lock.acquire("k", PATIENCE).await);
+    let grant = acquired(limited.acquire("k", PATIENCE).await);
     assert_eq!(grant.key().as_str(), place, "the place of the process that was killed");
-    assert!(limited.lock.try_acquire("k").await.unwrap().refused().is_some(), "and no other one");
+    assert!(limited.try_acquire("k").await.refused().is_some(), "and no other one");
 }
 
 /// Each operation is dropped at one point after another. All places can be had afterwards.
@@ -270,12 +290,12 @@ async fn at_each_stop<DB: TestDatabase>(db: TestDb<DB>, wait: Duration) {
             let limited = limited(&db.lock(), most);
             let mut grants = Vec::new();
             for _ in 0..limited.most {
-                grants.push(acquired(limited.lock.acquire(&stage.key, PATIENCE).await));
+                grants.push(acquired(limited.acquire(&stage.key, PATIENCE).await));
             }
-            release_all(&limited, grants).await;
+            release_all(grants).await;
         };
         let act = async |stage: &Stage<'_, DB>, ()| {
-            drop(acquired(limited(&stage.lock, most).lock.acquire(&stage.key, wait).await));
+            drop(acquired(limited(&stage.lock, most).acquire(&stage.key, wait).await));
         };
         at_every_stop_between(
             &db,
@@ -288,10 +308,10 @@ async fn at_each_stop<DB: TestDatabase>(db: TestDb<DB>, wait: Duration) {
                 let since = Instant::now();
                 let mut grants = Vec::new();
                 for _ in 0..limited.most {
-                    grants.push(acquired(limited.lock.acquire(&stage.key, PATIENCE).await));
+                    grants.push(acquired(limited.acquire(&stage.key, PATIENCE).await));
                 }
                 assert!(since.elapsed() < PATIENCE, "{}: no place is kept longer than a lease", stage.key);
-                release_all(&limited, grants).await;
+                release_all(grants).await;
             },
         )
         .await;
@@ -306,7 +326,7 @@ async fn a_dropped_wait_takes_no_place<DB: TestDatabase>(db: TestDb<DB>) {
     at_each_stop(db, PATIENCE).await;
 }
 
-async fn confirmed<DB: TestDatabase>(limited: &Limited<DB>, grant: &Grant<DB>) -> Result<(), Error> {
+async fn confirmed<DB: TestDatabase>(limited: &Limited<DB>, grant: &Lease<DB>) -> Result<(), Error> {
     let mut tx = limited.lock.pool().begin().await.unwrap();
     limited.lock.confirm(grant.claim(), &mut tx).await?;
     tx.commit().await.unwrap();
@@ -328,26 +348,32 @@ async fn every_holder_can_commit_and_none_that_was_replaced<DB: TestDatabase>(db
                 false => committed.unwrap(),
             }
         }
-        let counted = limited.lock.transaction("other", |tx, _| async move {
-            drop(tx);
-            Ok::<_, sqlx::Error>(7)
-        });
-        assert_eq!(counted.await.unwrap(), 7);
+        let work = async |tx: Tx<DB>| Ok::<_, sqlx::Error>(tx.claim().key.clone());
+        let key = match limited.access("other") {
+            Some(access) => access.transaction(work).await,
+            None => limited.lock.transaction("other", work).await,
+        };
+        assert!(key.unwrap().as_str().starts_with("other"));
         db.execute("DELETE FROM t_resource_lock").await;
     }
 }
 
-async fn run_and_run_within_work_under_each<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_runs_under_each<DB: TestDatabase>(db: TestDb<DB>) {
     for limited in every_lock(&db.lock_for(LONG)) {
-        let grants = fill(&limited).await;
-        let ran = limited.lock.run("k", async |_| Ok::<_, std::io::Error>(())).await.unwrap();
-        assert!(matches!(ran, RunOutcome::Refused(_)), "{ran:?}");
-        release_all(&limited, grants).await;
-        let work = async |grant: &Grant<DB>| Ok::<_, std::io::Error>(grant.key().clone());
-        let ran = limited.lock.run_within("k", PATIENCE, work).await.unwrap();
-        let RunOutcome::Ended { result: Ok(key), recorded: Ok(()) } = ran else { panic!("{ran:?}") };
-        assert!(key.as_str().starts_with('k'));
-        release_all(&limited, fill(&limited).await).await;
+        let leases = fill(&limited).await;
+        let access = limited.access("k");
+        let run = async |wait| {
+            let work = async |held: HeldLease| Ok::<_, std::io::Error>(held.key().clone());
+            match &access {
+                Some(access) => access.run(wait, work).await,
+                None => limited.lock.run("k", wait, work).await,
+            }
+        };
+        let ran = run(Duration::ZERO).await;
+        assert!(matches!(ran, Err(RunError::Refused(_))), "{ran:?}");
+        release_all(leases).await;
+        assert!(run(PATIENCE).await.unwrap().as_str().starts_with('k'));
+        release_all(fill(&limited).await).await;
     }
 }
 
@@ -365,14 +391,14 @@ async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way) {
     for most in [WRITERS, 1, 3] {
         for trip in 0.. {
             let others = limited(&db.lock_for(LONG), most);
-            release_all(&others, fill(&others).await).await;
+            release_all(fill(&others).await).await;
             let proxy: Proxy = db.proxy().await;
             let lock = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG);
             let limited = limited(&lock, most);
             // The connection is open, and the table's shape is known.
-            limited.lock.release(acquired(limited.lock.try_acquire("k").await), Status::Succeeded).await.unwrap();
+            limited.try_acquire("k").await.acquired().unwrap().release().await.unwrap();
             proxy.hold_after(way, trip);
-            let attempt = limited.lock.acquire("k", PATIENCE);
+            let attempt = limited.acquire("k", PATIENCE);
             tokio::pin!(attempt);
             let (grant, was_held) = tokio::select! {
                 biased;
@@ -385,16 +411,13 @@ async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way) {
             let grant = acquired(grant);
             let mut others_grants = Vec::new();
             for _ in 1..most {
-                others_grants.push(acquired(others.lock.try_acquire("k").await));
+                others_grants.push(others.try_acquire("k").await.acquired().unwrap());
             }
-            assert!(others.lock.try_acquire("k").await.unwrap().refused().is_some(), "no place is left over");
+            assert!(others.try_acquire("k").await.refused().is_some(), "no place is left over");
             proxy.open();
             drop(grant);
-            eventually("the place is free", || async {
-                others.lock.try_acquire("k").await.unwrap().acquired().is_some()
-            })
-            .await;
-            release_all(&others, others_grants).await;
+            eventually("the place is free", || async { others.try_acquire("k").await.acquired().is_some() }).await;
+            release_all(others_grants).await;
             db.execute("DELETE FROM t_resource_lock").await;
             if !was_held {
                 assert!(trip > 0, "nothing was ever held");

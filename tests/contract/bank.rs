@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::{LeaseLock, ResourceLock, ResourceLockExt, Retry, TransactionError, VersionLock};
+use rowlock::{LeaseLock, ResourceLock, ResourceLockExt, Retry, RunError, VersionLock};
 use sqlx::Pool;
 use tokio::time::sleep;
 
@@ -66,8 +66,8 @@ pub async fn deduct<DB: TestDatabase, L: ResourceLock<DB> + ?Sized>(
     lock: &L,
     account: &str,
     amount: i64,
-) -> Result<i64, TransactionError<sqlx::Error>> {
-    let deducted = lock.transaction(account, |mut tx, _| async move {
+) -> Result<i64, RunError<sqlx::Error>> {
+    let deducted = lock.transaction(account, |mut tx| async move {
         let left = balance_in::<DB>(&mut tx, account).await? - amount;
         sleep(Duration::from_millis(2)).await;
         write_in::<DB>(&mut tx, account, left).await?;

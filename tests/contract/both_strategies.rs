@@ -4,12 +4,12 @@
 //! The checks return whether a guarantee held, so that a test can show that they detect a lock
 //! which breaks it.
 
-use std::{future::ready, sync::Arc};
+use std::{future::ready, sync::Arc, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
 use rowlock::{
-    BoxFuture, Claim, CommitOutcome, ConfirmAt, Confirmation, Error, Grant, Holder, Key, ResourceLock, ResourceLockExt,
-    Retry, Status, Token, TransactionError,
+    BoxFuture, Claim, CommitOutcome, Confirmation, Error, Grant, Holder, Key, ResourceLock, RunError, Status, Token,
+    TransactionTerms,
 };
 use sqlx::Pool;
 use tokio::time::timeout;
@@ -34,20 +34,20 @@ pub type Verdict = Result<(), String>;
 
 /// With 32 workers on one account, the balance contains exactly the deductions that were reported
 /// as done. Contention is never reported as a database error.
-pub async fn loses_no_update<DB: TestDatabase, L>(db: &TestDb<DB>, account: &'static str, locks: &[L]) -> Verdict
+pub async fn loses_no_update<DB: TestDatabase, L>(db: &TestDb<DB>, account: &'static str, locks: &[Arc<L>]) -> Verdict
 where
-    L: ResourceLock<DB> + Clone + 'static,
+    L: ResourceLock<DB> + ?Sized + 'static,
 {
     let before = balance(db, account).await;
     let workers = (0..32).map(|worker| {
         let lock = locks[worker % locks.len()].clone();
-        tokio::spawn(async move { deduct(&lock, account, 1).await })
+        tokio::spawn(async move { deduct(&*lock, account, 1).await })
     });
     let (mut done, mut wrong) = (0, Vec::new());
     for worker in workers.collect::<Vec<_>>() {
         match worker.await.unwrap() {
             Ok(_) => done += 1,
-            Err(TransactionError::Failed(Error::Conflict { .. })) => {}
+            Err(RunError::Failed(Error::Conflict { .. })) => {}
             Err(error) => wrong.push(error),
         }
     }
@@ -65,10 +65,10 @@ where
     L: ResourceLock<DB> + ?Sized,
 {
     let before = balance(db, account).await;
-    let first = acquired(lock.try_acquire(account).await);
+    let first = acquired(lock.acquire(account, Duration::ZERO).await);
     db.execute(&format!("UPDATE t_resource_lock SET expires_at = {} WHERE key_resource = '{account}'", DB::ago(1)))
         .await;
-    let second = acquired(lock.try_acquire(account).await);
+    let second = acquired(lock.acquire(account, Duration::ZERO).await);
     deduct_under(db, lock, second.claim()).await.map_err(|error| format!("the second: {error:?}"))?;
     match deduct_under(db, lock, first.claim()).await {
         Err(Error::Lost { .. } | Error::Conflict { attempts: 1, .. }) => {}
@@ -140,7 +140,7 @@ async fn a_stale_claim_cannot_commit<DB: TestDatabase>(db: TestDb<DB>) {
 struct Unconfirmed<DB: TestDatabase>(Lock<DB>);
 
 impl<DB: TestDatabase> ResourceLock<DB> for Unconfirmed<DB> {
-    fn acquire<'a>(&'a self, key: &'a str, wait: std::time::Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         self.0.acquire(key, wait)
     }
 
@@ -156,16 +156,8 @@ impl<DB: TestDatabase> ResourceLock<DB> for Unconfirmed<DB> {
         self.0.commit_outcome(claim, confirmation)
     }
 
-    fn confirm_at(&self) -> ConfirmAt {
-        self.0.confirm_at()
-    }
-
-    fn time_limit(&self) -> std::time::Duration {
-        self.0.time_limit()
-    }
-
-    fn retry(&self) -> Retry {
-        self.0.retry()
+    fn terms(&self) -> TransactionTerms {
+        self.0.terms()
     }
 
     fn pool(&self) -> &Pool<DB> {
@@ -195,7 +187,7 @@ async fn a_lock_that_confirms_nothing_is_caught<DB: TestDatabase>(db: TestDb<DB>
 struct Own<DB: TestDatabase>(Pool<DB>);
 
 impl<DB: TestDatabase> ResourceLock<DB> for Own<DB> {
-    fn acquire<'a>(&'a self, key: &'a str, _: std::time::Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
+    fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         Box::pin(async move {
             let key = Key::new(key)?;
             let sql = format!("SELECT CAST(version AS char(20)) FROM account WHERE id = '{key}'");
@@ -219,10 +211,6 @@ impl<DB: TestDatabase> ResourceLock<DB> for Own<DB> {
                 Err(_) => Err(Error::conflict(key.clone(), 1)),
             }
         })
-    }
-
-    fn release(&self, _: Grant<DB>, _: Status) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(ready(Ok(())))
     }
 
     fn pool(&self) -> &Pool<DB> {

@@ -260,12 +260,12 @@ async fn an_abandonment<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_run<DB: TestDatabase>(db: TestDb<DB>) {
     let act = async |stage: &Stage<'_, DB>, ()| {
         let began = tokio::sync::Notify::new();
-        let work = async |_: &rowlock::Grant<DB>| -> Result<(), ()> {
+        let work = async |_held| -> Result<(), ()> {
             began.notify_one();
             std::future::pending().await
         };
         tokio::select! {
-            ran = stage.lock.run(&stage.key, work) => panic!("the work does not end: {ran:?}"),
+            ran = stage.lock.run(&stage.key, Duration::ZERO, work) => panic!("the work does not end: {ran:?}"),
             () = began.notified() => {}
         }
     };
@@ -310,7 +310,7 @@ async fn a_transaction<DB: TestDatabase>(db: &TestDb<DB>, lock: impl Fn(&Stage<'
     };
     let act = async |stage: &Stage<'_, DB>, ()| {
         let (lock, key) = (lock(stage), stage.key.as_str());
-        let moved = lock.transaction(key, |mut tx, _| async move {
+        let moved = lock.transaction(key, |mut tx| async move {
             let left = balance_in::<DB>(&mut tx, key).await? - 1;
             write_in::<DB>(&mut tx, key, left).await?;
             let more = balance_in::<DB>(&mut tx, "other").await? + 1;

@@ -10,7 +10,7 @@ use harness::{
     DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Certainty, Error, LeaseLock, ResourceLock, ResourceLockExt, Retry, TransactionError, VersionLock};
+use rowlock::{Certainty, Error, LeaseLock, ResourceLock, ResourceLockExt, Retry, RunError, VersionLock};
 use tokio::time::timeout;
 
 use crate::{
@@ -47,7 +47,7 @@ async fn line<DB: TestDatabase>(db: &TestDb<DB>, within: Duration) -> (Line<DB>,
     let line = Line::new(db, PATIENCE, PATIENCE).await;
     let (lease, version) = (line.lock.clone(), version_lock(&line.pool).share_pool());
     for lock in [&lease as &dyn ResourceLock<DB>, &version] {
-        deduct(lock, if lock.confirm_at() == version.confirm_at() { VERSION } else { LEASE }, 0).await.unwrap();
+        deduct(lock, if lock.terms().confirm_last { VERSION } else { LEASE }, 0).await.unwrap();
     }
     eventually("the connection is idle", || async { line.pool.num_idle() == 1 }).await;
     let retry = Retry { attempts: 100, within };
@@ -55,7 +55,7 @@ async fn line<DB: TestDatabase>(db: &TestDb<DB>, within: Duration) -> (Line<DB>,
 }
 
 /// The result of a transaction, and how often its work was run.
-type Done = (Result<(), TransactionError<sqlx::Error>>, u32);
+type Done = (Result<(), RunError<sqlx::Error>>, u32);
 
 /// Deducts one from an account. After the work's last statement in its first run, this many chunks
 /// pass this way and the next is held. The last argument runs while it is held.
@@ -67,7 +67,7 @@ async fn deduct_held<DB: TestDatabase, L: ResourceLock<DB>>(
     between: impl AsyncFnOnce(&Proxy),
 ) -> Done {
     let runs = AtomicU32::new(0);
-    let done = lock.transaction(account, |mut tx, _| {
+    let done = lock.transaction(account, |mut tx| {
         let first = runs.fetch_add(1, SeqCst) == 0;
         async move {
             let left = balance_in::<DB>(&mut tx, account).await? - 1;
@@ -88,8 +88,8 @@ async fn deduct_held<DB: TestDatabase, L: ResourceLock<DB>>(
 }
 
 #[track_caller]
-fn is_unknown<T: std::fmt::Debug>(done: &Result<T, TransactionError<sqlx::Error>>) {
-    assert!(matches!(done, Err(TransactionError::Failed(Error::CommitUnknown { .. }))), "{done:?}");
+fn is_unknown<T: std::fmt::Debug>(done: &Result<T, RunError<sqlx::Error>>) {
+    assert!(matches!(done, Err(RunError::Failed(Error::CommitUnknown { .. }))), "{done:?}");
 }
 
 async fn has<DB: TestDatabase>(db: &TestDb<DB>, account: &str, taken: i64) {
@@ -185,9 +185,8 @@ async fn a_commit_under_a_version_that_is_not_answered_is_unknown<DB: TestDataba
 }
 
 /// Before the commit is sent, nothing can have changed. Checks that the error says so.
-fn changed_nothing<T: std::fmt::Debug>(done: &Result<T, TransactionError<sqlx::Error>>) {
-    let nothing =
-        matches!(done, Err(TransactionError::Failed(Error::Database { outcome: Certainty::NothingChanged, .. })));
+fn changed_nothing<T: std::fmt::Debug>(done: &Result<T, RunError<sqlx::Error>>) {
+    let nothing = matches!(done, Err(RunError::Failed(Error::Database { outcome: Certainty::NothingChanged, .. })));
     assert!(nothing, "{done:?}");
 }
 
@@ -215,7 +214,7 @@ async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: TestDa
         let lease = acquired(lock.try_acquire(LEASE).await);
         let mut tx = line.pool.begin().await.unwrap();
         let confirmed = line.lost(way, 0, lock.confirm(lease.claim(), &mut tx)).await;
-        changed_nothing(&confirmed.map_err(TransactionError::Failed));
+        changed_nothing(&confirmed.map_err(RunError::Failed));
         drop(tx);
         lease.release().await.unwrap();
         is_had_again(&db, &line, &lock, LEASE).await;
@@ -254,7 +253,7 @@ async fn what_is_committed_before_the_connection_is_lost_is_told<DB: TestDatabas
         for fails in [false, true] {
             let (line, lock, _) = line(&db, PATIENCE).await;
             let proxy = &line.proxy;
-            let done = lock.transaction(LEASE, async |mut tx, _| {
+            let done = lock.transaction(LEASE, async |mut tx| {
                 write_in::<DB>(&mut tx, LEASE, 1).await?;
                 DB::execute_on(&mut tx, "TRUNCATE TABLE staging").await.unwrap_err();
                 proxy.hold_after(way, 0);
@@ -265,10 +264,8 @@ async fn what_is_committed_before_the_connection_is_lost_is_told<DB: TestDatabas
                 proxy.cut();
             };
             let done = timeout(PATIENCE, async { tokio::join!(done, cut).0 }).await.unwrap();
-            let in_part = matches!(
-                done,
-                Err(TransactionError::Failed(Error::TransactionOver { outcome: Certainty::InPart, .. }))
-            );
+            let in_part =
+                matches!(done, Err(RunError::Failed(Error::TransactionOver { outcome: Certainty::InPart, .. })));
             assert!(in_part, "{way:?}, {fails}: {done:?}");
             assert_eq!(balance(&db, LEASE).await, 1);
             assert!(line.lock.shutdown(PATIENCE).await); // the lease has been abandoned

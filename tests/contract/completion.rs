@@ -4,7 +4,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{LeaseLock, Reason, ResourceLock, ResourceLockExt, TransactionError, VersionedTable};
+use rowlock::{LeaseLock, Reason, ResourceLock, ResourceLockExt, RunError, VersionedTable};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::{sleep, timeout};
 
@@ -91,7 +91,7 @@ async fn a_transaction_is_committed_under_any_completion_type<DB: TestDatabase>(
         let versions = version_lock(&pool).share_pool();
         for (name, lock) in [(LEASE, &lease as &dyn ResourceLock<DB>), (VERSION, &versions)] {
             for fails in [false, true] {
-                let done = lock.transaction(name, async |mut tx, _| {
+                let done = lock.transaction(name, async |mut tx| {
                     write_in::<DB>(&mut tx, name, 1).await?;
                     if fails { Err(sqlx::Error::RowNotFound) } else { Ok(()) }
                 });
@@ -113,7 +113,7 @@ async fn a_read_only_session_begins_nothing<DB: TestDatabase>(db: TestDb<DB>) {
         Box::pin(async { DB::execute_on(conn, "SET SESSION TRANSACTION READ ONLY").await.map(drop) })
     });
     let lock = version_lock(&options.connect(&db.url).await.unwrap()).share_pool();
-    let done = lock.transaction(VERSION, async |_, _| -> Result<(), Infallible> { panic!("it does not begin") }).await;
-    let Err(TransactionError::Failed(error)) = done else { panic!("{done:?}") };
+    let done = lock.transaction(VERSION, async |_| -> Result<(), Infallible> { panic!("it does not begin") }).await;
+    let Err(RunError::Failed(error)) = done else { panic!("{done:?}") };
     assert!(format!("{error:?}").contains("its transactions are read-only"), "{error:?}");
 }

@@ -61,7 +61,7 @@ async fn is_tried_again<DB: TestDatabase, E: WorkError + Debug>(
 ) {
     for (name, lock) in locks(&db.pool) {
         let runs = AtomicU32::new(0);
-        let done = lock.transaction(name, |mut tx, _| {
+        let done = lock.transaction(name, |mut tx| {
             let first = runs.fetch_add(1, SeqCst) == 0;
             let meet = &meet;
             async move {

@@ -49,14 +49,14 @@ async fn one_leads_at_a_time_and_terms_grow<DB: TestDatabase>(db: TestDb<DB>) {
         tasks.spawn(async move {
             for _ in 0..4 {
                 let (this, leading, highest) = (election.clone(), leading.clone(), highest.clone());
-                let term = election.lead(async move |leadership| {
+                let term = election.lead(async move |held| {
                     assert!(!leading.swap(true, Ordering::SeqCst), "another one leads");
                     assert!(this.is_leader());
-                    let before = std::mem::replace(&mut *highest.lock().unwrap(), leadership.term());
-                    assert!(before < leadership.term(), "terms grow");
+                    let before = std::mem::replace(&mut *highest.lock().unwrap(), held.token());
+                    assert!(before < held.token(), "terms grow");
                     sleep(Duration::from_millis(5)).await;
                     leading.store(false, Ordering::SeqCst);
-                    leadership.term()
+                    held.token()
                 });
                 let term = timeout(PATIENCE * 3, term).await.unwrap().unwrap();
                 assert!(term > Token::new(0) && !election.is_leader());
@@ -72,8 +72,8 @@ async fn one_leads_at_a_time_and_terms_grow<DB: TestDatabase>(db: TestDb<DB>) {
 pub async fn lead<DB: TestDatabase>(pool: sqlx::Pool<DB>, name: &str) {
     let lock = LeaseLock::builder(pool).label("victim").build().unwrap().lease(LEASE);
     let election = lock.election(name);
-    let led = election.lead(async |leadership| {
-        say(leadership.term());
+    let led = election.lead(async |held| {
+        say(held.token());
         std::future::pending::<()>().await;
     });
     led.await.unwrap();
@@ -114,16 +114,16 @@ async fn a_leader_that_loses_steps_down_and_leads_again<DB: TestDatabase>(db: Te
             eventually("it steps down", || async { ended.load(Ordering::SeqCst) }).await;
             forced
         };
-        let led = election.lead(async |leadership| {
+        let led = election.lead(async |held| {
             if terms.fetch_add(1, Ordering::SeqCst) == 0 {
                 let _work = OnDrop(ended.clone());
                 began.notify_one();
                 match returns {
-                    true => leadership.cancellation_token().cancelled().await,
+                    true => held.cancellation_token().cancelled().await,
                     false => std::future::pending().await,
                 }
             }
-            leadership.term()
+            held.token()
         });
         let (term, forced) = timeout(PATIENCE, async { tokio::join!(led, operator) }).await.unwrap();
         assert!(term.unwrap() > forced);
@@ -211,7 +211,7 @@ async fn an_outage_ends_a_term_and_not_the_campaign<DB: TestDatabase>(db: TestDb
     let lock = LeaseLock::new(proxy.pool::<DB>(4)).lease(LEASE);
     let election = lock.election("k");
     let terms = AtomicUsize::new(0);
-    let led = election.lead(async |leadership| {
+    let led = election.lead(async |held| {
         match terms.fetch_add(1, Ordering::SeqCst) {
             0 => {
                 proxy.hold_everything();
@@ -219,7 +219,7 @@ async fn an_outage_ends_a_term_and_not_the_campaign<DB: TestDatabase>(db: TestDb
             }
             _ => assert!(election.is_leader()),
         }
-        leadership.term()
+        held.token()
     });
     let back = async {
         eventually("the term has begun", || async { terms.load(Ordering::SeqCst) == 1 }).await;

@@ -1,10 +1,10 @@
 //! Transactions that end behind the client's back: by the server, by a statement that commits by
 //! itself, or by one that the driver does not understand. The driver counts them as open.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
 use harness::{TestDatabase, TestDb, acquired};
-use rowlock::{Error, ResourceLockExt, UpdateError, VersionedTable};
+use rowlock::{Error, UpdateError, VersionedTable};
 
 use crate::{
     bank::{LEASE, OPENING, VERSION, accounts, balance, locks, version, write_in},
@@ -73,7 +73,7 @@ async fn confirms<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
 async fn a_confirmation_in_a_transaction_that_has_ended_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     prepare(&db).await;
     for (name, lock) in locks(&db.pool) {
-        let grant = acquired(lock.try_acquire(name).await);
+        let grant = acquired(lock.acquire(name, Duration::ZERO).await);
         for (ending, fails) in endings(db.server.name) {
             let pool = db.pool_of(1).await;
             let mut tx = pool.begin_with(DB::BEGIN).await.unwrap();
@@ -113,7 +113,7 @@ async fn a_balance_in_a_transaction_that_has_ended_is_not_changed<DB: TestDataba
 async fn a_deadlock_ends_the_transaction_of_a_confirmation<DB: TestDatabase>(db: TestDb<DB>) {
     prepare(&db).await;
     for (name, lock) in locks(&db.pool) {
-        let grant = acquired(lock.try_acquire(name).await);
+        let grant = acquired(lock.acquire(name, Duration::ZERO).await);
         let mut tx = db.pool.begin_with(DB::BEGIN).await.unwrap();
         write_in::<DB>(&mut tx, name, 1).await.unwrap();
         deadlock(&db, &mut tx, name).await;

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::{Certainty, Error, ResourceLock, ResourceLockExt, Retry, TransactionError, Tx};
+use rowlock::{Certainty, Error, ResourceLock, ResourceLockExt, Retry, RunError, Tx};
 use tokio::time::timeout;
 
 use crate::{
@@ -92,7 +92,7 @@ async fn work_that_goes_on_after_a_deadlock_is_done_once<DB: TestDatabase>(db: T
     rows(&db).await;
     for (time, (name, lock)) in (1..).zip(under_any_completion_type(&db).await) {
         let runs = AtomicU32::new(0);
-        let done = lock.transaction(name, |mut tx, _| {
+        let done = lock.transaction(name, |mut tx| {
             let (db, first) = (&db, runs.fetch_add(1, SeqCst) == 0);
             async move { add_to_all(db, &mut tx, first).await }
         });
@@ -106,17 +106,17 @@ async fn work_that_goes_on_after_a_deadlock_and_gives_up_changed_nothing<DB: Tes
     rows(&db).await;
     let once = Retry { attempts: 1, within: PATIENCE };
     for (name, lock) in locks_with(&db.pool, once) {
-        let done = lock.transaction(name, async |mut tx, _| add_to_all(&db, &mut tx, true).await);
+        let done = lock.transaction(name, async |mut tx| add_to_all(&db, &mut tx, true).await);
         let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
-        assert!(matches!(error, TransactionError::Failed(Error::Conflict { attempts: 1, .. })), "{error:?}");
+        assert!(matches!(error, RunError::Failed(Error::Conflict { attempts: 1, .. })), "{error:?}");
         assert_eq!(balances(&db).await, [0; 4], "{name}");
         // An error of the work's own is returned as it is.
-        let done = lock.transaction(name, async |mut tx, _| {
+        let done = lock.transaction(name, async |mut tx| {
             add_to_all(&db, &mut tx, true).await.unwrap_err();
             Err::<(), _>(Failed::ByItself)
         });
         let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
-        assert!(matches!(error, TransactionError::Work(Failed::ByItself)), "{error:?}");
+        assert!(matches!(error, RunError::Work(Failed::ByItself)), "{error:?}");
         assert_eq!(balances(&db).await, [0; 4], "{name}");
     }
     assert_eq!(version(&db, VERSION).await, 0);
@@ -129,7 +129,7 @@ async fn what_follows_a_deadlock_and_is_committed_is_told<DB: TestDatabase>(db: 
     for (time, (name, lock)) in (1..).zip(under_any_completion_type(&db).await) {
         for end in ["COMMIT", "CREATE OR REPLACE VIEW one AS SELECT 1 AS n"] {
             let runs = AtomicU32::new(0);
-            let done = lock.transaction(name, |mut tx, _| {
+            let done = lock.transaction(name, |mut tx| {
                 let db = &db;
                 runs.fetch_add(1, SeqCst);
                 async move {
@@ -149,9 +149,9 @@ async fn what_follows_a_deadlock_and_is_committed_is_told<DB: TestDatabase>(db: 
 }
 
 #[track_caller]
-fn is_over<E: std::fmt::Debug>(error: &TransactionError<E>, expected: Certainty) {
+fn is_over<E: std::fmt::Debug>(error: &RunError<E>, expected: Certainty) {
     match error {
-        TransactionError::Failed(error @ Error::TransactionOver { outcome, .. }) if *outcome == expected => {
+        RunError::Failed(error @ Error::TransactionOver { outcome, .. }) if *outcome == expected => {
             let asks = error.to_string().contains("read it before it is repeated");
             assert_eq!(asks, expected != Certainty::NothingChanged, "{error}");
         }
@@ -168,15 +168,15 @@ async fn work_whose_transaction_has_ended_does_not_run_again<DB: TestDatabase>(d
         for (name, lock) in locks(&pool) {
             db.execute(&format!("UPDATE account SET balance = {OPENING}")).await;
             let runs = AtomicU32::new(0);
-            let done = lock.transaction(name, |mut tx, claim| {
-                let db = &db;
+            let done = lock.transaction(name, |mut tx| {
+                let (db, key) = (&db, tx.claim().key.clone());
                 runs.fetch_add(1, SeqCst);
                 async move {
                     write_in::<DB>(&mut tx, name, 1).await.unwrap();
                     // MySQL and MariaDB commit, and then refuse a statement that writes.
                     let ended = DB::execute_on(&mut tx, ending).await;
                     assert!(ended.is_ok() || !["postgres", "sqlite"].contains(&db.server.name), "{ended:?}");
-                    Err::<(), _>(Error::conflict(claim.key, 1))
+                    Err::<(), _>(Error::conflict(key, 1))
                 }
             });
             let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
@@ -200,7 +200,7 @@ async fn is_usable<DB: TestDatabase>(db: &TestDb<DB>, lock: &dyn ResourceLock<DB
     };
     write(7).await;
     assert_eq!(balance(db, account).await, 7);
-    let done = lock.transaction(account, |mut tx: Tx<DB>, _| async move { write_in::<DB>(&mut tx, account, 8).await });
+    let done = lock.transaction(account, |mut tx: Tx<DB>| async move { write_in::<DB>(&mut tx, account, 8).await });
     timeout(PATIENCE, done).await.unwrap().unwrap();
     assert_eq!(balance(db, account).await, 8);
     write(9).await;
@@ -210,7 +210,7 @@ async fn is_usable<DB: TestDatabase>(db: &TestDb<DB>, lock: &dyn ResourceLock<DB
 async fn work_that_fails_after_its_transaction_has_ended_is_told<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
-        let done = lock.transaction(name, async |mut tx, _| {
+        let done = lock.transaction(name, async |mut tx| {
             write_in::<DB>(&mut tx, name, 1).await?;
             DB::execute_on(&mut tx, "COMMIT").await?;
             Err::<(), _>(Failed::ByItself)
@@ -227,7 +227,7 @@ async fn an_aborted_transaction_changed_nothing<DB: TestDatabase>(db: TestDb<DB>
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
         let runs = AtomicU32::new(0);
-        let done = lock.transaction(name, |mut tx, _| {
+        let done = lock.transaction(name, |mut tx| {
             let (db, first) = (&db, runs.fetch_add(1, SeqCst) == 0);
             async move {
                 write_in::<DB>(&mut tx, name, 1).await?;
@@ -241,7 +241,7 @@ async fn an_aborted_transaction_changed_nothing<DB: TestDatabase>(db: TestDb<DB>
         });
         let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
         // PostgreSQL answers every statement of an aborted transaction with the same error.
-        assert!(matches!(error, TransactionError::Work(_)), "{error:?}");
+        assert!(matches!(error, RunError::Work(_)), "{error:?}");
         assert_eq!((balance(&db, name).await, version(&db, name).await), (OPENING, 0));
     }
 }
@@ -251,7 +251,7 @@ async fn an_aborted_transaction_changed_nothing<DB: TestDatabase>(db: TestDb<DB>
 async fn a_deadlock_that_the_work_keeps_to_itself_changed_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     rows(&db).await;
     for (name, lock) in locks(&db.pool) {
-        let done = lock.transaction(name, async |mut tx, _| {
+        let done = lock.transaction(name, async |mut tx| {
             add_to_all(&db, &mut tx, true).await.unwrap_err();
             Ok::<_, sqlx::Error>(())
         });
@@ -266,7 +266,7 @@ async fn nothing_is_written_after_a_commit_by_the_work<DB: TestDatabase>(db: Tes
     rows(&db).await;
     for (time, (name, lock)) in (1..).zip(locks(&db.pool)) {
         for begins in [false, true] {
-            let done = lock.transaction(name, async |mut tx, _| {
+            let done = lock.transaction(name, async |mut tx| {
                 add::<DB>(&mut tx, "r0").await?;
                 DB::execute_on(&mut tx, "COMMIT").await?;
                 if begins {
@@ -286,7 +286,7 @@ async fn a_transaction_of_the_works_own_is_not_called_undone<DB: TestDatabase>(d
     rows(&db).await;
     for (time, (name, lock)) in (1..).zip(locks(&db.pool)) {
         for end in ["COMMIT AND CHAIN", "START TRANSACTION READ WRITE"] {
-            let done = lock.transaction(name, async |mut tx, _| {
+            let done = lock.transaction(name, async |mut tx| {
                 add::<DB>(&mut tx, "r0").await?;
                 DB::execute_on(&mut tx, end).await?;
                 add::<DB>(&mut tx, "r1").await.map(drop)
@@ -302,7 +302,7 @@ async fn a_transaction_of_the_works_own_is_not_called_undone<DB: TestDatabase>(d
 async fn a_conflict_that_rolls_back_is_told<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
-        let done = lock.transaction(name, async |mut tx, _| {
+        let done = lock.transaction(name, async |mut tx| {
             write_in::<DB>(&mut tx, name, 1).await?;
             let inserted = DB::execute_on(&mut tx, "INSERT OR ROLLBACK INTO account VALUES ('other', 0, 0)").await;
             write_in::<DB>(&mut tx, "other", 2).await?;

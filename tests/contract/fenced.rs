@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Confirmation, Error, LeaseLock, Reason, ResourceLock, ResourceLockExt, Status};
+use rowlock::{Confirmation, Error, LeaseLock, Reason, ResourceLock, Status};
 use sqlx::{AssertSqlSafe, Transaction};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -46,10 +46,10 @@ async fn confirms<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> i64 {
 async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
-        let stale = acquired(lock.try_acquire(name).await);
+        let stale = acquired(lock.acquire(name, Duration::ZERO).await);
         if name == LEASE {
             ends_in(&db, name, -1).await;
-            acquired(lock.try_acquire(name).await);
+            acquired(lock.acquire(name, Duration::ZERO).await);
         } else {
             db.execute("UPDATE account SET version = version + 1 WHERE id = 'version'").await;
         }
@@ -70,7 +70,7 @@ async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: TestDatabase>(db: 
 /// busy.
 async fn a_confirmed_claim_keeps_others_out_until_the_commit<DB: TestDatabase>(db: TestDb<DB>) {
     let (lock, other) = (db.lock(), db.lock());
-    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLock::acquire(&lock, "k", Duration::ZERO).await);
     ends_in(&db, "k", 500).await;
     let mut tx = begin(&db).await;
     assert_eq!(lock.confirm(grant.claim(), &mut tx).await.unwrap(), Confirmation(1));
@@ -89,7 +89,7 @@ async fn a_confirmed_claim_keeps_others_out_until_the_commit<DB: TestDatabase>(d
 async fn an_expired_claim_that_was_not_taken_over_may_commit<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let lock = db.lock();
-    let grant = acquired(ResourceLockExt::try_acquire(&lock, LEASE).await);
+    let grant = acquired(ResourceLock::acquire(&lock, LEASE, Duration::ZERO).await);
     ends_in(&db, LEASE, -1000).await;
     let mut tx = begin(&db).await;
     lock.confirm(grant.claim(), &mut tx).await.unwrap();
@@ -101,7 +101,7 @@ async fn an_expired_claim_that_was_not_taken_over_may_commit<DB: TestDatabase>(d
 
 async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLock::acquire(&lock, "k", Duration::ZERO).await);
     let mut tx = begin(&db).await;
     lock.confirm(grant.claim(), &mut tx).await.unwrap();
     let hurried = LeaseLock::builder(db.pool_of(1).await).time_limit(Duration::from_millis(300)).build().unwrap();
@@ -127,17 +127,17 @@ async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: TestDatabase
 async fn a_renewal_does_not_trip_over_the_transactions_own_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = Duration::from_secs(3);
     let lock = db.lock_for(lease);
-    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLock::acquire(&lock, "k", Duration::ZERO).await);
     let since = Instant::now();
     let mut tx = begin(&db).await;
     lock.confirm(grant.claim(), &mut tx).await.unwrap();
     while since.elapsed() < lease / 2 {
-        assert!(grant.is_held(), "in the transaction");
+        assert!(grant.lease().unwrap().is_held(), "in the transaction");
         sleep(lease / 50).await;
     }
     tx.commit().await.unwrap();
     while since.elapsed() < 2 * lease {
-        assert!(grant.is_held(), "after it: {:?}", since.elapsed());
+        assert!(grant.lease().unwrap().is_held(), "after it: {:?}", since.elapsed());
         sleep(lease / 50).await;
     }
     lock.release(grant, Status::Succeeded).await.unwrap();
@@ -146,7 +146,7 @@ async fn a_renewal_does_not_trip_over_the_transactions_own_row<DB: TestDatabase>
 async fn a_confirmation_needs_a_transaction<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
-        let grant = acquired(lock.try_acquire(name).await);
+        let grant = acquired(lock.acquire(name, Duration::ZERO).await);
         let mut conn = db.pool.acquire().await.unwrap();
         let error = lock.confirm(grant.claim(), &mut conn).await.unwrap_err();
         assert!(matches!(error, Error::NotInTransaction { .. }), "{error:?}");
@@ -167,7 +167,7 @@ async fn a_claim_that_is_younger_than_the_snapshot_is_a_conflict<DB: TestDatabas
     };
     let mut tx = db.pool.begin_with(AssertSqlSafe(begin)).await.unwrap();
     DB::text_on(&mut tx, "SELECT status FROM t_resource_lock WHERE key_resource = 'k'").await.unwrap();
-    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLock::acquire(&lock, "k", Duration::ZERO).await);
     let confirmed = lock.confirm(grant.claim(), &mut tx).await;
     let heeds_snapshots = ["postgres", "sqlite"].contains(&db.server.name) || has_snapshot_isolation(&db).await;
     match confirmed {
@@ -188,7 +188,7 @@ async fn has_snapshot_isolation<DB: TestDatabase>(db: &TestDb<DB>) -> bool {
 /// restarted, because it read the row while it waited.
 async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLock::acquire(&lock, "k", Duration::ZERO).await);
     let mut first = begin(&db).await;
     assert_eq!(lock.confirm(grant.claim(), &mut first).await.unwrap(), Confirmation(1));
     let begins_anew = has_snapshot_isolation(&db).await;
@@ -216,7 +216,7 @@ async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestDatabase
 
 async fn a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let grant = acquired(ResourceLockExt::try_acquire(&lock, "k").await);
+    let grant = acquired(ResourceLock::acquire(&lock, "k", Duration::ZERO).await);
     for _ in 0..2 {
         let mut tx = begin(&db).await;
         assert_eq!(lock.confirm(grant.claim(), &mut tx).await.unwrap(), Confirmation(1));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{LeaseLock, Reason, ResourceLockExt, RunOutcome};
+use rowlock::{LeaseLock, Reason, RunError};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::batched::{assert_statements, counted, numbered, set_up, together, tries};
@@ -15,7 +15,6 @@ harness::tests!(everywhere(
     a_handle_without_an_interval_is_not_refused_for_one,
     a_shutdown_waits_for_all_handles,
     claims_on_equal_terms_go_together,
-    a_task_on_other_terms_is_not_held_up,
     a_lock_made_from_a_url_works,
     a_url_that_is_wrong_is_an_error_without_its_password,
     a_tick_whose_instance_dies_runs_elsewhere,
@@ -96,20 +95,6 @@ async fn claims_on_equal_terms_go_together<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(last.time_left() > HOUR / 2 && others.iter().all(|lease| lease.time_left() <= 7 * SHORT));
 }
 
-/// The first task waits for the end of its minimum interval, which does not concern the second.
-async fn a_task_on_other_terms_is_not_held_up<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock();
-    let interval = 4 * SHORT;
-    let spaced = lock.clone().min_interval(interval);
-    acquired(spaced.try_acquire("k").await).release().await.unwrap();
-    let since = Instant::now();
-    let waiting = tokio::spawn(async move { acquired(spaced.acquire("k", PATIENCE).await) });
-    sleep(SHORT / 2).await;
-    acquired(lock.acquire("k", PATIENCE).await).release().await.unwrap();
-    assert!(since.elapsed() < interval && !waiting.is_finished(), "{:?}", since.elapsed());
-    waiting.await.unwrap().release().await.unwrap();
-}
-
 async fn a_lock_made_from_a_url_works<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = LeaseLock::<DB>::connect(&db.url).await.unwrap();
     rowlock::migrate(lock.pool()).await.unwrap();
@@ -138,11 +123,11 @@ async fn a_tick_whose_instance_dies_runs_elsewhere<DB: TestDatabase>(db: TestDb<
             let lock = db.lock().min_interval(HOUR);
             let (began, mut finish) = (began.clone(), finish.subscribe());
             tokio::spawn(async move {
-                let work = async |_: &rowlock::Grant<DB>| {
+                let work = async |_held| {
                     began.send(number).unwrap();
                     finish.recv().await
                 };
-                lock.run_within("report", HOUR / 2, work).await.unwrap()
+                lock.run("report", HOUR / 2, work).await
             })
         })
         .collect();
@@ -155,25 +140,24 @@ async fn a_tick_whose_instance_dies_runs_elsewhere<DB: TestDatabase>(db: TestDb<
     let (done, refused) = (instances.remove(second.max(third)), instances.remove(second.min(third)));
     let (done, refused) = if second > third { (done, refused) } else { (refused, done) };
     let done = timeout(PATIENCE, done).await.unwrap().unwrap();
-    assert!(matches!(done, RunOutcome::Ended { result: Ok(()), recorded: Ok(()) }), "{done:?}");
+    done.unwrap();
     let refused = timeout(PATIENCE, refused).await.expect("it does not wait for the interval").unwrap();
-    assert!(matches!(&refused, RunOutcome::Refused(why) if why.reason == Reason::WithinWindow), "{refused:?}");
+    assert!(matches!(&refused, Err(RunError::Refused(why)) if why.reason == Reason::WithinWindow), "{refused:?}");
     assert!(starts.try_recv().is_err(), "the tick ran once more");
 }
 
 async fn a_wait_that_could_outlast_the_interval_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(SHORT);
     for wait in [SHORT, HOUR, Duration::MAX] {
-        let run = lock.run_within("k", wait, async |_| -> Result<(), ()> { panic!("it does not start") });
-        let error = run.await.unwrap_err();
+        let run = lock.run("k", wait, async |_| -> Result<(), ()> { panic!("it does not start") });
+        let Err(RunError::Failed(error)) = run.await else { panic!("{wait:?} is possible") };
         assert!(error.to_string().contains("shorter than the minimum interval"), "{error}");
     }
     assert!(lock.inspect("k").await.unwrap().is_none(), "nothing was sent");
-    let ran = lock.run_within("k", SHORT / 2, async |_| Ok::<_, ()>(())).await.unwrap();
-    assert!(matches!(ran, RunOutcome::Ended { .. }), "{ran:?}");
+    lock.run("k", SHORT / 2, async |_| Ok::<_, ()>(())).await.unwrap();
     eventually("without an interval any wait is possible", || async {
-        let free = db.lock().run_within("l", Duration::MAX, async |_| Ok::<_, ()>(())).await;
-        matches!(free, Ok(RunOutcome::Ended { .. }))
+        let free = db.lock().run("l", Duration::MAX, async |_| Ok::<_, ()>(())).await;
+        free.is_ok()
     })
     .await;
     acquired(db.lock().acquire("k", HOUR).await);
@@ -182,12 +166,11 @@ async fn a_wait_that_could_outlast_the_interval_is_refused<DB: TestDatabase>(db:
 /// The second instance begins the tick a little later, with a wait that ends after the interval.
 async fn a_run_within_the_interval_of_another_is_refused_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     let spaced = |lock: LeaseLock<DB>| lock.min_interval(8 * SHORT);
-    let first = spaced(db.lock()).run_within("k", SHORT, async |_| Ok::<_, ()>(())).await.unwrap();
-    assert!(matches!(first, RunOutcome::Ended { .. }), "{first:?}");
+    spaced(db.lock()).run("k", SHORT, async |_| Ok::<_, ()>(())).await.unwrap();
     sleep(SHORT / 2).await;
     let since = Instant::now();
-    let late = spaced(db.lock()).run_within("k", 8 * SHORT - SHORT / 10, async |_| Ok::<_, ()>(())).await.unwrap();
-    assert!(matches!(&late, RunOutcome::Refused(why) if why.reason == Reason::WithinWindow), "{late:?}");
+    let late = spaced(db.lock()).run("k", 8 * SHORT - SHORT / 10, async |_| Ok::<_, ()>(())).await;
+    assert!(matches!(&late, Err(RunError::Refused(why)) if why.reason == Reason::WithinWindow), "{late:?}");
     assert!(since.elapsed() < 6 * SHORT, "{:?}", since.elapsed());
 }
 

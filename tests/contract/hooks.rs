@@ -10,7 +10,7 @@ use std::{
 };
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{LeaseLock, Reason, ResourceLockExt as _, Retry, TransactionError, VersionedTable};
+use rowlock::{LeaseLock, Reason, Retry, RunError, VersionedTable};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::sleep;
 
@@ -81,8 +81,8 @@ async fn a_hook_that_begins_a_transaction_is_named<DB: TestDatabase>(db: TestDb<
     });
     let lock = LeaseLock::new(options.connect(&db.url).await.unwrap());
     let lock = lock.retry(Retry { within: PATIENCE, ..Retry::default() });
-    let done = lock.transaction("k", async |_, _| -> Result<(), Infallible> { panic!("it does not begin") }).await;
-    let Err(TransactionError::Failed(error)) = done else { panic!("{done:?}") };
+    let done = lock.transaction("k", async |_| -> Result<(), Infallible> { panic!("it does not begin") }).await;
+    let Err(RunError::Failed(error)) = done else { panic!("{done:?}") };
     assert!(cause(&error).contains(HOOKS), "{error}: {}", cause(&error));
     // It pauses between two connections.
     assert!(opened.load(SeqCst) < 100, "{opened:?}");

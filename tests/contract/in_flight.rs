@@ -116,7 +116,7 @@ async fn loses_its_turn<DB: TestDatabase>(db: &TestDb<DB>, key: &str, passed: us
     acquired(lock.try_acquire("warm").await).release().await.unwrap();
     let readers = lock.read_write(key);
     proxy.hold_after(Way::Requests, passed);
-    let reader = tokio::spawn(async move { readers.try_read().await });
+    let reader = tokio::spawn(async move { readers.readers().try_acquire().await });
     held_or_over(&proxy, Way::Requests, &reader).await;
     proxy.let_others_pass();
     let name = format!("SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = '{key}' AND lock_flag = 1");
@@ -124,7 +124,7 @@ async fn loses_its_turn<DB: TestDatabase>(db: &TestDb<DB>, key: &str, passed: us
     if !reader.is_finished() && db.number(&name).await == Some(1) {
         db.lock().force_release(key, Status::Failed).await.unwrap().unwrap();
         let writers = db.lock_for(PATIENCE).read_write(key);
-        writer = writers.try_write().await.unwrap().acquired();
+        writer = writers.writer().try_acquire().await.unwrap().acquired();
     }
     if writer.is_some() {
         let lost = || events::about(key).iter().any(|event| event.contains("lost"));

@@ -8,7 +8,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{ConfirmAt, Error, Lease, LeaseLock, ResourceLockExt as _, Retry, VersionedTable};
+use rowlock::{Error, Lease, LeaseLock, Retry, VersionedTable};
 use sqlx::{Connection as _, Sqlite, SqlitePool, sqlite::SqlitePoolOptions};
 use tokio::time::timeout;
 
@@ -177,7 +177,7 @@ async fn it_outlives_a_deduction<DB: TestDatabase>(_: TestDb<DB>) {
 
 /// The work opens a savepoint of its own in the transaction.
 async fn it_outlives_a_transaction<DB: TestDatabase>(_: TestDb<DB>) {
-    for order in [ConfirmAt::First, ConfirmAt::Last] {
+    for leased in [true, false] {
         let act = async |memory: &Memory, key: &str, ()| {
             let work = async |mut tx: rowlock::Tx<Sqlite>| {
                 Sqlite::execute_on(&mut tx, "UPDATE account SET balance = balance - 1").await?;
@@ -185,9 +185,9 @@ async fn it_outlives_a_transaction<DB: TestDatabase>(_: TestDb<DB>) {
                 Sqlite::execute_on(&mut inner, "UPDATE account SET balance = balance + 1").await?;
                 inner.commit().await
             };
-            match order {
-                ConfirmAt::First => memory.lock.transaction(key, |tx, _| work(tx)).await.unwrap(),
-                _ => version_lock(&memory.pool).transaction(key, |tx, _| work(tx)).await.unwrap(),
+            match leased {
+                true => memory.lock.transaction(key, work).await.unwrap(),
+                false => version_lock(&memory.pool).transaction(key, work).await.unwrap(),
             }
         };
         outlives(async |memory, key| memory.account(key).await, act).await;
@@ -217,7 +217,7 @@ async fn it_outlives_what_times_out<DB: TestDatabase>(_: TestDb<DB>) {
         assert!(table.deduct("a", 1).await.is_err(), "{url}: it takes longer than its limit");
         memory.is_whole(&format!("{url}: a deduction")).await;
         let versions = version_lock(&memory.pool).time_limit(limit);
-        assert!(versions.transaction("a", async |_, _| Ok::<_, sqlx::Error>(())).await.is_err());
+        assert!(versions.transaction("a", async |_| Ok::<_, sqlx::Error>(())).await.is_err());
         memory.is_whole(&format!("{url}: a transaction")).await;
     }
 }
@@ -233,7 +233,7 @@ async fn it_outlives_work_that_ends_its_transaction<DB: TestDatabase>(_: TestDb<
             .execute("CREATE TRIGGER refuse BEFORE INSERT ON refusing BEGIN SELECT RAISE(ROLLBACK, 'all of it'); END")
             .await;
         for statement in ["COMMIT", "ROLLBACK", "INSERT INTO refusing VALUES (1)"] {
-            let work = async |mut tx: rowlock::Tx<Sqlite>, _| {
+            let work = async |mut tx: rowlock::Tx<Sqlite>| {
                 if inner {
                     let mut inner = tx.begin().await?;
                     Sqlite::execute_on(&mut inner, statement).await.map(drop)

@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLockExt, Rules, RunOutcome};
+use rowlock::{Attempt, Error, LeaseLock, Reason, Rules, RunError};
 use tokio::time::{Instant, sleep, timeout};
 
 harness::tests!(
@@ -231,15 +231,16 @@ async fn a_thousand_leases_are_renewed_in_few_statements<DB: TestDatabase>(db: T
 
 async fn run_releases_by_the_works_result<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let ran = lock.run("k", async |lease| Ok::<_, String>(lease.token())).await.unwrap();
-    assert!(matches!(ran, RunOutcome::Ended { result: Ok(_), recorded: Ok(()) }), "{ran:?}");
+    let now = Duration::ZERO;
+    lock.run("k", now, async |held| Ok::<_, String>(held.token())).await.unwrap();
     assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
-    let ran = lock.run("k", async |_| Err::<(), _>("no luck")).await.unwrap();
-    assert!(matches!(ran, RunOutcome::Ended { result: Err("no luck"), recorded: Ok(()) }), "{ran:?}");
+    let ran = lock.run("k", now, async |_| Err::<(), _>("no luck")).await;
+    assert!(matches!(ran, Err(RunError::Work("no luck"))), "{ran:?}");
     assert_eq!(db.column("k", "status").await.as_deref(), Some("F"));
     let _held = acquired(lock.try_acquire("k").await);
-    let ran = lock.run("k", async |_| -> Result<(), ()> { panic!("refused work must not run") }).await.unwrap();
-    assert!(matches!(ran, RunOutcome::Refused(refusal) if refusal.reason == Reason::Held));
+    let ran = lock.run("k", now, async |_| -> Result<(), ()> { panic!("refused work must not run") }).await;
+    assert!(matches!(&ran, Err(RunError::Refused(refusal)) if refusal.reason == Reason::Held), "{ran:?}");
+    assert!(matches!(RunError::unless_refused(ran), Ok(None)));
 }
 
 async fn run_cancels_the_work_when_the_lease_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
@@ -251,13 +252,13 @@ async fn run_cancels_the_work_when_the_lease_is_lost<DB: TestDatabase>(db: TestD
     }
     let stopped = Arc::new(AtomicBool::new(false));
     let lock = db.lock_for(SHORT);
-    let work = async |_: &rowlock::Grant<DB>| -> Result<(), ()> {
+    let work = async |_held| -> Result<(), ()> {
         let _stopped = Stopped(stopped.clone());
         db.take_from("k").await;
         std::future::pending().await
     };
-    let ran = timeout(PATIENCE, lock.run("k", work)).await.unwrap().unwrap();
-    assert!(matches!(&ran, RunOutcome::Lost(claim) if claim.key.as_str() == "k"), "{ran:?}");
+    let ran = timeout(PATIENCE, lock.run("k", Duration::ZERO, work)).await.unwrap();
+    assert!(matches!(&ran, Err(RunError::Lost { key, .. }) if key.as_str() == "k"), "{ran:?}");
     assert!(stopped.load(Ordering::SeqCst));
     assert_eq!(db.column("k", "client_ip").await.as_deref(), Some("thief"));
 }
@@ -269,11 +270,11 @@ async fn run_in_a_spawned_task<DB: TestDatabase>(db: TestDb<DB>) {
     let task = tokio::spawn({
         let (lock, started) = (lock.clone(), started.clone());
         async move {
-            let work = async |_: &rowlock::Grant<DB>| -> Result<(), ()> {
+            let work = async |_held| -> Result<(), ()> {
                 started.notify_one();
                 std::future::pending().await
             };
-            lock.run("k", work).await
+            lock.run("k", Duration::ZERO, work).await
         }
     });
     started.notified().await;
@@ -288,7 +289,9 @@ async fn a_panic_in_the_work_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) 
     let task = tokio::spawn({
         let lock = lock.clone();
         async move {
-            let run = lock.run("k", async |_| -> Result<(), ()> { std::panic::resume_unwind(Box::new("broken work")) });
+            let run = lock.run("k", Duration::ZERO, async |_| -> Result<(), ()> {
+                std::panic::resume_unwind(Box::new("broken work"))
+            });
             run.await
         }
     });

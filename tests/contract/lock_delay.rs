@@ -4,10 +4,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{
-    Attempt, Error, Grant, Lease, LeaseLock, Reason, Refusal, ResourceLockExt, Retry, RunOutcome, Status,
-    TransactionError,
-};
+use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Refusal, Retry, RunError, Status};
 use sqlx::pool::PoolConnection;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -103,19 +100,18 @@ async fn a_dropped_lease_keeps_the_key_closed_for_the_delay_alone<DB: TestDataba
 async fn a_run_that_is_cancelled_keeps_the_key_closed<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = delayed(db.lock(), LONG, LONG);
     let began = tokio::sync::Notify::new();
-    let work = async |_: &Grant<DB>| -> Result<(), std::io::Error> {
+    let work = async |_held| -> Result<(), std::io::Error> {
         began.notify_one();
         std::future::pending().await
     };
     tokio::select! {
-        ran = lock.run("k", work) => panic!("the work does not end: {ran:?}"),
+        ran = lock.run("k", Duration::ZERO, work) => panic!("the work does not end: {ran:?}"),
         () = began.notified() => {}
     }
     assert!(lock.shutdown(PATIENCE).await, "abandoned");
     let refusal = refused(db.lock().try_acquire("k").await);
     assert!(refusal.reason == Reason::Held && refusal.retry_after <= Some(LONG), "{refusal:?}");
-    let ended = lock.run("other", async |_| Ok::<_, std::io::Error>(())).await.unwrap();
-    assert!(matches!(ended, RunOutcome::Ended { recorded: Ok(()), .. }));
+    lock.run("other", Duration::ZERO, async |_| Ok::<_, std::io::Error>(())).await.unwrap();
     acquired(db.lock().try_acquire("other").await).release().await.unwrap();
 }
 
@@ -188,12 +184,12 @@ async fn is_free<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>) {
 async fn a_transaction_that_gives_up_frees_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let lock = delayed(db.lock(), LONG, LONG).retry(Retry { attempts: 2, within: PATIENCE });
-    let done = lock.transaction("k", |mut tx, _| {
+    let done = lock.transaction("k", |mut tx| {
         let db = &db;
         async move { Err::<(), _>(contention(db, &mut tx).await) }
     });
     match timeout(2 * PATIENCE, done).await.unwrap() {
-        Err(TransactionError::Failed(Error::Conflict { attempts: 2, .. })) => {}
+        Err(RunError::Failed(Error::Conflict { attempts: 2, .. })) => {}
         other => panic!("{other:?}"),
     }
     is_free(&db, &lock).await;
@@ -202,11 +198,11 @@ async fn a_transaction_that_gives_up_frees_the_key<DB: TestDatabase>(db: TestDb<
 /// The work has returned, and ended the transaction itself.
 async fn a_transaction_that_fails_frees_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = delayed(db.lock(), LONG, LONG);
-    let done = lock.transaction("k", async |mut tx, _| -> Result<(), sqlx::Error> {
+    let done = lock.transaction("k", async |mut tx| -> Result<(), sqlx::Error> {
         DB::execute_on(&mut tx, "ROLLBACK").await.map(|_| ())
     });
     match timeout(PATIENCE, done).await.unwrap() {
-        Err(TransactionError::Failed(Error::TransactionOver { .. })) => {}
+        Err(RunError::Failed(Error::TransactionOver { .. })) => {}
         other => panic!("{other:?}"),
     }
     is_free(&db, &lock).await;
@@ -216,7 +212,7 @@ async fn a_transaction_that_fails_frees_the_key<DB: TestDatabase>(db: TestDb<DB>
 async fn a_transaction_that_is_dropped_keeps_the_key_closed<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = delayed(db.lock(), LONG, LONG);
     let began = tokio::sync::Notify::new();
-    let done = lock.transaction("k", async |_, _| -> Result<(), Infallible> {
+    let done = lock.transaction("k", async |_| -> Result<(), Infallible> {
         began.notify_one();
         std::future::pending().await
     });

@@ -18,7 +18,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
-use rowlock::{LeaseLock, ListOptions, Reason, ResourceLockExt as _, Schedules, TickOutcome, VersionedTable};
+use rowlock::{LeaseLock, ListOptions, Reason, Schedules, TickOutcome, VersionedTable};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -257,10 +257,10 @@ async fn calls<DB: TestDatabase>(lock: &LeaseLock<DB>, pool: &Pool<DB>) {
     let permit = acquired(semaphore.try_acquire().await);
     refused(semaphore.acquire(WAIT).await);
     permit.release().await.unwrap();
-    acquired(of_readers.read(PATIENCE).await).release().await.unwrap();
-    acquired(of_readers.write(PATIENCE).await).release().await.unwrap();
+    acquired(of_readers.readers().acquire(PATIENCE).await).release().await.unwrap();
+    acquired(of_readers.writer().acquire(PATIENCE).await).release().await.unwrap();
     let deposit = "UPDATE account SET balance = balance + 1, version = version + 1 WHERE id = 'a'";
-    let paid = lock.transaction("k", async |mut tx, _| DB::execute_on(&mut tx, deposit).await.map(drop)).await;
+    let paid = lock.transaction("k", async |mut tx| DB::execute_on(&mut tx, deposit).await.map(drop)).await;
     paid.unwrap_or_else(|error| panic!("{error:?}"));
     let table = VersionedTable::<DB>::new(pool.clone(), COLUMNS);
     table.deposit("a", 2).await.unwrap();

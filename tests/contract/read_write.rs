@@ -47,7 +47,7 @@ pub fn other<DB: TestDatabase>(db: &TestDb<DB>) -> ReadWriteLock<DB> {
 
 /// Writes once, so that the name has a row with a token.
 pub async fn written<DB: TestDatabase>(db: &TestDb<DB>) {
-    acquired(other(db).write(PATIENCE).await).release().await.unwrap();
+    acquired(other(db).writer().acquire(PATIENCE).await).release().await.unwrap();
 }
 
 /// The times between which a holder certainly held the lock.
@@ -98,7 +98,8 @@ async fn no_reader_is_beside_a_writer<DB: TestDatabase>(db: TestDb<DB>) {
                     turn += 1;
                     let writes = turn % 3 == 0;
                     let wait = if turn % 7 == 0 { Duration::ZERO } else { SHORT };
-                    let attempt = if writes { lock.write(wait).await } else { lock.read(wait).await };
+                    let attempt =
+                        if writes { lock.writer().acquire(wait).await } else { lock.readers().acquire(wait).await };
                     let lease = match attempt {
                         Ok(lease) => lease,
                         Err(Error::Refused(_)) => {
@@ -120,7 +121,7 @@ async fn no_reader_is_beside_a_writer<DB: TestDatabase>(db: TestDb<DB>) {
     }
     check(&visits.lock().unwrap());
     // Nothing is left behind.
-    acquired(other(&db).write(PATIENCE).await).release().await.unwrap();
+    acquired(other(&db).writer().acquire(PATIENCE).await).release().await.unwrap();
 }
 
 async fn visit<DB: TestDatabase>(lease: Lease<DB>, writes: bool, fate: u32) -> Visit {
@@ -155,7 +156,7 @@ async fn readers_run_together_and_are_listed<DB: TestDatabase>(db: TestDb<DB>) {
     let locks = [other(&db), other(&db)];
     let mut readers = Vec::new();
     for number in 0..10 {
-        readers.push(acquired(locks[number % 2].try_read().await));
+        readers.push(acquired(locks[number % 2].readers().try_acquire().await));
     }
     let mut listed = Vec::new();
     for row in db.lock().list(&ListOptions::default().held()).await.unwrap() {
@@ -165,16 +166,16 @@ async fn readers_run_together_and_are_listed<DB: TestDatabase>(db: TestDb<DB>) {
     keys.sort_unstable();
     listed.sort_unstable();
     assert_eq!(listed, keys, "each reader has a key of its own");
-    let refusal = refused(locks[0].try_write().await);
+    let refusal = refused(locks[0].writer().try_acquire().await);
     assert!(refusal.reason == Reason::Held && keys.contains(&refusal.key.as_str()), "{refusal}");
     for reader in readers {
         reader.release().await.unwrap();
     }
-    let writer = acquired(locks[0].write(PATIENCE).await);
+    let writer = acquired(locks[0].writer().acquire(PATIENCE).await);
     assert_eq!(writer.key(), locks[0].name());
     for lock in &locks {
-        assert_eq!(refused(lock.try_read().await).reason, Reason::Held);
-        assert_eq!(refused(lock.try_write().await).reason, Reason::Held);
+        assert_eq!(refused(lock.readers().try_acquire().await).reason, Reason::Held);
+        assert_eq!(refused(lock.writer().try_acquire().await).reason, Reason::Held);
     }
 }
 
@@ -186,15 +187,15 @@ async fn waits_as_writer<DB: TestDatabase>(db: &TestDb<DB>) {
 
 async fn a_writer_that_waits_keeps_new_readers_out<DB: TestDatabase>(db: TestDb<DB>) {
     written(&db).await;
-    let reader = acquired(other(&db).try_read().await);
+    let reader = acquired(other(&db).readers().try_acquire().await);
     let writing = other(&db);
-    let writer = tokio::spawn(async move { acquired(writing.write(PATIENCE).await) });
+    let writer = tokio::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
     waits_as_writer(&db).await;
     for _ in 0..3 {
-        assert_eq!(refused(other(&db).try_read().await).key.as_str(), "k");
+        assert_eq!(refused(other(&db).readers().try_acquire().await).key.as_str(), "k");
     }
     let behind = other(&db);
-    let behind = tokio::spawn(async move { acquired(behind.read(PATIENCE).await) });
+    let behind = tokio::spawn(async move { acquired(behind.readers().acquire(PATIENCE).await) });
     sleep(SHORT).await;
     assert!(!writer.is_finished() && !behind.is_finished() && reader.is_held());
     reader.release().await.unwrap();
@@ -209,9 +210,9 @@ async fn a_writer_that_waits_keeps_new_readers_out<DB: TestDatabase>(db: TestDb<
 /// all the time, and the writer waits for none of them.
 async fn readers_that_find_the_name_held_do_not_delay_the_writer<DB: TestDatabase>(db: TestDb<DB>) {
     written(&db).await;
-    let reader = acquired(other(&db).try_read().await);
+    let reader = acquired(other(&db).readers().try_acquire().await);
     let writing = other(&db);
-    let writer = tokio::spawn(async move { acquired(writing.write(PATIENCE).await) });
+    let writer = tokio::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
     waits_as_writer(&db).await;
     // A claim on a reader's key that was made after the writer's, and after its first look.
     sleep(2 * SHORT).await;
@@ -231,7 +232,11 @@ async fn no_side_starves<DB: TestDatabase>(db: TestDb<DB>) {
             let lock = lock();
             crowd.spawn(async move {
                 loop {
-                    let attempt = if crowd_writes { lock.write(PATIENCE).await } else { lock.read(PATIENCE).await };
+                    let attempt = if crowd_writes {
+                        lock.writer().acquire(PATIENCE).await
+                    } else {
+                        lock.readers().acquire(PATIENCE).await
+                    };
                     let lease = acquired(attempt);
                     sleep(Duration::from_millis(40)).await;
                     lease.release().await.unwrap();
@@ -240,7 +245,11 @@ async fn no_side_starves<DB: TestDatabase>(db: TestDb<DB>) {
         }
         let lock = lock();
         for _ in 0..3 {
-            let attempt = if crowd_writes { lock.read(PATIENCE).await } else { lock.write(PATIENCE).await };
+            let attempt = if crowd_writes {
+                lock.readers().acquire(PATIENCE).await
+            } else {
+                lock.writer().acquire(PATIENCE).await
+            };
             acquired(attempt).release().await.unwrap();
         }
         crowd.shutdown().await;
@@ -250,19 +259,20 @@ async fn no_side_starves<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn the_token_of_the_last_writer_fences_a_reader<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = other(&db);
-    let mut last = acquired(lock.try_write().await);
+    let mut last = acquired(lock.writer().try_acquire().await);
     for _ in 0..3 {
         let written = last.token();
         assert_eq!(last.writer_token(), None);
         last.release().await.unwrap();
-        let readers = [acquired(lock.try_read().await), acquired(other(&db).try_read().await)];
+        let readers =
+            [acquired(lock.readers().try_acquire().await), acquired(other(&db).readers().try_acquire().await)];
         for reader in readers {
             let fence = reader.writer_token().unwrap();
             assert!(fence >= written, "a system that has seen the writer before it lets it in");
             assert_eq!(reader.reenter().unwrap().writer_token(), Some(fence));
             reader.release().await.unwrap();
         }
-        last = acquired(lock.try_write().await);
+        last = acquired(lock.writer().try_acquire().await);
         assert!(last.token() > written);
     }
 }
@@ -276,42 +286,45 @@ async fn all_numbers_are_used_and_no_more<DB: TestDatabase>(db: TestDb<DB>) {
     }
     // On a busy machine a look at so many rows may take longer than the default limit.
     let patient = on(&db.builder().time_limit(3 * PATIENCE).build().unwrap());
-    let refusal = refused(patient.try_read().await);
+    let refusal = refused(patient.readers().try_acquire().await);
     assert!(refusal.reason == Reason::Held && refusal.key.as_str().starts_with("k#r"), "{refusal}");
     let refusal = loop {
-        match patient.read(6 * SHORT).await {
+        match patient.readers().acquire(6 * SHORT).await {
             Err(error) if error.is_retryable() => {}
             attempt => break refused(attempt),
         }
     };
     assert_eq!(refusal.reason, Reason::Held, "{refusal}");
     held.remove(fastrand::usize(..held.len())).release().await.unwrap();
-    let reader = acquired(other(&db).read(PATIENCE).await);
+    let reader = acquired(other(&db).readers().acquire(PATIENCE).await);
     assert!(reader.is_held());
 }
 
 /// An operator's claim on the name keeps both sides from being let in, and those that are in stay.
 async fn a_plain_claim_on_the_name_closes_it<DB: TestDatabase>(db: TestDb<DB>) {
     written(&db).await;
-    let reader = acquired(other(&db).try_read().await);
+    let reader = acquired(other(&db).readers().try_acquire().await);
     let operator = acquired(db.lock_for(LONG).try_acquire("k").await);
-    assert_eq!(refused(other(&db).try_read().await).key.as_str(), "k");
-    assert_eq!(refused(other(&db).try_write().await).key.as_str(), "k");
+    assert_eq!(refused(other(&db).readers().try_acquire().await).key.as_str(), "k");
+    assert_eq!(refused(other(&db).writer().try_acquire().await).key.as_str(), "k");
     assert!(reader.is_held());
     operator.release().await.unwrap();
-    acquired(other(&db).read(PATIENCE).await);
+    acquired(other(&db).readers().acquire(PATIENCE).await);
 }
 
 /// A row that is missing has no token by which a reader could be fenced.
 async fn a_name_that_was_never_claimed_is_claimed_once<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = other(&db);
-    let first = acquired(lock.try_read().await);
+    let first = acquired(lock.readers().try_acquire().await);
     let fence = first.writer_token().unwrap();
     assert!(fence.get() > 0);
-    assert_eq!(acquired(lock.try_read().await).writer_token(), Some(fence), "the next one finds the row");
+    assert_eq!(acquired(lock.readers().try_acquire().await).writer_token(), Some(fence), "the next one finds the row");
     first.release().await.unwrap();
     db.execute("DELETE FROM t_resource_lock").await;
-    assert!(acquired(lock.try_read().await).writer_token().unwrap() > fence, "above the tokens of a deleted row");
+    assert!(
+        acquired(lock.readers().try_acquire().await).writer_token().unwrap() > fence,
+        "above the tokens of a deleted row"
+    );
 }
 
 /// Not even for a moment: a process that is refused may end at once.
@@ -321,18 +334,18 @@ async fn a_refused_attempt_leaves_no_claim<DB: TestDatabase>(db: TestDb<DB>) {
         let held = operator.list(&ListOptions::default().held().prefix("k")).await.unwrap();
         held.into_iter().map(|entry| entry.key).collect::<BTreeSet<_>>()
     };
-    let readers = [acquired(lock.try_read().await), acquired(lock.try_read().await)];
+    let readers = [acquired(lock.readers().try_acquire().await), acquired(lock.readers().try_acquire().await)];
     let of_readers: BTreeSet<_> = readers.iter().map(|reader| reader.key().as_str().to_owned()).collect();
     for _ in 0..5 {
-        refused(other(&db).try_write().await);
+        refused(other(&db).writer().try_acquire().await);
         assert_eq!(held().await, of_readers);
         refused(lock.try_upgrade(&readers[0]).await);
         assert_eq!(held().await, of_readers);
     }
     drop(readers);
-    let _writer = acquired(lock.write(PATIENCE).await);
+    let _writer = acquired(lock.writer().acquire(PATIENCE).await);
     for _ in 0..5 {
-        refused(other(&db).try_read().await);
+        refused(other(&db).readers().try_acquire().await);
         assert_eq!(held().await, BTreeSet::from(["k".to_owned()]));
     }
 }
@@ -340,14 +353,14 @@ async fn a_refused_attempt_leaves_no_claim<DB: TestDatabase>(db: TestDb<DB>) {
 async fn terms_that_do_not_fit_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     for refused in [lock.clone().min_interval(LONG), lock.clone().rules(Rules::Article)] {
-        let refused = refused.read_write("k").try_read().await;
+        let refused = refused.read_write("k").readers().try_acquire().await;
         assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     }
     for name in ["", &"k".repeat(252)] {
-        let refused = lock.read_write(name).try_write().await;
+        let refused = lock.read_write(name).writer().try_acquire().await;
         assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     }
-    acquired(lock.read_write(&"k".repeat(249)).try_read().await);
+    acquired(lock.read_write(&"k".repeat(249)).readers().try_acquire().await);
 }
 
 /// By then the writer's pauses have grown to between half a second and a second. On a busy machine
@@ -357,11 +370,12 @@ async fn a_release_wakes_the_writer<DB: TestDatabase>(db: TestDb<DB>) {
     let (mut waits, mut at_once) = (Vec::new(), Vec::new());
     for _ in 0..4 {
         let began = Instant::now();
-        acquired(lock.write(PATIENCE).await).release().await.unwrap();
+        acquired(lock.writer().acquire(PATIENCE).await).release().await.unwrap();
         at_once.push(began.elapsed());
-        let readers = [acquired(lock.read(PATIENCE).await), acquired(lock.read(PATIENCE).await)];
+        let readers =
+            [acquired(lock.readers().acquire(PATIENCE).await), acquired(lock.readers().acquire(PATIENCE).await)];
         let writing = lock.clone();
-        let writer = tokio::spawn(async move { acquired(writing.write(PATIENCE).await) });
+        let writer = tokio::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
         sleep(Duration::from_millis(1700)).await;
         for reader in readers {
             reader.release().await.unwrap();
@@ -378,9 +392,12 @@ async fn a_release_wakes_the_writer<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn a_writer_asks_for_word_of_every_reader<DB: TestDatabase>(db: TestDb<DB>) {
-    let readers = [acquired(other(&db).read(PATIENCE).await), acquired(other(&db).read(PATIENCE).await)];
+    let readers = [
+        acquired(other(&db).readers().acquire(PATIENCE).await),
+        acquired(other(&db).readers().acquire(PATIENCE).await),
+    ];
     let writing = other(&db);
-    let writer = tokio::spawn(async move { acquired(writing.write(PATIENCE).await) });
+    let writer = tokio::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
     let awaited = "SELECT COUNT(*) FROM t_resource_lock WHERE awaited AND key_resource LIKE 'k#r%'";
     eventually("every reader's row says that a task waits", || async { db.number(awaited).await == Some(2) }).await;
     for reader in readers {

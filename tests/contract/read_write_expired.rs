@@ -23,8 +23,8 @@ async fn expired<DB: TestDatabase>(lease: Lease<DB>) -> rowlock::Claim {
 async fn an_expired_reader_is_replaced_by_a_writer<DB: TestDatabase>(db: TestDb<DB>) {
     written(&db).await;
     let lock = db.lock_for(SHORT);
-    let reader = expired(acquired(on(&lock).read(PATIENCE).await)).await;
-    let writer = acquired(other(&db).try_write().await);
+    let reader = expired(acquired(on(&lock).readers().acquire(PATIENCE).await)).await;
+    let writer = acquired(other(&db).writer().try_acquire().await);
     let late = lock.resume(reader.key.as_str(), reader.holder).await;
     assert!(matches!(late, Err(Error::NotHeld { .. } | Error::Lost { .. })), "{late:?}");
     let mut tx = db.pool.begin().await.unwrap();
@@ -38,40 +38,40 @@ async fn an_expired_reader_is_replaced_by_a_writer<DB: TestDatabase>(db: TestDb<
 async fn a_reader_that_may_still_commit_keeps_writers_out<DB: TestDatabase>(db: TestDb<DB>) {
     written(&db).await;
     let lock = db.lock_for(SHORT);
-    let reader = acquired(on(&lock).read(PATIENCE).await).detach();
+    let reader = acquired(on(&lock).readers().acquire(PATIENCE).await).detach();
     let pool = db.pool_of(1).await;
     let mut tx = pool.begin_with(DB::BEGIN).await.unwrap();
     lock.confirm(&reader, &mut tx).await.unwrap();
     sleep(SHORT + SHORT / 4).await;
-    let refusal = refused(other(&db).try_write().await);
+    let refusal = refused(other(&db).writer().try_acquire().await);
     // SQLite has no locked rows: the name is busy as well.
     let busy = if db.server.name == "sqlite" { "k" } else { reader.key.as_str() };
     assert_eq!((refusal.reason, refusal.key.as_str()), (Reason::Busy, busy));
     tx.commit().await.unwrap();
-    acquired(other(&db).write(PATIENCE).await);
+    acquired(other(&db).writer().acquire(PATIENCE).await);
 }
 
 async fn an_expired_writer_is_taken_over_by_a_reader<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(SHORT);
-    let writer = expired(acquired(on(&lock).write(PATIENCE).await)).await;
-    let reader = acquired(other(&db).try_read().await);
+    let writer = expired(acquired(on(&lock).writer().acquire(PATIENCE).await)).await;
+    let reader = acquired(other(&db).readers().try_acquire().await);
     assert_eq!(reader.taken_over_from().map(|prior| prior.token), Some(writer.token), "its work may be half done");
     assert!(reader.writer_token().unwrap() > writer.token);
     let late = lock.resume("k", writer.holder).await;
     assert!(matches!(late, Err(Error::NotHeld { .. } | Error::Lost { .. })), "{late:?}");
-    assert!(acquired(other(&db).try_read().await).taken_over_from().is_none(), "the first one was told");
+    assert!(acquired(other(&db).readers().try_acquire().await).taken_over_from().is_none(), "the first one was told");
 }
 
 /// The writer's lease is over, but a transaction has confirmed it.
 async fn a_writer_that_may_still_commit_keeps_readers_out<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(SHORT);
-    let writer = acquired(on(&lock).write(PATIENCE).await).detach();
+    let writer = acquired(on(&lock).writer().acquire(PATIENCE).await).detach();
     let pool = db.pool_of(1).await;
     let mut tx = pool.begin_with(DB::BEGIN).await.unwrap();
     lock.confirm(&writer, &mut tx).await.unwrap();
     sleep(SHORT + SHORT / 4).await;
-    let early = other(&db).try_read().await;
+    let early = other(&db).readers().try_acquire().await;
     assert!(!matches!(early, Ok(rowlock::Attempt::Acquired(_))), "{early:?}");
     tx.commit().await.unwrap();
-    acquired(other(&db).read(PATIENCE).await);
+    acquired(other(&db).readers().acquire(PATIENCE).await);
 }

@@ -6,7 +6,7 @@ use harness::{
     PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Attempt, Lease, LeaseLock, ReadWriteLock, ResourceLock, ResourceLockExt, Retry, RunOutcome, Status};
+use rowlock::{Attempt, Lease, LeaseLock, ReadWriteLock, Retry, RunError, Status};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
@@ -22,7 +22,7 @@ harness::tests!(
         a_dropped_upgrade_leaves_nothing,
         a_writer_that_loses_the_name_while_it_waits_is_not_let_in,
         transactions_of_readers_and_writers_exclude_each_other,
-        run_and_run_within_work_on_both_sides
+        work_runs_on_both_sides
     ),
     servers(
         neither_side_is_let_in_beside_the_other_however_late_it_is,
@@ -66,8 +66,8 @@ async fn at_each_stop<DB: TestDatabase, P>(
         let lock = db.lock_for(LONG).read_write(&stage.key);
         match before {
             Before::Missing => {}
-            Before::Free => acquired(lock.try_write().await).release().await.unwrap(),
-            Before::AbandonedByAWriter => acquired(lock.try_write().await).abandon().await.unwrap(),
+            Before::Free => acquired(lock.writer().try_acquire().await).release().await.unwrap(),
+            Before::AbandonedByAWriter => acquired(lock.writer().try_acquire().await).abandon().await.unwrap(),
         }
         prepare(stage).await
     };
@@ -78,9 +78,9 @@ async fn at_each_stop<DB: TestDatabase, P>(
         async |_| {},
         async |stage| {
             let (since, lock) = (Instant::now(), db.lock_for(LONG).read_write(&stage.key));
-            let writer = acquired(lock.write(PATIENCE).await);
+            let writer = acquired(lock.writer().acquire(PATIENCE).await);
             writer.release().await.unwrap();
-            acquired(lock.read(PATIENCE).await).release().await.unwrap();
+            acquired(lock.readers().acquire(PATIENCE).await).release().await.unwrap();
             assert!(since.elapsed() < PATIENCE, "{}: nothing is kept longer than a lease", stage.key);
         },
     )
@@ -89,42 +89,56 @@ async fn at_each_stop<DB: TestDatabase, P>(
 
 async fn a_dropped_try_of_a_reader_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     for before in [Before::Missing, Before::Free, Before::AbandonedByAWriter] {
-        at_each_stop(&db, before, async |_| {}, async |stage, ()| drop(of(stage).try_read().await)).await;
+        at_each_stop(&db, before, async |_| {}, async |stage, ()| drop(of(stage).readers().try_acquire().await)).await;
     }
 }
 
 async fn a_dropped_wait_of_a_reader_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     for before in [Before::Missing, Before::AbandonedByAWriter] {
-        at_each_stop(&db, before, async |_| {}, async |stage, ()| drop(acquired(of(stage).read(PATIENCE).await))).await;
+        at_each_stop(
+            &db,
+            before,
+            async |_| {},
+            async |stage, ()| drop(acquired(of(stage).readers().acquire(PATIENCE).await)),
+        )
+        .await;
     }
 }
 
 async fn a_dropped_try_of_a_writer_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
-    at_each_stop(&db, Before::Free, async |_| {}, async |stage, ()| drop(of(stage).try_write().await)).await;
+    at_each_stop(&db, Before::Free, async |_| {}, async |stage, ()| drop(of(stage).writer().try_acquire().await)).await;
 }
 
 async fn a_dropped_wait_of_a_writer_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
-    at_each_stop(&db, Before::Missing, async |_| {}, async |stage, ()| drop(acquired(of(stage).write(PATIENCE).await)))
-        .await;
+    at_each_stop(
+        &db,
+        Before::Missing,
+        async |_| {},
+        async |stage, ()| drop(acquired(of(stage).writer().acquire(PATIENCE).await)),
+    )
+    .await;
 }
 
 /// An expired reader is there, whose claim the writer takes over.
 async fn a_dropped_wait_for_readers_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| {
         let lock = db.lock_for(LONG).read_write(&stage.key);
-        acquired(lock.try_read().await).abandon().await.unwrap();
+        acquired(lock.readers().try_acquire().await).abandon().await.unwrap();
     };
-    at_each_stop(&db, Before::Free, prepare, async |stage, ()| drop(acquired(of(stage).write(PATIENCE).await))).await;
+    at_each_stop(&db, Before::Free, prepare, async |stage, ()| {
+        drop(acquired(of(stage).writer().acquire(PATIENCE).await))
+    })
+    .await;
 }
 
 async fn a_dropped_downgrade_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
-    let prepare = async |stage: &Stage<'_, DB>| acquired(of(stage).write(PATIENCE).await);
+    let prepare = async |stage: &Stage<'_, DB>| acquired(of(stage).writer().acquire(PATIENCE).await);
     let act = async |stage: &Stage<'_, DB>, writer| drop(of(stage).downgrade(writer).await);
     at_each_stop(&db, Before::Free, prepare, act).await;
 }
 
 async fn a_dropped_upgrade_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
-    let prepare = async |stage: &Stage<'_, DB>| acquired(of(stage).read(PATIENCE).await);
+    let prepare = async |stage: &Stage<'_, DB>| acquired(of(stage).readers().acquire(PATIENCE).await);
     let act = async |stage: &Stage<'_, DB>, reader: Lease<DB>| drop(of(stage).try_upgrade(&reader).await);
     at_each_stop(&db, Before::Free, prepare, act).await;
 }
@@ -132,10 +146,10 @@ async fn a_dropped_upgrade_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
 /// Another holder has the name when the readers have gone.
 async fn a_writer_that_loses_the_name_while_it_waits_is_not_let_in<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = || db.lock_for(SHORT).read_write("k");
-    acquired(lock().try_write().await).release().await.unwrap();
-    let reader = acquired(db.lock_for(LONG).read_write("k").try_read().await);
+    acquired(lock().writer().try_acquire().await).release().await.unwrap();
+    let reader = acquired(db.lock_for(LONG).read_write("k").readers().try_acquire().await);
     let writing = lock();
-    let writer = tokio::spawn(async move { writing.write(PATIENCE).await });
+    let writer = tokio::spawn(async move { writing.writer().acquire(PATIENCE).await });
     let held = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND lock_flag = 1";
     eventually("it waits for the reader", || async { db.number(held).await == Some(1) }).await;
     db.lock().force_release("k", Status::Failed).await.unwrap();
@@ -167,8 +181,8 @@ async fn transactions_of_readers_and_writers_exclude_each_other<DB: TestDatabase
         tasks.spawn(async move {
             for _ in 0..5 {
                 if task % 3 == 0 {
-                    let side = lock.writers();
-                    let written = side.transaction("k", |mut tx, _| async move {
+                    let side = lock.writer();
+                    let written = side.transaction(|mut tx| async move {
                         DB::execute_on(&mut tx, "UPDATE pair SET value = value + 1 WHERE id = 1").await?;
                         sleep(Duration::from_millis(3)).await;
                         DB::execute_on(&mut tx, "UPDATE pair SET value = value + 1 WHERE id = 2").await
@@ -176,7 +190,7 @@ async fn transactions_of_readers_and_writers_exclude_each_other<DB: TestDatabase
                     written.await.unwrap();
                 } else {
                     let side = lock.readers();
-                    let read = side.transaction("k", |mut tx, _| async move {
+                    let read = side.transaction(|mut tx| async move {
                         let sql = |id| format!("SELECT CAST(value AS char(20)) FROM pair WHERE id = {id}");
                         let first = DB::text_on(&mut tx, &sql(1)).await?;
                         sleep(Duration::from_millis(3)).await;
@@ -194,20 +208,19 @@ async fn transactions_of_readers_and_writers_exclude_each_other<DB: TestDatabase
     assert_eq!(db.number("SELECT value FROM pair WHERE id = 1").await, Some(10));
 }
 
-async fn run_and_run_within_work_on_both_sides<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_runs_on_both_sides<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(LONG).read_write("k");
-    for (side, excluded) in [(lock.readers(), lock.writers()), (lock.writers(), lock.readers())] {
-        let work = async |_: &rowlock::Grant<DB>| {
-            let refused = excluded.run("k", async |_| Ok::<_, std::io::Error>(())).await.unwrap();
-            assert!(matches!(refused, RunOutcome::Refused(_)), "{refused:?}");
-            Ok::<_, std::io::Error>(7)
-        };
-        for ran in [side.run("k", &work).await, side.run_within("k", PATIENCE, &work).await] {
-            let ran = ran.unwrap();
-            assert!(matches!(ran, RunOutcome::Ended { result: Ok(7), recorded: Ok(()) }), "{ran:?}");
+    for (side, excluded) in [(lock.readers(), lock.writer()), (lock.writer(), lock.readers())] {
+        for wait in [Duration::ZERO, PATIENCE] {
+            let ran = side.run(wait, async |held| {
+                assert!(held.is_held());
+                let refused = excluded.run(Duration::ZERO, async |_| Ok::<_, std::io::Error>(())).await;
+                assert!(matches!(refused, Err(RunError::Refused(_))), "{refused:?}");
+                Ok::<_, std::io::Error>(7)
+            });
+            assert_eq!(ran.await.unwrap(), 7);
         }
-        let grant = acquired(excluded.acquire("k", PATIENCE).await);
-        excluded.release(grant, Status::Succeeded).await.unwrap();
+        acquired(excluded.acquire(PATIENCE).await).release().await.unwrap();
     }
 }
 
@@ -228,14 +241,15 @@ async fn neither_side_is_let_in_beside_the_other_however_late_it_is<DB: TestData
 /// Returns whether the message was held.
 async fn late<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: usize) -> bool {
     let others = db.lock_for(LONG).read_write("k");
-    acquired(others.write(PATIENCE).await).release().await.unwrap();
+    acquired(others.writer().acquire(PATIENCE).await).release().await.unwrap();
     let proxy: Proxy = db.proxy().await;
     let delayed = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG);
     let lock = delayed.read_write("k");
     // The connection is open, and the rows exist.
-    acquired(lock.read(PATIENCE).await).release().await.unwrap();
+    acquired(lock.readers().acquire(PATIENCE).await).release().await.unwrap();
     proxy.hold_after(way, trip);
-    let attempt = async { if writes { lock.write(PATIENCE).await } else { lock.read(PATIENCE).await } };
+    let attempt =
+        async { if writes { lock.writer().acquire(PATIENCE).await } else { lock.readers().acquire(PATIENCE).await } };
     tokio::pin!(attempt);
     let was_held = tokio::select! {
         biased;
@@ -246,7 +260,7 @@ async fn late<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: u
         () = proxy.held(way) => true,
     };
     if was_held {
-        let other = if writes { others.try_read().await } else { others.try_write().await };
+        let other = if writes { others.readers().try_acquire().await } else { others.writer().try_acquire().await };
         proxy.open();
         if let Attempt::Acquired(other) = other.unwrap() {
             let early = timeout(Duration::from_millis(300), &mut attempt).await;
@@ -254,7 +268,7 @@ async fn late<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: u
             other.release().await.unwrap();
         }
         let lease = acquired(timeout(PATIENCE, attempt).await.unwrap());
-        let other = if writes { others.try_read().await } else { others.try_write().await };
+        let other = if writes { others.readers().try_acquire().await } else { others.writer().try_acquire().await };
         assert!(other.unwrap().refused().is_some(), "{way:?} {trip}");
         drop(lease);
     }
@@ -280,13 +294,14 @@ async fn a_lost_message_lets_no_one_in_beside_the_other<DB: TestDatabase>(db: Te
 
 async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: usize) -> bool {
     let others = db.lock_for(LONG).read_write("k");
-    acquired(others.write(PATIENCE).await).release().await.unwrap();
+    acquired(others.writer().acquire(PATIENCE).await).release().await.unwrap();
     let proxy: Proxy = db.proxy().await;
     let delayed = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG);
     let lock = delayed.read_write("k");
-    acquired(lock.read(PATIENCE).await).release().await.unwrap();
+    acquired(lock.readers().acquire(PATIENCE).await).release().await.unwrap();
     proxy.hold_after(way, trip);
-    let attempt = async { if writes { lock.write(PATIENCE).await } else { lock.read(PATIENCE).await } };
+    let attempt =
+        async { if writes { lock.writer().acquire(PATIENCE).await } else { lock.readers().acquire(PATIENCE).await } };
     tokio::pin!(attempt);
     let (lease, was_held) = tokio::select! {
         biased;
@@ -297,7 +312,7 @@ async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: u
         }
     };
     let lease = acquired(lease);
-    let other = if writes { others.try_read().await } else { others.try_write().await };
+    let other = if writes { others.readers().try_acquire().await } else { others.writer().try_acquire().await };
     assert!(other.unwrap().refused().is_some(), "{way:?} {trip}: let in beside the other");
     drop(lease);
     delayed.shutdown(PATIENCE / 4).await;
@@ -309,7 +324,7 @@ async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: u
 async fn line<DB: TestDatabase>(db: &TestDb<DB>) -> (Line<DB>, ReadWriteLock<DB>) {
     let line = Line::with_free_row(db, LONG, LIMIT).await;
     let lock = line.lock.read_write("k");
-    acquired(lock.read(PATIENCE).await).release().await.unwrap();
+    acquired(lock.readers().acquire(PATIENCE).await).release().await.unwrap();
     (line, lock)
 }
 
@@ -322,7 +337,7 @@ async fn readers<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
 /// After its first attempt, the reader gets no connection.
 async fn a_reader_whose_claim_may_stand_is_not_told_that_nothing_changed<DB: TestDatabase>(db: TestDb<DB>) {
     let (line, lock) = line(&db).await;
-    timed_out(line.held(Way::Replies, 0, lock.read(6 * LIMIT), async |_| {}).await);
+    timed_out(line.held(Way::Replies, 0, lock.readers().acquire(6 * LIMIT), async |_| {}).await);
     assert_eq!(readers(&db).await, 1);
 }
 
@@ -335,8 +350,8 @@ async fn a_reader_whose_claim_may_stand_is_not_refused<DB: TestDatabase>(db: Tes
         for trip in 0.. {
             db.execute("DELETE FROM t_resource_lock").await;
             let (line, lock) = line(&db).await;
-            let writer = acquired(db.lock_for(LONG).read_write("k").write(PATIENCE).await);
-            let reader = tokio::spawn(async move { lock.read(10 * LIMIT).await });
+            let writer = acquired(db.lock_for(LONG).read_write("k").writer().acquire(PATIENCE).await);
+            let reader = tokio::spawn(async move { lock.readers().acquire(10 * LIMIT).await });
             sleep(2 * LIMIT).await;
             line.proxy.hold_after(Way::Replies, trip);
             writer.release().await.unwrap();
@@ -364,8 +379,11 @@ async fn a_reader_is_not_put_back_by_the_late_reply_of_its_batch<DB: TestDatabas
     let pool = proxy.pool::<DB>(1);
     let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(limit).build().unwrap().lease(LONG);
     let readers_lock = lock.read_write("k");
-    acquired(readers_lock.write(PATIENCE).await).release().await.unwrap();
-    let warm = [acquired(readers_lock.read(PATIENCE).await), acquired(readers_lock.read(PATIENCE).await)];
+    acquired(readers_lock.writer().acquire(PATIENCE).await).release().await.unwrap();
+    let warm = [
+        acquired(readers_lock.readers().acquire(PATIENCE).await),
+        acquired(readers_lock.readers().acquire(PATIENCE).await),
+    ];
     for reader in warm {
         reader.release().await.unwrap();
     }
@@ -377,7 +395,7 @@ async fn a_reader_is_not_put_back_by_the_late_reply_of_its_batch<DB: TestDatabas
     proxy.held(Way::Replies).await;
     let reading = |lock: &ReadWriteLock<DB>| {
         let lock = lock.clone();
-        tokio::spawn(async move { lock.read(PATIENCE).await })
+        tokio::spawn(async move { lock.readers().acquire(PATIENCE).await })
     };
     let one = reading(&readers_lock);
     sleep(limit / 2).await;
@@ -403,7 +421,7 @@ async fn a_reader_whose_claim_has_no_reply_asks_for_it_again<DB: TestDatabase>(d
         assert_eq!(readers(&db).await, 1);
         proxy.cut();
     };
-    let reader = acquired(line.held(Way::Replies, 0, lock.read(PATIENCE), open).await);
+    let reader = acquired(line.held(Way::Replies, 0, lock.readers().acquire(PATIENCE), open).await);
     assert_eq!(readers(&db).await, 1);
     reader.release().await.unwrap();
     assert_eq!(readers(&db).await, 0);
@@ -411,7 +429,7 @@ async fn a_reader_whose_claim_has_no_reply_asks_for_it_again<DB: TestDatabase>(d
 
 async fn a_downgrade_whose_claim_has_no_reply_asks_for_it_again<DB: TestDatabase>(db: TestDb<DB>) {
     let (line, lock) = line(&db).await;
-    let writer = acquired(lock.write(PATIENCE).await);
+    let writer = acquired(lock.writer().acquire(PATIENCE).await);
     let open = async |proxy: &Proxy| {
         sleep(2 * LIMIT).await;
         assert_eq!(readers(&db).await, 1);

@@ -15,10 +15,10 @@ harness::tests!(
 
 async fn a_downgrade_leaves_no_gap<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = other(&db);
-    let writer = acquired(lock.try_write().await);
+    let writer = acquired(lock.writer().try_acquire().await);
     let token = writer.token();
     let next = other(&db);
-    let next = tokio::spawn(async move { acquired(next.write(PATIENCE).await) });
+    let next = tokio::spawn(async move { acquired(next.writer().acquire(PATIENCE).await) });
     sleep(SHORT).await;
     let reader = lock.downgrade(writer).await.unwrap();
     assert_eq!(reader.writer_token(), Some(token));
@@ -28,8 +28,8 @@ async fn a_downgrade_leaves_no_gap<DB: TestDatabase>(db: TestDb<DB>) {
     let writer = timeout(PATIENCE, next).await.unwrap().unwrap();
     writer.release().await.unwrap();
     // Others read beside a writer that was downgraded.
-    let reader = lock.downgrade(acquired(lock.try_write().await)).await.unwrap();
-    acquired(other(&db).try_read().await);
+    let reader = lock.downgrade(acquired(lock.writer().try_acquire().await)).await.unwrap();
+    acquired(other(&db).readers().try_acquire().await);
     let wrong = lock.downgrade(reader).await;
     assert!(matches!(wrong, Err(Error::NotHeld { .. })), "{wrong:?}");
 }
@@ -37,7 +37,7 @@ async fn a_downgrade_leaves_no_gap<DB: TestDatabase>(db: TestDb<DB>) {
 async fn two_upgrades_do_not_wait_for_each_other<DB: TestDatabase>(db: TestDb<DB>) {
     written(&db).await;
     let locks = [other(&db), other(&db)];
-    let readers = [acquired(locks[0].try_read().await), acquired(locks[1].try_read().await)];
+    let readers = [acquired(locks[0].readers().try_acquire().await), acquired(locks[1].readers().try_acquire().await)];
     for _ in 0..5 {
         let both = tokio::join!(locks[0].try_upgrade(&readers[0]), locks[1].try_upgrade(&readers[1]));
         refused(both.0);
@@ -47,10 +47,10 @@ async fn two_upgrades_do_not_wait_for_each_other<DB: TestDatabase>(db: TestDb<DB
     let [first, second] = readers;
     second.release().await.unwrap();
     let writer = acquired(retried(|| locks[0].try_upgrade(&first)).await);
-    assert_eq!(refused(locks[1].try_read().await).reason, Reason::Held);
+    assert_eq!(refused(locks[1].readers().try_acquire().await).reason, Reason::Held);
     writer.release().await.unwrap();
-    refused(locks[1].try_write().await);
-    acquired(locks[1].read(PATIENCE).await);
+    refused(locks[1].writer().try_acquire().await);
+    acquired(locks[1].readers().acquire(PATIENCE).await);
     let wrong = locks[0].try_upgrade(&acquired(db.lock().try_acquire("j").await)).await;
     assert!(matches!(wrong, Err(Error::NotHeld { .. })), "{wrong:?}");
     assert!(first.is_held(), "the first one reads on");
@@ -72,11 +72,12 @@ async fn retried<DB: TestDatabase, F: Future<Output = Result<rowlock::Attempt<Le
 async fn an_upgrade_is_refused_to_a_reader_that_was_replaced<DB: TestDatabase>(db: TestDb<DB>) {
     written(&db).await;
     let lock = other(&db);
-    let reader = acquired(lock.try_read().await);
+    let reader = acquired(lock.readers().try_acquire().await);
     db.take_from(reader.key().as_str()).await;
     reader.renew().await.unwrap_err();
     db.lock().force_release(reader.key().as_str(), Status::Failed).await.unwrap();
     let late = lock.try_upgrade(&reader).await;
     assert!(matches!(late, Err(Error::Lost { .. })), "{late:?}");
-    eventually("the name is given back", || async { lock.try_write().await.unwrap().acquired().is_some() }).await;
+    eventually("the name is given back", || async { lock.writer().try_acquire().await.unwrap().acquired().is_some() })
+        .await;
 }

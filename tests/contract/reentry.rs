@@ -3,19 +3,12 @@
 use std::time::Duration;
 
 use harness::{COUNTED, PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Error, LeaseLock, Reason, ResourceLockExt, Status};
+use rowlock::{Error, LeaseLock, Reason};
 use tokio::time::{sleep, timeout};
-
-use crate::bank::{LEASE, accounts, locks};
 
 harness::tests!(
     everywhere[COUNTED](it_sends_nothing_and_the_last_one_releases),
-    everywhere(
-        the_order_of_the_ends_does_not_matter,
-        a_loss_is_every_handles_loss,
-        without_the_handle_it_is_refused,
-        it_is_the_same_under_both_strategies
-    )
+    everywhere(the_order_of_the_ends_does_not_matter, a_loss_is_every_handles_loss, without_the_handle_it_is_refused)
 );
 
 async fn it_sends_nothing_and_the_last_one_releases<DB: TestDatabase>(db: TestDb<DB>) {
@@ -93,20 +86,4 @@ async fn without_the_handle_it_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(again.is_held());
     again.release().await.unwrap();
     outer.release().await.unwrap();
-}
-
-async fn it_is_the_same_under_both_strategies<DB: TestDatabase>(db: TestDb<DB>) {
-    accounts(&db).await;
-    for (name, lock) in locks(&db.pool) {
-        let outer = acquired(lock.try_acquire(name).await);
-        let inner = outer.reenter().unwrap();
-        assert_eq!(inner.claim(), outer.claim());
-        lock.release(inner, Status::Succeeded).await.unwrap();
-        assert!(outer.is_held());
-        if name == LEASE {
-            assert_eq!(db.column(name, "status").await.as_deref(), Some("P"));
-        }
-        lock.release(outer, Status::Succeeded).await.unwrap();
-    }
-    eventually("it is free", || async { db.column(LEASE, "status").await.as_deref() == Some("S") }).await;
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use harness::{DIRECT, TestDatabase, TestDb, acquired, eventually, pool, refused};
-use rowlock::{Error, LeaseLock, ListOptions, Reason, ResourceLockExt, Schedules, Status, Tick, TickOutcome};
+use rowlock::{Error, LeaseLock, ListOptions, Reason, Schedules, Status, Tick, TickOutcome};
 use sqlx::Pool;
 use tokio::{runtime::Handle, task::block_in_place};
 
@@ -99,7 +99,7 @@ async fn use_all<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
     waiting.await.unwrap().abandon().await.unwrap();
     let set = lock.acquire_all(["k", "l"], WAIT).await.unwrap();
     set.release().await.unwrap();
-    lock.transaction("k", async |_, _| Ok::<_, std::convert::Infallible>(())).await.unwrap();
+    lock.transaction("k", async |_| Ok::<_, std::convert::Infallible>(())).await.unwrap();
     lock.force_release("l", Status::Succeeded).await.unwrap().unwrap();
     assert_eq!(lock.list(&ListOptions::default()).await.unwrap().len(), 2);
     db.set("l", &format!("begin_time = {0}, end_time = {0}", DB::ago(9 * 3_600_000))).await;

@@ -66,10 +66,10 @@ async fn outside_of_a_runtime_each_call_works<DB: TestDatabase>(db: TestDb<DB>) 
         refused(lock.acquire("k", Duration::from_millis(100)).await);
         lease.release().await.unwrap();
         let name = lock.read_write("name");
-        let reader = acquired(name.read(PATIENCE).await);
-        refused(name.try_write().await);
+        let reader = acquired(name.readers().acquire(PATIENCE).await);
+        refused(name.writer().try_acquire().await);
         drop(reader);
-        acquired(name.write(PATIENCE).await).release().await.unwrap();
+        acquired(name.writer().acquire(PATIENCE).await).release().await.unwrap();
         acquired(lock.semaphore("some", 2).try_acquire().await).abandon().await.unwrap();
         assert_eq!(lock.list(&ListOptions::default()).await.unwrap().len(), 4);
         assert!(lock.shutdown(PATIENCE).await);

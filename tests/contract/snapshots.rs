@@ -1,7 +1,9 @@
 //! What a transaction with an old snapshot reports about a claim that was lost since.
 
+use std::time::Duration;
+
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{Error, Grant, LeaseLock, ResourceLock, ResourceLockExt, Status};
+use rowlock::{Error, Grant, LeaseLock, ResourceLock, Status};
 use sqlx::{AssertSqlSafe, Pool};
 use tokio::time::timeout;
 
@@ -35,7 +37,7 @@ async fn lose<DB: TestDatabase>(db: &TestDb<DB>, key: &str, loss: Loss) {
 async fn confirmed<DB: TestDatabase>(db: &TestDb<DB>, pool: &Pool<DB>, loss: Loss) -> (Grant<DB>, Error) {
     let lock = LeaseLock::builder(pool.clone()).time_limit(2 * PATIENCE).build().unwrap();
     let key = format!("{loss:?}");
-    let grant = acquired(ResourceLockExt::try_acquire(&lock, &key).await);
+    let grant = acquired(ResourceLock::acquire(&lock, &key, Duration::ZERO).await);
     let begin = match db.server.name {
         "postgres" => "BEGIN ISOLATION LEVEL REPEATABLE READ",
         "sqlite" => "BEGIN",

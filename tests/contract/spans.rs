@@ -1,9 +1,9 @@
 //! Spans: what lies within an attempt to acquire, a transaction and a run, and with which fields.
 
-use std::io;
+use std::{io, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, events, eventually};
-use rowlock::{AnyError, Error, Key, ResourceLockExt, Retry, RunOutcome, Schedule, TickOutcome, TransactionError};
+use rowlock::{AnyError, Error, Key, Retry, RunError, Schedule, TickOutcome};
 use tracing::Instrument as _;
 
 use crate::ticks::{LONG, due, instance, runs};
@@ -73,12 +73,12 @@ async fn a_request_for_keys_is_a_span<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_run_has_its_request_and_its_work_within<DB: TestDatabase>(db: TestDb<DB>) {
     let (lock, key) = (db.lock(), unique(&db, "run"));
     let mut token = None;
-    let ran = lock.run(&key, async |grant| {
-        token = Some(grant.token());
+    let ran = lock.run(&key, Duration::ZERO, async |held| {
+        token = Some(held.token());
         works(&key);
         Ok::<_, io::Error>(())
     });
-    assert!(matches!(ran.await.unwrap(), RunOutcome::Ended { recorded: Ok(()), .. }));
+    ran.await.unwrap();
     let token = token.unwrap();
     let line = span(&format!("run{{key=\"{key}\"")).await;
     has(&line, &[&format!("token={token}"), "outcome=\"succeeded\""]);
@@ -90,19 +90,20 @@ async fn a_run_has_its_request_and_its_work_within<DB: TestDatabase>(db: TestDb<
     has(&release[0], &[&format!("run{{key=\"{key}\" token={token}")]);
 
     let key = unique(&db, "fails");
-    let failed = lock.run(&key, async |_| Err::<(), _>(io::Error::other("no"))).await.unwrap();
-    assert!(matches!(failed, RunOutcome::Ended { result: Err(_), .. }));
+    let failed = lock.run(&key, Duration::ZERO, async |_| Err::<(), _>(io::Error::other("no"))).await;
+    assert!(matches!(failed, Err(RunError::Work(_))), "{failed:?}");
     has(&span(&format!("run{{key=\"{key}\"")).await, &["outcome=\"failed\""]);
     let key = unique(&db, "held");
     let _held = acquired(lock.try_acquire(&key).await);
-    assert!(matches!(lock.run(&key, async |_| Ok::<_, io::Error>(())).await.unwrap(), RunOutcome::Refused(_)));
+    let refused = lock.run(&key, Duration::ZERO, async |_| Ok::<_, io::Error>(())).await;
+    assert!(matches!(refused, Err(RunError::Refused(_))), "{refused:?}");
     has(&span(&format!("run{{key=\"{key}\"")).await, &["reason=\"held\"", "outcome=\"refused\""]);
 }
 
 async fn a_transaction_has_its_attempts_within<DB: TestDatabase>(db: TestDb<DB>) {
     let (lock, key) = (db.lock(), unique(&db, "tx"));
     let attempts = std::sync::atomic::AtomicU32::new(0);
-    let paid = lock.transaction(&key, |tx, _| {
+    let paid = lock.transaction(&key, |tx| {
         let first = attempts.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
         let key = &key;
         async move {
@@ -119,14 +120,14 @@ async fn a_transaction_has_its_attempts_within<DB: TestDatabase>(db: TestDb<DB>)
     has(&work[1], &[&format!("transaction{{key=\"{key}\" token="), "attempts=2}: work: "]);
 
     let key = unique(&db, "broke");
-    let failed = lock.transaction(&key, |_tx, _| async { Err::<(), _>(io::Error::other("no")) }).await;
-    assert!(matches!(failed, Err(TransactionError::Work(_))));
+    let failed = lock.transaction(&key, |_tx| async { Err::<(), _>(io::Error::other("no")) }).await;
+    assert!(matches!(failed, Err(RunError::Work(_))));
     has(&span(&format!("transaction{{key=\"{key}\"")).await, &["outcome=\"failed\""]);
     let key = unique(&db, "held");
     let _held = acquired(lock.try_acquire(&key).await);
     let hurried = lock.retry(Retry { attempts: 1, within: std::time::Duration::from_millis(300) });
-    let refused = hurried.transaction(&key, |_tx, _| async { Ok::<_, io::Error>(()) }).await;
-    assert!(matches!(refused, Err(TransactionError::Refused(_))), "{refused:?}");
+    let refused = hurried.transaction(&key, |_tx| async { Ok::<_, io::Error>(()) }).await;
+    assert!(matches!(refused, Err(RunError::Refused(_))), "{refused:?}");
     has(&span(&format!("transaction{{key=\"{key}\"")).await, &["reason=\"held\"", "outcome=\"refused\""]);
 }
 

@@ -7,9 +7,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{
-    CatchUp, Error, LeaseLock, Reason, Rules, Schedule, Schedules, Status, Tick, TickOutcome, TransactionError,
-};
+use rowlock::{CatchUp, Error, LeaseLock, Reason, Rules, RunError, Schedule, Schedules, Status, Tick, TickOutcome};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     sync::{mpsc, watch},
@@ -213,10 +211,7 @@ async fn a_transaction_that_has_lost_the_key_says_so<DB: TestDatabase>(db: TestD
             async { Ok::<_, sqlx::Error>(()) }
         })
         .await;
-    assert!(
-        matches!(&done, Err(TransactionError::Failed(Error::Lost { key, .. })) if key.as_str() == "key"),
-        "{done:?}"
-    );
+    assert!(matches!(&done, Err(RunError::Lost { key, .. }) if key.as_str() == "key"), "{done:?}");
     assert_eq!(runs.into_inner(), 1);
     run.abort();
 }

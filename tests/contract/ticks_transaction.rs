@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, events, eventually};
-use rowlock::{Error, Schedule, Schedules, Tick, TickOutcome, TransactionError, Tx};
+use rowlock::{Error, RunError, Schedule, Schedules, Tick, TickOutcome, Tx};
 use sqlx::Pool;
 use tokio::{
     join,
@@ -49,7 +49,7 @@ pub const EFFECT: &str = "INSERT INTO effect (id) VALUES (1)";
 /// Long enough for a busy machine.
 pub const LEASE: Duration = Duration::from_secs(6);
 
-pub type Done = Result<(), TransactionError<sqlx::Error>>;
+pub type Done = Result<(), RunError<sqlx::Error>>;
 
 pub async fn effects<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
     db.number("SELECT COUNT(*) FROM effect").await.unwrap()
@@ -114,7 +114,7 @@ async fn work_that_fails_fails_the_run<DB: TestDatabase>(db: TestDb<DB>) {
         Err(sqlx::Error::RowNotFound)
     })
     .await;
-    assert!(matches!(done, Err(TransactionError::Work(sqlx::Error::RowNotFound))), "{done:?}");
+    assert!(matches!(done, Err(RunError::Work(sqlx::Error::RowNotFound))), "{done:?}");
     assert!(matches!(outcome, TickOutcome::Failed { again: false, .. }), "{outcome:?}");
     assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (0, "F1"));
 }
@@ -154,7 +154,7 @@ async fn a_transaction_that_has_ended_before_commits_no_tick<DB: TestDatabase>(d
         }
     })
     .await;
-    assert!(matches!(done, Err(TransactionError::Failed(Error::TransactionOver { .. }))), "{done:?}");
+    assert!(matches!(done, Err(RunError::Failed(Error::TransactionOver { .. }))), "{done:?}");
     assert!(matches!(outcome, TickOutcome::Failed { .. }), "{outcome:?}");
     assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (0, "F1"));
 }
@@ -168,7 +168,7 @@ async fn work_that_commits_without_a_word_makes_no_success<DB: TestDatabase>(db:
         DB::execute_on(&mut tx, "INSERT INTO staging VALUES (1)").await.map(drop)
     })
     .await;
-    assert!(matches!(done, Err(TransactionError::Failed(Error::TransactionOver { .. }))), "{done:?}");
+    assert!(matches!(done, Err(RunError::Failed(Error::TransactionOver { .. }))), "{done:?}");
     assert!(matches!(outcome, TickOutcome::Failed { .. }), "{outcome:?}");
     assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "F1"));
 }
@@ -194,7 +194,7 @@ async fn a_lost_run_commits_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     steal(&db, "k").await;
     stolen.add_permits(1);
     let done = timeout(PATIENCE, done.recv()).await.unwrap().unwrap();
-    assert!(matches!(done, Err(TransactionError::Failed(Error::Lost { .. }))), "{done:?}");
+    assert!(matches!(done, Err(RunError::Lost { .. })), "{done:?}");
     assert_eq!(timeout(PATIENCE, running).await.unwrap().unwrap().unwrap(), TickOutcome::Lost);
     assert_eq!((effects(&db).await, info(&db, "k").await.by.as_str()), (0, "thief"));
 }
@@ -208,7 +208,7 @@ async fn a_tick_is_committed_once<DB: TestDatabase>(db: TestDb<DB>) {
             let effect = async |mut tx: Tx<DB>| DB::execute_on(&mut tx, EFFECT).await.map(drop);
             tick.transaction(&pool, effect).await?;
             let again = tick.transaction(&pool, effect).await;
-            assert!(matches!(again, Err(TransactionError::Failed(Error::Lost { .. }))), "{again:?}");
+            assert!(matches!(again, Err(RunError::Lost { .. })), "{again:?}");
             again
         }
     });
@@ -268,9 +268,9 @@ async fn transactions_at_once_follow_each_other<DB: TestDatabase>(db: TestDb<DB>
                 let (first, second): (Done, Done) = join!(first, second);
                 if commits {
                     first.unwrap();
-                    assert!(matches!(second, Err(TransactionError::Failed(Error::Lost { .. }))), "{second:?}");
+                    assert!(matches!(second, Err(RunError::Lost { .. })), "{second:?}");
                 } else {
-                    assert!(matches!(first, Err(TransactionError::Work(_))), "{first:?}");
+                    assert!(matches!(first, Err(RunError::Work(_))), "{first:?}");
                     second.unwrap();
                 }
                 Ok::<_, sqlx::Error>(())

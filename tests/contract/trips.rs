@@ -73,7 +73,7 @@ async fn a_transactions_round_trips_are_as_stated<DB: TestDatabase>(db: TestDb<D
     let lease: Lock<DB> = Arc::new(LeaseLock::builder(pool.clone()).share_pool().build().unwrap());
     let version: Lock<DB> = Arc::new(version_lock(&pool).share_pool());
     for (name, lock) in [(LEASE, lease), (VERSION, version)] {
-        let transaction = || lock.transaction(name, async |_, _| Ok::<_, Infallible>(()));
+        let transaction = || lock.transaction(name, async |_| Ok::<_, Infallible>(()));
         transaction().await.unwrap();
         let before = DB::statements(&pool).await;
         transaction().await.unwrap();

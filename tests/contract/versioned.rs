@@ -3,9 +3,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, between};
-use rowlock::{
-    Certainty, Error, Insufficient, ResourceLockExt, Retry, TransactionError, UpdateError, VersionLock, VersionedTable,
-};
+use rowlock::{Certainty, Error, Insufficient, Retry, RunError, UpdateError, VersionLock, VersionedTable};
 
 use crate::ledger::{COLUMNS, at_every_point, changed_nothing, create, insert, ledger, outside, row, updated};
 
@@ -273,8 +271,8 @@ async fn a_version_or_value_of_null_is_an_error_that_changes_nothing<DB: TestDat
         }
         let deducted = table.deduct("a", 1).await;
         assert!(matches!(&deducted, Err(UpdateError::Failed(error)) if tells(error)), "{deducted:?}");
-        let ran = lock.transaction("a", async |_, _| Ok::<_, sqlx::Error>(())).await;
-        let is_told = matches!(&ran, Err(TransactionError::Failed(error)) if tells(error));
+        let ran = lock.transaction("a", async |_| Ok::<_, sqlx::Error>(())).await;
+        let is_told = matches!(&ran, Err(RunError::Failed(error)) if tells(error));
         assert!(if column == "version" { is_told } else { ran.is_ok() }, "{ran:?}");
         assert_eq!(db.cell(&format!("COALESCE({column}, -1)"), "account WHERE id = 'a'").await.as_deref(), Some("-1"));
     }
@@ -305,8 +303,8 @@ async fn a_version_that_cannot_grow_is_an_error_that_changes_nothing<DB: TestDat
         changed_nothing(table.deposit("a", 1).await);
         changed_nothing(table.update("a", |_| Ok::<_, Error>(7)).await);
         let lock = VersionLock::new(db.pool.clone(), &name, "id", "version");
-        let ran = lock.transaction("a", async |_, _| Ok::<_, sqlx::Error>(())).await;
-        assert!(matches!(ran, Err(TransactionError::Failed(_))), "{column}: {ran:?}");
+        let ran = lock.transaction("a", async |_| Ok::<_, sqlx::Error>(())).await;
+        assert!(matches!(ran, Err(RunError::Failed(_))), "{column}: {ran:?}");
         assert_eq!(db.cell("balance", &name).await.as_deref(), Some("100"), "{column}");
         assert_eq!(db.cell("version", &name).await.as_deref(), Some(*end), "{column}");
     }

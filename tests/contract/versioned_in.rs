@@ -210,7 +210,7 @@ async fn a_balance_is_changed_under_a_claim_from_the_first_use_on<DB: TestDataba
     insert(&db, COLUMNS.table, "'version'", 0).await;
     for (time, (name, lock)) in (1..).zip(locks(&db.pool)) {
         let table = VersionedTable::new(db.pool.clone(), COLUMNS);
-        let done = lock.transaction(name, async |mut tx, _| table.deposit_in(&mut tx, "a", 5).await);
+        let done = lock.transaction(name, async |mut tx| table.deposit_in(&mut tx, "a", 5).await);
         assert_eq!(done.await.unwrap(), updated(100 + 5 * time, time, 1), "{name}");
         assert_eq!(row(&db).await, (100 + 5 * time, time), "{name}");
     }

@@ -1,8 +1,10 @@
 //! Names, tables and columns that cannot be used for versions: a clear error, and nothing is
 //! changed.
 
+use std::time::Duration;
+
 use harness::{TestDatabase, TestDb, pool};
-use rowlock::{Columns, Error, Invalid, ResourceLockExt, VersionLock, VersionedTable};
+use rowlock::{Columns, Error, Invalid, ResourceLock, VersionLock, VersionedTable};
 use sqlx::pool::PoolOptions;
 
 use crate::ledger::{COLUMNS, changed_nothing, create, insert, ledger, outside, row, updated};
@@ -38,7 +40,7 @@ async fn refused<DB: TestDatabase>(db: &TestDb<DB>, columns: Columns<'_>) -> Str
     if columns.value == COLUMNS.value {
         let Columns { table, key, version, .. } = columns;
         let lock = VersionLock::new(db.pool.clone(), table, key, version);
-        assert_eq!(lock.try_acquire("a").await.unwrap_err().to_string(), error.to_string());
+        assert_eq!(lock.acquire("a", Duration::ZERO).await.unwrap_err().to_string(), error.to_string());
     }
     error.to_string()
 }
@@ -89,7 +91,7 @@ async fn one_column_is_not_taken_for_two<DB: TestDatabase>(db: TestDb<DB>) {
         assert!(table(columns).is_err(), "{columns:?}");
     }
     let lock = VersionLock::new(db.pool.clone(), "account", "id", id);
-    assert!(matches!(lock.try_acquire("a").await, Err(Error::Invalid(_))));
+    assert!(matches!(lock.acquire("a", Duration::ZERO).await, Err(Error::Invalid(_))));
     if exact {
         table(Columns { value: "ID", ..COLUMNS }).unwrap();
     }
@@ -107,7 +109,7 @@ async fn reserved_words_are_names_as_well<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(orders.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
     assert_eq!(orders.read("a").await.unwrap().unwrap().value, 99);
     let lock = VersionLock::new(db.pool.clone(), "order", "key", "where");
-    assert_eq!(lock.try_acquire("a").await.unwrap().acquired().unwrap().token().get(), 1);
+    assert_eq!(lock.acquire("a", Duration::ZERO).await.unwrap().token().get(), 1);
 }
 
 /// A table of the same name that the connection would otherwise find is left unchanged.
@@ -133,7 +135,7 @@ async fn a_table_in_a_named_schema_is_found<DB: TestDatabase>(db: TestDb<DB>) {
         assert_eq!((before, row(&db).await), (500, (100, 0)));
     }
     let lock = VersionLock::new(elsewhere, &name, "id", "version");
-    assert_eq!(lock.try_acquire("a").await.unwrap().acquired().unwrap().token().get(), 1);
+    assert_eq!(lock.acquire("a", Duration::ZERO).await.unwrap().token().get(), 1);
     let nowhere = refused(&db, Columns { table: "nowhere.account", ..COLUMNS }).await;
     assert!(nowhere.contains("table nowhere.account") && nowhere.contains("does not exist"), "{nowhere}");
 }
@@ -175,7 +177,7 @@ async fn a_column_or_table_that_goes_away_is_named<DB: TestDatabase>(db: TestDb<
     let table = ledger(&db).await;
     let lock = VersionLock::new(db.pool.clone(), "account", "id", "version");
     table.deposit("a", 1).await.unwrap();
-    lock.try_acquire("a").await.unwrap().acquired().unwrap();
+    lock.acquire("a", Duration::ZERO).await.unwrap();
     // The connection that makes the changes also made those before: SQLite's ALTER TABLE uses the
     // schema that its connection saw last.
     let owner = db.pool_of(1).await;
@@ -192,7 +194,7 @@ async fn a_column_or_table_that_goes_away_is_named<DB: TestDatabase>(db: TestDb<
         }
         let mut errors = vec![changed_nothing(table.read("a").await), changed_nothing(table.deposit("a", 1).await)];
         if gone != "balance" {
-            errors.push(changed_nothing(lock.try_acquire("a").await));
+            errors.push(changed_nothing(lock.acquire("a", Duration::ZERO).await));
         }
         for error in errors {
             let says = format!("{error:?}");
@@ -301,7 +303,7 @@ async fn a_session_that_is_not_strict_is_refused<DB: TestDatabase>(db: TestDb<DB
     let error = changed_nothing(table.deposit("a", 1).await);
     assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains("STRICT_TRANS_TABLES"), "{error}");
     let lock = VersionLock::new(lax, "account", "id", "version");
-    assert!(matches!(lock.try_acquire("a").await, Err(Error::TableUnfit { .. })));
+    assert!(matches!(lock.acquire("a", Duration::ZERO).await, Err(Error::TableUnfit { .. })));
     assert_eq!(row(&db).await, (100, 0));
 }
 

@@ -4,7 +4,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, eventually, proxy::Way};
-use rowlock::{Certainty, Error, ResourceLockExt as _, UpdateError, VersionedTable};
+use rowlock::{Certainty, Error, UpdateError, VersionedTable};
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -154,7 +154,7 @@ async fn a_begin_that_is_not_answered_within_the_limit_is_sent_over_another_conn
         let pool = proxy.pool(1);
         let lock = version_lock::<DB>(&pool).time_limit(PATIENCE);
         let write = async |lock: &rowlock::VersionLock<DB>| {
-            lock.transaction(VERSION, |mut tx, _| async move { write_in::<DB>(&mut tx, VERSION, 7).await }).await
+            lock.transaction(VERSION, |mut tx| async move { write_in::<DB>(&mut tx, VERSION, 7).await }).await
         };
         write(&lock).await.unwrap();
         eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;

@@ -4,9 +4,7 @@
 use std::convert::Infallible;
 
 use harness::{DIRECT, TestDatabase, TestDb, between};
-use rowlock::{
-    Certainty, Columns, Error, ResourceLockExt, Retry, TransactionError, UpdateError, VersionLock, VersionedTable,
-};
+use rowlock::{Certainty, Columns, Error, Retry, RunError, UpdateError, VersionLock, VersionedTable};
 
 use crate::{
     ledger::{COLUMNS, changed_nothing, ledger, outside, row, updated},
@@ -107,7 +105,7 @@ async fn a_trigger_that_raises_the_version_too_is_no_conflict<DB: TestDatabase>(
     assert_eq!(table.deposit("a", 10).await.unwrap(), updated(200, 6, 1));
     assert_eq!(row(&db).await, (200, 6));
     let lock = VersionLock::new(db.pool.clone(), "account", "id", "version");
-    lock.transaction("a", async |_, _| Ok::<_, sqlx::Error>(())).await.unwrap();
+    lock.transaction("a", async |_| Ok::<_, sqlx::Error>(())).await.unwrap();
     assert_eq!(row(&db).await, (200, 8));
 }
 
@@ -126,8 +124,8 @@ async fn is_named<DB: TestDatabase>(db: &TestDb<DB>, table: &VersionedTable<DB>,
     let mut errors = vec![changed_nothing(update.await), changed_nothing(table.deposit("a", 1).await)];
     assert!(calls <= 2, "{calls} attempts");
     let lock = VersionLock::new(pool.clone(), "account", "id", "version");
-    let ran = lock.transaction("a", async |_, _| Ok::<_, sqlx::Error>(())).await;
-    let Err(TransactionError::Failed(error)) = ran else { panic!("{ran:?}") };
+    let ran = lock.transaction("a", async |_| Ok::<_, sqlx::Error>(())).await;
+    let Err(RunError::Failed(error)) = ran else { panic!("{ran:?}") };
     errors.push(error);
     let deducted = table.deduct("a", 1).await;
     // InnoDB keeps the lock of a row whose change is undone, until the transaction ends.

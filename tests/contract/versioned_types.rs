@@ -1,9 +1,9 @@
 //! Columns of every type that a key, a value and a version may have.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
 use harness::{TestDatabase, TestDb};
-use rowlock::{Columns, Error, ResourceLockExt, UpdateError, VersionLock, VersionedTable};
+use rowlock::{Columns, Error, ResourceLock, UpdateError, VersionLock, VersionedTable};
 
 use crate::ledger::{COLUMNS, changed_nothing, create, insert, updated};
 
@@ -64,7 +64,7 @@ impl<'a, DB: TestDatabase> Case<'a, DB> {
         assert_eq!(table.deposit(self.key, 25).await.unwrap(), updated(100, 3, 1));
         self.stands(100, 3).await;
         let lock = VersionLock::new(self.db.pool.clone(), &self.table, "id", "version");
-        let ran = lock.transaction(self.key, async |_, claim| Ok::<_, sqlx::Error>(claim.token.get())).await;
+        let ran = lock.transaction(self.key, async |tx| Ok::<_, sqlx::Error>(tx.claim().token.get())).await;
         assert_eq!(ran.unwrap(), 3);
         self.stands(100, 4).await;
     }
@@ -128,7 +128,7 @@ async fn a_key_that_its_column_cannot_hold_is_refused_unseen<DB: TestDatabase>(d
         let lock = VersionLock::new(pool.clone(), table, "id", "version");
         values.read(if table == "numbered" { "7" } else { UUID }).await.unwrap();
         assert!(
-            lock.transaction(if table == "numbered" { "7" } else { UUID }, async |_, _| Ok::<_, sqlx::Error>(()))
+            lock.transaction(if table == "numbered" { "7" } else { UUID }, async |_| Ok::<_, sqlx::Error>(()))
                 .await
                 .is_err()
         );
@@ -142,7 +142,7 @@ async fn a_key_that_its_column_cannot_hold_is_refused_unseen<DB: TestDatabase>(d
             assert!(is_unfit(&error), "{key}: {error:?}");
             let update = values.update(key, |_| -> Result<i64, Infallible> { panic!("there is no value") }).await;
             assert!(matches!(&update, Err(UpdateError::Failed(error)) if is_unfit(error)), "{key}: {update:?}");
-            let claim = rowlock::ResourceLockExt::try_acquire(&lock, key).await.unwrap_err();
+            let claim = ResourceLock::acquire(&lock, key, Duration::ZERO).await.unwrap_err();
             assert!(is_unfit(&claim), "{key}: {claim:?}");
         }
     }

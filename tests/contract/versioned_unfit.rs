@@ -1,10 +1,10 @@
 //! Columns whose values a change cannot read, or cannot write as they were computed: the first call
 //! names the column, and nothing is changed.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, time::Duration};
 
 use harness::{TestDatabase, TestDb};
-use rowlock::{Columns, Error, ResourceLockExt, UpdateError, VersionLock, VersionedTable};
+use rowlock::{Columns, Error, ResourceLock, UpdateError, VersionLock, VersionedTable};
 
 use crate::ledger::{COLUMNS, changed_nothing, create, insert, updated};
 
@@ -97,7 +97,7 @@ async fn a_generated_column_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
             let mut refused = errors(&db, &name).await;
             if column == "version" {
                 let lock = VersionLock::new(db.pool.clone(), &name, "id", "version");
-                let error = lock.try_acquire("a").await.unwrap_err();
+                let error = lock.acquire("a", Duration::ZERO).await.unwrap_err();
                 refused.push(error);
             }
             for error in refused {

@@ -11,8 +11,7 @@ use std::{
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::{
-    Attempt, Certainty, Error, LeaseLock, Reason, ResourceLock, ResourceLockExt, Retry, Rules, Token, TransactionError,
-    Tx,
+    Attempt, Certainty, Error, LeaseLock, Reason, ResourceLock, ResourceLockExt, Retry, Rules, RunError, Token, Tx,
 };
 use sqlx::{Connection as _, Pool};
 use tokio::time::{Instant, timeout};
@@ -81,7 +80,7 @@ async fn nothing_happened<DB: TestDatabase>(db: &TestDb<DB>, account: &str) {
 async fn the_works_own_error_comes_back_and_rolls_back<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         let runs = AtomicU32::new(0);
-        let failed = lock.transaction(name, |mut tx, _| {
+        let failed = lock.transaction(name, |mut tx| {
             runs.fetch_add(1, SeqCst);
             async move {
                 write_in::<DB>(&mut tx, name, 1).await.unwrap();
@@ -89,7 +88,7 @@ async fn the_works_own_error_comes_back_and_rolls_back<DB: TestDatabase>(db: Tes
             }
         });
         let error = failed.await.unwrap_err();
-        assert!(matches!(error, TransactionError::Work(Reply::Code(7))), "{error:?}");
+        assert!(matches!(error, RunError::Work(Reply::Code(7))), "{error:?}");
         assert_eq!(runs.load(SeqCst), 1);
         nothing_happened(&db, name).await;
         if name == LEASE {
@@ -106,7 +105,7 @@ where
     W: Fn(Tx<DB>) -> F,
     F: Future<Output = ()>,
 {
-    let done = lock.transaction(name, |mut tx, _| {
+    let done = lock.transaction(name, |mut tx| {
         let misbehave = &misbehave;
         async move {
             write_in::<DB>(&mut tx, name, 1).await?;
@@ -115,7 +114,7 @@ where
         }
     });
     let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
-    assert!(matches!(error, TransactionError::Failed(Error::TransactionOver { .. })), "{name}: {error:?}");
+    assert!(matches!(error, RunError::Failed(Error::TransactionOver { .. })), "{name}: {error:?}");
 }
 
 /// After this error the transaction is over, even if the work ignores the error.
@@ -178,13 +177,13 @@ async fn work_that_commits_and_begins_anew_is_found_out<DB: TestDatabase>(db: Te
 /// same, and the pool stays clean.
 async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
-        let failed = lock.transaction(name, |mut tx, _| async move {
+        let failed = lock.transaction(name, |mut tx| async move {
             write_in::<DB>(&mut tx, name, 1).await.unwrap();
             DB::execute_on(&mut tx, "ROLLBACK").await.unwrap();
             Err::<(), _>(Reply::Code(8))
         });
         let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
-        assert!(matches!(error, TransactionError::Failed(Error::TransactionOver { .. })), "{error:?}");
+        assert!(matches!(error, RunError::Failed(Error::TransactionOver { .. })), "{error:?}");
         assert!(error.to_string().contains("code 8"), "{error}");
         nothing_happened(&db, name).await;
     })
@@ -201,13 +200,13 @@ async fn work_that_forgets_an_inner_transaction_is_found_out<DB: TestDatabase>(d
 
 async fn work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_clean<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
-        let failed = lock.transaction(name, |mut tx, _| async move {
+        let failed = lock.transaction(name, |mut tx| async move {
             write_in::<DB>(&mut tx, name, 1).await.unwrap();
             std::mem::forget(tx.begin().await.unwrap());
             Err::<(), _>(Reply::Code(9))
         });
         let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
-        assert!(matches!(error, TransactionError::Work(Reply::Code(9))), "{error:?}");
+        assert!(matches!(error, RunError::Work(Reply::Code(9))), "{error:?}");
         nothing_happened(&db, name).await;
     })
     .await;
@@ -216,7 +215,7 @@ async fn work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_clean<
 /// An inner transaction that is dropped is rolled back. One that is committed is part of the whole.
 async fn inner_transactions_are_the_works_own<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
-        let done = lock.transaction(name, |mut tx, _| async move {
+        let done = lock.transaction(name, |mut tx| async move {
             write_in::<DB>(&mut tx, name, 900).await?;
             write_in::<DB>(&mut *tx.begin().await?, name, 1).await?;
             let mut inner = tx.begin().await?;
@@ -238,12 +237,12 @@ async fn work_that_keeps_the_transaction_is_found_out<DB: TestDatabase>(db: Test
         is_found_out(&lock, name, async |tx| drop(kept.lock().unwrap().replace(tx))).await;
         assert!(kept.lock().unwrap().take().is_some());
         nothing_happened(&db, name).await;
-        let failed = lock.transaction(name, async |tx, _| {
+        let failed = lock.transaction(name, async |tx| {
             drop(kept.lock().unwrap().replace(tx));
             Err::<(), _>(Reply::Code(7))
         });
         let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
-        let TransactionError::Failed(error @ Error::TransactionOver { outcome: Certainty::Unknown, .. }) = error else {
+        let RunError::Failed(error @ Error::TransactionOver { outcome: Certainty::Unknown, .. }) = error else {
             panic!("{name}: {error:?}")
         };
         assert!(error.to_string().contains("code 7"), "{error}");
@@ -271,7 +270,7 @@ async fn retries_that_are_used_up_are_a_conflict<DB: TestDatabase>(db: TestDb<DB
     for retry in [few, short] {
         for (name, lock) in locks_with(&db.pool, retry) {
             let (since, runs) = (Instant::now(), AtomicU32::new(0));
-            let done = lock.transaction(name, |mut tx, _| {
+            let done = lock.transaction(name, |mut tx| {
                 runs.fetch_add(1, SeqCst);
                 let db = &db;
                 async move {
@@ -281,13 +280,13 @@ async fn retries_that_are_used_up_are_a_conflict<DB: TestDatabase>(db: TestDb<DB
             });
             let (done, runs) = (timeout(PATIENCE, done).await.unwrap(), runs.load(SeqCst));
             match done {
-                Err(TransactionError::Failed(Error::Conflict { attempts, key, .. })) => {
+                Err(RunError::Failed(Error::Conflict { attempts, key, .. })) => {
                     assert_eq!((attempts, key.as_str()), (runs, name));
                 }
                 // The time was over in the middle of an attempt.
-                Err(TransactionError::Failed(Error::TimedOut { outcome: Certainty::NothingChanged, .. }))
-                    if retry == short => {}
-                Err(TransactionError::Failed(Error::NoConnection { .. })) if retry == short => {}
+                Err(RunError::Failed(Error::TimedOut { outcome: Certainty::NothingChanged, .. })) if retry == short => {
+                }
+                Err(RunError::Failed(Error::NoConnection { .. })) if retry == short => {}
                 other => panic!("{name}: {other:?}"),
             }
             assert!(if retry == few { runs == 3 } else { since.elapsed() >= short.within }, "{runs}");
@@ -302,8 +301,8 @@ async fn a_transaction_that_does_not_begin_leaves_the_key_open<DB: TestDatabase>
     let pool = db.pool_of(1).await;
     let in_use = pool.acquire().await.unwrap();
     let lock = LeaseLock::new(pool).rules(Rules::Article).retry(few);
-    let done = lock.transaction("k", async |_, _| -> Result<(), Infallible> { panic!("it does not begin") }).await;
-    assert!(matches!(done, Err(TransactionError::Failed(Error::NoConnection { .. }))), "{done:?}");
+    let done = lock.transaction("k", async |_| -> Result<(), Infallible> { panic!("it does not begin") }).await;
+    assert!(matches!(done, Err(RunError::Failed(Error::NoConnection { .. }))), "{done:?}");
     drop(in_use);
     eventually("the key is open", || async { matches!(lock.try_acquire("k").await, Ok(Attempt::Acquired(_))) }).await;
 }
@@ -314,9 +313,9 @@ async fn a_transaction_of_conflicts_leaves_the_key_open<DB: TestDatabase>(db: Te
     let few = || db.lock().retry(Retry { attempts: 2, within: PATIENCE });
     for lock in [few().rules(Rules::Article), few().min_interval(PATIENCE)] {
         let db = &db;
-        let work = |mut tx: Tx<DB>, _| async move { Err::<(), _>(contention(db, &mut tx).await) };
+        let work = |mut tx: Tx<DB>| async move { Err::<(), _>(contention(db, &mut tx).await) };
         let done = lock.transaction("k", work).await;
-        assert!(matches!(done, Err(TransactionError::Failed(Error::Conflict { .. }))), "{done:?}");
+        assert!(matches!(done, Err(RunError::Failed(Error::Conflict { .. }))), "{done:?}");
         let open = async || match lock.try_acquire("k").await {
             Ok(Attempt::Acquired(lease)) => lease.release().await.is_ok(),
             _ => false,
@@ -331,9 +330,9 @@ async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: TestDatabase>
     let within = Duration::from_millis(600);
     let lock = db.lock().retry(Retry { attempts: 5, within });
     let since = Instant::now();
-    let done = lock.transaction("k", async |_, _| -> Result<(), Infallible> { panic!("it does not begin") });
+    let done = lock.transaction("k", async |_| -> Result<(), Infallible> { panic!("it does not begin") });
     match timeout(PATIENCE, done).await.unwrap() {
-        Err(TransactionError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Held),
+        Err(RunError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Held),
         other => panic!("{other:?}"),
     }
     assert!(since.elapsed() >= within);
@@ -345,8 +344,8 @@ async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase>(db
     accounts(&db).await;
     let lock = db.lock().min_interval(Duration::from_secs(3600));
     let tokens = Mutex::new(Vec::<Token>::new());
-    let done = lock.transaction(LEASE, |mut tx, claim| {
-        tokens.lock().unwrap().push(claim.token);
+    let done = lock.transaction(LEASE, |mut tx| {
+        tokens.lock().unwrap().push(tx.claim().token);
         let (db, first) = (&db, tokens.lock().unwrap().len() == 1);
         async move {
             write_in::<DB>(&mut tx, LEASE, 999).await?;
@@ -358,9 +357,9 @@ async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase>(db
     assert!(tokens.len() == 2 && tokens[0] == tokens[1], "{tokens:?}");
     assert_eq!((balance(&db, LEASE).await, db.column(LEASE, "status").await.as_deref()), (999, Some("S")));
     let since = Instant::now();
-    let again = lock.transaction(LEASE, async |_, _| -> Result<(), Infallible> { panic!("it does not begin") });
+    let again = lock.transaction(LEASE, async |_| -> Result<(), Infallible> { panic!("it does not begin") });
     match again.await {
-        Err(TransactionError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::WithinWindow),
+        Err(RunError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::WithinWindow),
         other => panic!("{other:?}"),
     }
     assert!(since.elapsed() < PATIENCE / 4, "refused at once");
@@ -369,7 +368,7 @@ async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase>(db
 async fn a_panic_in_the_work_rolls_back_and_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         let panicking = tokio::spawn(async move {
-            let work = async |mut tx: Tx<DB>, _| -> Result<(), sqlx::Error> {
+            let work = async |mut tx: Tx<DB>| -> Result<(), sqlx::Error> {
                 write_in::<DB>(&mut tx, name, 1).await?;
                 panic!("in the work")
             };

@@ -36,8 +36,8 @@ impl Asking {
                 let most = u32::try_from(self.used.promised().most).unwrap();
                 lock.semaphore(key, most).acquire(wait).await
             }
-            Used::ReadWrite if self.writes => lock.read_write(key).write(wait).await,
-            Used::ReadWrite => lock.read_write(key).read(wait).await,
+            Used::ReadWrite if self.writes => lock.read_write(key).writer().acquire(wait).await,
+            Used::ReadWrite => lock.read_write(key).readers().acquire(wait).await,
             _ => lock.acquire(key, wait).await,
         }
     }

@@ -219,7 +219,7 @@ impl<'a, DB: TestDatabase> Crew<'a, DB> {
             let kind = if self.used == Used::ReadWrite { Kind::Write } else { Kind::Lease };
             self.tell(0, op, Step::Ask { key: name.clone(), kind });
             let lease = match self.used {
-                Used::ReadWrite => acquired(lock.read_write(&name).write(PATIENCE).await),
+                Used::ReadWrite => acquired(lock.read_write(&name).writer().acquire(PATIENCE).await),
                 _ => acquired(lock.acquire(key, PATIENCE).await),
             };
             let prior = lease.taken_over_from().map(|prior| (prior.token.get(), prior.label.parse().unwrap()));

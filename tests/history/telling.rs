@@ -3,9 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use harness::TestDatabase;
-use rowlock::{
-    BoxFuture, Claim, CommitOutcome, ConfirmAt, Confirmation, Error, Grant, LeaseLock, ResourceLock, Retry, Status,
-};
+use rowlock::{BoxFuture, Claim, CommitOutcome, Confirmation, Error, Grant, LeaseLock, ResourceLock, TransactionTerms};
 use sqlx::Pool;
 
 use crate::worker::{Orders, tell_grant};
@@ -34,20 +32,11 @@ impl<DB: TestDatabase> ResourceLock<DB> for Telling<DB> {
     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
         self.lock.confirm(claim, tx)
     }
-    fn release(&self, grant: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
-        self.lock.release(grant, status)
-    }
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
         self.lock.commit_outcome(claim, confirmation)
     }
-    fn confirm_at(&self) -> ConfirmAt {
-        ResourceLock::confirm_at(&self.lock)
-    }
-    fn retry(&self) -> Retry {
-        ResourceLock::retry(&self.lock)
-    }
-    fn time_limit(&self) -> Duration {
-        ResourceLock::time_limit(&self.lock)
+    fn terms(&self) -> TransactionTerms {
+        self.lock.terms()
     }
     fn pool(&self) -> &Pool<DB> {
         ResourceLock::pool(&self.lock)

@@ -12,7 +12,7 @@ use std::{
 
 use harness::{TestDatabase, TestDb};
 use rowlock::{
-    Certainty, Claim, Error, Lease, LeaseLock, PreviousClaim, ResourceLockExt as _, Retry, Status, TransactionError,
+    Certainty, Claim, Error, Lease, LeaseLock, PreviousClaim, ResourceLockExt as _, Retry, RunError, Status,
 };
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{
@@ -352,10 +352,10 @@ impl<DB: TestDatabase> Worker<DB> {
         let (process, op, orders, runs) = (self.number, self.op, &self.orders, AtomicUsize::new(0));
         let think = Duration::from_millis(self.random.u64(..40));
         let telling = Telling { lock: self.lock.clone(), orders: orders.clone(), process, op };
-        let committed = telling.transaction(key, |mut tx, claim| {
+        let committed = telling.transaction(key, |mut tx| {
             let sign = (process, op, runs.fetch_add(1, SeqCst));
             async move {
-                let token = claim.token.get();
+                let token = tx.claim().token.get();
                 tell(process, op, Step::Working { token });
                 let number = number::<DB>(&mut tx, key).await? + 1;
                 sleep(orders.hold(Kind::Transaction, process, op).unwrap_or(think)).await;
@@ -368,8 +368,8 @@ impl<DB: TestDatabase> Worker<DB> {
         });
         let outcome = match committed.await {
             Ok(()) => Outcome::Done,
-            Err(TransactionError::Refused(_)) => Outcome::Refused,
-            Err(TransactionError::Failed(Error::CommitUnknown { .. })) => Outcome::Unknown,
+            Err(RunError::Refused(_)) => Outcome::Refused,
+            Err(RunError::Failed(Error::CommitUnknown { .. })) => Outcome::Unknown,
             Err(_) => Outcome::Nothing,
         };
         self.tell(Step::Done(outcome));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rowlock::{Lease, LeaseLock, ReadWriteLock, Semaphore};
+use rowlock::{Access, Lease, LeaseLock, ReadWriteLock};
 use sqlx::Pool;
 
 use super::{Ask, Lock};
@@ -41,7 +41,7 @@ impl<DB: Bench> Lock for Rowlock<DB> {
 }
 
 pub struct Permits<DB: Bench> {
-    semaphore: Semaphore<DB>,
+    semaphore: Access<DB>,
     wait: Duration,
 }
 
@@ -78,7 +78,7 @@ impl<DB: Bench> Lock for Readers<DB> {
     type Held = Lease<DB>;
 
     async fn acquire(&self, _: &Ask<'_>) -> Result<Option<Lease<DB>>, Error> {
-        granted(self.lock.read(self.wait).await)
+        granted(self.lock.readers().acquire(self.wait).await)
     }
 
     async fn release(&self, _: &Ask<'_>, reader: Lease<DB>) -> Result<(), Error> {

@@ -11,7 +11,7 @@ use crate::{
         values::{duration, key, timeout, wait},
     },
     database,
-    exit::{OK, REFUSED},
+    exit::{Failure, OK, REFUSED, USAGE},
 };
 
 /// How a key is taken.
@@ -53,6 +53,17 @@ impl Terms {
         let lock = database::lock(pool, self.label.as_deref())?.lease(self.lease);
         let lock = lock.min_interval(self.min_interval).rules(rules).fair(self.fair);
         Ok(if self.retry_failed { lock.retry_failed_at_once() } else { lock })
+    }
+
+    /// Returns how long work waits that is to run once in each minimum interval. A wait that is not
+    /// shorter could outlast the interval.
+    pub fn wait_of_work(&self) -> Result<Duration, Failure> {
+        let Self { wait, min_interval, .. } = *self;
+        if min_interval.is_zero() || wait < min_interval {
+            return Ok(wait);
+        }
+        let text = "a --wait has to be shorter than the minimum interval, or the same tick runs again after that";
+        Err(Failure::new(USAGE, text))
     }
 }
 

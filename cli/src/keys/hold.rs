@@ -42,13 +42,14 @@ const LOOK: Duration = Duration::from_millis(250);
 
 pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, Failure> {
     let key = hold.key.as_str();
+    let wait_of_work = hold.terms.wait_of_work()?;
     let mut stop = StopSignals::listen()?;
     // A claim that is held on a terminal is renewed whatever keys are pressed.
     let mut suspend = listen(tokio::signal::unix::SignalKind::from_raw(Signal::TSTP.as_raw()))?;
     let mut script = Script::watch()?;
     let wait = Wait { keys: vec![key], grace: GRACE, refused: hold.terms.refused_exit_code };
     let waited = tokio::select! {
-        waited = wait.for_request(&lock, &mut stop, lock.acquire_for_run(key, hold.terms.wait)) => Some(waited?),
+        waited = wait.for_request(&lock, &mut stop, lock.acquire(key, wait_of_work)) => Some(waited?),
         _ = script.ended() => None,
     };
     let lease = match waited {

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rowlock::{Claim, Database, Error, Key, Lease, LeaseLock, ResourceLock, Status};
+use rowlock::{Claim, Database, Error, Key, Lease, LeaseLock, Status};
 use rustix::process::Pid;
 use serde_json::Value;
 
@@ -29,7 +29,7 @@ use crate::{
 pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>) -> Result<u8, Failure> {
     // The command is looked up first: a claim for a command that cannot run would use up the
     // minimum interval.
-    let (words, wait) = (run.words(), run.terms.wait);
+    let (words, wait) = (run.words(), run.terms.wait_of_work()?);
     let program = find(&words)?;
     let mut stop = StopSignals::listen()?;
     let (grace, timeout, lock_delay) = (run.grace, run.timeout, run.lock_delay);
@@ -46,18 +46,22 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
         };
     }
     let permits = run.permits.map(|permits| lock.semaphore(job.key, permits));
-    let limited: Box<dyn ResourceLock<DB>> = match &permits {
-        Some(permits) => Box::new(permits.clone()),
-        None if run.shared => Box::new(lock.read_write(job.key).readers()),
-        None if run.exclusive => Box::new(lock.read_write(job.key).writers()),
-        None => Box::new(lock.clone()),
+    let access = match &permits {
+        Some(permits) => Some(permits.clone()),
+        None if run.shared => Some(lock.read_write(job.key).readers().clone()),
+        None if run.exclusive => Some(lock.read_write(job.key).writer().clone()),
+        None => None,
     };
-    let grant = match waits(vec![job.key]).for_request(&lock, &mut stop, limited.acquire_for_run(job.key, wait)).await?
-    {
-        Waited::Granted(grant) => grant,
+    let request = async {
+        match &access {
+            Some(access) => access.acquire(wait).await,
+            None => lock.acquire(job.key, wait).await,
+        }
+    };
+    let lease = match waits(vec![job.key]).for_request(&lock, &mut stop, request).await? {
+        Waited::Granted(lease) => lease,
         Waited::Over(code) => return Ok(code),
     };
-    let Some(lease) = grant.into_lease() else { return Err(lost_before(job.key)) };
     let mut environment = environment(lease.claim());
     let number = permits.and_then(|permits| permits.number(lease.key()));
     environment.extend(number.map(|number| ("ROWLOCK_PERMIT", number.to_string())));

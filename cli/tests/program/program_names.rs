@@ -33,7 +33,10 @@ async fn a_semaphore_is_shown_with_its_permits<DB: TestDatabase>(db: TestDb<DB>)
 async fn a_read_write_lock_is_shown_with_its_readers<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.builder().label("node-1").build().unwrap().lease(Duration::from_secs(3600));
     let both = lock.read_write("r");
-    let _readers = [acquired(both.read(Duration::ZERO).await), acquired(both.read(Duration::ZERO).await)];
+    let _readers = [
+        acquired(both.readers().acquire(Duration::ZERO).await),
+        acquired(both.readers().acquire(Duration::ZERO).await),
+    ];
     let text = db.rowlock("show r", &[]).await.with(0).out;
     assert!(text.contains("r is the name of a read-write lock: 2 readers\n\nKEY") && text.contains("r#r"), "{text}");
     assert_eq!(db.show("r").await["readers"].as_array().unwrap().len(), 2);
