@@ -8,12 +8,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod architecture;
 mod book;
 mod cited;
 mod faults;
 mod frozen;
 mod html;
 mod links;
+mod pictures;
 
 use std::path::{Path, PathBuf};
 
