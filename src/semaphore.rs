@@ -1,4 +1,9 @@
 //! At most N holders at a time: a semaphore whose permits are rows of the lock's own table.
+//!
+//! A waiter needs any one of the permits. The plain claim takes one that no task of this process
+//! uses (`queue/places.rs`). If it is refused, a read shows which are free, and the plain claim
+//! takes one of them, chosen at random (`lease/wanted.rs`). A claim without a reply is repeated on
+//! the same key.
 
 use std::time::Duration;
 

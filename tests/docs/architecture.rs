@@ -16,7 +16,8 @@ type Rooms = BTreeMap<String, BTreeSet<String>>;
 /// The first names of the paths that begin with `crate`, outside of comments and tests.
 fn imported(text: &str) -> BTreeSet<String> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-    let code: String = code.lines().filter(|line| !line.trim_start().starts_with("//")).map(|line| line.to_owned() + "\n").collect();
+    let code: String =
+        code.lines().filter(|line| !line.trim_start().starts_with("//")).map(|line| line.to_owned() + "\n").collect();
     let word = |text: &str| text.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
     let mut names = BTreeSet::new();
     for (at, found) in code.match_indices("crate::") {
@@ -119,7 +120,10 @@ fn another_architecture_is_found() {
         std::fs::write(root.join(name), text).unwrap();
     };
     write("src/key.rs", "");
-    write("src/lease/mod.rs", "use crate::{\n    key::Key,\n    store::{Database, queue::Other},\n};\n// crate::queue\n");
+    write(
+        "src/lease/mod.rs",
+        "use crate::{\n    key::Key,\n    store::{Database, queue::Other},\n};\n// crate::queue\n",
+    );
     write("src/lease/some_tests.rs", "use crate::queue::Queue;\n");
     write("src/queue/mod.rs", "#[cfg(test)]\nmod tests {\n    use crate::lease::Lease;\n}\n");
     write("src/store/mod.rs", "fn any() -> crate::queue::Any {}\n");
@@ -130,7 +134,9 @@ fn another_architecture_is_found() {
     assert_none(&problems(root));
 
     let page = page.replace("| `queue/` | | |\n", "| `gone/` | | |\n").replace("| | `store/` |", "| | `queue/` |");
-    let page = page.replace("`key.rs`", "`keys.rs`, `lease/*/claim.rs`").replace("![The path](docs/pictures/key.svg)", "The path");
+    let page = page
+        .replace("`key.rs`", "`keys.rs`, `lease/*/claim.rs`")
+        .replace("![The path](docs/pictures/key.svg)", "The path");
     write("ARCHITECTURE.md", &(page + &"\n".repeat(LINES)));
     let expected = [
         "keys.rs does not exist",

@@ -86,7 +86,9 @@ impl Picture {
                 ["lane", name] => picture.lanes.push((name.to_owned(), rest)),
                 ["box", name, lane, row, kind @ ("code" | "pure" | "sql")] => {
                     let lane = picture.lanes.iter().position(|(known, _)| known == lane);
-                    let (Some(lane), Ok(row)) = (lane, row.parse()) else { return Err(format!("{line}: no such place")) };
+                    let (Some(lane), Ok(row)) = (lane, row.parse()) else {
+                        return Err(format!("{line}: no such place"));
+                    };
                     let mut lines = rest.split(" | ").map(str::to_owned);
                     let files = lines.next().unwrap_or_default().split(", ").map(str::to_owned).collect();
                     let item = Item { lane, row, kind: kind.to_owned(), files, lines: lines.collect() };
@@ -195,14 +197,23 @@ impl Picture {
         for (lane, (_, heading)) in (0..).zip(&self.lanes) {
             let left = MARGIN + lane * (LANE + BETWEEN);
             let (x, high) = (left - 10, bottom - HEAD + 10);
-            writeln!(svg, "<rect class=\"lane\" x=\"{x}\" y=\"{}\" width=\"{}\" height=\"{high}\" rx=\"6\"/>", HEAD - 16, LANE + 20)
-                .unwrap();
+            writeln!(
+                svg,
+                "<rect class=\"lane\" x=\"{x}\" y=\"{}\" width=\"{}\" height=\"{high}\" rx=\"6\"/>",
+                HEAD - 16,
+                LANE + 20
+            )
+            .unwrap();
             text(&mut svg, "head", (left + LANE / 2, HEAD + 8), "middle", heading);
         }
         for (name, item) in &self.boxes {
             let (left, top, height) = places[name.as_str()];
             let kind = &item.kind;
-            writeln!(svg, "<rect class=\"{kind}\" x=\"{left}\" y=\"{top}\" width=\"{LANE}\" height=\"{height}\" rx=\"5\"/>").unwrap();
+            writeln!(
+                svg,
+                "<rect class=\"{kind}\" x=\"{left}\" y=\"{top}\" width=\"{LANE}\" height=\"{height}\" rx=\"5\"/>"
+            )
+            .unwrap();
             let files = item.files.iter().map(|file| ("file", file));
             for (place, (class, line)) in (1..).zip(files.chain(item.lines.iter().map(|line| ("text", line)))) {
                 text(&mut svg, class, (left + 9, top + PADDING + LINE * place - 4), "start", line);
@@ -213,7 +224,12 @@ impl Picture {
         }
         let mut x = MARGIN;
         for (kind, meaning) in [("code", "sends and waits"), ("pure", "decides: pure"), ("sql", "SQL")] {
-            writeln!(svg, "<rect class=\"{kind}\" x=\"{x}\" y=\"{}\" width=\"18\" height=\"12\" rx=\"3\"/>", height - 27).unwrap();
+            writeln!(
+                svg,
+                "<rect class=\"{kind}\" x=\"{x}\" y=\"{}\" width=\"18\" height=\"12\" rx=\"3\"/>",
+                height - 27
+            )
+            .unwrap();
             text(&mut svg, "key", (x + 24, height - 17), "start", meaning);
             x += 136;
         }
