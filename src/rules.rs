@@ -2,8 +2,9 @@
 //!
 //! The functions here are the reference. The claim statements of PostgreSQL, MySQL and MariaDB
 //! repeat the granting half, so that a grant costs one round trip. A claim that they do not grant
-//! is explained here, from the row that they read. A test runs every cell of the table on every
-//! server.
+//! is explained here, from the row that they read. The functions in SQL have both halves, and the
+//! Python client has them for SQLite. A test runs every cell of the table on every server, through
+//! the functions and here, and writes the cells that the Python client is tested with.
 
 use chrono::{DateTime, TimeDelta, Utc};
 

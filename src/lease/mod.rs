@@ -1,4 +1,24 @@
 //! The pessimistic lock: leases on keys in the table `t_resource_lock`.
+//!
+//! - A call: `lock.rs` is the handle, `attempt.rs` one attempt, and `wait.rs` the attempts up to a
+//!   deadline. `replies.rs` and `wanted.rs` decide what follows from a reply: pure.
+//! - Batch operations, each of which is sent by a queue of `session/queue.rs`: `claims.rs`,
+//!   `creates.rs`, `releases.rs`, `reads.rs`.
+//! - A lease: `guard.rs` is what the caller holds, `handle.rs` ends its claims once, `state.rs` has
+//!   its deadline and its loss, and `span.rs` how long it lasts.
+//! - The background: `renewer.rs` renews and ends, `agenda.rs` says what is due, `changes.rs` sends
+//!   it, `ending.rs` is an end that is under way, `ledger.rs` has the claims that may stand
+//!   although no reply has told of them, and `forgetting.rs` deletes old rows.
+//! - Settings: `builder.rs` for a lock, `handle_terms.rs` for a handle.
+//! - Operators: `admin.rs`, `info.rs`.
+//!
+//! # Locks, handles and terms
+//!
+//! A handle refers to its lock (`shared.rs`) and to its terms (`terms.rs`). The lock has the
+//! batches, the renewer, the tickets, and the tracker that a shutdown waits for. Handles on equal
+//! terms share the queues of waiting tasks, because a refusal of one task applies to the others. A
+//! lease keeps the terms under which it was acquired. Locks of one application pool share sessions,
+//! the listener and wakeups (`session/registry.rs`).
 
 pub(crate) mod admin;
 pub(crate) mod agenda;

@@ -7,7 +7,13 @@
 //! another holder. The thread `rowlock-clock` watches it.
 //!
 //! One task is active while there are leases or endings, on the threads for renewals. Renewals of
-//! each span, and endings, have a statement in flight each.
+//! each span, and endings, have a statement in flight each. An ending waits for the renewals of its
+//! span, one of which might revive the claim. A statement that hangs delays no other span and no
+//! report of a loss.
+//!
+//! A renewal that was given up may still be carried out after an ending, until its limit on the
+//! server's clock. After a release it finds no claim. An abandonment is sent once more after that
+//! limit, because the renewal may have extended the row that the abandonment had ended.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard},

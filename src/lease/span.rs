@@ -1,4 +1,11 @@
 //! How long leases last: in their rows, and for their holders.
+//!
+//! The lease of a row is the lease of the handle and its lock-delay. The holder relies on the first
+//! part alone. A release frees the key at once, and so do a forced release, an abandonment by a
+//! caller whose work has stopped, and a transaction that failed. A lease that is dropped keeps the
+//! key closed for the lock-delay, because its work may still run.
+//!
+//! One statement renews the leases of one span, because their holders rely on the same part of it.
 
 use std::time::Duration;
 

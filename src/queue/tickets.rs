@@ -1,6 +1,7 @@
 //! Waiting in order across processes: tickets in the table `t_resource_lock_queue`.
 //!
-//! A ticket is a number, drawn when its waiter arrives and kept alive by heartbeats of the process.
+//! A ticket is a number, drawn when its waiter arrives and kept alive by heartbeats of the process:
+//! one statement for all tickets of a lock, on the threads for renewals.
 //! The waiter with the lowest live ticket may claim. A ticket without heartbeats lapses after
 //! [`ALIVE_SECONDS`]; other waiters skip it.
 

@@ -5,6 +5,11 @@
 //! afterwards, with a statement that begins after the reply to its claim. The claim that is
 //! committed later is therefore followed by a look that sees the other one: a reader and a writer
 //! are never both let in.
+//!
+//! `read.rs` lets a reader in, and `drain.rs` a writer, which waits for the readers that its first
+//! look showed. One look serves all readers of a process that asked for it before it was sent
+//! (`lease/reads.rs`). The readers of a process that wait for the name enter together, under the
+//! claim of the first one (`lease/readers.rs`).
 
 pub(crate) mod call;
 pub(crate) mod drain;

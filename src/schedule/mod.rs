@@ -1,9 +1,19 @@
 //! Schedules: jobs whose every tick runs on one of several instances.
 //!
-//! `plan.rs` decides, from the row that was claimed and the schedule that the instance knows.
-//! `store/schedule.rs` sends the statements. Between them, `runner.rs` claims, and `run.rs` runs a
-//! tick, whose end `end.rs` records. `instances.rs` decides which times apply if instances declare
-//! different ones, and `presence.rs` carries that out.
+//! - The path of a tick: `schedules.rs` starts an instance, `runner.rs` polls, `core.rs` sends the
+//!   claim, `run.rs` runs a tick, `keeper.rs` renews it, `tick.rs` is what the work receives, and
+//!   `end.rs` records the end, or `transaction.rs` within a transaction of the work.
+//! - Decisions, which are pure: `plan.rs` from the row that was claimed and the schedule that the
+//!   instance knows, `pacing.rs` when to poll, `cron.rs` and `zones.rs` when a tick is due.
+//! - A schedule: `spec.rs` has its times, and `terms.rs` what happens with ticks that are late or
+//!   fail.
+//! - Several instances: `instances.rs` decides which times apply if instances declare different
+//!   ones, `view.rs` what follows for each schedule, `steps.rs` carries that out, and `presence.rs`
+//!   announces the instance and beats.
+//! - Operators: `admin.rs`, `orders.rs`, `declared.rs`, `selection.rs`, `info.rs`.
+//! - One tick without a loop: `try_tick.rs`, and `for_test.rs` for the tests of applications.
+//!
+//! `store/schedule.rs`, `store/instances.rs` and `store/orders.rs` have the statements.
 
 pub mod admin;
 mod core;

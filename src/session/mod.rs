@@ -1,4 +1,27 @@
 //! What every statement goes through: the library's own threads and time, and its sessions.
+//!
+//! - Threads: `threads.rs` starts them, `clock.rs` is `rowlock-clock`, `pulse.rs` notices a thread
+//!   that takes no turn, and `fork.rs` whether this process has them. `time.rs` and `timers.rs` are
+//!   the only clock and the only timers.
+//! - Sessions: `sessions.rs` chooses where a statement gets one, `line.rs` opens and closes those
+//!   of one purpose, `loan.rs` lends one for a statement, and `registry.rs` finds what the locks of
+//!   one application pool share.
+//! - Requests: `queue.rs` sends those of many tasks in one statement, and `exchange.rs` sends one
+//!   on a second session if the first is silent.
+//!
+//! # Sessions
+//!
+//! A session is idle in its line, lent for one statement, or closed. `Loan` returns it only after a
+//! reply. A session that is dropped with a statement in flight, or after an error that is not the
+//! server's, is closed. A session that does not answer makes its line suspect: idle sessions that
+//! were last used before it are closed instead of lent.
+//!
+//! A connection of the application's pool is borrowed in three cases: `share_pool()`; a SQLite file
+//! that is not in WAL mode, is locked exclusively, or has a pool of one connection; and a database
+//! in memory. On SQLite a line has one session, because a file has one writer.
+//!
+//! A process that was forked has no threads and holds no lease: its calls fail, and its drops do
+//! nothing.
 
 pub(crate) mod clock;
 pub(crate) mod exchange;

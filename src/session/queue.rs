@@ -2,10 +2,15 @@
 //!
 //! There is no timer. A request starts a worker, and joins those that wait. The worker takes a
 //! session, and then all that wait by then: requests that arrive while a statement is in flight
-//! form the next one. Each request gets its own reply. A request cancelled before sending is
-//! removed; one cancelled later has its result dropped, which abandons the lease. After a statement
-//! has failed, each of its requests is sent by itself, or the first receives the failure and the
-//! others one that is retried.
+//! form the next one. If a reply takes longer than `SLOW`, requests that wait start another worker,
+//! with a session of its own.
+//!
+//! Each request gets its own reply. An output that is valid for all requests for its key, such as a
+//! refusal, serves those that waited before the statement was sent. A request cancelled before
+//! sending is removed; one cancelled later has its result dropped, which abandons the lease. A
+//! statement that no caller waits for any more goes on for `GRACE`, and then its session is closed.
+//! After a statement has failed, each of its requests is sent by itself, or the first receives the
+//! failure and the others one that is retried.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},

@@ -3,6 +3,24 @@
 //! A store sends statements and reports what it saw; it takes no decision. Unless its documentation
 //! says otherwise, an operation takes a slice, works on a borrowed connection, leaves no
 //! transaction open, and waits for no row that another transaction has locked.
+//!
+//! This file has the claims and the changes of claims. `admin.rs`, `queue.rs`, `schema.rs`,
+//! `version.rs`, `schedule.rs`, `instances.rs`, `orders.rs` and `changes.rs` have the other traits,
+//! and `database.rs` all of them under one name. Each database has a folder with a file for each
+//! trait. `fault.rs` is the one place that knows the codes of the servers.
+//!
+//! # The row of a claim
+//!
+//! A row is that of a claim when
+//!
+//! ```text
+//! lock_flag = 1 AND holder = ? AND token = ? AND claimed_at = begin_time AND end_time IS NULL
+//! ```
+//!
+//! Every renewal, release and abandonment carries the whole condition. A program that knows only
+//! the article's columns moves `begin_time` when it locks and sets `end_time` when it unlocks.
+//! Where the columns keep whole seconds, the lock of such a program may leave `begin_time` equal to
+//! `claimed_at`. The `end_time` of its unlock then shows the change.
 
 pub mod admin;
 pub mod changes;

@@ -1,4 +1,9 @@
 //! The optimistic lock: a version column in the application's own tables.
+//!
+//! `lock.rs` is the lock, and `table.rs` the table that it reads and updates. `change.rs` has the
+//! attempts of a change, `known.rs` what they compute from, and `update.rs` their results.
+//! `balance.rs` and `amount.rs` deduct and deposit. `rows.rs` says why a statement has no result.
+//! `identifier.rs` checks the names that become part of a statement.
 
 pub(crate) mod amount;
 pub(crate) mod balance;

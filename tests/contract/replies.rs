@@ -1,4 +1,4 @@
-//! The possible outcomes of each statement: the outcome table of ARCHITECTURE.md, cell by cell.
+//! The possible outcomes of each statement: the table of docs/outcomes.md, cell by cell.
 //!
 //! "No reply" has three kinds: the reply is lost after the server executed the statement, the
 //! request is lost before the server received it, and either arrives after the caller has stopped

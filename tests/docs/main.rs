@@ -4,16 +4,19 @@
 //! `book.rs` builds the book into a temporary folder and checks what was written there. `links.rs`
 //! checks the Markdown files as GitHub shows them. `cited.rs` looks for the tests that pages cite
 //! in the sources, `faults.rs` checks the grid of features and faults, and `frozen.rs` the
-//! migrations. Nothing is fetched.
+//! migrations. `architecture.rs` compares ARCHITECTURE.md with the code, and `pictures.rs` draws
+//! its pictures. Nothing is fetched.
 
 #![allow(clippy::unwrap_used)]
 
+mod architecture;
 mod book;
 mod cited;
 mod faults;
 mod frozen;
 mod html;
 mod links;
+mod pictures;
 
 use std::path::{Path, PathBuf};
 

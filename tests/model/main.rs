@@ -3,7 +3,7 @@
 //! an operator, a program that knows only the article's columns.
 //!
 //! The decision is the code's own (`src/rules.rs`), and so is the choice of a permit
-//! (`src/lease/wanted.rs`); the rest repeats the table in ARCHITECTURE.md.
+//! (`src/lease/wanted.rs`); the rest repeats the table in docs/outcomes.md.
 //! Each wrong design must be caught by the property that it breaks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
