@@ -290,8 +290,9 @@ async fn all_numbers_are_used_and_no_more<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(refusal.reason == Reason::Held && refusal.key.as_str().starts_with("k#r"), "{refusal}");
     let refusal = loop {
         match patient.readers().acquire(6 * SHORT).await {
+            Err(Error::Refused(refusal)) => break refusal,
             Err(error) if error.is_retryable() => {}
-            attempt => break refused(attempt),
+            other => panic!("{other:?}"),
         }
     };
     assert_eq!(refusal.reason, Reason::Held, "{refusal}");
