@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use rowlock::{Columns, LeaseLock, ResourceLock, ResourceLockExt, Retry, VersionLock, VersionedTable};
+use rowlock::{
+    LeaseLock, ResourceLock, Retry, VersionLock, VersionedTable, balances::Columns, strategy::ResourceLockExt,
+};
 use sqlx::{AssertSqlSafe, Pool, pool::PoolOptions};
 use tokio::{task::JoinSet, time::sleep};
 

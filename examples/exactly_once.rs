@@ -7,7 +7,7 @@
 
 use std::{path::Path, process::Stdio, time::Duration};
 
-use rowlock::{RunError, RunStatus, Schedule, Schedules, Tick};
+use rowlock::{RunError, Schedule, Schedules, Tick, admin::RunStatus};
 use sqlx::{Sqlite, SqlitePool};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},

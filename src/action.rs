@@ -5,7 +5,7 @@ use std::fmt;
 /// The action during which an error occurred.
 ///
 /// ```
-/// use rowlock::{Action, Error};
+/// use rowlock::{Error, errors::Action};
 ///
 /// /// Returns whether the error occurred while a lease was ended.
 /// fn at_the_end(error: &Error) -> bool {
@@ -86,7 +86,7 @@ impl fmt::Display for Action {
 /// What is known of the outcome when there was no valid reply.
 ///
 /// ```
-/// use rowlock::{Certainty, Error};
+/// use rowlock::{Error, errors::Certainty};
 ///
 /// /// Returns whether the request may have been carried out.
 /// fn in_doubt(error: &Error) -> bool {

@@ -461,7 +461,7 @@ impl Error {
     ///
     /// assert!(Error::conflict(Key::new("alice")?, 1).is_retryable());
     /// assert!(!Error::TableMissing.is_retryable());
-    /// # Ok::<(), rowlock::Invalid>(())
+    /// # Ok::<(), rowlock::errors::Invalid>(())
     /// ```
     pub fn is_retryable(&self) -> bool {
         match self {

@@ -15,7 +15,7 @@ use crate::invalid::{Faults, Invalid};
 ///
 /// assert_eq!(Key::new("nightly report")?.as_str(), "nightly report");
 /// assert!(Key::new("").is_err());
-/// # Ok::<(), rowlock::Invalid>(())
+/// # Ok::<(), rowlock::errors::Invalid>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
@@ -94,12 +94,12 @@ impl AsRef<str> for Key {
 /// process takes the claim up with [`LeaseLock::resume`](crate::LeaseLock::resume).
 ///
 /// ```
-/// use rowlock::Holder;
+/// use rowlock::leases::Holder;
 ///
 /// let holder = Holder::parse("b40f1084-8cd5-4f63-8b42-6c5fed160fd4")?;
 /// assert_eq!(holder.to_string(), "b40f1084-8cd5-4f63-8b42-6c5fed160fd4");
 /// assert_ne!(Holder::unique(), Holder::unique());
-/// # Ok::<(), rowlock::Invalid>(())
+/// # Ok::<(), rowlock::errors::Invalid>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holder(Uuid);

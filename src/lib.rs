@@ -105,7 +105,7 @@
 //! # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
 //! # sqlx::query(sql).execute(&pool).await?;
 //! # rowlock::migrate(&pool).await?;
-//! use rowlock::{Columns, LeaseLock, VersionedTable};
+//! use rowlock::{LeaseLock, VersionedTable, balances::Columns};
 //!
 //! let lock = LeaseLock::new(pool.clone());
 //! let paid = lock.transaction("alice", async |mut tx| {
@@ -124,8 +124,8 @@
 //! # Errors
 //!
 //! A database that fails is an [`Error`], never a refusal. An error says what happened, to which
-//! key, and whether anything may have been changed ([`Certainty`]). [`Error::is_retryable`] says
-//! whether the same call may succeed a little later.
+//! key, and whether anything may have been changed ([`Certainty`](errors::Certainty)).
+//! [`Error::is_retryable`] says whether the same call may succeed a little later.
 //!
 //! # Cancel safety
 //!
@@ -196,51 +196,88 @@ mod transaction;
 mod version;
 
 pub use access::Access;
-pub use action::{Action, Certainty};
-pub use election::{
-    campaign::Election,
-    leaders::{Leader, Leaders},
-    leadership::Leadership,
-};
+pub use election::campaign::Election;
 pub use error::Error;
-pub use grant::{Attempt, Grant};
-pub use invalid::Invalid;
-pub use key::{Claim, Holder, Key, PreviousClaim, Token};
-pub use lease::builder::LeaseLockBuilder;
-pub use lease::guard::{Lease, LeaseSet, One, Several};
+pub use grant::Attempt;
+pub use key::{Claim, Key, Token};
+pub use lease::guard::{Lease, LeaseSet};
 pub use lease::held::Held;
-pub use lease::info::{ChangeInfo, ForcedRelease, ListOptions, LockInfo};
 pub use lease::lock::LeaseLock;
-pub use lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock, TransactionTerms};
-pub use lock_ext::ResourceLockExt;
+pub use lock::ResourceLock;
 #[cfg(feature = "metrics")]
 pub use metrics::{METRIC_BUCKETS, describe_metrics, label_metrics_by_key};
-pub use migration::{migrate, migrate_functions};
+pub use migration::migrate;
 pub use read_write::lock::ReadWriteLock;
 pub use retry::Retry;
-pub use rules::{LockState, Reason, Refusal, Rules, Status};
+pub use rules::{Reason, Refusal, Rules, Status};
 #[cfg(feature = "schedule")]
-pub use schedule::{
-    declared::{DeclaredTimes, InstanceInfo},
-    info::{RunInfo, RunStatus, ScheduleInfo},
-    runner::Running,
-    schedules::Schedules,
-    selection::RunOptions,
-    spec::Schedule,
-    terms::{CatchUp, Pauses},
-    tick::Tick,
-    try_tick::TickOutcome,
-};
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-pub use store::servers::accept_any_server;
-pub use store::version::Value;
-pub use store::{Database, fault::Contention};
-pub use transaction::error::{AnyError, RunError, WorkError};
-pub use transaction::tx::Tx;
-pub use version::amount::{Amount, Insufficient};
-pub use version::lock::VersionLock;
-pub use version::table::{Columns, VersionedTable};
-pub use version::update::{UpdateError, Updated, Versioned};
+pub use schedule::{schedules::Schedules, spec::Schedule, tick::Tick};
+pub use store::Database;
+pub use transaction::{error::RunError, tx::Tx};
+pub use version::{lock::VersionLock, table::VersionedTable};
+
+/// What operators see of locks and of jobs, and what they ask for.
+pub mod admin {
+    pub use crate::lease::info::{ChangeInfo, ForcedRelease, ListOptions, LockInfo};
+    pub use crate::rules::LockState;
+    #[cfg(feature = "schedule")]
+    pub use crate::schedule::{
+        declared::{DeclaredTimes, InstanceInfo},
+        info::{RunInfo, RunStatus, ScheduleInfo},
+        selection::RunOptions,
+    };
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
+    pub use crate::store::servers::accept_any_server;
+}
+
+/// What belongs to a [`VersionedTable`]: its columns, amounts, and the results of changes.
+pub mod balances {
+    pub use crate::store::version::Value;
+    pub use crate::version::amount::{Amount, Insufficient};
+    pub use crate::version::table::Columns;
+    pub use crate::version::update::{UpdateError, Updated, Versioned};
+}
+
+/// What belongs to an [`Error`] or a [`RunError`]: what was under way, and what is known of it.
+pub mod errors {
+    pub use crate::action::{Action, Certainty};
+    pub use crate::invalid::Invalid;
+    pub use crate::store::fault::Contention;
+    pub use crate::transaction::error::{AnyError, WorkError};
+}
+
+/// What belongs to a [`Schedule`] and to its runs.
+#[cfg(feature = "schedule")]
+pub mod jobs {
+    pub use crate::schedule::{
+        runner::Running,
+        terms::{CatchUp, Pauses},
+        try_tick::TickOutcome,
+    };
+}
+
+/// What belongs to an [`Election`]: a term of office, and who leads.
+pub mod leaders {
+    pub use crate::election::{
+        leaders::{Leader, Leaders},
+        leadership::Leadership,
+    };
+}
+
+/// What belongs to a [`LeaseLock`] and a [`Lease`].
+pub mod leases {
+    pub use crate::key::{Holder, PreviousClaim};
+    pub use crate::lease::builder::LeaseLockBuilder;
+    pub use crate::lease::guard::{One, Several};
+}
+
+/// The trait over both strategies beside [`ResourceLock`], and what an application's own lock
+/// returns.
+pub mod strategy {
+    pub use crate::grant::Grant;
+    pub use crate::lock::{BoxFuture, CommitOutcome, Confirmation, TransactionTerms};
+    pub use crate::lock_ext::ResourceLockExt;
+}
 
 /// The version of sqlx that this crate uses, for applications that have another one or none.
 ///

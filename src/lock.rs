@@ -21,19 +21,19 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///
 /// [`LeaseLock`](crate::LeaseLock) excludes other holders from the start.
 /// [`VersionLock`](crate::VersionLock) lets all of them begin, and one of them commit. Code built
-/// on this trait ([`ResourceLockExt`](crate::ResourceLockExt)) does not depend on the strategy;
-/// `dyn ResourceLock<DB>` lets configuration choose.
+/// on this trait ([`ResourceLockExt`](crate::strategy::ResourceLockExt)) does not depend on the
+/// strategy; `dyn ResourceLock<DB>` lets configuration choose.
 ///
 /// # Contract for implementations
 /// If [`confirm`](Self::confirm) returned `Ok` in a transaction and the commit of that transaction
 /// succeeded, no other claim on the key was confirmed and committed between the grant of this claim
 /// and that commit. A claim that is lost cannot be confirmed.
 ///
-/// [`transaction`](crate::ResourceLockExt::transaction) confirms a claim of an application's own
-/// lock at the start of the transaction. After [`Error::Lost`] it acquires the key again; after
-/// [`Error::Conflict`] it confirms the same claim in another transaction. An implementation maps
-/// contention in the database to [`Error::conflict`]. It reports any other failure of the database
-/// with [`Error::database`].
+/// [`transaction`](crate::strategy::ResourceLockExt::transaction) confirms a claim of an
+/// application's own lock at the start of the transaction. After [`Error::Lost`] it acquires the
+/// key again; after [`Error::Conflict`] it confirms the same claim in another transaction. An
+/// implementation maps contention in the database to [`Error::conflict`]. It reports any other
+/// failure of the database with [`Error::database`].
 ///
 /// # Examples
 ///
@@ -62,8 +62,8 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// use rowlock::{
-///     Action, BoxFuture, Certainty, Claim, Confirmation, Error, Grant, Holder, Key,
-///     ResourceLock, ResourceLockExt, Token,
+///     Claim, Error, Key, ResourceLock, Token, errors::{Action, Certainty},
+///     strategy::{BoxFuture, Confirmation, Grant, ResourceLockExt}, leases::Holder,
 /// };
 /// use sqlx::{Sqlite, SqliteConnection, SqlitePool};
 /// use std::time::Duration;
@@ -179,7 +179,7 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     fn pool(&self) -> &Pool<DB>;
 
     /// Confirms a claim in a transaction that is known to be open, as it is in
-    /// [`transaction`](crate::ResourceLockExt::transaction). By default it does what
+    /// [`transaction`](crate::strategy::ResourceLockExt::transaction). By default it does what
     /// [`confirm`](Self::confirm) does.
     ///
     /// # Errors
@@ -225,7 +225,7 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
 /// How the transactions of a [`ResourceLock`] are made.
 ///
 /// ```
-/// use rowlock::{Retry, TransactionTerms};
+/// use rowlock::{Retry, strategy::TransactionTerms};
 ///
 /// let once = TransactionTerms { retry: Retry { attempts: 1, ..Retry::default() }, ..TransactionTerms::default() };
 /// assert!(!once.confirm_last);

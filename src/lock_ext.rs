@@ -15,7 +15,7 @@ use crate::{
 /// The method that every [`ResourceLock`] has, also one that configuration chooses.
 ///
 /// ```
-/// use rowlock::{Database, ResourceLock, ResourceLockExt, RunError};
+/// use rowlock::{Database, ResourceLock, RunError, strategy::ResourceLockExt};
 /// use std::io;
 ///
 /// async fn write<DB: Database>(lock: &dyn ResourceLock<DB>) -> Result<(), RunError<io::Error>> {

@@ -262,7 +262,7 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::LockState;
+/// use rowlock::admin::LockState;
 ///
 /// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
 /// assert_eq!(lock.inspect("report").await?.map(|row| row.state), Some(LockState::Held));

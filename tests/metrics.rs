@@ -9,7 +9,7 @@ use std::{
 };
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use rowlock::{Columns, LeaseLock, Schedule, Schedules, Status, VersionedTable};
+use rowlock::{LeaseLock, Schedule, Schedules, Status, VersionedTable, balances::Columns};
 use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection, SqlitePool, sqlite::SqlitePoolOptions};
 
 /// One test only, because the recorder is global to the process.

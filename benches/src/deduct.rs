@@ -6,7 +6,10 @@ use std::sync::{
 };
 
 use clap::Args;
-use rowlock::{Columns, Insufficient, Retry, UpdateError, Value, VersionedTable};
+use rowlock::{
+    Retry, VersionedTable,
+    balances::{Columns, Insufficient, UpdateError, Value},
+};
 use sqlx::Pool;
 
 use crate::{

@@ -49,7 +49,7 @@ async fn entries<DB: Speak>(
     rounds: &Rounds,
 ) -> Result<Vec<Entry>, Error> {
     let pool = patient_pool::<DB>(&site.url, 1, rounds.ping).await?;
-    rowlock::migrate_functions(&pool).await?;
+    rowlock::migration::migrate_functions(&pool).await?;
     let mut entries = Vec::new();
     if rounds.wants("rowlock") {
         entries.push(Entry::new("rowlock", 0, claim(Rowlock::new(pool.clone(), true, PATIENCE)?, "rowlock")));

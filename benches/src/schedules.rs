@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::Args;
-use rowlock::RunStatus;
+use rowlock::admin::RunStatus;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     process::{Child, ChildStdin, Command},

@@ -14,7 +14,7 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use rowlock::{Attempt, CatchUp, LeaseLock, Schedule, Schedules, Tick};
+use rowlock::{Attempt, LeaseLock, Schedule, Schedules, Tick, jobs::CatchUp};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, stdin},
     time::sleep,

@@ -94,7 +94,7 @@ async fn dispatch(arguments: Arguments) -> Result<u8, Failure> {
 }
 
 fn choose_source(source: &SourceArguments) -> Result<Arc<Source>, Failure> {
-    rowlock::accept_any_server(source.any_server);
+    rowlock::admin::accept_any_server(source.any_server);
     database::set_article_clients(source.article_clients);
     Source::choose(source).map(Arc::new)
 }

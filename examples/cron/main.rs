@@ -9,7 +9,7 @@
 
 use std::{convert::Infallible, error::Error, time::Duration};
 
-use rowlock::{Schedule, Schedules, Tick, TickOutcome};
+use rowlock::{Schedule, Schedules, Tick, jobs::TickOutcome};
 use sqlx::{Sqlite, SqlitePool, sqlite::SqliteConnectOptions};
 use tokio::{sync::mpsc, time::sleep};
 use tokio_cron_scheduler::{Job, JobScheduler};

@@ -30,7 +30,7 @@ async fn main() -> Result<()> {
     let pool = PgPool::connect(&url).await?;
     let lock = LeaseLock::<Postgres>::connect(&url).await?;
     rowlock::migrate(lock.pool()).await?;
-    rowlock::migrate_functions(lock.pool()).await?;
+    rowlock::migration::migrate_functions(lock.pool()).await?;
     query("CREATE TABLE IF NOT EXISTS report (token bigint)").execute(&pool).await?;
 
     let lease = lock.acquire("report", Duration::from_secs(60)).await?;

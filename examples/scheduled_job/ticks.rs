@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use rowlock::{CatchUp, Database, RunInfo, RunStatus, Schedule, Schedules, Tick};
+use rowlock::{
+    Database, Schedule, Schedules, Tick,
+    admin::{RunInfo, RunStatus},
+    jobs::CatchUp,
+};
 use sqlx::Pool;
 use tokio::{
     signal::unix::{SignalKind, signal},

@@ -57,7 +57,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// # rowlock::migrate(&pool).await?;
     /// # let lock = rowlock::LeaseLock::new(pool);
-    /// use rowlock::ListOptions;
+    /// use rowlock::admin::ListOptions;
     ///
     /// let mut page = ListOptions::default().held();
     /// loop {
@@ -206,7 +206,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// # rowlock::migrate(&pool).await?;
     /// # let lock = rowlock::LeaseLock::new(pool);
     /// # let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
-    /// use rowlock::{ForcedRelease, Status};
+    /// use rowlock::{Status, admin::ForcedRelease};
     ///
     /// let seen = lock.inspect("report").await?.expect("the key has a row");
     /// println!("release {}, held by {} since {:?}?", seen.key, seen.by, seen.since); // an operator says yes

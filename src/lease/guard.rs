@@ -208,9 +208,9 @@ impl<DB: Database, K> Lease<DB, K> {
     ///
     /// # Errors
     /// [`Error::Lost`] if a row was seen without its claim, so that nothing was written to it. The
-    /// [`Certainty`](crate::Certainty) of any other error states what is known: either the server
-    /// refused the release until the end and nothing was changed, or no reply arrived before the
-    /// lease was over and the release may have been recorded.
+    /// [`Certainty`](crate::errors::Certainty) of any other error states what is known: either the
+    /// server refused the release until the end and nothing was changed, or no reply arrived before
+    /// the lease was over and the release may have been recorded.
     ///
     /// # Cancel safety
     /// If the future is dropped, the lease is released or abandoned.

@@ -16,7 +16,7 @@ use crate::{
 /// per page, by default.
 ///
 /// ```
-/// use rowlock::ListOptions;
+/// use rowlock::admin::ListOptions;
 ///
 /// let held = ListOptions::default().held().prefix("import/").limit(20);
 /// let next_page = held.clone().after("import/2026-11-22");
@@ -64,7 +64,7 @@ impl ListOptions {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::LockState;
+/// use rowlock::admin::LockState;
 ///
 /// let _lease = lock.try_acquire("report").await?;
 /// let row = lock.inspect("report").await?.expect("the key has a row");
@@ -138,7 +138,7 @@ impl LockInfo {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// # rowlock::migrate(&pool).await?;
 /// # let lock = rowlock::LeaseLock::new(pool);
-/// use rowlock::{ForcedRelease, Status};
+/// use rowlock::{Status, admin::ForcedRelease};
 ///
 /// let lease = lock.try_acquire("report").await?.acquired().expect("the key is free");
 /// let seen = lock.inspect("report").await?.expect("the key has a row");

@@ -37,7 +37,7 @@ const MAX_KEYS: usize = 100;
 /// handle where it is needed. All handles made from one lock share its renewals, batches and
 /// [`shutdown`](Self::shutdown). Locks of the same application pool share sessions, the listener
 /// and the wakeups of waiters; see
-/// [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool).
+/// [`LeaseLockBuilder::share_pool`](crate::leases::LeaseLockBuilder::share_pool).
 ///
 /// A handle has terms of its own: [`lease`](Self::lease), [`min_interval`](Self::min_interval),
 /// [`rules`](Self::rules), [`retry_failed_at_once`](Self::retry_failed_at_once),
@@ -129,10 +129,11 @@ impl<DB: Database> LeaseLock<DB> {
     /// Acquires `key`, retrying until it is granted or `wait` has passed. Zero makes one attempt;
     /// [`Duration::MAX`] waits indefinitely.
     ///
-    /// Within the minimum interval of an earlier claim the refusal is returned at once, however much
-    /// of `wait` is left: another instance has done the work of this interval. Tasks that wait for the same key on handles of one lock with
-    /// equal terms are served in order of arrival. Only one of them sends requests, and none does
-    /// while one of them holds the key. Tasks on other terms wait in a queue of their own.
+    /// Within the minimum interval of an earlier claim the refusal is returned at once, however
+    /// much of `wait` is left: another instance has done the work of this interval. Tasks that wait
+    /// for the same key on handles of one lock with equal terms are served in order of arrival.
+    /// Only one of them sends requests, and none does while one of them holds the key. Tasks on
+    /// other terms wait in a queue of their own.
     ///
     /// # Errors
     /// [`Error::Refused`] with the last refusal, which states the reason; otherwise as

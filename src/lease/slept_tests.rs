@@ -10,7 +10,8 @@ use sqlx::{
 };
 
 use crate::{
-    Error, LeaseLock, Reason, Schedule, Schedules, TickOutcome,
+    Error, LeaseLock, Reason, Schedule, Schedules,
+    jobs::TickOutcome,
     session::{time::tests::put_to_sleep, timers::timeout},
 };
 

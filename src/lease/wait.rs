@@ -55,7 +55,8 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The wait that counts as indefinite: ten years.
 pub(crate) const LONGEST: Duration = Duration::from_secs(3653 * DAY.as_secs());
 
-/// Waits for these keys, for at most `wait`. `asked` tells of a claim that may stand, also if the future is dropped.
+/// Waits for these keys, for at most `wait`. `asked` tells of a claim that may stand, also if the
+/// future is dropped.
 pub(crate) async fn wait_for<DB: Database>(
     shared: &Shared<DB>,
     key_terms: &Arc<KeyTerms<DB>>,

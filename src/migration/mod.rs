@@ -97,7 +97,7 @@ pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
 /// ```
 /// # #[cfg(feature = "postgres")]
 /// # async fn example(pool: sqlx::PgPool) -> Result<(), rowlock::Error> {
-/// rowlock::migrate_functions(&pool).await?;
+/// rowlock::migration::migrate_functions(&pool).await?;
 /// // From now on, in any language: SELECT * FROM rowlock_try_acquire('report', lease => '1 minute')
 /// # Ok(())
 /// # }
@@ -145,8 +145,8 @@ impl<DB: Database> Migration<DB> {
     }
 
     /// Declares that other programs on the table write local time at this offset, as
-    /// [`LeaseLockBuilder::article_clients`](crate::LeaseLockBuilder::article_clients) does: their
-    /// times are no reason for a note.
+    /// [`LeaseLockBuilder::article_clients`](crate::leases::LeaseLockBuilder::article_clients)
+    /// does: their times are no reason for a note.
     #[must_use]
     pub fn article_clients(mut self, utc_offset: FixedOffset) -> Self {
         self.offset = utc_offset.local_minus_utc().into();

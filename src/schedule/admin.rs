@@ -236,7 +236,7 @@ impl<DB: Database> Schedules<DB> {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// # rowlock::migrate(&pool).await?;
-    /// use rowlock::{RunStatus, Schedules};
+    /// use rowlock::{Schedules, admin::RunStatus};
     ///
     /// let runs = Schedules::new(pool).latest_runs(10).await?;
     /// for run in runs.iter().filter(|run| run.status != RunStatus::Succeeded) {

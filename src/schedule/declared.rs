@@ -56,8 +56,8 @@ pub struct InstanceInfo {
 pub struct DeclaredTimes {
     /// The schedule's name.
     pub name: String,
-    /// Its times, as [`ScheduleInfo::times`](crate::ScheduleInfo::times); `none` of a schedule that
-    /// was [removed](Schedules::removed).
+    /// Its times, as [`ScheduleInfo::times`](crate::admin::ScheduleInfo::times); `none` of a
+    /// schedule that was [removed](Schedules::removed).
     pub times: String,
     /// The time zone of a cron pattern.
     pub zone: String,

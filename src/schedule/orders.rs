@@ -153,7 +153,8 @@ impl<DB: Database> Schedules<DB> {
                     format!("no tick is skipped until {until}: the next one is at {}", row.slot),
                 ));
             }
-            // A tick that was begun is finished. Otherwise, whatever comes until then is passed over.
+            // A tick that was begun is finished. Otherwise, whatever comes until then is passed
+            // over.
             let since = if is_begun { row.slot + TimeDelta::microseconds(1) } else { DateTime::UNIX_EPOCH };
             let change = Change { who: &core.label, what: "skipped", name: name.as_str() };
             let skip = async |conn: &mut DB::Connection| {
@@ -192,7 +193,7 @@ impl<DB: Database> Schedules<DB> {
     }
 
     /// Orders the instances of this [label](Self::label) that run now to end: they claim nothing
-    /// more, their runs go on, and [`Running::drained`](crate::Running::drained) tells the
+    /// more, their runs go on, and [`Running::drained`](crate::jobs::Running::drained) tells the
     /// application. They notice it at their next beat, within 20 seconds. Instances that start
     /// later run as usual, also with this label. Returns how many are known, alive or silent.
     ///

@@ -50,7 +50,7 @@ const MAX_SCHEDULES: usize = 10_000;
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
 /// use std::time::Duration;
-/// use rowlock::{CatchUp, Schedule, Schedules, Tick};
+/// use rowlock::{Schedule, Schedules, Tick, jobs::CatchUp};
 ///
 /// rowlock::migrate(&pool).await?;
 /// let schedules = Schedules::new(pool)
@@ -231,7 +231,7 @@ impl<DB: Database> Schedules<DB> {
     /// Sets the lock that takes the keys of schedules that are
     /// [exclusive with one](Schedule::exclusive_with), for keys that are to have other terms than
     /// the schedules: another lease, the order of arrival, or
-    /// [`article_clients`](crate::LeaseLockBuilder::article_clients).
+    /// [`article_clients`](crate::leases::LeaseLockBuilder::article_clients).
     ///
     /// It is built on the pool of the schedules. It has no minimum interval, which would refuse
     /// retries and ticks, and not [`Rules::Article`], under which a failed run would block all
@@ -256,7 +256,7 @@ impl<DB: Database> Schedules<DB> {
 
     /// Sends all statements over the application's pool. By default, schedules share the
     /// sessions that locks open for themselves; see
-    /// [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool).
+    /// [`LeaseLockBuilder::share_pool`](crate::leases::LeaseLockBuilder::share_pool).
     pub fn share_pool(mut self) -> Self {
         self.requests = Sessions::shared(self.requests.application().clone(), Purpose::Requests);
         self
@@ -324,9 +324,9 @@ impl<DB: Database> Schedules<DB> {
         builder.build()
     }
 
-    /// Checks the settings, the schedules and their names. Nothing is sent.
-    /// [`start`](Self::start) and the calls that run one tick check them too. The calls of operators
-    /// check the settings of the instance.
+    /// Checks the settings, the schedules and their names. Nothing is sent. [`start`](Self::start)
+    /// and the calls that run one tick check them too. The calls of operators check the settings of
+    /// the instance.
     ///
     /// # Errors
     /// [`Invalid`] with all that is not possible.

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// ```
 /// use std::time::Duration;
 ///
-/// use rowlock::RunOptions;
+/// use rowlock::admin::RunOptions;
 ///
 /// let day = Duration::from_secs(24 * 60 * 60);
 /// let bad = RunOptions::default().of("nightly-report").unsuccessful().within(day);

@@ -51,7 +51,7 @@ pub(super) enum Timing {
 ///
 /// ```
 /// use std::time::Duration;
-/// use rowlock::{CatchUp, Schedule};
+/// use rowlock::{Schedule, jobs::CatchUp};
 ///
 /// let report = Schedule::cron("nightly-report", "30 2 * * *")
 ///     .zone("Europe/Berlin")
@@ -182,9 +182,9 @@ impl Schedule {
     }
 
     /// Has each tick come later by a part of `most`, so that schedules with the same times do not
-    /// all begin at once. The name of the schedule decides the part: it is the same on all instances
-    /// and for all ticks, in whole seconds. The time of a tick, as in [`upcoming`](Self::upcoming)
-    /// and in the history, is the later one.
+    /// all begin at once. The name of the schedule decides the part: it is the same on all
+    /// instances and for all ticks, in whole seconds. The time of a tick, as in
+    /// [`upcoming`](Self::upcoming) and in the history, is the later one.
     ///
     /// A jitter is from 1 s to a day. A schedule with a fixed delay has none, because its ticks
     /// follow its runs. Instances of a version before this method do not run the schedule.

@@ -15,7 +15,7 @@ pub(super) const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// was paused, or a run took longer than the period.
 ///
 /// ```
-/// use rowlock::{CatchUp, Schedule};
+/// use rowlock::{Schedule, jobs::CatchUp};
 /// use std::time::Duration;
 ///
 /// // A tick that is more than an hour late is passed over.

@@ -24,7 +24,7 @@ use crate::{
 ///
 /// ```
 /// # async fn example(jobs: rowlock::Schedules<impl rowlock::Database>) -> Result<(), rowlock::Error> {
-/// use rowlock::TickOutcome;
+/// use rowlock::jobs::TickOutcome;
 ///
 /// match jobs.try_tick("report").await? {
 ///     TickOutcome::Succeeded => println!("done"),
@@ -115,7 +115,7 @@ impl<DB: Database> Schedules<DB> {
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use rowlock::{Schedule, Schedules, Tick, TickOutcome};
+    /// use rowlock::{Schedule, Schedules, Tick, jobs::TickOutcome};
     ///
     /// let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
     /// rowlock::migrate(&pool).await?;

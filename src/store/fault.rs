@@ -10,12 +10,12 @@ use sqlx::error::DatabaseError;
 /// and retries.
 ///
 /// ```
-/// use rowlock::{Contention, Error, Key};
+/// use rowlock::{Error, Key, errors::Contention};
 /// use std::error::Error as _;
 ///
 /// let error = Error::conflict(Key::new("alice")?, 1);
 /// assert!(error.source().is_some_and(|source| source.is::<Contention>()));
-/// # Ok::<(), rowlock::Invalid>(())
+/// # Ok::<(), rowlock::errors::Invalid>(())
 /// ```
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("another transaction used the same row")]

@@ -49,7 +49,7 @@ static ACCEPT_ANY: AtomicBool = AtomicBool::new(false);
 /// # Examples
 ///
 /// ```
-/// rowlock::accept_any_server(true);
+/// rowlock::admin::accept_any_server(true);
 /// ```
 pub fn accept_any_server(accept: bool) {
     ACCEPT_ANY.store(accept, Ordering::Relaxed);

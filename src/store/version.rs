@@ -87,7 +87,7 @@ pub enum KeyValue {
 /// # let table = "CREATE TABLE page (id TEXT PRIMARY KEY, body TEXT, version INTEGER)";
 /// # sqlx::query(table).execute(&pool).await?;
 /// # sqlx::query("INSERT INTO page VALUES ('home', 'Hello', 0)").execute(&pool).await?;
-/// use rowlock::{Columns, VersionedTable};
+/// use rowlock::{VersionedTable, balances::Columns};
 /// use std::convert::Infallible;
 ///
 /// let columns = Columns { table: "page", key: "id", value: "body", version: "version" };

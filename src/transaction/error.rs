@@ -17,7 +17,7 @@ use crate::{
 /// # async fn example<DB: rowlock::Database>(
 /// #     lock: rowlock::LeaseLock<DB>,
 /// # ) -> Result<(), rowlock::Error> {
-/// use rowlock::{AnyError, Error, RunError};
+/// use rowlock::{Error, RunError, errors::AnyError};
 ///
 /// match lock.transaction("alice", async |_tx| Ok::<_, AnyError>(())).await {
 ///     Ok(()) => println!("committed"),
@@ -143,7 +143,7 @@ impl<E: StdError + 'static> WorkError for E {
 /// # sqlx::query(sql).execute(&pool).await?;
 /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
 /// # sqlx::query(sql).execute(&pool).await?;
-/// use rowlock::AnyError;
+/// use rowlock::errors::AnyError;
 ///
 /// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version");
 /// let paid = lock.transaction("alice", async |mut tx| {

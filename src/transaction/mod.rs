@@ -61,7 +61,7 @@ enum Stop<E> {
     Failed(Error),
 }
 
-/// See [`ResourceLockExt::transaction`](crate::ResourceLockExt::transaction).
+/// See [`ResourceLockExt::transaction`](crate::strategy::ResourceLockExt::transaction).
 /// `acquire` waits for a claim on `key`.
 pub(crate) async fn run<'a, DB, L, A, T, E, W, F>(lock: &L, key: &str, acquire: A, work: W) -> Result<T, RunError<E>>
 where

@@ -6,7 +6,7 @@ use std::{any::Any, fmt};
 /// (PostgreSQL, MySQL, MariaDB). Its calculations are exact.
 ///
 /// ```
-/// use rowlock::Amount;
+/// use rowlock::balances::Amount;
 ///
 /// assert_eq!(70i64.minus(&30), Some(40));
 /// assert_eq!(i64::MAX.plus(&1), None);
@@ -117,7 +117,7 @@ pub(crate) fn is_nan(value: &dyn Any) -> bool {
 /// The error for an amount that the balance does not cover. Nothing was changed.
 ///
 /// ```
-/// use rowlock::Insufficient;
+/// use rowlock::balances::Insufficient;
 ///
 /// let error = Insufficient { balance: 20, amount: 30 };
 /// assert_eq!(error.to_string(), "a balance of 20 does not cover 30");

@@ -44,10 +44,10 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
     /// # sqlx::query(sql).execute(&pool).await?;
-    /// # use rowlock::Columns;
+    /// # use rowlock::balances::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
     /// # let accounts = rowlock::VersionedTable::new(pool, names);
-    /// use rowlock::{Insufficient, UpdateError};
+    /// use rowlock::balances::{Insufficient, UpdateError};
     ///
     /// assert_eq!(accounts.deduct("alice", 30).await?.value, 70);
     /// let refused = accounts.deduct("alice", 71).await;
@@ -79,7 +79,7 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
     /// # sqlx::query(sql).execute(&pool).await?;
-    /// # use rowlock::Columns;
+    /// # use rowlock::balances::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
     /// # let accounts = rowlock::VersionedTable::new(pool.clone(), names);
     /// let mut tx = pool.begin_with("BEGIN IMMEDIATE").await?; // `begin()` on a server
@@ -119,7 +119,7 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
     /// # sqlx::query(sql).execute(&pool).await?;
-    /// # use rowlock::Columns;
+    /// # use rowlock::balances::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
     /// # let accounts = rowlock::VersionedTable::new(pool, names);
     /// assert_eq!(accounts.deposit("bob", 30).await?.value, 30);

@@ -100,7 +100,7 @@ impl<DB: Database> VersionLock<DB> {
     }
 
     /// Reads versions over the application's pool, as
-    /// [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool) does.
+    /// [`LeaseLockBuilder::share_pool`](crate::leases::LeaseLockBuilder::share_pool) does.
     pub fn share_pool(mut self) -> Self {
         self.rows = self.rows.share_pool();
         self

@@ -26,7 +26,7 @@ use crate::{
 /// are written.
 ///
 /// ```
-/// use rowlock::Columns;
+/// use rowlock::balances::Columns;
 ///
 /// let balances = Columns { table: "account", key: "id", value: "balance", version: "version" };
 /// let limits = Columns { value: "credit_limit", ..balances };
@@ -64,7 +64,7 @@ pub struct Columns<'a> {
 /// # sqlx::query(sql).execute(&pool).await?;
 /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
 /// # sqlx::query(sql).execute(&pool).await?;
-/// use rowlock::{Columns, VersionedTable};
+/// use rowlock::{VersionedTable, balances::Columns};
 ///
 /// // CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)
 /// let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
@@ -102,7 +102,7 @@ impl<DB: Database> VersionedTable<DB, i64> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
-    /// use rowlock::{Columns, VersionedTable};
+    /// use rowlock::{VersionedTable, balances::Columns};
     ///
     /// let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
     /// let accounts = VersionedTable::new(pool, columns);
@@ -121,7 +121,7 @@ impl<DB: Database> VersionedTable<DB, i64> {
 
 impl<DB: Database, V> VersionedTable<DB, V> {
     /// Reads and writes over the application's pool, as
-    /// [`LeaseLockBuilder::share_pool`](crate::LeaseLockBuilder::share_pool) does.
+    /// [`LeaseLockBuilder::share_pool`](crate::leases::LeaseLockBuilder::share_pool) does.
     ///
     /// By default, all tables of that pool share a pool like it, of two to eight connections. On
     /// SQLite they share the application's.
@@ -168,7 +168,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
-    /// use rowlock::{Columns, VersionedTable};
+    /// use rowlock::{VersionedTable, balances::Columns};
     ///
     /// let columns = Columns { table: "page", key: "id", value: "body", version: "version" };
     /// let pages = VersionedTable::new(pool, columns).of::<String>();
@@ -198,7 +198,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
     /// # sqlx::query(sql).execute(&pool).await?;
-    /// # use rowlock::Columns;
+    /// # use rowlock::balances::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
     /// # let accounts = rowlock::VersionedTable::new(pool, names);
     /// let alice = accounts.read("alice").await?.expect("alice has an account");
@@ -228,9 +228,9 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # Errors
     /// [`UpdateError::Computation`] at once, with nothing written; [`Error::NotFound`];
     /// [`Error::ValueUnfit`] if the value or the version cannot be read exactly;
-    /// [`Error::TableUnfit`] if a trigger, a rule or a row policy of the table suppresses the change
-    /// or keeps the version; [`Error::InvalidAmount`] for a value that the column would round;
-    /// [`Error::Conflict`] when the attempts or the time are used up. [`Error::TimedOut`],
+    /// [`Error::TableUnfit`] if a trigger, a rule or a row policy of the table suppresses the
+    /// change or keeps the version; [`Error::InvalidAmount`] for a value that the column would
+    /// round; [`Error::Conflict`] when the attempts or the time are used up. [`Error::TimedOut`],
     /// [`Error::NoConnection`] and [`Error::Database`] state whether the value may have been
     /// written. A write that may have been carried out is never repeated.
     ///
@@ -247,7 +247,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
     /// # sqlx::query(sql).execute(&pool).await?;
-    /// # use rowlock::Columns;
+    /// # use rowlock::balances::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
     /// # let accounts = rowlock::VersionedTable::new(pool, names);
     /// let doubled = accounts.update("alice", |balance| balance.checked_mul(2).ok_or("too much"));
@@ -273,8 +273,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # Errors
     /// As [`update`](Self::update). [`Error::Conflict`] stands for every kind of contention: the
     /// caller then rolls back and begins the whole transaction again. [`Error::NotInTransaction`]
-    /// if the connection is not in a transaction, and [`Error::TransactionOver`] if the database has
-    /// ended it.
+    /// if the connection is not in a transaction, and [`Error::TransactionOver`] if the database
+    /// has ended it.
     ///
     /// # Cancel safety
     /// If the future is dropped, the caller rolls back.
@@ -289,7 +289,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// # sqlx::query(sql).execute(&pool).await?;
     /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
     /// # sqlx::query(sql).execute(&pool).await?;
-    /// # use rowlock::Columns;
+    /// # use rowlock::balances::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
     /// # let accounts = rowlock::VersionedTable::new(pool.clone(), names);
     /// use std::convert::Infallible;

@@ -35,10 +35,10 @@ pub struct Updated<V> {
 /// # sqlx::query(sql).execute(&pool).await?;
 /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
 /// # sqlx::query(sql).execute(&pool).await?;
-/// # use rowlock::Columns;
+/// # use rowlock::balances::Columns;
 /// # let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
 /// # let accounts = rowlock::VersionedTable::new(pool, columns);
-/// use rowlock::{Error, Insufficient, UpdateError};
+/// use rowlock::{Error, balances::{Insufficient, UpdateError}};
 ///
 /// match accounts.deduct("alice", 130).await {
 ///     Ok(updated) => println!("{} left", updated.value),

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Certainty, Database, Error, LeaseLock, Retry, RunError, Tx};
+use rowlock::{Database, Error, LeaseLock, Retry, RunError, Tx, errors::Certainty};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Executor, Pool, pool::PoolOptions};
 use tokio::time::{Instant, sleep, timeout};

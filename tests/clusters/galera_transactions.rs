@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Certainty, Error, LeaseLock, Retry, RunError, Status, Tx};
+use rowlock::{Error, LeaseLock, Retry, RunError, Status, Tx, errors::Certainty};
 use sqlx::MySql;
 use tokio::time::sleep;
 

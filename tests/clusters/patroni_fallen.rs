@@ -12,8 +12,9 @@ use std::{
 };
 
 use rowlock::{
-    Attempt, CatchUp, Error, LeaseLock, LockState, ReadWriteLock, Reason, ResourceLock as _, RunError, Schedule,
-    Schedules, Tick, TickOutcome,
+    Attempt, Error, LeaseLock, ReadWriteLock, Reason, ResourceLock as _, RunError, Schedule, Schedules, Tick,
+    admin::LockState,
+    jobs::{CatchUp, TickOutcome},
 };
 use sqlx::{PgPool, Postgres};
 use tokio::time::{Instant, sleep, timeout};

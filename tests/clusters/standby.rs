@@ -11,7 +11,9 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Certainty, Error, LeaseLock, Reason, ResourceLock as _, Retry, RunError, Tx, migration::Migration};
+use rowlock::{
+    Error, LeaseLock, Reason, ResourceLock as _, Retry, RunError, Tx, errors::Certainty, migration::Migration,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
 use tokio::{

@@ -4,7 +4,11 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use harness::TestDatabase;
-use rowlock::{CatchUp, RunStatus, Running, Schedule, Schedules, Tick, TickOutcome};
+use rowlock::{
+    Schedule, Schedules, Tick,
+    admin::RunStatus,
+    jobs::{CatchUp, Running, TickOutcome},
+};
 use sqlx::{Connection as _, MySql, Pool};
 use tokio::time::{Instant, sleep};
 

@@ -188,7 +188,7 @@ async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: TestDatabase>(db: 
     let error = lock.try_acquire("k").await.unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(3));
     assert!(
-        matches!(error, rowlock::Error::NoConnection { outcome: rowlock::Certainty::NothingChanged, .. }),
+        matches!(error, rowlock::Error::NoConnection { outcome: rowlock::errors::Certainty::NothingChanged, .. }),
         "{error:?}"
     );
     assert!(error.is_retryable());

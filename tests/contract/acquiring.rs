@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{Error, Grant, Reason, RunError};
+use rowlock::{Error, Reason, RunError, strategy::Grant};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::bank::{Lock, accounts, locks};

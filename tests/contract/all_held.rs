@@ -14,7 +14,8 @@ use harness::{
     refused,
 };
 use rowlock::{
-    Columns, Leadership, Lease, LeaseLock, LeaseSet, ListOptions, Reason, Schedules, TickOutcome, VersionedTable,
+    Lease, LeaseLock, LeaseSet, Reason, Schedules, VersionedTable, admin::ListOptions, balances::Columns,
+    jobs::TickOutcome, leaders::Leadership,
 };
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::join;

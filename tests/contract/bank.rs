@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::{LeaseLock, ResourceLock, ResourceLockExt, Retry, RunError, VersionLock};
+use rowlock::{LeaseLock, ResourceLock, Retry, RunError, VersionLock, strategy::ResourceLockExt};
 use sqlx::Pool;
 use tokio::time::sleep;
 

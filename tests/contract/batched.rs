@@ -8,7 +8,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
-use rowlock::{Attempt, Certainty, Error, Lease, LeaseLock, Reason, Status};
+use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Status, errors::Certainty};
 use sqlx::Pool;
 use tokio::time::{Instant, timeout};
 

@@ -8,8 +8,9 @@ use std::{future::ready, sync::Arc, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
 use rowlock::{
-    BoxFuture, Claim, CommitOutcome, Confirmation, Error, Grant, Holder, Key, ResourceLock, RunError, Status, Token,
-    TransactionTerms,
+    Claim, Error, Key, ResourceLock, RunError, Status, Token,
+    leases::Holder,
+    strategy::{BoxFuture, CommitOutcome, Confirmation, Grant, TransactionTerms},
 };
 use sqlx::Pool;
 use tokio::time::timeout;

@@ -13,7 +13,7 @@ use harness::{
     proxy::{Proxy, Way},
     refused,
 };
-use rowlock::{Attempt, LeaseLock, ResourceLock, ResourceLockExt};
+use rowlock::{Attempt, LeaseLock, ResourceLock, strategy::ResourceLockExt};
 use sqlx::Pool;
 use tokio::{
     task::spawn_blocking,

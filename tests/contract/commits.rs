@@ -10,7 +10,9 @@ use harness::{
     DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Certainty, Error, LeaseLock, ResourceLock, ResourceLockExt, Retry, RunError, VersionLock};
+use rowlock::{
+    Error, LeaseLock, ResourceLock, Retry, RunError, VersionLock, errors::Certainty, strategy::ResourceLockExt,
+};
 use tokio::time::timeout;
 
 use crate::{

@@ -4,7 +4,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{LeaseLock, Reason, ResourceLock, ResourceLockExt, RunError, VersionedTable};
+use rowlock::{LeaseLock, Reason, ResourceLock, RunError, VersionedTable, strategy::ResourceLockExt};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::{sleep, timeout};
 

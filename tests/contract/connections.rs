@@ -364,7 +364,7 @@ async fn connections_that_went_away_while_idle_are_found_out<DB: TestDatabase>(d
     go_away().await;
     assert!(lock.inspect("k").await.unwrap().is_some());
     go_away().await;
-    assert_eq!(lock.list(&rowlock::ListOptions::default()).await.unwrap().len(), 4);
+    assert_eq!(lock.list(&rowlock::admin::ListOptions::default()).await.unwrap().len(), 4);
     go_away().await;
     lock.force_release("k", Status::Succeeded).await.unwrap().unwrap();
     go_away().await;

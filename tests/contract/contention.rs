@@ -12,7 +12,12 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::{AnyError, Columns, Error, ResourceLockExt, UpdateError, Value, VersionedTable, WorkError};
+use rowlock::{
+    Error, VersionedTable,
+    balances::{Columns, UpdateError, Value},
+    errors::{AnyError, WorkError},
+    strategy::ResourceLockExt,
+};
 use tokio::{runtime::Handle, task::block_in_place, time::timeout};
 
 use crate::bank::{OPENING, accounts, balance, locks, write_in};

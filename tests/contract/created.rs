@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{Certainty, Error, Lease, LeaseLock};
+use rowlock::{Error, Lease, LeaseLock, errors::Certainty};
 use sqlx::{
     Pool,
     pool::{PoolConnection, PoolOptions},

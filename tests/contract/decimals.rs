@@ -3,7 +3,10 @@
 use std::convert::Infallible;
 
 use harness::{Holds, TestDatabase, TestDb};
-use rowlock::{Columns, Error, Insufficient, UpdateError, Value, VersionedTable};
+use rowlock::{
+    Error, VersionedTable,
+    balances::{Columns, Insufficient, UpdateError, Value},
+};
 use rust_decimal::Decimal;
 
 use crate::ledger::{COLUMNS, changed_nothing, create, insert, updated};

@@ -12,7 +12,10 @@ use std::{
 
 use futures_core::Stream as _;
 use harness::{PATIENCE, SESSION, TestDatabase, TestDb, eventually};
-use rowlock::{Leader, Leaders, LeaseLock, Status, Token};
+use rowlock::{
+    LeaseLock, Status, Token,
+    leaders::{Leader, Leaders},
+};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     sync::{Notify, oneshot},

@@ -4,7 +4,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{TestDatabase, TestDb, acquired};
-use rowlock::{Error, UpdateError, VersionedTable};
+use rowlock::{Error, VersionedTable, balances::UpdateError};
 
 use crate::{
     bank::{LEASE, OPENING, VERSION, accounts, balance, locks, version, write_in},

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::{Certainty, Error, ResourceLock, ResourceLockExt, Retry, RunError, Tx};
+use rowlock::{Error, ResourceLock, Retry, RunError, Tx, errors::Certainty, strategy::ResourceLockExt};
 use tokio::time::timeout;
 
 use crate::{

@@ -8,7 +8,7 @@ use harness::{
     proxy::{Proxy, Way},
     refused,
 };
-use rowlock::{Certainty, Error, Lease, LeaseLock};
+use rowlock::{Error, Lease, LeaseLock, errors::Certainty};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},

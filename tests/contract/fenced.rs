@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Confirmation, Error, LeaseLock, Reason, ResourceLock, Status};
+use rowlock::{Error, LeaseLock, Reason, ResourceLock, Status, strategy::Confirmation};
 use sqlx::{AssertSqlSafe, Transaction};
 use tokio::time::{Instant, sleep, timeout};
 

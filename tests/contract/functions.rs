@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use harness::{Table, TestDatabase, TestDb};
-use rowlock::Holder;
+use rowlock::leases::Holder;
 use sqlx::{MySqlConnection, PgConnection, Row as _, mysql::MySqlRow, postgres::PgRow};
 use uuid::Uuid;
 
@@ -195,7 +195,7 @@ fn settings() -> Vec<Terms> {
 }
 
 async fn every_cell<DB: Functions>(db: TestDb<DB>, table: Table) {
-    rowlock::migrate_functions(&db.pool).await.unwrap();
+    rowlock::migration::migrate_functions(&db.pool).await.unwrap();
     let (settings, holder) = (settings(), Holder::unique());
     let mut seen = std::collections::BTreeSet::new();
     let mut conn = db.pool.acquire().await.unwrap();

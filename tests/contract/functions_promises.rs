@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{DIRECT, TestDb, acquired, eventually, pool, refused};
-use rowlock::{Holder, Key, LeaseLock, Reason};
+use rowlock::{Key, LeaseLock, Reason, leases::Holder};
 use sqlx::Pool;
 use tokio::time::timeout;
 
@@ -47,7 +47,7 @@ pub async fn installed<DB: Functions>(db: &TestDb<DB>) {
     // Many instances may do this at once.
     let all = (0..4).map(|_| {
         let pool = db.pool.clone();
-        tokio::spawn(async move { rowlock::migrate_functions(&pool).await.unwrap() })
+        tokio::spawn(async move { rowlock::migration::migrate_functions(&pool).await.unwrap() })
     });
     for one in all.collect::<Vec<_>>() {
         one.await.unwrap();
@@ -376,7 +376,7 @@ async fn the_list_shows_each_key<DB: Functions>(db: TestDb<DB>) {
     let list = DB::call_list(&mut *db.pool.acquire().await.unwrap()).await.unwrap();
     let entries = [("a", "held", &held), ("b", "free", &free), ("c", "expired", &over), ("d", "failed", &failed)];
     assert_eq!(list, entries.map(|(key, state, claim)| (key.to_owned(), state.to_owned(), claim.token.unwrap())));
-    for entry in db.lock().list(&rowlock::ListOptions::default()).await.unwrap() {
+    for entry in db.lock().list(&rowlock::admin::ListOptions::default()).await.unwrap() {
         assert!(list.iter().any(|(key, state, _)| *key == entry.key && state == entry.state.name()), "{entry:?}");
     }
 }

@@ -17,7 +17,7 @@ async fn the_table_is_found_on_any_path<DB: Functions>(db: TestDb<DB>) {
     db.execute("CREATE SCHEMA \"An app\"").await;
     let path = |path: &str| format!("{}?options[search_path]={path}", db.url);
     let app = pool::<DB>(&path("\"An app\""), 2).await;
-    rowlock::migrate_functions(&app).await.unwrap();
+    rowlock::migration::migrate_functions(&app).await.unwrap();
     let conn = &mut *db.pool.acquire().await.unwrap();
     // Temporary tables and the caller's path mislead no function, and a session's time zone
     // neither.

@@ -5,7 +5,11 @@ use std::{collections::HashSet, time::Duration};
 
 use harness::{TestDatabase, TestDb, acquired, each};
 use proptest::prelude::{Just, Strategy, any, prop_oneof};
-use rowlock::{Columns, Error, Key, LeaseLock, ListOptions, UpdateError, VersionedTable};
+use rowlock::{
+    Error, Key, LeaseLock, VersionedTable,
+    admin::ListOptions,
+    balances::{Columns, UpdateError},
+};
 use tokio::time::timeout;
 
 harness::tests!(everywhere(

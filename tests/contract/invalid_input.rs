@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{TestDatabase, TestDb, acquired, events, eventually, pool, refused};
-use rowlock::{Error, Invalid, LeaseLock};
+use rowlock::{Error, LeaseLock, errors::Invalid};
 use sqlx::pool::PoolOptions;
 
 harness::tests!(
@@ -212,7 +212,7 @@ async fn far_times_are_answered<DB: TestDatabase>(db: TestDb<DB>) {
         assert_eq!(refused(west.try_acquire("k").await).reason, rowlock::Reason::WithinWindow, "{far}");
         db.set("k", "lock_flag = 1, time = 2147483647").await;
         assert_eq!(refused(west.try_acquire("k").await).reason, rowlock::Reason::HeldByAnotherProgram, "{far}");
-        assert_eq!(lock.list(&rowlock::ListOptions::default()).await.unwrap().len(), 1);
+        assert_eq!(lock.list(&rowlock::admin::ListOptions::default()).await.unwrap().len(), 1);
     }
 }
 

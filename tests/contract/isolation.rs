@@ -1,7 +1,7 @@
 //! Both strategies under each isolation level that an application may have set for its sessions.
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{Attempt, Columns, LeaseLock, Reason, VersionedTable};
+use rowlock::{Attempt, LeaseLock, Reason, VersionedTable, balances::Columns};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::timeout;
 

@@ -7,7 +7,10 @@ use std::{
     task::Poll,
 };
 
-use rowlock::{Columns, Error, UpdateError, Updated, VersionedTable};
+use rowlock::{
+    Error, VersionedTable,
+    balances::{Columns, UpdateError, Updated},
+};
 
 use harness::{PATIENCE, TestDatabase, TestDb};
 use tokio::time::Instant;

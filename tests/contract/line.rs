@@ -6,7 +6,7 @@ use harness::{
     PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Attempt, Certainty, Error, LeaseLock};
+use rowlock::{Attempt, Error, LeaseLock, errors::Certainty};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep};
 

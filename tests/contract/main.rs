@@ -127,7 +127,7 @@ mod work;
 /// The items that `src/rules.rs` uses of its crate, so that the test can compare the servers with
 /// that very file.
 mod key {
-    pub use rowlock::{Holder, Key};
+    pub use rowlock::{Key, leases::Holder};
 }
 #[path = "../../src/rules.rs"]
 #[allow(dead_code, unused_imports)]

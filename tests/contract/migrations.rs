@@ -7,7 +7,7 @@ use std::{
 };
 
 use harness::{Need, TestDatabase, TestDb, acquired};
-use rowlock::{Schedule, TickOutcome};
+use rowlock::{Schedule, jobs::TickOutcome};
 use tokio::process::Command;
 
 /// The program `sqlx`, which the variable names.

@@ -143,7 +143,7 @@ async fn a_removal_that_is_killed_can_be_repeated<DB: TestDatabase>(db: TestDb<D
     let begin = async || {
         rowlock::migrate(&db.pool).await.unwrap();
         if db.server.name != "sqlite" {
-            rowlock::migrate_functions(&db.pool).await.unwrap();
+            rowlock::migration::migrate_functions(&db.pool).await.unwrap();
         }
     };
     kill_in_the_midst(&db, "undo", begin, async |bare| {

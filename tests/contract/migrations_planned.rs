@@ -147,7 +147,7 @@ async fn undone_the_table_is_the_articles_again<DB: TestDatabase>(db: TestDb<DB>
 async fn what_is_in_use_is_not_taken_away<DB: TestDatabase>(db: TestDb<DB>) {
     let has_functions = db.server.name != "sqlite";
     if has_functions {
-        rowlock::migrate_functions(&db.pool).await.unwrap();
+        rowlock::migration::migrate_functions(&db.pool).await.unwrap();
     }
     let before = tables(&db).await;
     let used = async || match migration(&db).undo().await {
@@ -281,7 +281,7 @@ async fn a_right_that_is_missing_is_named_first<DB: TestDatabase>(db: TestDb<DB>
 }
 
 async fn a_right_to_remove_that_is_missing_changes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
-    rowlock::migrate_functions(&db.pool).await.unwrap();
+    rowlock::migration::migrate_functions(&db.pool).await.unwrap();
     let before = tables(&db).await;
     for granted in [
         "SELECT, DROP, LOCK TABLES, ALTER ROUTINE",
@@ -330,7 +330,7 @@ async fn another_schemas_tables_are_not_taken_away<DB: TestDatabase>(db: TestDb<
 }
 
 async fn other_procedures_are_not_taken_away<DB: TestDatabase>(db: TestDb<DB>) {
-    rowlock::migrate_functions(&db.pool).await.unwrap();
+    rowlock::migration::migrate_functions(&db.pool).await.unwrap();
     db.execute("CREATE PROCEDURE rowlock_report() SELECT 1").await;
     migration(&db).undo().await.unwrap();
     let left = "SELECT COUNT(*) FROM information_schema.routines WHERE routine_schema = DATABASE()";

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{Error, ForcedRelease, ListOptions, LockState, Reason, Rules, Status};
+use rowlock::{
+    Error, Reason, Rules, Status,
+    admin::{ForcedRelease, ListOptions, LockState},
+};
 use tokio::time::timeout;
 
 harness::tests!(

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, events, eventually, pool, proxy::Way};
-use rowlock::{Certainty, Error, Lease, LeaseLock, Reason};
+use rowlock::{Error, Lease, LeaseLock, Reason, errors::Certainty};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},

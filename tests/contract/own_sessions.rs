@@ -8,7 +8,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, database_of, eventually, proxy::Way};
-use rowlock::{Attempt, Error, Lease, LeaseLock, LeaseSet, ListOptions, Reason, Schedules, TickOutcome};
+use rowlock::{Attempt, Error, Lease, LeaseLock, LeaseSet, Reason, Schedules, admin::ListOptions, jobs::TickOutcome};
 use sqlx::pool::PoolOptions;
 use tokio::{
     task::JoinSet,

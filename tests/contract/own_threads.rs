@@ -18,7 +18,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
-use rowlock::{LeaseLock, ListOptions, Reason, Schedules, TickOutcome, VersionedTable};
+use rowlock::{LeaseLock, Reason, Schedules, VersionedTable, admin::ListOptions, jobs::TickOutcome};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},

@@ -7,7 +7,7 @@ use std::{
 };
 
 use harness::{PATIENCE, SESSION, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Error, Lease, LeaseLock, ListOptions, ReadWriteLock, Reason, Rules};
+use rowlock::{Error, Lease, LeaseLock, ReadWriteLock, Reason, Rules, admin::ListOptions};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},

@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way};
-use rowlock::{Certainty, Error, LeaseLock};
+use rowlock::{Error, LeaseLock, errors::Certainty};
 use sqlx::pool::PoolOptions;
 
 use crate::line::{Line, SHORT, standing};

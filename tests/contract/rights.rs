@@ -6,7 +6,7 @@ use std::{
 };
 
 use harness::{DIRECT, TestDatabase, TestDb, acquired, eventually, pool, refused};
-use rowlock::{Error, LeaseLock, ListOptions, Reason, Schedules, Status, Tick, TickOutcome};
+use rowlock::{Error, LeaseLock, Reason, Schedules, Status, Tick, admin::ListOptions, jobs::TickOutcome};
 use sqlx::Pool;
 use tokio::{runtime::Handle, task::block_in_place};
 

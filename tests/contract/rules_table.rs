@@ -170,7 +170,7 @@ pub fn row_of(cell: &Cell, now: DateTime<Utc>) -> Row {
 }
 
 /// A holder id that no row has: it belongs to another client for both `rules.rs` and the database.
-async fn acquired_holder<DB: TestDatabase>(db: &TestDb<DB>) -> rowlock::Holder {
+async fn acquired_holder<DB: TestDatabase>(db: &TestDb<DB>) -> rowlock::leases::Holder {
     harness::acquired(db.lock().try_acquire("elsewhere").await).claim().holder
 }
 
@@ -212,7 +212,7 @@ async fn the_cells_of_the_python_client_are_these<DB: TestDatabase>(_: TestDb<DB
                     label: String::new(),
                 };
                 let row = row_of(cell, now);
-                let (verdict, until) = match judge(Some(&row), now, rowlock::Holder::unique(), &terms) {
+                let (verdict, until) = match judge(Some(&row), now, rowlock::leases::Holder::unique(), &terms) {
                     Verdict::Acquire => ("acquired", None),
                     Verdict::TakeOver => ("taken over", None),
                     Verdict::Refuse(reason, until) => (reason.name(), until),

@@ -16,7 +16,7 @@ use harness::{
     proxy::{Proxy, Way},
     refused,
 };
-use rowlock::{Error, LeaseLock, ListOptions, Reason, Schedules, Status};
+use rowlock::{Error, LeaseLock, Reason, Schedules, Status, admin::ListOptions};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},

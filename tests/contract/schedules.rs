@@ -6,7 +6,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{LeaseLock, Reason, RunStatus, Schedules};
+use rowlock::{LeaseLock, Reason, Schedules, admin::RunStatus};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},

@@ -3,7 +3,10 @@
 //! A failure prints the seed. `ROWLOCK_SEED` set to it repeats that sequence.
 
 use harness::{TestDatabase, TestDb, between};
-use rowlock::{Error, Insufficient, UpdateError, Updated, VersionedTable};
+use rowlock::{
+    Error, VersionedTable,
+    balances::{Insufficient, UpdateError, Updated},
+};
 
 use crate::ledger::{ledger, outside, row, updated};
 

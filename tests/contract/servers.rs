@@ -40,10 +40,10 @@ async fn tidb_can_be_accepted<DB: TestDatabase>(db: TestDb<DB>) {
     static ACCEPTING: Mutex<()> = Mutex::const_new(());
     let _accepting = ACCEPTING.lock().await;
     let (_proxy, pool) = at_tidb(&db).await;
-    rowlock::accept_any_server(true);
+    rowlock::admin::accept_any_server(true);
     let migrated = rowlock::migrate(&pool).await;
     let attempt = LeaseLock::new(pool.clone()).try_acquire("accepted").await;
-    rowlock::accept_any_server(false);
+    rowlock::admin::accept_any_server(false);
     migrated.unwrap();
     drop(acquired(attempt));
     let told = events::with("server=\"TiDB\"");

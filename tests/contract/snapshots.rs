@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{Error, Grant, LeaseLock, ResourceLock, Status};
+use rowlock::{Error, LeaseLock, ResourceLock, Status, strategy::Grant};
 use sqlx::{AssertSqlSafe, Pool};
 use tokio::time::timeout;
 

@@ -3,7 +3,7 @@
 use std::{io, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, events, eventually};
-use rowlock::{AnyError, Error, Key, Retry, RunError, Schedule, TickOutcome};
+use rowlock::{Error, Key, Retry, RunError, Schedule, errors::AnyError, jobs::TickOutcome};
 use tracing::Instrument as _;
 
 use crate::ticks::{LONG, due, instance, runs};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool};
-use rowlock::{Columns, Error, LeaseLock, VersionedTable};
+use rowlock::{Error, LeaseLock, VersionedTable, balances::Columns};
 use tokio::time::{Instant, timeout};
 
 harness::tests!(sqlite(

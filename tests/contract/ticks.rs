@@ -8,7 +8,11 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{Error, RunInfo, RunStatus, Schedule, ScheduleInfo, Schedules, Tick, TickOutcome};
+use rowlock::{
+    Error, Schedule, Schedules, Tick,
+    admin::{RunInfo, RunStatus, ScheduleInfo},
+    jobs::TickOutcome,
+};
 use tokio::{sync::mpsc, time::timeout};
 
 harness::tests!(everywhere(
@@ -103,7 +107,7 @@ async fn each_tick_runs_on_one_of_three_instances<DB: TestDatabase>(db: TestDb<D
     for number in 0..3 {
         let ran = ran.clone();
         let schedules = instance(&db, &format!("instance {number}")).on(
-            Schedule::every("k", 2 * SHORT).catch_up(rowlock::CatchUp::All(1_000)),
+            Schedule::every("k", 2 * SHORT).catch_up(rowlock::jobs::CatchUp::All(1_000)),
             move |tick: Tick<DB>| {
                 ran.lock().unwrap().push((number, tick.slot()));
                 async { Ok::<_, Infallible>(()) }

@@ -4,7 +4,7 @@
 use std::{fmt, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{Error, Schedule, Tick, TickOutcome};
+use rowlock::{Error, Schedule, Tick, jobs::TickOutcome};
 use tokio::{
     sync::mpsc,
     time::{sleep, timeout},

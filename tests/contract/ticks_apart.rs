@@ -7,7 +7,7 @@ use harness::{
     PATIENCE, TestDatabase, TestDb, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Error, Schedule, Schedules, Tick, TickOutcome};
+use rowlock::{Error, Schedule, Schedules, Tick, jobs::TickOutcome};
 use tokio::{
     sync::{mpsc, watch},
     task::{JoinHandle, JoinSet},

@@ -13,7 +13,7 @@ use harness::{
     PATIENCE, TestDatabase, TestDb, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Schedule, Schedules, Tick, TickOutcome, Tx};
+use rowlock::{Schedule, Schedules, Tick, Tx, jobs::TickOutcome};
 use sqlx::Pool;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{Error, Running, Schedule, Schedules, TickOutcome};
+use rowlock::{
+    Error, Schedule, Schedules,
+    jobs::{Running, TickOutcome},
+};
 use tokio::time::sleep;
 
 use crate::ticks::{LONG, SHORT, back, idle, info, instance, runs, told};

@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{Error, Schedule, Schedules, Tick, TickOutcome};
+use rowlock::{Error, Schedule, Schedules, Tick, jobs::TickOutcome};
 use tokio::{
     sync::mpsc,
     task::block_in_place,
@@ -315,7 +315,7 @@ async fn a_run_that_takes_too_long_is_stopped_and_fails<DB: TestDatabase>(db: Te
 }
 
 /// Starts work that does not end by itself.
-async fn endless<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedule, mpsc::UnboundedReceiver<()>, rowlock::Running) {
+async fn endless<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedule, mpsc::UnboundedReceiver<()>, rowlock::jobs::Running) {
     let schedule = due(db, "k").await;
     let (began, begun) = mpsc::unbounded_channel();
     let schedules = instance(db, "one").lease(Duration::from_secs(3600));

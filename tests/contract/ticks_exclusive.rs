@@ -7,7 +7,10 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{CatchUp, Error, LeaseLock, Reason, Rules, RunError, Schedule, Schedules, Status, Tick, TickOutcome};
+use rowlock::{
+    Error, LeaseLock, Reason, Rules, RunError, Schedule, Schedules, Status, Tick,
+    jobs::{CatchUp, TickOutcome},
+};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     sync::{mpsc, watch},

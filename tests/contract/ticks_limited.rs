@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{Error, LeaseLock, Schedule, ScheduleInfo, Schedules, Tick};
+use rowlock::{Error, LeaseLock, Schedule, Schedules, Tick, admin::ScheduleInfo};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta};
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::{RunInfo, RunOptions, RunStatus, Schedule, Tick};
+use rowlock::{
+    Schedule, Tick,
+    admin::{RunInfo, RunOptions, RunStatus},
+};
 
 use crate::ticks::{LONG, Never, due, idle, instance, told};
 

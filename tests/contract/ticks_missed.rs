@@ -9,7 +9,10 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{CatchUp, Schedule, Tick, TickOutcome};
+use rowlock::{
+    Schedule, Tick,
+    jobs::{CatchUp, TickOutcome},
+};
 
 use crate::ticks::{LONG, SHORT, back, due, idle, info, instance, runs, told};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{Error, RunOptions, Schedule, Tick, TickOutcome};
+use rowlock::{Error, Schedule, Tick, admin::RunOptions, jobs::TickOutcome};
 use tokio::{sync::mpsc, time::timeout};
 
 use crate::ticks::{LONG, Never, SHORT, back, back_and_due, due, idle, info, instance, runs, told};

@@ -4,7 +4,11 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{ChangeInfo, Error, LeaseLock, RunStatus, Schedule, Status, Tick, TickOutcome};
+use rowlock::{
+    Error, LeaseLock, Schedule, Status, Tick,
+    admin::{ChangeInfo, RunStatus},
+    jobs::TickOutcome,
+};
 use tokio::{sync::mpsc, time::timeout};
 
 use crate::ticks::{LONG, Never, SHORT, back, due, idle, info, instance, runs, told};
@@ -345,9 +349,9 @@ async fn a_forced_release_is_kept_with_the_one_that_it_was_taken_from<DB: TestDa
     let lease = holder.try_acquire("key").await.unwrap().acquired().unwrap();
     let seen = alice.inspect("key").await.unwrap().unwrap();
     let released = alice.force_release_if_unchanged(&seen, Status::Failed).await.unwrap();
-    assert!(matches!(released, rowlock::ForcedRelease::Released(_)));
+    assert!(matches!(released, rowlock::admin::ForcedRelease::Released(_)));
     let changed = alice.force_release_if_unchanged(&seen, Status::Failed).await.unwrap();
-    assert!(matches!(changed, rowlock::ForcedRelease::Changed(_)), "nothing is recorded of it");
+    assert!(matches!(changed, rowlock::admin::ForcedRelease::Changed(_)), "nothing is recorded of it");
     assert_eq!(alice.force_release("other", Status::Failed).await.unwrap(), None);
     let kept = alice.changes(None, 10).await.unwrap();
     let [change] = &kept[..] else { panic!("{kept:?}") };

@@ -11,7 +11,11 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{CatchUp, RunStatus, Schedule, Schedules, Tick, TickOutcome};
+use rowlock::{
+    Schedule, Schedules, Tick,
+    admin::RunStatus,
+    jobs::{CatchUp, TickOutcome},
+};
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{

@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, time::Duration};
 
 use chrono::TimeDelta;
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{CatchUp, Error, Running, Schedule, Schedules, Tick, TickOutcome};
+use rowlock::{
+    Error, Schedule, Schedules, Tick,
+    jobs::{CatchUp, Running, TickOutcome},
+};
 use tokio::{sync::watch, time::sleep};
 
 use crate::ticks::{LONG, SHORT, back, idle, info, instance, runs, told};

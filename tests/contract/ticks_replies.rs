@@ -11,7 +11,11 @@ use harness::{
     DIRECT, PATIENCE, TestDatabase, TestDb, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{CatchUp, RunStatus, Schedule, Schedules, Tick, TickOutcome};
+use rowlock::{
+    Schedule, Schedules, Tick,
+    admin::RunStatus,
+    jobs::{CatchUp, TickOutcome},
+};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,

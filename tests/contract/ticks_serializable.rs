@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{CatchUp, Schedule, Tick, TickOutcome};
+use rowlock::{
+    Schedule, Tick,
+    jobs::{CatchUp, TickOutcome},
+};
 use sqlx::Pool;
 use tokio::time::sleep;
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, events, eventually};
-use rowlock::{Error, RunError, Schedule, Schedules, Tick, TickOutcome, Tx};
+use rowlock::{Error, RunError, Schedule, Schedules, Tick, Tx, jobs::TickOutcome};
 use sqlx::Pool;
 use tokio::{
     join,

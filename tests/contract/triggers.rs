@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::{TestDatabase, TestDb, acquired};
-use rowlock::{CommitOutcome, Lease, ResourceLock, Status};
+use rowlock::{Lease, ResourceLock, Status, strategy::CommitOutcome};
 use tokio::{join, time::sleep};
 
 use crate::batched::{assert_statements, counted, released, set_up, together, tries};

@@ -4,7 +4,7 @@
 use std::{convert::Infallible, sync::Arc};
 
 use harness::{DIRECT, TestDatabase, TestDb, acquired, between, refused};
-use rowlock::{LeaseLock, ResourceLockExt, VersionedTable};
+use rowlock::{LeaseLock, VersionedTable, strategy::ResourceLockExt};
 
 use crate::{
     bank::{LEASE, Lock, VERSION, accounts, version_lock},

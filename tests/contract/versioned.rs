@@ -3,7 +3,11 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, between};
-use rowlock::{Certainty, Error, Insufficient, Retry, RunError, UpdateError, VersionLock, VersionedTable};
+use rowlock::{
+    Error, Retry, RunError, VersionLock, VersionedTable,
+    balances::{Insufficient, UpdateError},
+    errors::Certainty,
+};
 
 use crate::ledger::{COLUMNS, at_every_point, changed_nothing, create, insert, ledger, outside, row, updated};
 
@@ -299,7 +303,7 @@ async fn a_version_that_cannot_grow_is_an_error_that_changes_nothing<DB: TestDat
         create(&db, &name, "varchar(40)", "bigint", column).await;
         insert(&db, &name, "'a'", 100).await;
         db.execute(&format!("UPDATE {name} SET version = {end}")).await;
-        let table = VersionedTable::new(db.pool.clone(), rowlock::Columns { table: &name, ..COLUMNS });
+        let table = VersionedTable::new(db.pool.clone(), rowlock::balances::Columns { table: &name, ..COLUMNS });
         changed_nothing(table.deposit("a", 1).await);
         changed_nothing(table.update("a", |_| Ok::<_, Error>(7)).await);
         let lock = VersionLock::new(db.pool.clone(), &name, "id", "version");

@@ -3,7 +3,11 @@
 use std::convert::Infallible;
 
 use harness::{DIRECT, TestDatabase, TestDb, between, eventually};
-use rowlock::{Error, Insufficient, ResourceLockExt, UpdateError, Updated, VersionedTable};
+use rowlock::{
+    Error, VersionedTable,
+    balances::{Insufficient, UpdateError, Updated},
+    strategy::ResourceLockExt,
+};
 
 use crate::{
     bank::locks,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::{TestDatabase, TestDb, pool};
-use rowlock::{Columns, Error, Invalid, ResourceLock, VersionLock, VersionedTable};
+use rowlock::{Error, ResourceLock, VersionLock, VersionedTable, balances::Columns, errors::Invalid};
 use sqlx::pool::PoolOptions;
 
 use crate::ledger::{COLUMNS, changed_nothing, create, insert, ledger, outside, row, updated};

@@ -4,7 +4,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, eventually, proxy::Way};
-use rowlock::{Certainty, Error, UpdateError, VersionedTable};
+use rowlock::{Error, VersionedTable, balances::UpdateError, errors::Certainty};
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -33,7 +33,10 @@ const LIMIT: Duration = Duration::from_secs(2);
 const CHANGES: [&str; 3] = ["update", "deduct", "deposit"];
 
 /// Makes one of the changes: one less, or one more.
-async fn change<DB: TestDatabase>(table: &VersionedTable<DB>, name: &str) -> Result<rowlock::Updated<i64>, Error> {
+async fn change<DB: TestDatabase>(
+    table: &VersionedTable<DB>,
+    name: &str,
+) -> Result<rowlock::balances::Updated<i64>, Error> {
     let failed = |error| match error {
         UpdateError::Failed(error) => error,
         other => panic!("{other:?}"),
@@ -50,7 +53,7 @@ async fn change<DB: TestDatabase>(table: &VersionedTable<DB>, name: &str) -> Res
 
 /// Asserts the error of a write that timed out: returned in time, with a message about a write.
 #[track_caller]
-fn is_unknown(result: Result<rowlock::Updated<i64>, Error>, since: Instant, what: &str) {
+fn is_unknown(result: Result<rowlock::balances::Updated<i64>, Error>, since: Instant, what: &str) {
     let error = result.expect_err(what);
     assert!(matches!(error, Error::TimedOut { outcome: Certainty::Unknown, .. }), "{what}: {error:?}");
     let text = error.to_string();

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use rowlock::{Certainty, Error, Retry, UpdateError, VersionedTable};
+use rowlock::{Error, Retry, VersionedTable, balances::UpdateError, errors::Certainty};
 
 use harness::{
     DIRECT, TestDatabase, TestDb, eventually,

@@ -4,7 +4,11 @@
 use std::convert::Infallible;
 
 use harness::{DIRECT, TestDatabase, TestDb, between};
-use rowlock::{Certainty, Columns, Error, Retry, RunError, UpdateError, VersionLock, VersionedTable};
+use rowlock::{
+    Error, Retry, RunError, VersionLock, VersionedTable,
+    balances::{Columns, UpdateError},
+    errors::Certainty,
+};
 
 use crate::{
     ledger::{COLUMNS, changed_nothing, ledger, outside, row, updated},

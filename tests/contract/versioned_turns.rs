@@ -4,7 +4,10 @@
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{Insufficient, UpdateError, Updated, VersionedTable};
+use rowlock::{
+    VersionedTable,
+    balances::{Insufficient, UpdateError, Updated},
+};
 use sqlx::Pool;
 use tokio::time::{sleep, timeout};
 

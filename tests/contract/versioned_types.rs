@@ -3,7 +3,10 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{TestDatabase, TestDb};
-use rowlock::{Columns, Error, ResourceLock, UpdateError, VersionLock, VersionedTable};
+use rowlock::{
+    Error, ResourceLock, VersionLock, VersionedTable,
+    balances::{Columns, UpdateError},
+};
 
 use crate::ledger::{COLUMNS, changed_nothing, create, insert, updated};
 

@@ -11,7 +11,8 @@ use std::{
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::{
-    Attempt, Certainty, Error, LeaseLock, Reason, ResourceLock, ResourceLockExt, Retry, Rules, RunError, Token, Tx,
+    Attempt, Error, LeaseLock, Reason, ResourceLock, Retry, Rules, RunError, Token, Tx, errors::Certainty,
+    strategy::ResourceLockExt,
 };
 use sqlx::{Connection as _, Pool};
 use tokio::time::{Instant, timeout};

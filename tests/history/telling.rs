@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use harness::TestDatabase;
-use rowlock::{BoxFuture, Claim, CommitOutcome, Confirmation, Error, Grant, LeaseLock, ResourceLock, TransactionTerms};
+use rowlock::{
+    Claim, Error, LeaseLock, ResourceLock,
+    strategy::{BoxFuture, CommitOutcome, Confirmation, Grant, TransactionTerms},
+};
 use sqlx::Pool;
 
 use crate::worker::{Orders, tell_grant};

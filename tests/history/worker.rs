@@ -12,7 +12,8 @@ use std::{
 
 use harness::{TestDatabase, TestDb};
 use rowlock::{
-    Certainty, Claim, Error, Lease, LeaseLock, PreviousClaim, ResourceLockExt as _, Retry, RunError, Status,
+    Claim, Error, Lease, LeaseLock, Retry, RunError, Status, errors::Certainty, leases::PreviousClaim,
+    strategy::ResourceLockExt as _,
 };
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{

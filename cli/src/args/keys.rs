@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use rowlock::{Database, Error, Holder, Key, LeaseLock, Status};
+use rowlock::{Database, Error, Key, LeaseLock, Status, leases::Holder};
 
 use crate::{
     args::values::{duration, key, pause},

@@ -6,7 +6,7 @@ use std::{path::PathBuf, time::Duration};
 
 use chrono::{DateTime, Utc};
 use clap::{Args, ValueEnum};
-use rowlock::{CatchUp, Key, Schedule};
+use rowlock::{Key, Schedule, jobs::CatchUp};
 use uuid::Uuid;
 
 use crate::args::values::{coming, duration, instant, key};

@@ -14,7 +14,10 @@ use std::{
 };
 
 use chrono::FixedOffset;
-use rowlock::{Action, Certainty, LeaseLock};
+use rowlock::{
+    LeaseLock,
+    errors::{Action, Certainty},
+};
 use sqlx::{
     ConnectOptions, Connection, Pool,
     mysql::MySqlDatabaseError,

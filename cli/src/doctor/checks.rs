@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use rowlock::{Error, LeaseLock, ListOptions, Schedule, Schedules, migration::Functions};
+use rowlock::{Error, LeaseLock, Schedule, Schedules, admin::ListOptions, migration::Functions};
 use sqlx::Pool;
 
 use crate::{

@@ -1,7 +1,7 @@
 //! `changes`: what operators did.
 
 use anstyle::Style;
-use rowlock::{ChangeInfo, Database, LeaseLock};
+use rowlock::{Database, LeaseLock, admin::ChangeInfo};
 use serde_json::{Value, json};
 
 use crate::{

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rowlock::{Claim, Database, LeaseLock, PreviousClaim, Schedules};
+use rowlock::{Claim, Database, LeaseLock, Schedules, leases::PreviousClaim};
 use serde_json::{Value, json};
 use sqlx::Pool;
 

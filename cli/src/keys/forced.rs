@@ -1,6 +1,9 @@
 //! `release --force`: an operator frees a key, whichever claim holds it.
 
-use rowlock::{Database, Error, ForcedRelease, LeaseLock, LockInfo, Schedules, Status, Token};
+use rowlock::{
+    Database, Error, LeaseLock, Schedules, Status, Token,
+    admin::{ForcedRelease, LockInfo},
+};
 
 use crate::{
     args::keys::{Ending, Release},

@@ -3,7 +3,10 @@
 use std::io::IsTerminal as _;
 
 use chrono::Utc;
-use rowlock::{Database, Error, LeaseLock, ListOptions, LockInfo};
+use rowlock::{
+    Database, Error, LeaseLock,
+    admin::{ListOptions, LockInfo},
+};
 use serde_json::Value;
 
 use crate::{

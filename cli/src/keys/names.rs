@@ -1,6 +1,9 @@
 //! What keys are, by their names: `NAME#3` is a permit of a semaphore, `NAME#r3` a reader's.
 
-use rowlock::{Database, Error, LeaseLock, ListOptions, LockInfo, LockState};
+use rowlock::{
+    Database, Error, LeaseLock,
+    admin::{ListOptions, LockInfo, LockState},
+};
 
 use crate::keys::read::{is_claimed, pages};
 

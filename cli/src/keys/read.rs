@@ -1,6 +1,9 @@
 //! Reads the rows of keys.
 
-use rowlock::{Database, Error, LeaseLock, ListOptions, LockInfo, LockState};
+use rowlock::{
+    Database, Error, LeaseLock,
+    admin::{ListOptions, LockInfo, LockState},
+};
 
 /// Returns all rows that are selected, page by page.
 pub async fn pages<DB: Database>(lock: &LeaseLock<DB>, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {

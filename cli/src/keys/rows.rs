@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use chrono::{DateTime, Utc};
-use rowlock::{LockInfo, LockState};
+use rowlock::admin::{LockInfo, LockState};
 use serde_json::{Value, json};
 
 use crate::{

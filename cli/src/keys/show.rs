@@ -2,7 +2,10 @@
 
 use anstyle::Style;
 use chrono::{DateTime, Utc};
-use rowlock::{Database, Error, LeaseLock, LockInfo, LockState, ScheduleInfo, Schedules};
+use rowlock::{
+    Database, Error, LeaseLock, Schedules,
+    admin::{LockInfo, LockState, ScheduleInfo},
+};
 use serde_json::{Value, json};
 
 use crate::{

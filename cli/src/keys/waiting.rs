@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rowlock::{Database, Error, LeaseLock, LockInfo, LockState};
+use rowlock::{
+    Database, Error, LeaseLock,
+    admin::{LockInfo, LockState},
+};
 use tokio::time::sleep;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 

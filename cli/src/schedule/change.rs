@@ -1,6 +1,9 @@
 //! `pause`, `resume`, `skip`, `stop`, `trigger`, `remove`, `reset` and `drain`.
 
-use rowlock::{Database, Error, InstanceInfo, ScheduleInfo, Schedules};
+use rowlock::{
+    Database, Error, Schedules,
+    admin::{InstanceInfo, ScheduleInfo},
+};
 
 use crate::{
     args::schedules::{Drain, Named, Removed, Trigger, Until},

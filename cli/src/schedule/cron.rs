@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use rowlock::{Database, Running, Schedules, Tick};
+use rowlock::{Database, Schedules, Tick, jobs::Running};
 use sqlx::Pool;
 use tokio::{
     signal::unix::{Signal as Signals, SignalKind},

@@ -1,7 +1,7 @@
 //! `instances`: what runs schedules, and what each instance declares.
 
 use anstyle::{AnsiColor, Style};
-use rowlock::{Database, InstanceInfo, Schedules};
+use rowlock::{Database, Schedules, admin::InstanceInfo};
 use serde_json::{Value, json};
 use uuid::Uuid;
 

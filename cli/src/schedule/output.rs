@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use rowlock::{Database, RunInfo, Schedules};
+use rowlock::{Database, Schedules, admin::RunInfo};
 
 use crate::{
     args::schedules::Output,

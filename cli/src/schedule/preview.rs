@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use anstyle::Style;
 use chrono::{DateTime, Utc};
-use rowlock::{Error, Invalid, Schedule};
+use rowlock::{Error, Schedule, errors::Invalid};
 use serde_json::json;
 
 use crate::{

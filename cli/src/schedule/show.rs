@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 use chrono::{DateTime, Utc};
-use rowlock::{Database, RunInfo, RunOptions, RunStatus, ScheduleInfo, Schedules};
+use rowlock::{
+    Database, Schedules,
+    admin::{RunInfo, RunOptions, RunStatus, ScheduleInfo},
+};
 use serde_json::{Value, json};
 
 use crate::{

@@ -1,7 +1,7 @@
 //! What a schedule is doing, and why nothing runs it.
 
 use chrono::TimeDelta;
-use rowlock::ScheduleInfo;
+use rowlock::admin::ScheduleInfo;
 
 use crate::format::clock;
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use anstyle::Style;
 use chrono::NaiveDate;
-use rowlock::{RunInfo, RunStatus};
+use rowlock::admin::{RunInfo, RunStatus};
 use serde_json::{Value, json};
 
 use crate::format::{aligned, brief};

@@ -10,7 +10,7 @@ use jiff::{
     Timestamp,
     tz::{Offset, TimeZone},
 };
-use rowlock::{Database, Error, Schedules, Tick, TickOutcome};
+use rowlock::{Database, Error, Schedules, Tick, jobs::TickOutcome};
 use rustix::process::Pid;
 use sqlx::Pool;
 use tokio::{

@@ -1,7 +1,10 @@
 //! `why`: what keeps a schedule from running, or that nothing does.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{Database, InstanceInfo, LeaseLock, LockInfo, RunInfo, RunStatus, ScheduleInfo, Schedules};
+use rowlock::{
+    Database, LeaseLock, Schedules,
+    admin::{InstanceInfo, LockInfo, RunInfo, RunStatus, ScheduleInfo},
+};
 use serde_json::json;
 
 use crate::{

@@ -3,7 +3,10 @@
 use std::{future::Future, pin::Pin};
 
 use chrono::{DateTime, Utc};
-use rowlock::{Database, ForcedRelease, LeaseLock, LockInfo, Schedules, Status};
+use rowlock::{
+    Database, LeaseLock, Schedules, Status,
+    admin::{ForcedRelease, LockInfo},
+};
 use sqlx::Pool;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, Utc};
 use maud::{Markup, html};
-use rowlock::ChangeInfo;
+use rowlock::admin::ChangeInfo;
 use serde::Deserialize;
 
 use crate::{

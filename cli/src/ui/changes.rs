@@ -11,7 +11,7 @@ use axum::{
     routing::get,
 };
 use maud::{Markup, html};
-use rowlock::{LockInfo, Status};
+use rowlock::{Status, admin::LockInfo};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 

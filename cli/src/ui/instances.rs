@@ -1,7 +1,7 @@
 //! The page of the instances that run schedules.
 
 use maud::{Markup, html};
-use rowlock::InstanceInfo;
+use rowlock::admin::InstanceInfo;
 use serde::Deserialize;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use chrono::{DateTime, TimeDelta, Utc};
 use maud::{Markup, html};
-use rowlock::{RunInfo, RunStatus, ScheduleInfo};
+use rowlock::admin::{RunInfo, RunStatus, ScheduleInfo};
 use serde::Deserialize;
 
 use crate::{

@@ -1,7 +1,7 @@
 //! The page of all jobs: the schedules of the database.
 
 use maud::{Markup, html};
-use rowlock::{RunStatus, ScheduleInfo};
+use rowlock::admin::{RunStatus, ScheduleInfo};
 use serde::Deserialize;
 
 use crate::{

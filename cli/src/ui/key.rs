@@ -1,7 +1,7 @@
 //! The page of one key.
 
 use maud::{Markup, html};
-use rowlock::LockInfo;
+use rowlock::admin::LockInfo;
 use serde::Deserialize;
 
 use crate::{

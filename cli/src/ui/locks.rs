@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use chrono::{DateTime, Utc};
 use maud::{Markup, html};
-use rowlock::{LockInfo, LockState};
+use rowlock::admin::{LockInfo, LockState};
 use serde::Deserialize;
 
 use crate::{

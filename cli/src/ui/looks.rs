@@ -7,7 +7,7 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{Database, Error, LeaseLock, ListOptions, Schedules};
+use rowlock::{Database, Error, LeaseLock, Schedules, admin::ListOptions};
 use tokio::{
     sync::{Mutex, Notify, watch},
     task::JoinError,

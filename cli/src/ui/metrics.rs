@@ -21,7 +21,7 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
-use rowlock::{LockState, RunStatus};
+use rowlock::admin::{LockState, RunStatus};
 use tokio::time::timeout;
 
 use crate::{

@@ -11,7 +11,7 @@ use axum::{
 };
 use chrono::{DateTime, Utc};
 use maud::html;
-use rowlock::{Database, RunInfo, Schedules};
+use rowlock::{Database, Schedules, admin::RunInfo};
 use serde::Deserialize;
 
 use crate::{

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use chrono::{DateTime, TimeDelta, Timelike as _, Utc};
 use jiff::tz::TimeZone;
 use maud::{Markup, html};
-use rowlock::{RunInfo, RunStatus, ScheduleInfo};
+use rowlock::admin::{RunInfo, RunStatus, ScheduleInfo};
 
 use crate::{
     out::printable,

@@ -3,7 +3,7 @@
 use chrono::TimeDelta;
 use jiff::tz::TimeZone;
 use maud::{Markup, html};
-use rowlock::ScheduleInfo;
+use rowlock::admin::ScheduleInfo;
 use serde::Deserialize;
 
 use crate::{

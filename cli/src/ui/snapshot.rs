@@ -8,7 +8,7 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{ChangeInfo, InstanceInfo, LockInfo, LockState, RunInfo, RunStatus, ScheduleInfo};
+use rowlock::admin::{ChangeInfo, InstanceInfo, LockInfo, LockState, RunInfo, RunStatus, ScheduleInfo};
 
 use crate::keys::{
     names::{Kind, kind},

@@ -318,7 +318,7 @@ async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: TestDatabase>(db
         signal(&read(&stage.file("pid")), Signal::TERM);
         let lock = db.lock();
         eventually("the claim is given up", async || {
-            lock.inspect("k").await.unwrap().unwrap().state != rowlock::LockState::Held
+            lock.inspect("k").await.unwrap().unwrap().state != rowlock::admin::LockState::Held
         })
         .await;
         assert_eq!(state(&grandchild), None, "it works beside the next holder");

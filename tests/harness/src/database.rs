@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use rowlock::Value;
+use rowlock::balances::Value;
 use sqlx::{AssertSqlSafe, Pool};
 
 use crate::{

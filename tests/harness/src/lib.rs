@@ -21,7 +21,7 @@ use proptest::{
     strategy::Strategy,
     test_runner::{Config, TestCaseError, TestRunner},
 };
-use rowlock::{Attempt, Grant, Lease, LeaseLock, LeaseLockBuilder, LeaseSet, Refusal};
+use rowlock::{Attempt, Lease, LeaseLock, LeaseSet, Refusal, leases::LeaseLockBuilder, strategy::Grant};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{runtime::Handle, task::block_in_place};
 

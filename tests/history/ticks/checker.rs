@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use rowlock::CatchUp;
+use rowlock::jobs::CatchUp;
 
 use crate::ticks::{
     gathered::{Effect, History, Run, Suffered, Told},

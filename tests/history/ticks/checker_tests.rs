@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rowlock::CatchUp;
+use rowlock::jobs::CatchUp;
 
 use crate::ticks::{
     checker::{Rule, Seen, check},

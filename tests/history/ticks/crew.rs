@@ -7,7 +7,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDb, database_of, eventually};
-use rowlock::ScheduleInfo;
+use rowlock::admin::ScheduleInfo;
 use rustix::process::Signal;
 use sqlx::Pool;
 use tokio::{sync::watch, task::JoinSet, time::sleep};

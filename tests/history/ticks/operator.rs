@@ -8,7 +8,10 @@ use std::{
 };
 
 use harness::PATIENCE;
-use rowlock::{RunInfo, RunStatus, ScheduleInfo, Schedules};
+use rowlock::{
+    Schedules,
+    admin::{RunInfo, RunStatus, ScheduleInfo},
+};
 use sqlx::Pool;
 use tokio::{sync::watch, time::sleep};
 

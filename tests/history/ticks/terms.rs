@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rowlock::{CatchUp, Schedule};
+use rowlock::{Schedule, jobs::CatchUp};
 
 pub const LEASE: Duration = Duration::from_millis(1500);
 /// New times apply within nine of these.

@@ -3,7 +3,7 @@
 use std::{io::Write as _, process::Stdio, sync::Arc, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::{Running, Schedules, Tick};
+use rowlock::{Schedules, Tick, jobs::Running};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Display, time::Duration};
 
-use rowlock::{CatchUp, Key, Schedule};
+use rowlock::{Key, Schedule, jobs::CatchUp};
 use toml::de::{DeTable, DeValue};
 
 use crate::{

@@ -79,14 +79,14 @@ fn owned((name, value): (&str, &str)) -> (String, String) {
 fn a_default_gives_way_to_the_keys_of_a_job() {
     let defaults = "[defaults]\nzone = \"Europe/Berlin\"\ncatch_up = \"all\"\nmax = 7\nretry = 2\nbackoff = \"1s\"\n";
     let job = |keys: &str| parse(&format!("{defaults}[a]\ncommand = [\"true\"]\n{keys}")).expect(keys).jobs[0].clone();
-    let all = rowlock::CatchUp::All(7);
+    let all = rowlock::jobs::CatchUp::All(7);
     let daily = || Schedule::cron("a", "@daily").catch_up(all);
     let minutely = || Schedule::every("a", Duration::from_secs(60));
     for (keys, schedule) in [
         ("cron = \"@daily\"", daily().zone("Europe/Berlin")),
         ("cron = \"@daily\"\nzone = \"UTC\"", daily().zone("UTC")),
         ("every = \"1m\"", minutely().catch_up(all)),
-        ("every = \"1m\"\ncatch_up = \"skip\"", minutely().catch_up(rowlock::CatchUp::Skip)),
+        ("every = \"1m\"\ncatch_up = \"skip\"", minutely().catch_up(rowlock::jobs::CatchUp::Skip)),
     ] {
         let schedule = schedule.retry(2, Duration::from_secs(1)..Duration::from_secs(64));
         assert_eq!(format!("{:?}", job(keys).schedule), format!("{schedule:?}"), "{keys}");
