@@ -91,8 +91,8 @@ pub struct Run {
     /// the keys KEY#r1 to KEY#r1024
     #[arg(long, conflicts_with_all = ["cron", "permits", "exclusive"])]
     pub shared: bool,
-    /// Run alone: neither beside a command with --shared nor beside any other. Without this option,
-    /// a command keeps new readers out, and does not wait for those that run
+    /// Run alone, and wait for commands with --shared too. Without this option, a command is
+    /// refused while one of them runs
     #[arg(long, conflicts_with_all = ["cron", "permits"])]
     pub exclusive: bool,
     /// Keep the key closed for this long after a program that crashed had to stop its command

@@ -16,6 +16,7 @@ use crate::{
     exit::{self, Failure},
     format::precise,
     keys::{
+        beside::refuse_beside_readers,
         forced,
         run::Job,
         waiting::{Wait, Waited},
@@ -39,12 +40,16 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
         Waited::Granted(lease) => lease,
         Waited::Over(code) => return Ok(code),
     };
-    match print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop).await {
+    let printed = match refuse_beside_readers(&lock, &[key.as_str()], terms.refused_exit_code).await {
+        Ok(()) => print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop).await,
+        Err(failure) => Err(failure),
+    };
+    match printed {
         Ok(code) => {
             lease.detach();
             Ok(code)
         }
-        // The holder id was not printed, so that no other process could release the claim.
+        // No other process could release the claim, because its holder id was not printed.
         Err(failure) => {
             let job = Job::without_command(key.as_str(), GRACE, terms.rules);
             Err(job.put_back(&lock, lease, &mut stop, failure).await)

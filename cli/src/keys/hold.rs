@@ -24,6 +24,7 @@ use crate::{
     args::claims::Hold,
     exit::{self, Failure},
     keys::{
+        beside::refuse_beside_readers,
         claims,
         run::Job,
         waiting::{Wait, Waited},
@@ -62,8 +63,10 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
         }
     };
     let lost = || Failure::new(exit::LOST, format_args!("{key}: lost; its work has to stop"));
+    let beside = refuse_beside_readers(&lock, &[key], hold.terms.refused_exit_code).await;
     let printed = tokio::select! {
         biased;
+        Err(failure) = std::future::ready(beside) => Err(failure),
         printed = claims::print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop) => printed,
         () = lease.lost() => Err(lost()),
     };

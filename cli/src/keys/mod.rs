@@ -1,5 +1,6 @@
 //! The commands for keys: they claim, show and release them.
 
+pub mod beside;
 pub mod changes;
 pub mod claims;
 pub mod forced;

@@ -17,7 +17,10 @@ use crate::{
         process::Beginning,
     },
     exit::{self, Failure},
-    keys::waiting::{Wait, Waited},
+    keys::{
+        beside::refuse_beside_readers,
+        waiting::{Wait, Waited},
+    },
     out,
     process::{
         find::find,
@@ -38,8 +41,11 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
     let waits = |keys| Wait { keys, grace: run.grace, refused: run.refused() };
     if !run.also.is_empty() {
         let keys: Vec<&str> = std::iter::once(&run.key).chain(&run.also).map(Key::as_str).collect();
-        return match waits(keys.clone()).for_request(&lock, &mut stop, lock.acquire_all(keys, wait)).await? {
+        return match waits(keys.clone()).for_request(&lock, &mut stop, lock.acquire_all(&keys, wait)).await? {
             Waited::Granted(lease) => {
+                if let Err(failure) = refuse_beside_readers(&lock, &keys, run.refused()).await {
+                    return Err(job.put_back(&lock, lease, &mut stop, failure).await);
+                }
                 begun.run_command(&environment_of_all(job.key, lease.claims()), lease, &mut stop).await
             }
             Waited::Over(code) => Ok(code),
@@ -62,6 +68,11 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
         Waited::Granted(lease) => lease,
         Waited::Over(code) => return Ok(code),
     };
+    if access.is_none()
+        && let Err(failure) = refuse_beside_readers(&lock, &[job.key], run.refused()).await
+    {
+        return Err(job.put_back(&lock, lease, &mut stop, failure).await);
+    }
     let mut environment = environment(lease.claim());
     let number = permits.and_then(|permits| permits.number(lease.key()));
     environment.extend(number.map(|number| ("ROWLOCK_PERMIT", number.to_string())));

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::program::{PROGRAM, Program as _, Stage, Started, read, start};
+use crate::program::{PROGRAM, Program as _, STAYS, Stage, Started, read, start};
 
 harness::tests!(everywhere(
     a_key_is_held_while_stdin_is_open,
@@ -17,6 +17,7 @@ harness::tests!(everywhere(
     a_lock_delay_ends_with_a_forced_release,
     a_renewal_by_hand_leaves_no_lock_delay,
     what_is_not_granted_is_not_held,
+    a_name_that_is_read_is_not_held,
     the_guides_scripts_succeed_and_fail_with_their_work,
     a_guides_script_that_is_killed_has_failed,
     a_guides_script_that_loses_its_claim_stops_its_work
@@ -123,6 +124,20 @@ async fn a_renewal_by_hand_leaves_no_lock_delay<DB: TestDatabase>(db: TestDb<DB>
     let holder = db.show("k").await["holder"].as_str().unwrap().to_owned();
     db.rowlock("release k --holder", &[&holder]).await.with(0);
     db.rowlock("run k -- true", &[]).await.with(0);
+}
+
+async fn a_name_that_is_read_is_not_held<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let reader = db.start("run k --shared -- sh -c", &[STAYS, stage.path()]);
+    stage.up().await;
+    let refused = hold(&db, "").ended().await.with(75);
+    assert!(refused.out.is_empty() && refused.err.contains("k is read by"), "{refused:?}");
+    stage.go();
+    reader.ended().await.with(0);
+    let mut holding = hold(&db, "");
+    claim(&mut holding).await;
+    holding.close_stdin();
+    holding.ended().await.with(0);
 }
 
 async fn what_is_not_granted_is_not_held<DB: TestDatabase>(db: TestDb<DB>) {

@@ -29,6 +29,13 @@ async fn shared_commands_run_together_and_an_exclusive_one_alone<DB: TestDatabas
         let name = "SELECT lock_flag FROM t_resource_lock WHERE key_resource = 'k'";
         assert_eq!(db.number(name).await, Some(0), "the name is free after a wait of {wait}");
     }
+    // A plain claim on the name means the same, and is put back.
+    for plain in ["run k -- echo", "run j --also k -- echo", "acquire k"] {
+        let words: &[&str] = if plain.ends_with("echo") { &["it runs"] } else { &[] };
+        let refused = db.rowlock(plain, words).await.with(75);
+        assert!(refused.out.is_empty() && refused.err.contains("k is read by"), "{plain}: {refused:?}");
+        assert_ne!(db.show("k").await["state"], "held", "{plain}");
+    }
     let mut waiting = db.start("run k --exclusive --wait 1h -- echo", &["it runs"]);
     stages.iter().for_each(Stage::go);
     for one in running {
