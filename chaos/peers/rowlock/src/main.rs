@@ -1,0 +1,34 @@
+//! An instance of an application with rowlock, for scripts/chaos.
+//!
+//!     chaos-rowlock migrate
+//!     chaos-rowlock jobs
+
+use std::{env, error::Error, time::Duration};
+
+use sqlx::{PgPool, postgres::PgPoolOptions};
+
+mod jobs;
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    let pool = PgPoolOptions::new().acquire_timeout(Duration::from_secs(5)).connect(&env::var("DATABASE_URL")?).await?;
+    match env::args().nth(1).as_deref() {
+        Some("migrate") => migrate(&pool).await,
+        Some("jobs") => jobs::run(pool).await,
+        _ => Err("usage: chaos-rowlock migrate|jobs".into()),
+    }
+}
+
+async fn migrate(pool: &PgPool) -> Result<()> {
+    rowlock::migrate(pool).await?;
+    Ok(())
+}
+
+/// A duration that scripts/chaos tells.
+fn told(variable: &str, unit: Duration) -> Result<Duration> {
+    let number: u32 = env::var(variable)?.parse()?;
+    Ok(unit * number)
+}
