@@ -81,6 +81,8 @@ def run_jobs(peer, folder, minutes, seed, say):
         places = 0 if settings.get("no_instances") else plan.INSTANCES
         fleet = Fleet(peer.argv(settings.get("run", [])), env, peer.place, folder, log, places)
         wait(fleet, time.time() + WARM_UP)
+        if grain == "second" and not int(database.psql("SELECT count(*) FROM chaos_run")):
+            raise Missing(f"no job ran in the first {WARM_UP} s: see the logs in {folder}")
         grid = 60 if grain == "minute" else 5
         start = (int(time.time()) // grid + 1) * grid - 0.5
         wait(fleet, start)

@@ -7,6 +7,9 @@ import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 class Missing(Exception):
@@ -28,15 +31,18 @@ def as_server():
 
 
 def debian_package(*names):
-    """Installs Debian packages, as root on Debian and Ubuntu."""
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        raise Missing(f"install {' '.join(names)}, or run this as root on Debian or Ubuntu")
-    env = dict(os.environ, DEBIAN_FRONTEND="noninteractive", RUNLEVEL="1")
-    for command in (["apt-get", "update", "-q"],
-                    ["apt-get", "install", "-qy", "--no-install-recommends", *names]):
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
+    """Installs Debian packages as scripts/test does, without starting their services."""
+    script = """
+set -euo pipefail
+say() { echo "chaos: $*" >&2; }
+. scripts/servers
+. scripts/programs
+set_up
+install_packages "$@" || { echo "$why" >&2; exit 1; }"""
+    done = subprocess.run(["bash", "-c", script, "chaos", *names], cwd=ROOT, capture_output=True,
+                          text=True)
     if done.returncode:
-        raise Missing(f"apt-get install {' '.join(names)} failed: {done.stderr.strip()[-200:]}")
+        raise Missing(f"{' '.join(names)}: {done.stderr.strip()[-200:]}")
 
 
 def postgres_folder():
