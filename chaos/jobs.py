@@ -44,9 +44,9 @@ def restart(servers, how, log, up, over):
     over.wait()
 
 
-def prepare(peer, folder, servers, env):
+def prepare(peer, folder, settings, env):
     """What the peer needs once, before its instances: its tables, its schedules."""
-    for command in peer.settings["jobs"].get("prepare", []):
+    for command in settings.get("prepare", []):
         done = subprocess.run(peer.argv(command), cwd=folder, env={**os.environ, **env},
                               capture_output=True, text=True)
         if done.returncode:
@@ -77,7 +77,7 @@ def run_jobs(peer, folder, minutes, seed, say):
                "CHAOS_WORK_MS": str(WORK_MS), "CHAOS_LEASE": str(plan.LEASE), "CHAOS_FOLDER": str(folder)}
         if settings.get("redis"):
             env["REDIS_URL"] = servers[1].url
-        prepare(peer, peer.place, servers, env)
+        prepare(peer, peer.place, settings, env)
         places = 0 if settings.get("no_instances") else plan.INSTANCES
         fleet = Fleet(peer.argv(settings.get("run", [])), env, peer.place, folder, log, places)
         wait(fleet, time.time() + WARM_UP)

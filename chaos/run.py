@@ -12,7 +12,8 @@ from pathlib import Path
 import plan
 import report
 from jobs import run_jobs
-from judge import judge_jobs
+from judge import judge_jobs, judge_locks
+from locks import run_locks
 from peer import all_peers
 from servers import Missing
 
@@ -24,6 +25,8 @@ Jobs: at every second and every five seconds for ten minutes; of a tool whose fi
 minute, twenty at every minute and twenty at every five for thirty. Five instances; one is killed
 every two seconds, and starts again after {plan.RESTART} s; one is stopped for {plan.PAUSE} s; the
 server is restarted twice, once by a crash, and is down for {plan.DOWN} s; then a rolling deploy.
+Locks: five workers add to a counter by reading and then writing it. The
+holder is stopped for longer than its lease, up to five times; then the server is restarted as often.
 Seeds decide who and when, the same for every tool. chaos/judge.py has the definitions.
 """
 
@@ -73,6 +76,29 @@ def show(name, figures):
     return figures
 
 
+def locks_of(peer, folder, options):
+    """The figures of one peer's locks, one for each of its ways."""
+    results = []
+    ways = list(peer.settings["locks"]["ways"])
+    try:
+        peer.install(options.debug)
+    except Missing as reason:
+        say(f"{peer.name}: {reason}")
+        return [(name, " ".join(str(reason).split())) for name in ways]
+    print(f"\n{', '.join(ways)}: {peer.versions}\n{peer.configuration('locks')}", flush=True)
+    for name in ways:
+        place = folder / name.replace(" ", "-").replace(",", "")
+        place.mkdir(parents=True)
+        try:
+            figures = judge_locks(run_locks(peer, name, place, options.minutes, options.seed, say))
+            say(f"{name}: {json.dumps(figures)}")
+        except Missing as reason:
+            figures = " ".join(str(reason).split())
+            say(f"{name}: {figures}")
+        results.append((name, figures))
+    return results
+
+
 def chosen(kind, options):
     peers = all_peers(kind)
     if options.peer:
@@ -86,7 +112,14 @@ def judge_again(options):
         file = Path(options.judge) / "jobs" / peer.name / "history.json"
         if file.exists():
             results.append((peer, show(peer.name, judge_jobs(json.loads(file.read_text())))))
-    print(report.jobs_table(results))
+    if results:
+        print(report.jobs_table(results))
+    results = []
+    for file in sorted((Path(options.judge) / "locks").glob("*/*/history.json")):
+        history = json.loads(file.read_text())
+        results.append((history["lock"], judge_locks(history)))
+    if results:
+        print(report.locks_table(results))
 
 
 def main():
@@ -114,6 +147,12 @@ def main():
                        for peer in chosen("jobs", options)]
             print(f"\n{options.minutes:g} minutes, seed {options.seed}\n")
             print(report.jobs_table(results), flush=True)
+        if options.part != "jobs":
+            results = []
+            for peer in chosen("locks", options):
+                results += locks_of(peer, out / "locks" / peer.name, options)
+            print(f"\n{options.minutes:g} minutes, seed {options.seed}\n")
+            print(report.locks_table(results), flush=True)
     finally:
         if not options.out:
             shutil.rmtree(out, ignore_errors=True)
