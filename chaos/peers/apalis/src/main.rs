@@ -78,10 +78,10 @@ async fn work(tick: Tick, name: Data<String>, pool: Data<PgPool>) -> Result<(), 
         .bind(name.to_string())
         .bind(slot)
         .bind(env::var("CHAOS_INSTANCE")?)
-        .fetch_one(&**pool)
+        .fetch_one(&*pool)
         .await?;
     sleep(Duration::from_millis(takes)).await;
     let ended = sqlx::query("UPDATE chaos_run SET ended_at = clock_timestamp() WHERE id = $1").bind(id);
-    ended.execute(&**pool).await?;
+    ended.execute(&*pool).await?;
     Ok(())
 }

@@ -2,12 +2,14 @@
 //!
 //!     chaos-rowlock migrate
 //!     chaos-rowlock jobs
+//!     chaos-rowlock plain|token|transaction
 
 use std::{env, error::Error, time::Duration};
 
-use sqlx::{PgPool, postgres::PgPoolOptions};
+use sqlx::postgres::PgPoolOptions;
 
 mod jobs;
+mod locks;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -16,15 +18,11 @@ async fn main() -> Result<()> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let pool = PgPoolOptions::new().acquire_timeout(Duration::from_secs(5)).connect(&env::var("DATABASE_URL")?).await?;
     match env::args().nth(1).as_deref() {
-        Some("migrate") => migrate(&pool).await,
+        Some("migrate") => Ok(rowlock::migrate(&pool).await?),
         Some("jobs") => jobs::run(pool).await,
-        _ => Err("usage: chaos-rowlock migrate|jobs".into()),
+        Some(way @ ("plain" | "token" | "transaction")) => locks::run(pool, way).await,
+        _ => Err("usage: chaos-rowlock migrate|jobs|plain|token|transaction".into()),
     }
-}
-
-async fn migrate(pool: &PgPool) -> Result<()> {
-    rowlock::migrate(pool).await?;
-    Ok(())
 }
 
 /// A duration that scripts/chaos tells.
