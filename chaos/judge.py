@@ -28,8 +28,9 @@ Definitions, the same for every peer:
 A history of locks has `workers` (name, events) and `split`: holds that are granted before it are
 judged as those under a paused holder, the others as those under a restart of the server.
 
-- A hold lasts from the grant until the worker has written, was refused, or was told of the loss.
-- Two holders: pairs of holds of different workers that overlap.
+- A hold lasts from the grant until the worker has written, was refused, or was told of the loss. It
+  ends before that if the worker says that its work has ended (`left`), and only commits.
+- Two holders: holds during which the lock was granted to another worker.
 - Lost updates: increments that were told as done, minus the different values that they wrote. This
   is what is told as done minus the counter if the outcome of no write is unknown.
 - The longest wait is from a request to its grant.
@@ -84,6 +85,17 @@ def pairs_beside(spans):
         pairs += sum(1 for _, o in open_spans if o != owner)
         open_spans.append((end, owner))
     return pairs
+
+
+def intruded(spans):
+    """How many spans (start, end, owner) see another owner's span begin."""
+    starts = sorted((start, owner) for start, _, owner in spans)
+    times = [start for start, _ in starts]
+    count = 0
+    for start, end, owner in spans:
+        inside = starts[bisect.bisect_right(times, start):bisect.bisect_left(times, end)]
+        count += any(other != owner for _, other in inside)
+    return count
 
 
 def next_begin(begins, at, until):
@@ -167,8 +179,10 @@ def holds_of(worker):
             hold = {"worker": worker["name"], "asked": asked, "got": at, "left": None,
                     "outcome": "unknown", "value": None}
             holds.append(hold)
+        elif hold is not None and kind == "left":
+            hold["left"] = at
         elif hold is not None and kind in ("done", "refused", "unknown"):
-            hold["left"], hold["outcome"] = at, kind
+            hold["left"], hold["outcome"] = hold["left"] or at, kind
             hold["value"] = event.get("value")
             hold = None
     return holds
@@ -188,7 +202,7 @@ def judge_locks(history):
             "holds": len(mine), "done": len(done),
             "refused": sum(1 for hold in mine if hold["outcome"] == "refused"),
             "unknown": sum(1 for hold in mine if hold["outcome"] == "unknown"),
-            "two_holders": pairs_beside(spans),
+            "two_holders": intruded(spans),
             "longest_wait": max(waits, default=None),
         }
         figures[part]["lost"] = len(done) - len({hold["value"] for hold in done})

@@ -136,6 +136,18 @@ class Locks(unittest.TestCase):
         part = judge_locks({"workers": workers, "split": 9})["pause"]
         self.assertEqual((part["refused"], part["two_holders"], part["lost"]), (1, 1, 0))
 
+    def test_a_stopped_holder_counts_once_however_many_follow(self):
+        workers = [worker("a", (0, 0, 9, None)), worker("b", (0, 5, 6, 1), (6, 6, 7, 2))]
+        part = judge_locks({"workers": workers, "split": 99})["pause"]
+        self.assertEqual((part["two_holders"], part["lost"]), (1, 0))
+
+    def test_a_hold_ends_with_its_work(self):
+        first = {"name": "a", "events": [
+            {"event": "ask", "at": 0}, {"event": "got", "at": 0}, {"event": "left", "at": 1},
+            {"event": "done", "at": 3, "value": 1}]}
+        part = judge_locks({"workers": [first, worker("b", (0, 2, 4, 2))], "split": 9})["pause"]
+        self.assertEqual((part["done"], part["two_holders"]), (2, 0))
+
     def test_a_hold_belongs_to_the_part_of_its_grant(self):
         workers = [worker("a", (0, 0, 1, 1), (8, 20, 21, 2))]
         figures = judge_locks({"workers": workers, "split": 9})

@@ -5,6 +5,7 @@
 //! reads and writes in a transaction whose commit depends on the claim.
 
 use std::{
+    cell::Cell,
     env,
     time::{Duration, SystemTime},
 };
@@ -66,29 +67,36 @@ pub async fn run(pool: PgPool, way: &str) -> Result<()> {
 
 /// Whether the key was granted.
 async fn under_the_lock(lock: &LeaseLock<Postgres>, pool: &PgPool, fenced: bool) -> Result<bool> {
+    let sent = Cell::new(false);
     let ran = lock.run_within(KEY, WAIT, async |grant| {
         tell("got", None);
         let token = if fenced { grant.token().get() } else { 0 };
         if fenced && write(pool, "token = $1", token, 0).await.ok() != Some(true) {
-            return Ok::<_, sqlx::Error>(Hold::Refused);
+            Hold::Refused.tell();
+            return Ok::<_, sqlx::Error>(());
         }
         let n: i64 = sqlx::query_scalar("SELECT n FROM chaos_counter").fetch_one(pool).await?;
         sleep(HALF).await;
         if !grant.is_held() {
-            return Ok(Hold::Refused);
+            Hold::Refused.tell();
+            return Ok(());
         }
         sleep(HALF).await;
-        Ok(match write(pool, "n = $2, token = $1", token, n + 1).await {
+        sent.set(true);
+        let hold = match write(pool, "n = $2, token = $1", token, n + 1).await {
             Ok(true) => Hold::Done(n + 1),
             Ok(false) => Hold::Refused,
             Err(_) => Hold::Unknown,
-        })
+        };
+        hold.tell(); // before the key is released
+        Ok(())
     });
     match ran.await? {
         RunOutcome::Refused(_) => return Ok(false),
-        RunOutcome::Ended { result: Ok(hold), .. } => hold.tell(),
-        // The work was dropped. Its write may have been under way.
-        RunOutcome::Lost(_) => Hold::Unknown.tell(),
+        RunOutcome::Ended { result: Ok(()), .. } => {}
+        // The work was dropped.
+        RunOutcome::Lost(_) if sent.get() => Hold::Unknown.tell(),
+        RunOutcome::Lost(_) => Hold::Refused.tell(),
         RunOutcome::Ended { result: Err(error), .. } => {
             Hold::Refused.tell();
             eprintln!("{error}");
@@ -113,6 +121,7 @@ async fn transaction(lock: &LeaseLock<Postgres>) -> Result<bool> {
         let n: i64 = sqlx::query("SELECT n FROM chaos_counter").fetch_one(&mut *tx).await?.try_get(0)?;
         sleep(HALF * 2).await;
         sqlx::query("UPDATE chaos_counter SET n = $1").bind(n + 1).execute(&mut *tx).await?;
+        tell("left", None); // the commit and the release follow
         Ok::<_, sqlx::Error>(n + 1)
     });
     let ran = ran.await;
