@@ -7,8 +7,8 @@ All times are seconds since 1970 on one machine.
 Definitions, the same for every peer:
 
 - A job's ticks are the multiples of its period in [from, to).
-- A run's tick is the one that the peer tells. If it tells none, it is the latest tick at or before
-  the run's begin.
+- A run's tick is the latest one at or before the time that the peer tells. If it tells none, it is
+  the latest tick at or before the run's begin.
 - A tick is lost if no run of it has ended when the instances are stopped, which is `drain` seconds
   after `to`. A run that begins again under the same tick saves it.
 - A tick was run twice if two of its runs have ended. Each further end counts.
@@ -17,10 +17,11 @@ Definitions, the same for every peer:
   neither happens, it counts as over at once.
 - The delay of a tick is the time from the tick to the begin of its first run that has ended. A lost
   tick has none.
-- Without any run after a kill: the time from a kill to the next begin of a run of a job with the
-  shortest period. Without a fault that is up to that period. A kill counts unless the server is
-  down, or has no run yet since it came back.
-- Without any run after a restart: the same, from the moment at which the server takes connections.
+- Without any run after a kill: the time from the next tick of the jobs with the shortest period
+  after the kill to the next begin of one of their runs. It is none if that comes before the tick. A
+  kill counts unless the server is down, or has no run yet since it came back.
+- Without any run after a restart: the same, from the moment at which the server takes connections
+  if a tick was due while it did not.
 - If no run begins any more, both last until the end of the history.
 - Statements a second are those that the peer's servers count from `from` to `to`, without the
   work's own two.
@@ -49,9 +50,8 @@ def percentile(values, share):
 
 def tick_of(run, every):
     """The tick of a run, as a number of seconds."""
-    if run.get("slot") is not None:
-        return round(run["slot"] / every) * every
-    return math.floor(run["begun"] / every) * every
+    told = run["slot"] if run.get("slot") is not None else run["begun"]
+    return math.floor(told / every + 1e-6) * every  # times have microseconds
 
 
 def ticks_between(start, end, every):
@@ -103,22 +103,25 @@ def next_begin(begins, at, until):
     return begins[place] if place < len(begins) else until
 
 
-def gaps(history, begins, until):
-    """The longest times without a run: after a kill, and after a restart."""
+def gaps(history, begins, until, every):
+    """The longest times in which a run was owed and none began: after a kill, after a restart."""
+    def silence(at, since):
+        tick = math.ceil(since / every) * every
+        return max(0, next_begin(begins, at, until) - max(at, tick))
+
     faults = sorted(history["faults"], key=lambda fault: fault["at"])
     blind, after_restart, down = [], [], None
     for fault in faults:
         if fault["kind"] == "server_down":
             down = fault["at"]
         elif fault["kind"] == "server_up" and down is not None:
-            begun = next_begin(begins, fault["at"], until)
-            after_restart.append(begun - fault["at"])
-            blind.append((down, begun))
+            after_restart.append(silence(fault["at"], down))
+            blind.append((down, next_begin(begins, fault["at"], until)))
             down = None
     if down is not None:
         blind.append((down, until))
     after_kill = [
-        next_begin(begins, fault["at"], until) - fault["at"]
+        silence(fault["at"], fault["at"])
         for fault in faults
         if fault["kind"] == "kill" and history["from"] <= fault["at"] < history["to"]
         and not any(start <= fault["at"] <= end for start, end in blind)
@@ -154,7 +157,7 @@ def judge_jobs(history):
     shortest = min(job["every"] for job in history["jobs"])
     finest = {job["name"] for job in history["jobs"] if job["every"] == shortest}
     begins = sorted(run["begun"] for run in runs if run["job"] in finest)
-    after_kill, after_restart = gaps(history, begins, until)
+    after_kill, after_restart = gaps(history, begins, until, shortest)
     delays.sort()
     return {
         "ticks": ticks, "runs": len(runs),

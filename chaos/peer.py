@@ -13,6 +13,7 @@ from servers import Missing
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "chaos" / "peers"
+NODE = "node_modules/node/bin/node"  # a package too: some peers need a newer one than the machine has
 
 
 def cache():
@@ -58,6 +59,8 @@ class Peer:
         done = self.copy("package-lock.json")
         if not done.exists():
             run(["npm", "ci", "--no-audit", "--no-fund"], self.place, "npm ci")
+            if not (self.place / NODE).exists():
+                raise Missing("npm ci: the package node brought no program; allow its install script")
             done.touch()
         locked = json.loads((self.place / "package-lock.json").read_text())["packages"]
         wanted = json.loads((self.place / "package.json").read_text())["dependencies"]
@@ -111,7 +114,7 @@ class Peer:
         """A command of peer.toml: {place} is the copy, {built} the folder of built programs."""
         names = {"place": self.place, "built": getattr(self, "built", ""), "folder": self.folder,
                  "python": self.place / "venv" / "bin" / "python",
-                 "node": self.place / "node_modules" / "node" / "bin" / "node"}
+                 "node": self.place / NODE}
         return [word.format(**names) for word in command]
 
     def configuration(self, kind):

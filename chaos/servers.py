@@ -105,7 +105,8 @@ class Postgres(Server):
                    "-c", f"shared_preload_libraries={','.join(self.preload)}"]
         if "pg_cron" in self.preload:
             # Background workers need no login, as its documentation says.
-            command += ["-c", "cron.use_background_workers=on", "-c", "max_worker_processes=40"]
+            command += ["-c", "cron.use_background_workers=on", "-c", "max_worker_processes=60",
+                        "-c", "cron.max_running_jobs=30"]
         return command
 
     def ready(self):

@@ -53,6 +53,11 @@ class Ticks(unittest.TestCase):
         figures = judge_jobs(history(runs))
         self.assertEqual((figures["lost"], figures["twice"]), (1, 1))
 
+    def test_a_told_time_between_two_ticks_is_of_the_earlier_one(self):
+        figures = judge_jobs(history([run("j", 100.7, 100.9, 100.65)], start=100, end=101))
+        self.assertEqual(figures["lost"], 0)
+        self.assertAlmostEqual(figures["longest"], 0.7)
+
     def test_each_further_end_is_one_more(self):
         runs = on_time(100, 101, 102) + [run("j", 105, 105.2, 101), run("j", 106, 106.2, 101)]
         self.assertEqual(judge_jobs(history(runs))["twice"], 2)
@@ -91,9 +96,20 @@ class Beside(unittest.TestCase):
 
 
 class Gaps(unittest.TestCase):
-    def test_the_time_after_a_kill_lasts_until_the_next_begin(self):
-        figures = judge_jobs(history(on_time(100, 101, 102), [fault(100.5, "kill", "b")]))
-        self.assertAlmostEqual(figures["after_kill"], 0.6)
+    def test_the_time_after_a_kill_is_that_in_which_a_run_is_owed(self):
+        figures = judge_jobs(history(on_time(100, 102), [fault(100.5, "kill", "b")]))
+        self.assertAlmostEqual(figures["after_kill"], 1.1)
+
+    def test_a_run_before_the_next_tick_leaves_no_time(self):
+        runs = on_time(100, 101, 102) + [run("j", 100.7, 100.9, 99)]
+        self.assertEqual(judge_jobs(history(runs, [fault(100.5, "kill", "b")]))["after_kill"], 0)
+
+    def test_after_a_restart_a_tick_of_the_outage_is_owed_at_once(self):
+        faults = [fault(100.5, "server_down"), fault(101.5, "server_up")]
+        with_tick = judge_jobs(history(on_time(100, 102), faults))
+        without = judge_jobs(history(on_time(110), faults, start=100, end=111, every=10, until=120))
+        self.assertAlmostEqual(with_tick["after_restart"], 0.6)
+        self.assertAlmostEqual(without["after_restart"], 0.1)
 
     def test_a_kill_while_the_server_is_down_does_not_count(self):
         faults = [fault(100.5, "server_down"), fault(100.7, "kill", "b"), fault(101.5, "server_up")]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+from datetime import datetime, timezone
 
 import asyncpg
 from apscheduler import AsyncScheduler, CoalescePolicy, ConflictPolicy, current_job
@@ -42,10 +43,13 @@ async def main():
     scheduler = AsyncScheduler(
         SQLAlchemyDataStore(engine), AsyncpgEventBroker.from_async_sqla_engine(engine),
         identity=os.environ["CHAOS_PLACE"], lease_duration=LEASE, cleanup_interval=LEASE)
+    # Ticks keep the fraction of a second that the start has.
+    begin = datetime.now(timezone.utc).replace(microsecond=0)
     async with scheduler:
         for job in json.loads(os.environ["CHAOS_JOBS"]):
             await scheduler.add_schedule(
-                globals()[job["name"]], CronTrigger(second=f"*/{job['every']}", timezone="UTC"),
+                globals()[job["name"]],
+                CronTrigger(second=f"*/{job['every']}", timezone="UTC", start_time=begin),
                 id=job["name"], coalesce=CoalescePolicy.all,
                 conflict_policy=ConflictPolicy.do_nothing)
         await scheduler.run_until_stopped()  # handles SIGTERM

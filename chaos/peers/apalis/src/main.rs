@@ -30,11 +30,13 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let jobs: Vec<Job> = serde_json::from_str(&env::var("CHAOS_JOBS")?)?;
     let mut workers = Vec::new();
     for Job { name, every } in jobs {
-        let config = Config::default().queue(&name).heartbeat_interval(Duration::from_secs(5)).missed_heartbeats(2);
+        // What is done is recorded in batches, too.
+        let config = Config::default().queue(&name).batch_size(1);
+        let config = config.heartbeat_interval(Duration::from_secs(5)).missed_heartbeats(2);
         let storage = PostgresStorage::<Tick>::new(&pool).with_config(config);
         tokio::spawn(store(name.clone(), every, storage.clone()));
         let worker = WorkerBuilder::new(format!("{name}-{instance}"))
-            .backend(storage)
+            .backend(storage.with_pubsub().poll_with_strategy(Strategy::new().interval(Duration::from_millis(500))))
             .retry(RetryPolicy::retries(10))
             .data(pool.clone())
             .data(name)

@@ -4,9 +4,9 @@
 //!     chaos-rowlock jobs
 //!     chaos-rowlock plain|token|transaction
 
-use std::{env, error::Error, time::Duration};
+use std::{env, error::Error, str::FromStr as _, time::Duration};
 
-use sqlx::postgres::PgPoolOptions;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 mod jobs;
 mod locks;
@@ -16,7 +16,10 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 #[tokio::main]
 async fn main() -> Result<()> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    let pool = PgPoolOptions::new().acquire_timeout(Duration::from_secs(5)).connect(&env::var("DATABASE_URL")?).await?;
+    // docs/operating.md, "Server settings": a process that is stopped in a transaction loses it.
+    let server = PgConnectOptions::from_str(&env::var("DATABASE_URL")?)?
+        .options([("idle_in_transaction_session_timeout", "5s")]);
+    let pool = PgPoolOptions::new().acquire_timeout(Duration::from_secs(5)).connect_with(server).await?;
     match env::args().nth(1).as_deref() {
         Some("migrate") => Ok(rowlock::migrate(&pool).await?),
         Some("jobs") => jobs::run(pool).await,
