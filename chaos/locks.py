@@ -2,7 +2,11 @@
 
 A hold reads the counter, works for 50 ms, asks the lock whether it still stands if the lock has such
 a question, and writes the counter 50 ms later, as if the write were under way for so long. First
-the holder is stopped for longer than the lease, again and again; then the server is restarted.
+the holder is stopped for longer than the lease, after its question and before it in turn; then the
+server is restarted.
+
+A worker writes its events as lines of JSON: `ask`; `got`; `checked`, after the question; `left`, if
+only a commit follows; and `done` with the value, `refused` or `unknown`.
 """
 
 import json
@@ -36,18 +40,18 @@ def last_event(path):
     return json.loads(lines[-1])["event"] if lines else None
 
 
-def pause_holder(fleet, folder, seconds, log):
-    """Stops a worker that holds the lock. Others are continued at once."""
+def pause_holder(fleet, folder, when, log):
+    """Stops a worker that holds the lock, at this event. Others are continued at once."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         for instance in fleet.instances:
             path = f"{folder}/instance-{instance.place}.log"
-            if not instance.free() or last_event(path) != "got":
+            if not instance.free() or last_event(path) != when:
                 continue
             instance.process.send_signal(signal.SIGSTOP)
-            if last_event(path) == "got":
-                instance.paused_until = time.monotonic() + seconds
-                log.add("stop", instance.name)
+            if last_event(path) == when:
+                instance.paused_until = time.monotonic() + PAUSE
+                log.add("stop", instance.name, when=when)
                 return
             instance.process.send_signal(signal.SIGCONT)
         time.sleep(0.005)
@@ -88,16 +92,17 @@ def run_locks(peer, name, folder, minutes, seed, say):
         fleet = Fleet(peer.argv(way), env, peer.place, folder, log, plan.INSTANCES)
         wait(fleet, WARM_UP)
         say(f"{name}: {rounds} pauses and {rounds} restarts begin")
-        for _ in range(rounds):
+        for turn in range(rounds):
             wait(fleet, 2 + chance.random())
-            pause_holder(fleet, folder, PAUSE, log)
+            pause_holder(fleet, folder, "checked" if turn % 2 == 0 else "got", log)
             wait(fleet, EACH_PAUSE - 3)
         split = time.time()
         for turn in range(rounds):
             wait(fleet, 2 + chance.random())
             up = threading.Event()
             how = "fast" if turn % 2 == 0 else "crash"
-            threading.Thread(target=restart, args=(servers, how, log, up, over), daemon=True).start()
+            threading.Thread(target=restart, args=(servers, how, log, up, over),
+                             daemon=True).start()
             wait(fleet, EACH_RESTART - 3)
             if not up.wait(60):
                 raise Missing(f"the server did not start again: see {folder}")

@@ -16,7 +16,9 @@ def hold(session):
     sent = False
     try:
         n, = session.execute("SELECT n FROM chaos_counter").fetchone()
-        time.sleep(0.1)
+        time.sleep(0.05)
+        tell("checked")  # there is nothing to ask
+        time.sleep(0.05)
         sent = True
         session.execute("UPDATE chaos_counter SET n = %s", (n + 1,))
         tell("done", value=n + 1)

@@ -17,6 +17,7 @@ async function hold (stands) {
     const value = Number(await client.get('counter')) + 1
     await sleep(50)
     if (!stands()) return tell('refused')
+    tell('checked')
     await sleep(50)
     sent = true
     await client.set('counter', value)

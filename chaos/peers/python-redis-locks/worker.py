@@ -31,6 +31,7 @@ def hold(client, stands):
         time.sleep(0.05)
         if not stands():
             return tell("refused")
+        tell("checked")
         time.sleep(0.05)
         sent = True
         client.set("counter", value)

@@ -59,18 +59,25 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
 }
 
 /// Stores each tick, once for all instances.
-async fn store(name: String, every: u32, mut storage: PostgresStorage<Tick>) -> Result<(), BoxDynError> {
+async fn store(name: String, every: u32, storage: PostgresStorage<Tick>) -> Result<(), BoxDynError> {
     let schedule = cron::Schedule::from_str(&format!("*/{every} * * * * *"))?;
     let mut ticks = Box::pin(CronScheduler::new(schedule).into_stream());
     while let Some(tick) = ticks.next().await {
-        let tick = tick?;
-        let key = format!("{name} {}", tick.get_timestamp());
-        let task = TaskBuilder::new(tick).idempotency_key(key).build();
-        if let Err(error) = storage.push_task(task).await {
-            eprintln!("{error}"); // mostly: another instance was first
-        }
+        tokio::spawn(store_tick(name.clone(), tick?, storage.clone()));
     }
     Ok(())
+}
+
+async fn store_tick(name: String, tick: Tick, mut storage: PostgresStorage<Tick>) {
+    let key = format!("{name} {}", tick.get_timestamp());
+    while let Err(error) = storage.push_task(TaskBuilder::new(tick).idempotency_key(&key).build()).await {
+        let error = error.to_string();
+        if error.contains("idempotency_key") {
+            return; // another instance was first
+        }
+        eprintln!("{error}");
+        sleep(Duration::from_secs(1)).await;
+    }
 }
 
 async fn work(tick: Tick, name: Data<String>, pool: Data<PgPool>) -> Result<(), BoxDynError> {

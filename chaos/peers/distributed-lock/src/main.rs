@@ -55,6 +55,7 @@ async fn hold(pool: &PgPool, stands: impl Fn() -> bool) -> sqlx::Result<()> {
         tell("refused", None);
         return Ok(());
     }
+    tell("checked", None);
     sleep(HALF).await;
     match sqlx::query("UPDATE chaos_counter SET n = $1").bind(n + 1).execute(pool).await {
         Ok(_) => tell("done", Some(n + 1)),

@@ -81,6 +81,7 @@ async fn under_the_lock(lock: &LeaseLock<Postgres>, pool: &PgPool, fenced: bool)
             Hold::Refused.tell();
             return Ok(());
         }
+        tell("checked", None);
         sleep(HALF).await;
         sent.set(true);
         let hold = match write(pool, "n = $2, token = $1", token, n + 1).await {
@@ -119,7 +120,9 @@ async fn transaction(lock: &LeaseLock<Postgres>) -> Result<bool> {
         told.store(true, std::sync::atomic::Ordering::Relaxed);
         tell("got", None);
         let n: i64 = sqlx::query("SELECT n FROM chaos_counter").fetch_one(&mut *tx).await?.try_get(0)?;
-        sleep(HALF * 2).await;
+        sleep(HALF).await;
+        tell("checked", None); // the commit asks
+        sleep(HALF).await;
         sqlx::query("UPDATE chaos_counter SET n = $1").bind(n + 1).execute(&mut *tx).await?;
         tell("left", None); // the commit and the release follow
         Ok::<_, sqlx::Error>(n + 1)
