@@ -76,7 +76,7 @@ class Fleet:
     def __init__(self, argv, env, cwd, folder, log, places):
         self.argv, self.cwd, self.folder, self.log = argv, cwd, folder, log
         self.env = {**os.environ, **env}
-        self.build, self.deploying = 1, []
+        self.build, self.deploying, self.stopped = 1, [], False
         self.instances = [Instance(self, place) for place in range(places)]
         for instance in self.instances:
             instance.start()
@@ -131,6 +131,9 @@ class Fleet:
 
     def stop(self):
         """Ends what this fleet has started, and what that has started in its process group."""
+        if self.stopped:
+            return
+        self.stopped = True
         for instance in self.instances:
             if instance.running():
                 instance.process.send_signal(signal.SIGCONT)

@@ -74,7 +74,8 @@ def run_jobs(peer, folder, minutes, seed, say):
         database.psql("CREATE EXTENSION pg_stat_statements")
         database.psql(TABLE)
         env = {"DATABASE_URL": database.url, "CHAOS_JOBS": json.dumps(jobs),
-               "CHAOS_WORK_MS": str(WORK_MS), "CHAOS_LEASE": str(plan.LEASE), "CHAOS_FOLDER": str(folder)}
+               "CHAOS_WORK_MS": str(WORK_MS), "CHAOS_LEASE": str(plan.LEASE),
+               "CHAOS_FOLDER": str(folder), "PATH": f"{database.bin}:{os.environ['PATH']}"}
         if settings.get("redis"):
             env["REDIS_URL"] = servers[1].url
         prepare(peer, peer.place, settings, env)
@@ -119,7 +120,7 @@ def run_jobs(peer, folder, minutes, seed, say):
         for server in servers:
             server.stop(server.gently)
         over.set()
-    history = {"peer": peer.name, "seed": seed, "jobs": jobs, "from": start, "to": start + seconds,
+    history = {"peer": peer.name, "versions": peer.versions, "seed": seed, "jobs": jobs, "from": start, "to": start + seconds,
                "drain": drain, "until": until, "runs": rows, "faults": log.entries,
                "statements": counted}
     (folder / "history.json").write_text(json.dumps(history))

@@ -167,7 +167,7 @@ def judge_jobs(history):
         "longest": delays[-1] if delays else None,
         "after_kill": after_kill, "after_restart": after_restart,
         "kills": sum(1 for fault in faults if fault["kind"] == "kill"),
-        "statements": history.get("statements"),
+        "statements": history.get("statements"), "versions": history.get("versions", ""),
     }
 
 

@@ -1,9 +1,9 @@
 """Runs workers that add to a counter under one lock, and keeps the history for the judge.
 
-A hold reads the counter, works for 50 ms, asks the lock whether it still stands if the lock has such
-a question, and writes the counter 50 ms later, as if the write were under way for so long. First
-the holder is stopped for longer than the lease, after its question and before it in turn; then the
-server is restarted.
+A hold reads the counter, works for 50 ms, asks the lock whether it still stands if the lock has
+such a question, and writes the counter 50 ms later, as if the write were under way for so long.
+First the holder is stopped for longer than the lease, after its question and before it in turn;
+then the server is restarted.
 
 A worker writes its events as lines of JSON: `ask`; `got`; `checked`, after the question; `left`, if
 only a commit follows; and `done` with the value, `refused` or `unknown`.

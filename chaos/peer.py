@@ -13,7 +13,7 @@ from servers import Missing
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "chaos" / "peers"
-NODE = "node_modules/node/bin/node"  # a package too: some peers need a newer one than the machine has
+NODE = "node_modules/node/bin/node"  # a package: some peers need a newer one than the machine has
 
 
 def cache():
@@ -60,7 +60,8 @@ class Peer:
         if not done.exists():
             run(["npm", "ci", "--no-audit", "--no-fund"], self.place, "npm ci")
             if not (self.place / NODE).exists():
-                raise Missing("npm ci: the package node brought no program; allow its install script")
+                raise Missing("npm ci: the package node brought no program; allow its "
+                              "install script")
             done.touch()
         locked = json.loads((self.place / "package-lock.json").read_text())["packages"]
         wanted = json.loads((self.place / "package.json").read_text())["dependencies"]

@@ -26,8 +26,8 @@ minute, twenty at every minute and twenty at every five for thirty. Five instanc
 every two seconds, and starts again after {plan.RESTART} s; one is stopped for {plan.PAUSE} s; the
 server is restarted twice, once by a crash, and is down for {plan.DOWN} s; then a rolling deploy.
 Locks: five workers add to a counter by reading and then writing it. The
-holder is stopped for longer than its lease, up to five times; then the server is restarted as often.
-Seeds decide who and when, the same for every tool. chaos/judge.py has the definitions.
+holder is stopped for longer than its lease, up to five times; then the server is restarted as
+often. Seeds decide who and when, the same for every tool. chaos/judge.py has the definitions.
 """
 
 

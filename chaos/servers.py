@@ -1,4 +1,4 @@
-"""Throwaway servers on free loopback ports: PostgreSQL and Redis, both of which sync each commit."""
+"""Throwaway servers on free loopback ports: PostgreSQL and Redis, which sync each commit."""
 
 import glob
 import os
@@ -23,7 +23,7 @@ def free_port():
 
 
 def as_server():
-    """What goes before a server's command: it ends with this program, and PostgreSQL is not root."""
+    """What goes before a server's command: it ends with this program, and is never root."""
     prefix = ["setpriv", "--pdeathsig", "TERM"]
     if os.geteuid() == 0:
         prefix += ["--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
@@ -92,9 +92,10 @@ class Postgres(Server):
         self.bin = postgres_folder()
         super().__init__(folder, log)
         self.preload = ["pg_stat_statements", *preload]
-        subprocess.run(as_server() + [f"{self.bin}/initdb", "-D", f"{folder}/data", "-U", "postgres",
-                                      "-A", "trust", "-E", "UTF8", "--no-locale"],
-                       check=True, stdout=self.log, stderr=self.log, cwd=folder)
+        initdb = [f"{self.bin}/initdb", "-D", f"{folder}/data", "-U", "postgres", "-A", "trust",
+                  "-E", "UTF8", "--no-locale"]
+        subprocess.run(as_server() + initdb, check=True, stdout=self.log, stderr=self.log,
+                       cwd=folder)
         self.url = f"postgres://postgres@127.0.0.1:{self.port}/postgres"
         self.counted = 0
 
@@ -146,8 +147,9 @@ class Redis(Server):
         self.counted = 0
 
     def command(self):
-        return ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.folder,
-                "--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction"]
+        return ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1",
+                "--dir", self.folder, "--appendonly", "yes", "--appendfsync", "always",
+                "--maxmemory-policy", "noeviction"]
 
     def cli(self, *words):
         done = subprocess.run(["redis-cli", "-p", str(self.port), *words], capture_output=True,

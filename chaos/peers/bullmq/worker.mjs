@@ -33,8 +33,16 @@ if (process.argv[2] === 'prepare') {
   // The time of a job that a scheduler has made is the end of its ID.
   const workers = jobs.map(({ name }) => new Worker(name,
     (job) => work(name, new Date(Number(job.id.split(':').pop()))),
-    { connection, concurrency: 10, lockDuration: lease, stalledInterval: lease, maxStalledCount: 10 }))
-  for (const worker of workers) worker.on('error', (error) => console.error('worker', error.message))
+    {
+      connection,
+      concurrency: 10,
+      lockDuration: lease,
+      stalledInterval: lease,
+      maxStalledCount: 10
+    }))
+  for (const worker of workers) {
+    worker.on('error', (error) => console.error('worker', error.message))
+  }
   process.on('SIGTERM', async () => {
     for (const worker of workers) await worker.close()
     process.exit(0)

@@ -26,7 +26,8 @@ def work(name, slot):
             "INSERT INTO chaos_run (job, slot, instance) VALUES (%s, %s, %s) RETURNING id",
             (name, slot, os.environ["CHAOS_INSTANCE"])).fetchone()
         time.sleep(int(os.environ["CHAOS_WORK_MS"]) / 1000)
-        connection.execute("UPDATE chaos_run SET ended_at = clock_timestamp() WHERE id = %s", (run,))
+        connection.execute(
+            "UPDATE chaos_run SET ended_at = clock_timestamp() WHERE id = %s", (run,))
 
 
 @DBOS.workflow()

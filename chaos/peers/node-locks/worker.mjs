@@ -8,7 +8,8 @@ const lease = Number(process.env.CHAOS_LEASE) * 1000
 const client = new Redis(process.env.REDIS_URL)
 client.on('error', (error) => console.error(error.message))
 
-const tell = (event, more) => writeSync(1, JSON.stringify({ event, at: Date.now() / 1000, ...more }) + '\n')
+const tell = (event, more) =>
+  writeSync(1, JSON.stringify({ event, at: Date.now() / 1000, ...more }) + '\n')
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms))
 
 async function hold (stands) {
@@ -32,10 +33,13 @@ const redlock = new Redlock([client], { retryCount: -1 })
 redlock.on('error', () => {})
 
 const ways = {
-  redlock: (work) => redlock.using(['counter-lock'], lease, (signal) => work(() => !signal.aborted)),
+  redlock: (work) =>
+    redlock.using(['counter-lock'], lease, (signal) => work(() => !signal.aborted)),
   'redis-semaphore': async (work) => {
     const mutex = new Mutex(client, 'counter-lock', {
-      lockTimeout: lease, acquireTimeout: Infinity, onLockLost: (error) => console.error(error.message)
+      lockTimeout: lease,
+      acquireTimeout: Infinity,
+      onLockLost: (error) => console.error(error.message)
     })
     await mutex.acquire()
     try {
