@@ -120,9 +120,9 @@ def run_jobs(peer, folder, minutes, seed, say):
         for server in servers:
             server.stop(server.gently)
         over.set()
-    history = {"peer": peer.name, "versions": peer.versions, "seed": seed, "jobs": jobs, "from": start, "to": start + seconds,
-               "drain": drain, "until": until, "runs": rows, "faults": log.entries,
-               "statements": counted}
+    history = {"peer": peer.name, "versions": peer.versions, "seed": seed, "jobs": jobs,
+               "from": start, "to": start + seconds, "drain": drain, "until": until,
+               "runs": rows, "faults": log.entries, "statements": counted}
     (folder / "history.json").write_text(json.dumps(history))
     return history
 
