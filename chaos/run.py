@@ -41,7 +41,7 @@ def arguments():
                         help="for how long (10; a tool with minutes runs for three times as long)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="which faults (1)")
     parser.add_argument("--out", metavar="DIR",
-                        help="where histories and logs are kept (otherwise they are deleted)")
+                        help="where histories and logs are kept (otherwise only after a failure)")
     parser.add_argument("--debug", action="store_true",
                         help="build the Rust programs without optimization, which is faster")
     parser.add_argument("--list", action="store_true", help="show the names and end")
@@ -141,6 +141,7 @@ def main():
     out = Path(options.out or tempfile.mkdtemp(prefix="rowlock-chaos."))
     out.mkdir(parents=True, exist_ok=True)
     os.chmod(out, 0o755)  # the servers run as another user when this one is root
+    results, keep = [], True
     try:
         if options.part != "locks":
             results = [(peer, one(peer, out / "jobs" / peer.name, options))
@@ -148,13 +149,17 @@ def main():
             print(f"\n{options.minutes:g} minutes, seed {options.seed}\n")
             print(report.jobs_table(results), flush=True)
         if options.part != "jobs":
-            results = []
+            of_locks = []
             for peer in chosen("locks", options):
-                results += locks_of(peer, out / "locks" / peer.name, options)
+                of_locks += locks_of(peer, out / "locks" / peer.name, options)
             print(f"\n{options.minutes:g} minutes, seed {options.seed}\n")
-            print(report.locks_table(results), flush=True)
+            print(report.locks_table(of_locks), flush=True)
+            results += of_locks
+        keep = options.out or any(isinstance(figures, str) for _, figures in results)
     finally:
-        if not options.out:
+        if keep:
+            say(f"histories and logs are in {out}")
+        else:
             shutil.rmtree(out, ignore_errors=True)
     return 0
 
