@@ -23,7 +23,7 @@ def jobs_table(results):
             continue
         counted = ", ".join(f"{rate:.1f}" + ("" if name == "PostgreSQL" else f" {name}")
                             for name, rate in figures["statements"].items() if rate)
-        name = figures["versions"].split(",")[0] or peer.name
+        name = figures["versions"].split(",")[0].split(" (")[0] or peer.name
         rows.append([name, str(figures["ticks"]), str(figures["lost"]), str(figures["twice"]),
                      str(figures["beside"]), *(seconds(figures[name]) for name in
                                                ("p50", "p99", "longest", "after_kill",
