@@ -12,7 +12,9 @@ RESTART = 1    # how long after its death an instance is started again
 def faults(seed, seconds):
     """[(seconds after the begin, kind, argument)], in order. Places are those of instances."""
     chance = random.Random(seed)
-    plan = [(2.0 * n, "kill", chance.randrange(INSTANCES)) for n in range(1, int(seconds / 2))]
+    # Every two seconds, at any part of a second: jobs begin at whole ones.
+    plan = [(2.0 * n + chance.uniform(-0.5, 0.5), "kill", chance.randrange(INSTANCES))
+            for n in range(1, int(seconds / 2))]
     plan.append((seconds * 0.15, "pause", chance.randrange(INSTANCES)))
     # Not at a whole second, at which the jobs begin.
     plan.append((int(seconds * 0.45) + 0.1 + chance.random() * 0.8, "restart", "fast"))

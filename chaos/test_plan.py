@@ -18,6 +18,10 @@ class Plan(unittest.TestCase):
                          (1, 2, 1))
         self.assertEqual([at for at, _, _ in faults], sorted(at for at, _, _ in faults))
 
+    def test_kills_come_at_any_part_of_a_second(self):
+        parts = {int(at * 10) % 10 for at, kind, _ in plan.faults(1, 600) if kind == "kill"}
+        self.assertEqual(parts, set(range(10)))
+
     def test_a_pause_is_longer_than_the_lease(self):
         self.assertTrue(all(plan.pause_of(seconds) > plan.LEASE for seconds in (1, 60, 600)))
 
