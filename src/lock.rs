@@ -227,7 +227,8 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
 /// ```
 /// use rowlock::{Retry, strategy::TransactionTerms};
 ///
-/// let once = TransactionTerms { retry: Retry { attempts: 1, ..Retry::default() }, ..TransactionTerms::default() };
+/// let retry = Retry { attempts: 1, ..Retry::default() };
+/// let once = TransactionTerms { retry, ..TransactionTerms::default() };
 /// assert!(!once.confirm_last);
 /// ```
 #[derive(Clone, Copy, Debug)]
