@@ -5,21 +5,16 @@ use std::fmt;
 /// The action during which an error occurred.
 ///
 /// ```
-/// use rowlock::{Error, errors::Action};
+/// use rowlock::{Error, errors::{Action, Setup}};
 ///
 /// /// Returns whether the error occurred while a lease was ended.
 /// fn at_the_end(error: &Error) -> bool {
 ///     match error {
-///         Error::TimedOut { action, .. }
-///         | Error::NoConnection { action, .. }
-///         | Error::Database { action, .. }
-///         | Error::ReadOnly { action, .. } => {
-///             matches!(action, Action::Release | Action::Abandon)
-///         }
+///         Error::Database(fault) => matches!(fault.action(), Action::Release | Action::Abandon),
 ///         _ => false,
 ///     }
 /// }
-/// # assert!(!at_the_end(&Error::TableMissing));
+/// # assert!(!at_the_end(&Error::Setup(Setup::TableMissing)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -86,20 +81,17 @@ impl fmt::Display for Action {
 /// What is known of the outcome when there was no valid reply.
 ///
 /// ```
-/// use rowlock::{Error, errors::Certainty};
+/// use rowlock::{Error, errors::{Certainty, Setup, TransactionFault}};
 ///
 /// /// Returns whether the request may have been carried out.
 /// fn in_doubt(error: &Error) -> bool {
 ///     match error {
-///         Error::TimedOut { outcome, .. }
-///         | Error::NoConnection { outcome, .. }
-///         | Error::Database { outcome, .. }
-///         | Error::ReadOnly { outcome, .. } => *outcome == Certainty::Unknown,
-///         Error::CommitUnknown { .. } => true,
+///         Error::Database(fault) => fault.outcome() == Certainty::Unknown,
+///         Error::Transaction(TransactionFault::CommitUnknown { .. }) => true,
 ///         _ => false,
 ///     }
 /// }
-/// # assert!(!in_doubt(&Error::TableMissing));
+/// # assert!(!in_doubt(&Error::Setup(Setup::TableMissing)));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 
 const ACTIONS: [Action; 14] = [
@@ -22,11 +24,11 @@ fn refused() -> sqlx::Error {
 }
 
 fn failed(action: Action, outcome: Certainty) -> Error {
-    Error::Database { action, subject: "\"k\"".into(), outcome, source: refused() }
+    Error::Database(DatabaseFault::Failed { action, subject: "\"k\"".into(), outcome, source: refused() })
 }
 
 fn read_only(action: Action, outcome: Certainty) -> Error {
-    Error::ReadOnly { action, subject: "\"k\"".into(), outcome, source: refused() }
+    Error::Database(DatabaseFault::ReadOnly { action, subject: "\"k\"".into(), outcome, source: refused() })
 }
 
 #[test]
@@ -38,14 +40,14 @@ fn a_lease_is_spoken_of_where_there_is_one() {
             let errors = [
                 failed(action, outcome),
                 read_only(action, outcome),
-                Error::TimedOut { action, subject: subject.clone(), limit, outcome },
-                Error::NoConnection {
+                Error::Database(DatabaseFault::TimedOut { action, subject: subject.clone(), limit, outcome }),
+                Error::Database(DatabaseFault::NoConnection {
                     action,
                     subject: subject.clone(),
                     limit,
                     outcome,
                     source: sqlx::Error::PoolTimedOut,
-                },
+                }),
             ];
             for text in errors.map(|error| error.to_string()) {
                 assert_eq!(text.contains("lease"), of_a_claim && outcome == Certainty::Unknown, "{text}");
@@ -62,13 +64,13 @@ fn the_cause_is_told_once_by_what_prints_the_chain() {
     let errors = [
         failed(Action::Acquire, Certainty::NothingChanged),
         read_only(Action::Acquire, Certainty::NothingChanged),
-        Error::TransactionOver {
+        Error::Transaction(TransactionFault::Over {
             key: key.clone(),
             outcome: Certainty::Unknown,
             work: Some("no".into()),
             source: Some(refused()),
-        },
-        Error::CommitUnknown { key, source: Some(refused()) },
+        }),
+        Error::Transaction(TransactionFault::CommitUnknown { key, source: Some(refused()) }),
     ];
     for error in errors {
         assert!(!error.to_string().contains("hung up"), "{error}");
@@ -80,6 +82,6 @@ fn the_cause_is_told_once_by_what_prints_the_chain() {
 /// `fn main() -> Result<(), Box<dyn Error>>` prints this text.
 #[test]
 fn what_a_main_prints_says_what_to_do() {
-    let error: Box<dyn std::error::Error> = Error::TableMissing.into();
+    let error: Box<dyn std::error::Error> = Error::Setup(Setup::TableMissing).into();
     assert!(format!("{error:?}").contains("call rowlock::migrate(&pool) once"), "{error:?}");
 }

@@ -30,6 +30,24 @@ impl Invalid {
         Self::new(format!("{setting} of {value} is not possible: {rule}"))
     }
 
+    /// A key that a column cannot hold.
+    pub(crate) fn key_unfit(key: &str, column: &str, holds: &str) -> Self {
+        Self::new(format!(
+            "key {key:?} does not fit: the column {column} holds {holds}; pass a key that fits, or change the column"
+        ))
+    }
+
+    /// Jobs were started outside a tokio runtime.
+    #[cfg(feature = "schedule")]
+    pub(crate) fn no_runtime() -> Self {
+        Self::new("jobs run on the tokio runtime from which they are started: call it from within one")
+    }
+
+    /// An amount that is not possible.
+    pub(crate) fn amount(key: &str, amount: impl fmt::Display, rule: &str) -> Self {
+        Self::new(format!("an amount of {amount} is not possible for key {key:?}: {rule}"))
+    }
+
     /// Returns the faults, each of which says what is possible.
     pub fn faults(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(String::as_str)

@@ -142,7 +142,7 @@
 //! [`LeaseLock::connect`] needs one.
 //!
 //! A process that was forked after the first call has none of these threads. There each call fails
-//! with [`Error::Forked`], and a dropped lease ends nothing.
+//! with [`Error::Setup`], and a dropped lease ends nothing.
 //!
 //! # Features
 //!
@@ -167,6 +167,7 @@ compile_error!("rowlock needs a database: enable one of the features `sqlite`, `
 
 mod access;
 mod action;
+mod causes;
 mod election;
 mod error;
 mod grant;
@@ -241,6 +242,7 @@ pub mod balances {
 /// What belongs to an [`Error`] or a [`RunError`]: what was under way, and what is known of it.
 pub mod errors {
     pub use crate::action::{Action, Certainty};
+    pub use crate::causes::{DatabaseFault, NotFound, Setup, TransactionFault};
     pub use crate::invalid::Invalid;
     pub use crate::store::fault::Contention;
     pub use crate::transaction::error::{AnyError, WorkError};

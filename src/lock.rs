@@ -145,7 +145,7 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand,
-    /// [`Error::NotInTransaction`], [`Error::TransactionOver`] if the database has ended the
+    /// [`Error::Invalid`], [`Error::Transaction`] if the database has ended the
     /// transaction, and errors of the database. After any of them the caller rolls back.
     ///
     /// # Cancel safety
@@ -183,7 +183,7 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     /// [`confirm`](Self::confirm) does.
     ///
     /// # Errors
-    /// As [`confirm`](Self::confirm), but for [`Error::NotInTransaction`].
+    /// As [`confirm`](Self::confirm), but for [`Error::Invalid`].
     ///
     /// # Cancel safety
     /// As [`confirm`](Self::confirm).

@@ -6,6 +6,7 @@ use chrono::TimeDelta;
 
 use crate::{
     action::Certainty,
+    causes::DatabaseFault,
     error::Error,
     invalid::Invalid,
     pacing::{Backoff, retry_backoff},
@@ -183,7 +184,9 @@ impl<'a, E: Transient> Repeat<'a, E> {
 /// Returns the error at the end of a wait, with the length of the wait and what is known of the
 /// outcome by then.
 pub(crate) fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
-    if let Error::TimedOut { limit, .. } | Error::NoConnection { limit, .. } = &mut error {
+    if let Error::Database(DatabaseFault::TimedOut { limit, .. })
+    | Error::Database(DatabaseFault::NoConnection { limit, .. }) = &mut error
+    {
         *limit = wait;
     }
     if let Some((_, outcome)) = error.outcome_mut().filter(|_| unsure) {

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use crate::{
     action::{Action, Certainty},
+    causes::Setup,
     error::Error,
+    invalid::Invalid,
     key::Key,
     session::{sessions::Sessions, time::Instant},
     store::{
@@ -27,7 +29,7 @@ pub async fn schema<DB: Database>(
 }
 
 pub fn unfit(wrong: String) -> Error {
-    Error::TableUnfit { table: "t_resource_lock".to_owned(), wrong }
+    Error::Setup(Setup::TableUnfit { table: "t_resource_lock".to_owned(), wrong })
 }
 
 /// What a lock has to know of the table before it sends a claim.
@@ -53,14 +55,14 @@ impl Table {
     ) -> Result<Self, Error> {
         let schema = schema(connections, limit, time_limit, Part::Locks).await?;
         if let Some(wrong) = schema.refused {
-            return Err(Error::Unsupported { wrong });
+            return Err(Setup::Unsupported { wrong }.into());
         }
         if schema.columns.is_empty() {
-            return Err(Error::TableMissing);
+            return Err(Setup::TableMissing.into());
         }
         let missing = schema.missing();
         if !missing.is_empty() {
-            return Err(Error::ColumnMissing { table: "t_resource_lock", columns: missing.join(", ") });
+            return Err(Setup::ColumnMissing { table: "t_resource_lock", columns: missing.join(", ") }.into());
         }
         if let Some(wrong) = schema.wrong {
             return Err(unfit(wrong));
@@ -79,11 +81,15 @@ impl Table {
 
     pub fn admits(&self, key: &Key, label: &str) -> Result<(), Error> {
         if !self.key_limit.holds(key) {
-            let column = "t_resource_lock.key_resource".to_owned();
-            return Err(Error::KeyUnfit { key: key.clone(), column, holds: self.key_type.clone() });
+            return Err(Invalid::key_unfit(key.as_str(), "t_resource_lock.key_resource", &self.key_type).into());
         }
         if label.chars().count() > self.label_chars {
-            return Err(Error::LabelTooLong { label: label.to_owned(), chars: self.label_chars });
+            let chars = self.label_chars;
+            return Err(Invalid::new(format!(
+                "the label {label:?} does not fit: the column t_resource_lock.client_ip holds {chars} characters; \
+                 set a shorter one (`label`, `--label`)"
+            ))
+            .into());
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Error, Lease, LeaseLock, Schedule, Schedules};
+use rowlock::{Error, Lease, LeaseLock, Schedule, Schedules, errors::Setup};
 use sqlx::{Sqlite, SqlitePool};
 
 const LEASE: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const AS_IT_SHOULD_BE: i32 = 10_000;
 
 /// Returns whether the call is refused at once, without a runtime.
 fn is_refused<T>(call: impl Future<Output = Result<T, Error>>) -> bool {
-    matches!(pin!(call).poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Err(Error::Forked)))
+    matches!(pin!(call).poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Err(Error::Setup(Setup::Forked))))
 }
 
 /// Returns the number of the first check that fails in a forked process.

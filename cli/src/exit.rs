@@ -2,7 +2,10 @@
 
 use std::{fmt, path::Path};
 
-use rowlock::Error;
+use rowlock::{
+    Error,
+    errors::{DatabaseFault, NotFound, Setup},
+};
 
 pub const OK: u8 = 0;
 /// The request is not possible in this form.
@@ -83,25 +86,23 @@ impl fmt::Display for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let code = match &error {
-            Error::Lost { .. } | Error::NotHeld { .. } => LOST,
-            Error::Refused(_) | Error::StillUsed { .. } | Error::ScheduleUnfit { .. } => REFUSED,
-            Error::TableMissing => {
+            Error::Lost { .. } | Error::NotFound(NotFound::Claim { .. }) => LOST,
+            Error::Refused(_) | Error::Setup(Setup::StillUsed { .. } | Setup::ScheduleUnfit { .. }) => REFUSED,
+            Error::Setup(Setup::TableMissing) => {
                 return Self::new(UNFIT, "the table t_resource_lock does not exist here: run `rowlock migrate` once");
             }
-            Error::ColumnMissing { table, columns, .. } => {
+            Error::Setup(Setup::ColumnMissing { table, columns, .. }) => {
                 return Self::new(UNFIT, format_args!("{table} lacks {columns}: run `rowlock migrate` once"));
             }
-            Error::ScheduleTablesMissing => {
+            Error::Setup(Setup::ScheduleTablesMissing) => {
                 let text = "the tables of schedules do not exist here: run `rowlock migrate` once";
                 return Self::new(UNFIT, text);
             }
-            Error::UnknownSchedule { renamed_to: Some(_), .. } => return Self::new(REFUSED, &error),
-            Error::UnknownSchedule { name, .. } => return Self::no_schedule(name.as_str()),
-            Error::TableUnfit { .. }
-            | Error::Unsupported { .. }
-            | Error::ReadOnly { .. }
-            | Error::RowNotVisible { .. } => UNFIT,
-            Error::Invalid(_) | Error::KeyUnfit { .. } | Error::LabelTooLong { .. } => USAGE,
+            Error::NotFound(NotFound::Schedule { renamed_to: Some(_), .. }) => return Self::new(REFUSED, &error),
+            Error::NotFound(NotFound::Schedule { name, .. }) => return Self::no_schedule(name.as_str()),
+            Error::Setup(Setup::TableUnfit { .. } | Setup::Unsupported { .. } | Setup::RowNotVisible { .. })
+            | Error::Database(DatabaseFault::ReadOnly { .. }) => UNFIT,
+            Error::Invalid(_) => USAGE,
             _ => UNAVAILABLE,
         };
         // `Debug` includes the driver's error, which `Display` leaves out.

@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    causes::{DatabaseFault, Setup},
     election::{leaders::Leaders, leadership::Leadership},
     error::Error,
     key::Key,
@@ -112,7 +113,10 @@ impl<DB: Database> Election<DB> {
                 Err(Error::Refused(_)) => {}
                 // An instance whose first requests find a read-only database may have been given
                 // the wrong one.
-                Err(error @ (Error::ReadOnly { .. } | Error::RowNotVisible { .. })) if since.elapsed() > PAUSES.1 => {
+                Err(
+                    error @ (Error::Database(DatabaseFault::ReadOnly { .. })
+                    | Error::Setup(Setup::RowNotVisible { .. })),
+                ) if since.elapsed() > PAUSES.1 => {
                     tracing::warn!(name = %self.name, %error, "no leader can be elected; trying again");
                 }
                 Err(error) => return Err(error),

@@ -6,6 +6,7 @@ use chrono::TimeDelta;
 
 use crate::{
     action::{Action, Certainty},
+    causes::DatabaseFault,
     error::Error,
     key::{Key, Token},
     lease::{
@@ -43,8 +44,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// Lists rows in key order, one page per call.
     ///
     /// # Errors
-    /// [`Error::TableMissing`] and similar errors, [`Error::Database`], [`Error::TimedOut`],
-    /// [`Error::NoConnection`].
+    /// [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// The method only reads.
@@ -83,8 +83,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// Returns the row of `key`, or `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::TableMissing`] and similar errors, [`Error::Database`],
-    /// [`Error::TimedOut`], [`Error::NoConnection`].
+    /// [`Error::Invalid`], [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// The method only reads.
@@ -114,8 +113,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// its ticket lapses, 12 s after its last heartbeat.
     ///
     /// # Errors
-    /// [`Error::TableMissing`] and similar errors, [`Error::Database`], [`Error::TimedOut`],
-    /// [`Error::NoConnection`].
+    /// [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// The method only reads.
@@ -158,9 +156,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// key is free at once, so see first that the work of the holder has stopped.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] if other transactions had the row locked until the time limit;
-    /// [`Error::Invalid`], [`Error::TableMissing`] and similar errors, [`Error::Database`],
-    /// [`Error::NoConnection`].
+    /// [`Error::Database`] if other transactions had the row locked until the time limit;
+    /// [`Error::Invalid`], [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the key may have been released.
@@ -227,17 +224,19 @@ impl<DB: Database> LeaseLock<DB> {
     /// was not released.
     async fn force(&self, key: &Key, status: Status, expected: Option<&Seen>) -> Result<Option<Token>, Error> {
         let limit = self.checked_deadline().await?;
-        let busy = || Error::TimedOut {
-            action: Action::ForceRelease,
-            subject: quoted(key),
-            limit: self.shared.settings.time_limit,
-            outcome: Certainty::NothingChanged,
+        let busy = || {
+            Error::Database(DatabaseFault::TimedOut {
+                action: Action::ForceRelease,
+                subject: quoted(key),
+                limit: self.shared.settings.time_limit,
+                outcome: Certainty::NothingChanged,
+            })
         };
         let mut skipped = false;
         loop {
             let conn = self.checkout(limit, Action::ForceRelease, &quoted(key)).await;
             let mut conn = match conn {
-                Err(Error::NoConnection { .. }) if skipped => return Err(busy()),
+                Err(Error::Database(DatabaseFault::NoConnection { .. })) if skipped => return Err(busy()),
                 conn => conn?,
             };
             let reply = timeout_at(limit, self.force_and_record(conn.get(), key, status, expected)).await;
@@ -289,8 +288,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// [`Schedules::forget_history`](crate::Schedules::forget_history) deletes old ones.
     ///
     /// # Errors
-    /// [`Error::TableMissing`] and similar errors, [`Error::Database`], [`Error::TimedOut`],
-    /// [`Error::NoConnection`].
+    /// [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// The method only reads.
@@ -330,8 +328,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// queue tickets whose waiters died more than an hour ago, which are not counted.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than ten years; [`Error::TableMissing`] and similar
-    /// errors, [`Error::Database`], [`Error::TimedOut`], [`Error::NoConnection`].
+    /// [`Error::Invalid`] for more than ten years; [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// If the future is dropped, some of the rows may be deleted. Another call deletes the rest.

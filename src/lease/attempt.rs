@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     action::{Action, Certainty},
+    causes::Setup,
     error::Error,
     grant::Attempt,
     key::{Claim, Holder, Key},
@@ -269,7 +270,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             // Not until the time limit, because a claim that is cut short reports a different
             // error.
             if left < self.limit.saturating_duration_since(began) / 4 {
-                return Err(Error::RowNotVisible { key: key.clone() });
+                return Err(Setup::RowNotVisible { key: key.clone() }.into());
             }
             pauses.pause(left / 2).await;
         }

@@ -7,6 +7,7 @@ use sqlx::{Connection as _, Pool, pool::PoolOptions};
 
 use crate::{
     action::{Action, Certainty},
+    causes::DatabaseFault,
     error::Error,
     invalid::Faults,
     label,
@@ -87,11 +88,13 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn connect(url: &str) -> Result<Self, Error> {
-        let failed = |source| Error::Database {
-            action: Action::Connect,
-            subject: format!("to {}", DB::NAME),
-            outcome: Certainty::NothingChanged,
-            source,
+        let failed = |source| {
+            Error::Database(DatabaseFault::Failed {
+                action: Action::Connect,
+                subject: format!("to {}", DB::NAME),
+                outcome: Certainty::NothingChanged,
+                source,
+            })
         };
         let options: Options<DB> = url.parse().map_err(failed)?;
         // A pool would try again until its time is over, and hide the server's own error.

@@ -251,7 +251,7 @@ impl<DB: Database, K> Lease<DB, K> {
     /// it has written are over. A statement over the application's pool has no such limit.
     ///
     /// # Errors
-    /// [`Error::Lost`] if a claim had been lost before; [`Error::TimedOut`] if it is unknown
+    /// [`Error::Lost`] if a claim had been lost before; [`Error::Database`] if it is unknown
     /// whether this call ended it.
     ///
     /// # Cancel safety

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     action::{Action, Certainty},
+    causes::DatabaseFault,
     error::Error,
     key::Claim,
     lease::{
@@ -338,7 +339,12 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     fn error_busy(&self, action: Action, outcome: Certainty) -> Error {
-        Error::TimedOut { action, subject: self.subject(), limit: self.key_terms.time_limit, outcome }
+        Error::Database(DatabaseFault::TimedOut {
+            action,
+            subject: self.subject(),
+            limit: self.key_terms.time_limit,
+            outcome,
+        })
     }
 }
 

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tracing::Instrument as _;
 
 use crate::{
+    causes::NotFound,
     error::Error,
     grant::Attempt,
     invalid::{Faults, Invalid},
@@ -93,10 +94,10 @@ impl<DB: Database> LeaseLock<DB> {
     /// shape.
     ///
     /// # Errors
-    /// [`Error::Invalid`] and [`Error::KeyUnfit`] before anything is sent;
-    /// [`Error::TableMissing`] and similar errors, which state what to run;
-    /// [`Error::RowNotVisible`] if the row that the call created is not visible;
-    /// [`Error::Database`], [`Error::TimedOut`] and [`Error::NoConnection`], which state whether
+    /// [`Error::Invalid`] before anything is sent;
+    /// [`Error::Setup`], which states what to run;
+    /// [`Error::Setup`] if the row that the call created is not visible;
+    /// [`Error::Database`], which state whether
     /// the key may have been taken. A database failure is never reported as a refusal.
     ///
     /// # Cancel safety
@@ -323,7 +324,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// three round trips.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] or [`Error::Lost`] if the claim does not stand; otherwise as
+    /// [`Error::NotFound`] or [`Error::Lost`] if the claim does not stand; otherwise as
     /// [`inspect`](Self::inspect) and [`Lease::renew`].
     ///
     /// # Cancel safety
@@ -355,7 +356,7 @@ impl<DB: Database> LeaseLock<DB> {
                 let claim = Claim { key, holder, token: entry.token };
                 Lease::resume(&self.key_terms, claim, entry.until).await
             }
-            None => Err(Error::NotHeld { key, holder }),
+            None => Err(Error::NotFound(NotFound::Claim { key, holder })),
         }
     }
 

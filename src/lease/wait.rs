@@ -13,6 +13,7 @@ use std::{
 
 use crate::{
     action::{Action, Certainty},
+    causes::DatabaseFault,
     error::Error,
     grant::Attempt,
     key::Key,
@@ -387,7 +388,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
 
     fn no_reply(&self) -> Error {
         let (action, outcome) = (Action::Acquire, Certainty::NothingChanged);
-        Error::TimedOut { action, subject: self.subject(), limit: Duration::ZERO, outcome }
+        Error::Database(DatabaseFault::TimedOut { action, subject: self.subject(), limit: Duration::ZERO, outcome })
     }
 
     fn out_of_time(&self, error: Error, wait: Duration) -> Error {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::{
     action::{Action, Certainty},
+    causes::DatabaseFault,
     error::Error,
     session::{sessions::Sessions, time::Instant, timers::sleep},
     store::{Database, failure::Failure, fault::Fault, schema::Part},
@@ -117,7 +118,7 @@ impl Attempts {
     /// behind it go on.
     ///
     /// # Errors
-    /// [`Error::InUse`], if the time is over.
+    /// [`Error::Database`], if the time is over.
     async fn blocked<DB: Database>(&mut self, connections: &Sessions<DB>) -> Result<(), Error> {
         let limit = (Instant::now() + LOOK).min(self.limit);
         if let Ok(Some(by)) = connections.send(limit, async |conn| DB::blocker(conn).await).await {
@@ -130,7 +131,7 @@ impl Attempts {
         let pause = pause.mul_f64(1.0 + fastrand::f64());
         if Instant::now() + pause + ATTEMPT >= self.limit {
             let by = self.blocker.take().unwrap_or_else(|| "a transaction that is not known".to_owned());
-            return Err(Error::InUse { limit: LIMIT, by });
+            return Err(DatabaseFault::InUse { limit: LIMIT, by }.into());
         }
         sleep(pause).await;
         self.begun = Instant::now();
@@ -154,7 +155,9 @@ mod tests {
         for failure in failures {
             match attempts.after::<DB>(failure, Part::Locks, &connections).await {
                 Ok(()) => {}
-                Err(Error::NoConnection { action: Action::Migrate, outcome, .. }) => return outcome,
+                Err(Error::Database(DatabaseFault::NoConnection { action: Action::Migrate, outcome, .. })) => {
+                    return outcome;
+                }
                 Err(error) => panic!("{error:?}"),
             }
         }
@@ -164,18 +167,30 @@ mod tests {
     /// The look that follows an attempt may be what fails.
     #[tokio::test]
     async fn a_look_after_an_attempt_tells_of_the_attempt() {
-        let looked = || Error::TimedOut {
-            action: Action::Inspect,
-            subject: "a table".into(),
-            limit: LIMIT,
-            outcome: Certainty::NothingChanged,
+        let looked = || {
+            Error::Database(DatabaseFault::TimedOut {
+                action: Action::Inspect,
+                subject: "a table".into(),
+                limit: LIMIT,
+                outcome: Certainty::NothingChanged,
+            })
         };
         let mut attempts = Attempts::new();
         let nothing = attempts.error(looked());
-        assert!(matches!(nothing, Error::TimedOut { action: Action::Inspect, outcome: Certainty::NothingChanged, .. }));
+        assert!(matches!(
+            nothing,
+            Error::Database(DatabaseFault::TimedOut {
+                action: Action::Inspect,
+                outcome: Certainty::NothingChanged,
+                ..
+            })
+        ));
         attempts.after(Failure::NoReply, Part::Locks, &connections::<sqlx::Sqlite>("sqlite::memory:")).await.unwrap();
         let unknown = attempts.error(looked());
-        assert!(matches!(unknown, Error::TimedOut { action: Action::Migrate, outcome: Certainty::Unknown, .. }));
+        assert!(matches!(
+            unknown,
+            Error::Database(DatabaseFault::TimedOut { action: Action::Migrate, outcome: Certainty::Unknown, .. })
+        ));
     }
 
     /// SQLite creates one table after another.

@@ -49,10 +49,10 @@ const UNCHECKED: &str = "these statements do not look for claims and for instanc
 /// [`Migration`] prints what the call would do, and takes it back.
 ///
 /// # Errors
-/// [`Error::TableUnfit`] if the table is not usable, also with the missing columns, and
-/// [`Error::Unsupported`] if the server or the file cannot be used; nothing is changed.
-/// [`Error::InUse`] if transactions kept the table from being completed for a minute, which says
-/// whose; [`Error::Database`] if the database refuses; [`Error::TimedOut`] after a minute.
+/// [`Error::Setup`] if the table is not usable, also with the missing columns, and
+/// [`Error::Setup`] if the server or the file cannot be used; nothing is changed.
+/// [`Error::Database`] if transactions kept the table from being completed for a minute, which says
+/// whose; [`Error::Database`] if the database refuses; [`Error::Database`] after a minute.
 ///
 /// # Cancel safety
 /// If the future is dropped, the table is unchanged, or complete, or (MySQL, MariaDB, SQLite)
@@ -86,7 +86,7 @@ pub async fn migrate<DB: Database>(pool: &Pool<DB>) -> Result<(), Error> {
 /// replaced.
 ///
 /// # Errors
-/// Those of [`migrate`]. On SQLite [`Error::Unsupported`], since SQLite has no stored functions.
+/// Those of [`migrate`]. On SQLite [`Error::Setup`], since SQLite has no stored functions.
 ///
 /// # Cancel safety
 /// If the future is dropped, the functions are unchanged or replaced; on MySQL and MariaDB, some of
@@ -191,7 +191,7 @@ impl<DB: Database> Migration<DB> {
     /// Returns which of the lock's functions exist.
     ///
     /// # Errors
-    /// On SQLite [`Error::Unsupported`], since SQLite has no stored functions. Otherwise those of
+    /// On SQLite [`Error::Setup`], since SQLite has no stored functions. Otherwise those of
     /// [`plan`](Self::plan).
     ///
     /// # Cancel safety
@@ -222,7 +222,7 @@ impl<DB: Database> Migration<DB> {
     /// Locks and schedules of programs that run on fail from then on.
     ///
     /// # Errors
-    /// [`Error::StillUsed`] if a claim has not been released, or an instance of schedules is alive;
+    /// [`Error::Setup`] if a claim has not been released, or an instance of schedules is alive;
     /// nothing is changed. Otherwise those of [`migrate`].
     ///
     /// # Cancel safety

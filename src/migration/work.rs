@@ -5,6 +5,7 @@ use std::time::Duration;
 use sqlx::Pool;
 
 use crate::{
+    causes::Setup,
     error::Error,
     migration::{
         Plan,
@@ -54,7 +55,7 @@ impl<DB: Database> Work<DB> {
         let schema = schema(&self.connections, self.attempts.limit, LIMIT, part).await;
         let schema = schema.map_err(|error| self.attempts.error(error))?;
         if let Some(wrong) = schema.refused {
-            return Err(Error::Unsupported { wrong });
+            return Err(Setup::Unsupported { wrong }.into());
         }
         let exists = !schema.columns.is_empty();
         let unknown = THEIRS.into_iter().filter(|column| exists && schema.column(column).is_none());
@@ -93,7 +94,7 @@ impl<DB: Database> Work<DB> {
         let schema = schema(&self.connections, self.attempts.limit, LIMIT, Part::Locks).await;
         let mut schema = schema.map_err(|error| self.attempts.error(error))?;
         if let Some(wrong) = schema.refused {
-            return Err(Error::Unsupported { wrong });
+            return Err(Setup::Unsupported { wrong }.into());
         }
         schema.routines = self.found_functions(false).await?.unwrap_or_default().routines;
         let plan = Plan::of(DB::around(Part::Removal), DB::steps(&schema, Part::Removal));
@@ -122,7 +123,7 @@ impl<DB: Database> Work<DB> {
                     self.attempts.changed();
                     done.parts.extend(plan.parts);
                 }
-                Ok(Some(by)) => return Err(Error::StillUsed { by }),
+                Ok(Some(by)) => return Err(Setup::StillUsed { by }.into()),
                 Err(failure) if refused(&failure) => {
                     if !self.look_back().await.is_ok_and(|(_, now)| now == plan) {
                         self.attempts.changed();
@@ -142,7 +143,7 @@ impl<DB: Database> Work<DB> {
 
     /// Returns the functions that exist.
     pub async fn installed(&self) -> Result<Installed, Error> {
-        self.found_functions(true).await?.ok_or_else(|| Error::Unsupported { wrong: NO_FUNCTIONS.into() })
+        self.found_functions(true).await?.ok_or_else(|| Error::Setup(Setup::Unsupported { wrong: NO_FUNCTIONS.into() }))
     }
 
     /// Creates what a part lacks, until nothing is missing.

@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     action::{Action, Certainty},
+    causes::DatabaseFault,
     error::Error,
     grant::Attempt,
     key::Holder,
@@ -115,7 +116,12 @@ impl<'a, DB: Database> Call<'a, DB> {
     pub fn timed_out(&self, outcome: Certainty) -> Error {
         let action = Action::Acquire;
         let limit = if self.is_one_attempt() { self.lock.shared.settings.time_limit } else { self.wait };
-        Error::TimedOut { action, subject: format!("{:?}", self.names.name.as_str()), limit, outcome }
+        Error::Database(DatabaseFault::TimedOut {
+            action,
+            subject: format!("{:?}", self.names.name.as_str()),
+            limit,
+            outcome,
+        })
     }
 
     /// Claims the name, as any holder of a key does.

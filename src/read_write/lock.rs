@@ -4,6 +4,7 @@ use std::{fmt, time::Duration};
 
 use crate::{
     access::Access,
+    causes::NotFound,
     error::Error,
     grant::Attempt,
     invalid::Invalid,
@@ -114,7 +115,7 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// on the writer's lease exists.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] for a lease on another key; [`Error::Lost`] if the writer's lease is
+    /// [`Error::NotFound`] for a lease on another key; [`Error::Lost`] if the writer's lease is
     /// lost; otherwise as [`LeaseLock::try_acquire`]. The writer's lease is abandoned.
     ///
     /// # Cancel safety
@@ -141,7 +142,7 @@ impl<DB: Database> ReadWriteLock<DB> {
 
     async fn downgrade_here(&self, writer: Lease<DB>) -> Result<Lease<DB>, Error> {
         if *writer.key() != self.names.name {
-            return Err(Error::NotHeld { key: self.names.name.clone(), holder: writer.claim().holder });
+            return Err(NotFound::Claim { key: self.names.name.clone(), holder: writer.claim().holder }.into());
         }
         let lost = || Error::Lost { key: writer.key().clone(), token: writer.token() };
         let call = tokio::select! {
@@ -184,7 +185,7 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// lease, or ends the reader's lease as well.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] for a lease that is not that of a reader of this lock; [`Error::Lost`] if
+    /// [`Error::NotFound`] for a lease that is not that of a reader of this lock; [`Error::Lost`] if
     /// the reader's lease is lost, or the claim on the name did not stand for as long as the look
     /// took; otherwise as [`LeaseLock::try_acquire`].
     ///
@@ -213,7 +214,7 @@ impl<DB: Database> ReadWriteLock<DB> {
     pub async fn try_upgrade(&self, reader: &Lease<DB>) -> Result<Attempt<Lease<DB>>, Error> {
         self.lock.check()?;
         if self.names.number(reader.key().as_str()).is_none() {
-            return Err(Error::NotHeld { key: self.names.name.clone(), holder: reader.claim().holder });
+            return Err(NotFound::Claim { key: self.names.name.clone(), holder: reader.claim().holder }.into());
         }
         let call = Call::new(&self.lock, &self.names, Duration::ZERO).await?;
         let name = match call.claim_name().await? {

@@ -6,6 +6,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
     action::{Action, Certainty},
+    causes::NotFound,
     error::Error,
     invalid::Invalid,
     key::Key,
@@ -72,7 +73,10 @@ pub(super) async fn unknown<DB: Database>(core: &Core<DB>, name: Key) -> Error {
     let names = std::slice::from_ref(&name);
     let found: Result<_, Error> = answered!(core, Action::Inspect, &quoted(&name), conn => DB::registered(conn, names));
     let row = found.ok().and_then(|found| found.rows.into_iter().next());
-    Error::UnknownSchedule { renamed_to: row.and_then(|row| Some(renamed_to(&row.times.spec)?.to_owned())), name }
+    Error::NotFound(NotFound::Schedule {
+        renamed_to: row.and_then(|row| Some(renamed_to(&row.times.spec)?.to_owned())),
+        name,
+    })
 }
 
 /// Operations for operators, on all schedules of the database.
@@ -80,8 +84,8 @@ impl<DB: Database> Schedules<DB> {
     /// Pauses a schedule: no run begins until it is resumed. A run that is under way goes on.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::UnknownSchedule`], [`Error::ScheduleTablesMissing`],
-    /// [`Error::Database`], [`Error::TimedOut`], [`Error::NoConnection`].
+    /// [`Error::Invalid`], [`Error::NotFound`], [`Error::Setup`],
+    /// [`Error::Database`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the schedule may be paused.
@@ -157,8 +161,7 @@ impl<DB: Database> Schedules<DB> {
     /// Lists all schedules of the database in the order of their names.
     ///
     /// # Errors
-    /// [`Error::ScheduleTablesMissing`], [`Error::Database`], [`Error::TimedOut`],
-    /// [`Error::NoConnection`].
+    /// [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// The method only reads.

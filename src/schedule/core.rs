@@ -7,6 +7,7 @@ use chrono::TimeDelta;
 
 use crate::{
     action::{Action, Certainty},
+    causes::Setup,
     error::Error,
     key::{Claim, Holder, Key},
     lease::lock::LeaseLock,
@@ -119,10 +120,11 @@ impl<DB: Database> Core<DB> {
     /// Returns the error to report. `before` is what was known of the outcome before this request.
     pub fn failed(&self, failure: Failure, action: Action, subject: &str, before: Certainty) -> Error {
         match failure.into_error(action, subject.to_owned(), self.time_limit, before) {
-            Error::TableMissing => Error::ScheduleTablesMissing,
-            Error::ColumnMissing { columns, .. } => {
-                Error::ColumnMissing { table: "t_resource_schedule, or another one of schedules", columns }
-            }
+            Error::Setup(Setup::TableMissing) => Error::Setup(Setup::ScheduleTablesMissing),
+            Error::Setup(Setup::ColumnMissing { columns, .. }) => Error::Setup(Setup::ColumnMissing {
+                table: "t_resource_schedule, or another one of schedules",
+                columns,
+            }),
             error => error,
         }
     }
@@ -131,8 +133,10 @@ impl<DB: Database> Core<DB> {
     pub async fn check(&self) -> Result<(), Error> {
         let schema = schema(&self.requests, self.limit(), self.time_limit, Part::Schedules).await?;
         match schema.refused {
-            Some(wrong) => Err(Error::Unsupported { wrong }),
-            None if !TABLES.into_iter().skip(1).all(|table| schema.has(table)) => Err(Error::ScheduleTablesMissing),
+            Some(wrong) => Err(Error::Setup(Setup::Unsupported { wrong })),
+            None if !TABLES.into_iter().skip(1).all(|table| schema.has(table)) => {
+                Err(Error::Setup(Setup::ScheduleTablesMissing))
+            }
             None => Ok(()),
         }
     }

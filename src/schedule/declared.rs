@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use crate::{
     action::Action,
+    causes::{NotFound, Setup},
     error::Error,
     key::Key,
     schedule::{
@@ -108,7 +109,7 @@ pub async fn declared<DB: Database>(core: &Core<DB>) -> Result<HashMap<Key, Said
 }
 
 pub(super) fn refused(name: &Key, wrong: String) -> Error {
-    Error::ScheduleUnfit { name: name.clone(), wrong }
+    Error::Setup(Setup::ScheduleUnfit { name: name.clone(), wrong })
 }
 
 /// Operations on instances, and on schedules that no instance has.
@@ -166,8 +167,8 @@ impl<DB: Database> Schedules<DB> {
     /// and its pending tick. Its history stays.
     ///
     /// # Errors
-    /// [`Error::ScheduleUnfit`] if an instance that is alive declares the schedule, or a run is
-    /// under way; [`Error::UnknownSchedule`]; otherwise as [`pause`](Self::pause).
+    /// [`Error::Setup`] if an instance that is alive declares the schedule, or a run is
+    /// under way; [`Error::NotFound`]; otherwise as [`pause`](Self::pause).
     ///
     /// # Cancel safety
     /// If the future is dropped, the schedule may be removed.
@@ -193,7 +194,7 @@ impl<DB: Database> Schedules<DB> {
         }
         match self.inspect(name.as_str()).await? {
             Some(_) => Err(refused(&name, "a run is under way: it can be removed after that".to_owned())),
-            None => Err(Error::UnknownSchedule { name, renamed_to: None }),
+            None => Err(Error::NotFound(NotFound::Schedule { name, renamed_to: None })),
         }
     }
 
@@ -201,8 +202,8 @@ impl<DB: Database> Schedules<DB> {
     /// a slot far ahead, which a wrong clock has left, is put back.
     ///
     /// # Errors
-    /// [`Error::ScheduleUnfit`] if the times of the row are of another version of rowlock, or the
-    /// schedule was removed; [`Error::UnknownSchedule`]; otherwise as [`pause`](Self::pause).
+    /// [`Error::Setup`] if the times of the row are of another version of rowlock, or the
+    /// schedule was removed; [`Error::NotFound`]; otherwise as [`pause`](Self::pause).
     ///
     /// # Cancel safety
     /// If the future is dropped, the slot may be moved.
@@ -211,7 +212,9 @@ impl<DB: Database> Schedules<DB> {
         let names = std::slice::from_ref(&name);
         loop {
             let found = answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::registered(conn, names))?;
-            let Some(row) = found.rows.first() else { return Err(Error::UnknownSchedule { name, renamed_to: None }) };
+            let Some(row) = found.rows.first() else {
+                return Err(NotFound::Schedule { name, renamed_to: None }.into());
+            };
             let Some(schedule) = Schedule::of(&row.times) else {
                 return Err(refused(&name, format!("its times {:?} have no next tick", row.times.spec)));
             };

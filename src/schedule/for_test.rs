@@ -7,6 +7,7 @@ use sqlx::Pool;
 
 use crate::{
     action::{Action, Certainty},
+    causes::Setup,
     error::Error,
     key::{Claim, Holder},
     schedule::{
@@ -35,10 +36,9 @@ impl<DB: Database> Tick<DB> {
     /// [`Schedules::run_now`] runs the work of a schedule, with its retries and its history.
     ///
     /// # Errors
-    /// [`Error::ScheduleUnfit`] for a time that is no tick, or has not come yet, or of which
+    /// [`Error::Setup`] for a time that is no tick, or has not come yet, or of which
     /// there was a run, and for a schedule that is paused or run, or is exclusive with a key;
-    /// [`Error::ScheduleTablesMissing`], [`Error::Database`], [`Error::TimedOut`],
-    /// [`Error::NoConnection`].
+    /// [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the tick may be claimed.
@@ -69,7 +69,7 @@ impl<DB: Database> Tick<DB> {
         schedule.check()?;
         core.check().await?;
         let (name, subject) = (&schedule.name, quoted(&schedule.name));
-        let refused = |wrong: &str| Error::ScheduleUnfit { name: name.clone(), wrong: wrong.to_owned() };
+        let refused = |wrong: &str| Error::Setup(Setup::ScheduleUnfit { name: name.clone(), wrong: wrong.to_owned() });
         if schedule.exclusive.is_some() {
             return Err(refused("it needs a key as well: `run_now` takes it"));
         }

@@ -107,7 +107,7 @@ impl<DB: Database> Schedules<DB> {
     /// [label](Self::label) of these schedules. [`resume`](Self::resume) takes the order back.
     ///
     /// # Errors
-    /// [`Error::ScheduleUnfit`] if the next tick is not known: the times of the row are of
+    /// [`Error::Setup`] if the next tick is not known: the times of the row are of
     /// another version of rowlock, or a run with a fixed delay is under way; otherwise as
     /// [`pause`](Self::pause).
     ///
@@ -130,7 +130,7 @@ impl<DB: Database> Schedules<DB> {
     /// Has the ticks of a schedule passed over up to this time, as [`skip`](Self::skip) does.
     ///
     /// # Errors
-    /// [`Error::ScheduleUnfit`] if no tick comes until then; otherwise as [`pause`](Self::pause).
+    /// [`Error::Setup`] if no tick comes until then; otherwise as [`pause`](Self::pause).
     ///
     /// # Cancel safety
     /// If the future is dropped, the order may be given.
@@ -179,7 +179,7 @@ impl<DB: Database> Schedules<DB> {
     /// leave it paused.
     ///
     /// # Errors
-    /// [`Error::ScheduleUnfit`] for a time that has passed; otherwise as [`pause`](Self::pause).
+    /// [`Error::Setup`] for a time that has passed; otherwise as [`pause`](Self::pause).
     ///
     /// # Cancel safety
     /// If the future is dropped, the schedule may be paused.

@@ -278,9 +278,9 @@ impl<DB: Database> Schedules<DB> {
     ///
     /// # Errors
     /// [`Error::Invalid`] with all that is not possible in these settings, the schedules and their
-    /// names, [`Error::ScheduleTablesMissing`], [`Error::NoRuntime`],
-    /// [`Error::Database`], [`Error::TimedOut`], [`Error::NoConnection`]. With a key, also
-    /// [`Error::TableMissing`], [`Error::KeyUnfit`] and similar errors of the table of locks.
+    /// names, [`Error::Setup`], [`Error::Invalid`],
+    /// [`Error::Database`]. With a key, also
+    /// [`Error::Setup`], [`Error::Invalid`] and similar errors of the table of locks.
     ///
     /// # Cancel safety
     /// If the future is dropped, some of the schedules may be registered. The call can be repeated.
@@ -301,7 +301,7 @@ impl<DB: Database> Schedules<DB> {
     /// Checks what these jobs need, and returns what their runs share.
     pub(super) async fn checked(&self, jobs: &[Job<DB>]) -> Result<Arc<Core<DB>>, Error> {
         // The work runs on the caller's runtime.
-        Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        Handle::try_current().map_err(|_| Invalid::no_runtime())?;
         self.check()?;
         let keys: Vec<&Key> = jobs.iter().filter_map(|job| job.schedule.exclusive.as_ref()).collect();
         let lock = if keys.is_empty() { None } else { Some(self.lock_of_keys()?) };

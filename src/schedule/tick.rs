@@ -276,11 +276,11 @@ impl<DB: Database> Tick<DB> {
         self.0.exclusive.as_ref()
     }
 
-    /// Returns a token for tasks that the work spawns. It is cancelled at the moment at which the run
-    /// loses its lease or its key, takes longer than its timeout or is stopped, and when the work
-    /// has ended. The work is dropped at the same moment; if the commit of a
-    /// [`transaction`](Self::transaction) is in flight at a loss, it is waited for at most until the
-    /// lease ends.
+    /// Returns a token for tasks that the work spawns. It is cancelled at the moment at which the
+    /// run loses its lease or its key, takes longer than its timeout or is stopped, and when the
+    /// work has ended. The work is dropped at the same moment; if the commit of a
+    /// [`transaction`](Self::transaction) is in flight at a loss, it is waited for at most until
+    /// the lease ends.
     pub fn cancellation_token(&self) -> CancellationToken {
         self.0.over.child_token()
     }
@@ -296,7 +296,7 @@ impl<DB: Database> Tick<DB> {
     /// has come. At most 255 characters are kept.
     ///
     /// # Errors
-    /// [`Error::Database`], [`Error::TimedOut`], [`Error::NoConnection`]. The run goes on.
+    /// [`Error::Database`]. The run goes on.
     ///
     /// # Cancel safety
     /// If the future is dropped, the text may be shown.
@@ -349,22 +349,20 @@ impl<DB: Database> Tick<DB> {
     /// the tick has ended.
     ///
     /// It asks the database whether the connection is in a transaction. The server ends one by
-    /// itself after a deadlock (MySQL, MariaDB), with a statement that commits implicitly (DDL), and
-    /// on SQLite after `OR ROLLBACK`. What it cannot detect: the work, or a statement of it, has
-    /// begun another transaction since. The tick then succeeds with the second part of the work
+    /// itself after a deadlock (MySQL, MariaDB), with a statement that commits implicitly (DDL),
+    /// and on SQLite after `OR ROLLBACK`. What it cannot detect: the work, or a statement of it,
+    /// has begun another transaction since. The tick then succeeds with the second part of the work
     /// alone. So the work rolls back after each error of the database.
     ///
     /// # Errors
-    /// After any error the transaction has to be rolled back. [`Error::TransactionOver`] if the
-    /// transaction has ended. [`Error::Lost`] if the run lost its
-    /// lease or its key: another instance has the tick, or another holder the key. Also if the tick
-    /// has ended: an earlier transaction was committed, perhaps without a reply.
-    /// [`Error::Conflict`] if another transaction used the row. A renewal of the lease uses it,
-    /// after each third of the lease. Also while a [`transaction`](Self::transaction) of the tick is
-    /// under way. A transaction under REPEATABLE READ or SERIALIZABLE on
-    /// PostgreSQL, or one that begins by reading on SQLite, has to commit before the next renewal.
-    /// [`Error::NotInTransaction`], [`Error::Database`], [`Error::TimedOut`],
-    /// [`Error::NoConnection`].
+    /// After any error the transaction has to be rolled back. [`Error::Transaction`] if the
+    /// transaction has ended. [`Error::Lost`] if the run lost its lease or its key: another
+    /// instance has the tick, or another holder the key. Also if the tick has ended: an earlier
+    /// transaction was committed, perhaps without a reply. [`Error::Conflict`] if another
+    /// transaction used the row. A renewal of the lease uses it, after each third of the lease.
+    /// Also while a [`transaction`](Self::transaction) of the tick is under way. A transaction
+    /// under REPEATABLE READ or SERIALIZABLE on PostgreSQL, or one that begins by reading on
+    /// SQLite, has to commit before the next renewal. [`Error::Invalid`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the transaction has to be rolled back.

@@ -61,8 +61,8 @@ impl<DB: Database> Tick<DB> {
     /// [`RunError::Lost`] if the run lost its lease or its key, or has ended its tick before.
     /// [`RunError::Failed`] contains [`Error::Conflict`] when the repetitions are used up, or
     /// another transaction of the tick has taken a minute, as the one does within which this one is
-    /// called, [`Error::TransactionOver`] if the transaction ended before the work returned, and
-    /// [`Error::CommitUnknown`] if it cannot be determined whether the transaction was committed.
+    /// called, [`Error::Transaction`] if the transaction ended before the work returned, and
+    /// [`Error::Transaction`] if it cannot be determined whether the transaction was committed.
     /// The history then shows it. [`RunError::Refused`] is never returned.
     ///
     /// # Cancel safety

@@ -7,7 +7,9 @@ use tracing::Instrument as _;
 
 use crate::{
     action::{Action, Certainty},
+    causes::NotFound,
     error::Error,
+    invalid::Invalid,
     key::{Claim, Holder, Key},
     retry::Repeat,
     schedule::{
@@ -73,7 +75,7 @@ impl<DB: Database> Schedules<DB> {
     /// apply at once.
     ///
     /// # Errors
-    /// [`Error::UnknownSchedule`] for a name that was not added; otherwise as
+    /// [`Error::NotFound`] for a name that was not added; otherwise as
     /// [`start`](Self::start).
     ///
     /// # Cancel safety
@@ -135,7 +137,7 @@ impl<DB: Database> Schedules<DB> {
     /// Runs the tick of a schedule if it is due, or is made so by a trigger.
     async fn one_tick(&self, name: &str, triggers: bool, stop: impl Future<Output = ()>) -> Result<TickOutcome, Error> {
         let Some(job) = self.jobs.iter().find(|job| job.schedule.name() == name).cloned() else {
-            return Err(Error::UnknownSchedule { name: Key::new(name)?, renamed_to: None });
+            return Err(NotFound::Schedule { name: Key::new(name)?, renamed_to: None }.into());
         };
         let core = self.checked(std::slice::from_ref(&job)).await?;
         Presence::of_calls(&core, &job.schedule).join(&core).await?;
@@ -143,7 +145,9 @@ impl<DB: Database> Schedules<DB> {
         if triggers {
             match self.trigger(name).await {
                 // A schedule whose name it had still runs.
-                Err(Error::UnknownSchedule { .. }) => return Ok(TickOutcome::NotDue { retry_after: None }),
+                Err(Error::NotFound(NotFound::Schedule { .. })) => {
+                    return Ok(TickOutcome::NotDue { retry_after: None });
+                }
                 triggered => triggered?,
             }
         }
@@ -161,7 +165,7 @@ impl<DB: Database> Schedules<DB> {
         match ended {
             Ok(outcome) => outcome,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Err(_) => Err(Error::NoRuntime),
+            Err(_) => Err(Invalid::no_runtime().into()),
         }
     }
 }

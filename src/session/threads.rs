@@ -29,6 +29,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument as _, instrument::WithSubscriber as _};
 
 use crate::{
+    causes::Setup,
     error::Error,
     metrics,
     session::{
@@ -94,7 +95,7 @@ impl Threads {
 /// Returns the threads, which the first call starts.
 fn threads() -> Result<&'static Threads, Error> {
     if is_forked() {
-        return Err(Error::Forked);
+        return Err(Setup::Forked.into());
     }
     if let Some(threads) = THREADS.get() {
         return Ok(threads);
@@ -103,7 +104,7 @@ fn threads() -> Result<&'static Threads, Error> {
     if let Some(threads) = THREADS.get() {
         return Ok(threads);
     }
-    let threads = Threads::start().map_err(|source| Error::NoThreads { source })?;
+    let threads = Threads::start().map_err(|source| Error::Setup(Setup::NoThreads { source }))?;
     has_threads();
     Ok(THREADS.get_or_init(|| threads))
 }
@@ -123,7 +124,7 @@ pub(crate) fn start() -> Result<(), Error> {
 /// panic of the work is the caller's.
 ///
 /// # Errors
-/// [`Error::Forked`], and [`Error::NoThreads`].
+/// [`Error::Setup`].
 pub(crate) fn run<T: Send + 'static>(
     tracker: &TaskTracker,
     work: impl Future<Output = T> + Send + 'static,
@@ -160,7 +161,7 @@ async fn run_boxed<T: Send + 'static>(tracker: TaskTracker, mut work: Work<T>) -
         Err(ended) => match ended.try_into_panic() {
             Ok(panic) => resume_unwind(panic),
             // The runtime is never shut down, and only the caller aborts the task.
-            Err(_) => Err(Error::Forked),
+            Err(_) => Err(Error::Setup(Setup::Forked)),
         },
     }
 }
@@ -233,7 +234,7 @@ async fn run_to_end_boxed<T: Send + 'static>(work: Pin<Box<dyn Future<Output = T
         Ok(output) => Ok(output),
         Err(ended) => match ended.try_into_panic() {
             Ok(panic) => resume_unwind(panic),
-            Err(_) => Err(Error::Forked),
+            Err(_) => Err(Error::Setup(Setup::Forked)),
         },
     }
 }

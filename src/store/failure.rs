@@ -4,6 +4,7 @@ use std::{fmt, time::Duration};
 
 use crate::{
     action::{Action, Certainty},
+    causes::{DatabaseFault, Setup},
     error::Error,
     store::fault::{self, Fault, fault, said},
 };
@@ -88,23 +89,29 @@ impl Failure {
 
     /// Returns the error to report. `before` is what was known of the outcome before this request.
     pub fn into_error(self, action: Action, subject: String, limit: Duration, before: Certainty) -> Error {
-        let timed_out = |outcome| Error::TimedOut { action, subject: subject.clone(), limit, outcome };
+        let timed_out =
+            |outcome| Error::Database(DatabaseFault::TimedOut { action, subject: subject.clone(), limit, outcome });
         let fault = self.fault();
         match self {
             Self::NoThreads(error) => *error,
             Self::NoConnection(source) if fault == Fault::NoConnection => {
-                Error::NoConnection { action, subject, limit, outcome: before, source }
+                Error::Database(DatabaseFault::NoConnection { action, subject, limit, outcome: before, source })
             }
-            Self::NoConnection(source) => Error::Database { action, subject, outcome: before, source },
+            Self::NoConnection(source) => {
+                Error::Database(DatabaseFault::Failed { action, subject, outcome: before, source })
+            }
             Self::Undone => timed_out(before),
             Self::NoReply if action.leaves_nothing() => timed_out(before),
             Self::NoReply => timed_out(Certainty::Unknown),
             Self::Failed(source) => match fault {
-                Fault::MissingTable if before == Certainty::NothingChanged => Error::TableMissing,
-                Fault::MissingColumn if before == Certainty::NothingChanged => {
-                    Error::ColumnMissing { table: "t_resource_lock", columns: format!("a column ({})", said(&source)) }
+                Fault::MissingTable if before == Certainty::NothingChanged => Error::Setup(Setup::TableMissing),
+                Fault::MissingColumn if before == Certainty::NothingChanged => Error::Setup(Setup::ColumnMissing {
+                    table: "t_resource_lock",
+                    columns: format!("a column ({})", said(&source)),
+                }),
+                Fault::ReadOnly => {
+                    Error::Database(DatabaseFault::ReadOnly { action, subject, outcome: before, source })
                 }
-                Fault::ReadOnly => Error::ReadOnly { action, subject, outcome: before, source },
                 Fault::MissingTable
                 | Fault::MissingColumn
                 | Fault::Contention
@@ -117,7 +124,7 @@ impl Failure {
                     // is unknown.
                     let undone = fault != Fault::Outage && source.as_database_error().is_some();
                     let outcome = if undone || action.leaves_nothing() { before } else { Certainty::Unknown };
-                    Error::Database { action, subject, outcome, source }
+                    Error::Database(DatabaseFault::Failed { action, subject, outcome, source })
                 }
             },
         }

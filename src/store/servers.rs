@@ -40,7 +40,7 @@ static ACCEPT_ANY: AtomicBool = AtomicBool::new(false);
 /// time. Off by default.
 ///
 /// A server that is known not to keep row locks is refused with
-/// [`Error::Unsupported`](crate::Error::Unsupported): TiDB and Aurora DSQL. With `accept` set, the
+/// [`Error::Setup`](crate::Error::Setup): TiDB and Aurora DSQL. With `accept` set, the
 /// first call of each lock reports it in a warning instead. This is for a version of such a server
 /// that keeps them, and for experiments. It applies to all locks and schedules of the process, to
 /// [`migrate`](crate::migrate), and to servers that are looked at for the first time after the

@@ -8,7 +8,9 @@ use uuid::Uuid;
 
 use crate::store::{Reply, Store};
 use crate::{
+    causes::Setup,
     error::Error,
+    invalid::Invalid,
     key::Key,
     version::{
         amount::is_exact,
@@ -201,7 +203,7 @@ pub struct Statements {
 
 impl Statements {
     pub fn new<DB: VersionStore>(names: &Names, seen: &Seen) -> Result<Self, Error> {
-        let unfit = |wrong: String| Error::TableUnfit { table: names.table.to_string(), wrong };
+        let unfit = |wrong: String| Error::Setup(Setup::TableUnfit { table: names.table.to_string(), wrong });
         if let Some(wrong) = &seen.wrong {
             return Err(unfit(wrong.clone()));
         }
@@ -272,11 +274,7 @@ impl Statements {
             }
             Holds::Text | Holds::Other => (Some(KeyValue::Text(text.to_owned())), "texts"),
         };
-        value.ok_or_else(|| Error::KeyUnfit {
-            key: key.clone(),
-            column: self.key_name.clone(),
-            holds: holds.to_owned(),
-        })
+        value.ok_or_else(|| Invalid::key_unfit(text, &self.key_name, holds).into())
     }
 }
 

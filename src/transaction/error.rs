@@ -10,21 +10,20 @@ use crate::{
 
 /// Why work under a lock has no result: of `run` and of `transaction`.
 ///
-/// After a transaction nothing was committed, unless the error is [`Error::CommitUnknown`] or
-/// [`Error::TransactionOver`].
+/// After a transaction nothing was committed, unless the error is [`Error::Transaction`].
 ///
 /// ```
 /// # async fn example<DB: rowlock::Database>(
 /// #     lock: rowlock::LeaseLock<DB>,
 /// # ) -> Result<(), rowlock::Error> {
-/// use rowlock::{Error, RunError, errors::AnyError};
+/// use rowlock::{Error, RunError, errors::{AnyError, TransactionFault}};
 ///
 /// match lock.transaction("alice", async |_tx| Ok::<_, AnyError>(())).await {
 ///     Ok(()) => println!("committed"),
 ///     Err(RunError::Work(error)) => println!("rolled back: {error}"),
 ///     Err(RunError::Refused(refusal)) => println!("not begun: {refusal}"),
 ///     Err(RunError::Lost { key, .. }) => println!("rolled back: {key} was lost"),
-///     Err(RunError::Failed(Error::CommitUnknown { key, .. })) => println!("read {key}"),
+///     Err(RunError::Failed(Error::Transaction(TransactionFault::CommitUnknown { key, .. }))) => println!("read {key}"),
 ///     Err(RunError::Failed(error)) => return Err(error),
 /// }
 /// # Ok(())

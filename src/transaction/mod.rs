@@ -23,6 +23,7 @@ use tracing::{Instrument as _, Span, field::display};
 
 use crate::{
     action::{Action, Certainty},
+    causes::{DatabaseFault, TransactionFault},
     error::Error,
     grant::Grant,
     key::{Claim, Key},
@@ -273,8 +274,8 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         // After a timeout the statement may still be running, and a standby's connection is of no
         // use, so the connection is closed.
         let close = match &error {
-            Error::TimedOut { .. } => true,
-            Error::ReadOnly { source, .. } => fault::may_take_writes_again(source),
+            Error::Database(DatabaseFault::TimedOut { .. }) => true,
+            Error::Database(DatabaseFault::ReadOnly { source, .. }) => fault::may_take_writes_again(source),
             _ => false,
         };
         if !close {
@@ -336,7 +337,12 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             Undone::Wholly | Undone::Apparently | Undone::WithConnection => Stop::Work(error),
             Undone::No(outcome) => {
                 let work = Some(error.cause().to_string());
-                Stop::Failed(Error::TransactionOver { key: self.key(), outcome, work, source: None })
+                Stop::Failed(Error::Transaction(TransactionFault::Over {
+                    key: self.key(),
+                    outcome,
+                    work,
+                    source: None,
+                }))
             }
         }
     }
@@ -366,7 +372,9 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         match settled {
             CommitOutcome::Committed => Ok(()),
             CommitOutcome::RolledBack => Err(self.again()),
-            CommitOutcome::Unknown => Err(Stop::Failed(Error::CommitUnknown { key: self.key(), source })),
+            CommitOutcome::Unknown => {
+                Err(Stop::Failed(Error::Transaction(TransactionFault::CommitUnknown { key: self.key(), source })))
+            }
         }
     }
 
@@ -379,7 +387,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     }
 
     fn over<E>(&self, outcome: Certainty, source: Option<sqlx::Error>) -> Stop<E> {
-        Stop::Failed(Error::TransactionOver { key: self.key(), outcome, work: None, source })
+        Stop::Failed(Error::Transaction(TransactionFault::Over { key: self.key(), outcome, work: None, source }))
     }
 
     /// A failure before the commit was sent changed nothing.

@@ -6,7 +6,9 @@ use sqlx::Connection as _;
 
 use crate::{
     action::{Action, Certainty},
+    causes::TransactionFault,
     error::Error,
+    invalid::Invalid,
     key::Key,
     session::{time::Instant, timers::timeout_at},
     store::{
@@ -20,7 +22,7 @@ use crate::{
 /// cannot detect a transaction that has taken the place of the one that the application began.
 ///
 /// # Errors
-/// [`Error::NotInTransaction`] by the driver's count, [`Error::TransactionOver`] by the database's,
+/// [`Error::Invalid`] by the driver's count, [`Error::Transaction`] by the database's,
 /// and [`Error::Conflict`].
 pub(crate) async fn in_transaction<DB: Database>(
     conn: &mut DB::Connection,
@@ -28,13 +30,17 @@ pub(crate) async fn in_transaction<DB: Database>(
     time_limit: Duration,
 ) -> Result<(), Error> {
     if !conn.is_in_transaction() {
-        return Err(Error::NotInTransaction { key: key.clone() });
+        let text = format!(
+            "key {:?} was not confirmed: the connection is not in a transaction; begin one with sqlx first",
+            key.as_str()
+        );
+        return Err(Invalid::new(text).into());
     }
     let failure = match timeout_at(Instant::now() + time_limit, DB::in_transaction(conn)).await {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(source)) if fault::denies(&source) => {
             let (key, outcome) = (key.clone(), Certainty::Unknown);
-            return Err(Error::TransactionOver { key, outcome, work: None, source: Some(source) });
+            return Err(TransactionFault::Over { key, outcome, work: None, source: Some(source) }.into());
         }
         Ok(Err(error)) => Failure::Failed(error),
         Err(_) => Failure::NoReply,

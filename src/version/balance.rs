@@ -4,6 +4,7 @@ use std::convert::Infallible;
 
 use crate::{
     error::Error,
+    invalid::Invalid,
     key::Key,
     store::{
         Database,
@@ -27,7 +28,7 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// number of lost updates.)
     ///
     /// # Errors
-    /// [`Insufficient`] in [`UpdateError::Computation`]; [`Error::InvalidAmount`] unless the amount
+    /// [`Insufficient`] in [`UpdateError::Computation`]; [`Error::Invalid`] unless the amount
     /// is positive and fits; otherwise as [`update`](Self::update).
     ///
     /// # Cancel safety
@@ -103,7 +104,7 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// Adds `amount` to the balance of `key`. The call retries when another change came first.
     ///
     /// # Errors
-    /// [`Error::InvalidAmount`] unless the amount is positive and the sum fits; otherwise as
+    /// [`Error::Invalid`] unless the amount is positive and the sum fits; otherwise as
     /// [`update`](Self::update).
     ///
     /// # Cancel safety
@@ -173,10 +174,9 @@ fn positive<V: Amount>(key: &str, amount: &V) -> Result<Key, Error> {
     if *amount > V::NOTHING {
         return Ok(key);
     }
-    Err(Error::InvalidAmount { key, amount: amount.to_string(), rule: "it has to be more than zero".into() })
+    Err(Invalid::amount(key.as_str(), amount, "it has to be more than zero").into())
 }
 
 fn too_much<V: Amount>(key: &Key, amount: &V) -> Error {
-    let rule = "with the balance it is more than the type holds".into();
-    Error::InvalidAmount { key: key.clone(), amount: amount.to_string(), rule }
+    Invalid::amount(key.as_str(), amount, "with the balance it is more than the type holds").into()
 }

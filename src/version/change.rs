@@ -7,6 +7,7 @@ use sqlx::Connection as _;
 use crate::{
     action::Action,
     error::Error,
+    invalid::Invalid,
     key::Key,
     metrics,
     retry::outage_pause,
@@ -180,7 +181,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
             _ if is_nan(value) && !DB::HAS_NAN => ("NaN".into(), format!("the column {column} cannot hold it")),
             _ => return Ok(()),
         };
-        Err(Error::InvalidAmount { key: key.clone(), amount, rule })
+        Err(Invalid::amount(key.as_str(), amount, &rule).into())
     }
 
     /// Writes behind a savepoint of the caller's transaction, or in a transaction, so that what

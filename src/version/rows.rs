@@ -9,6 +9,7 @@ use sqlx::Pool;
 
 use crate::{
     action::{Action, Certainty},
+    causes::{NotFound, Setup},
     error::Error,
     invalid::{Faults, Invalid},
     key::Key,
@@ -122,14 +123,16 @@ impl<DB: Database> Rows<DB> {
     }
 
     pub fn not_found(&self, key: &Key) -> Error {
-        Error::NotFound { table: self.names.table.to_string(), key: key.clone() }
+        Error::NotFound(NotFound::Row { table: self.names.table.to_string(), key: key.clone() })
     }
 
     /// Returns the version after this one. Beyond 64 bits, SQLite would continue with a rounded
     /// number.
     pub fn next(&self, key: &Key, version: i64) -> Result<i64, Error> {
         let wrong = || format!("the version of key {:?} is {version}, and cannot grow", key.as_str());
-        version.checked_add(1).ok_or_else(|| Error::TableUnfit { table: self.names.table.to_string(), wrong: wrong() })
+        version
+            .checked_add(1)
+            .ok_or_else(|| Error::Setup(Setup::TableUnfit { table: self.names.table.to_string(), wrong: wrong() }))
     }
 
     /// Returns the version after a write to a row of version `version` that matched `rows` rows, or
@@ -149,7 +152,7 @@ impl<DB: Database> Rows<DB> {
                  would notice a change; let the version rise"
             ),
         };
-        Err(Error::TableUnfit { table, wrong })
+        Err(Error::Setup(Setup::TableUnfit { table, wrong }))
     }
 
     pub fn error(&self, failed: Failed, action: Action, key: &Key) -> Error {
@@ -160,13 +163,13 @@ impl<DB: Database> Rows<DB> {
                 let column = format!("{}.{}", self.names.table, column.as_str());
                 let is_null = source.is::<sqlx::error::UnexpectedNullError>();
                 let wrong = if is_null { "it is NULL, or exceeds 64 bits".into() } else { source.to_string() };
-                Error::ValueUnfit { key: key.clone(), column, wrong }
+                Error::Setup(Setup::ValueUnfit { key: key.clone(), column, wrong })
             }
             // The table or column existed when the table was inspected.
             Failed::Database(Failure::Failed(error))
                 if matches!(fault(&error), Fault::MissingTable | Fault::MissingColumn) =>
             {
-                Error::TableUnfit { table: self.names.table.to_string(), wrong: error.to_string() }
+                Error::Setup(Setup::TableUnfit { table: self.names.table.to_string(), wrong: error.to_string() })
             }
             Failed::Database(failure) => {
                 let subject = format!("{:?}", key.as_str());

@@ -182,8 +182,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// Reads a value, or returns `None` if the row does not exist. It takes one round trip.
     ///
     /// # Errors
-    /// [`Error::Invalid`] and [`Error::KeyUnfit`] before anything is sent,
-    /// [`Error::TableUnfit`], [`Error::ValueUnfit`], and errors of the database.
+    /// [`Error::Invalid`] before anything is sent,
+    /// [`Error::Setup`], and errors of the database.
     ///
     /// # Cancel safety
     /// The call only reads.
@@ -227,11 +227,10 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ///
     /// # Errors
     /// [`UpdateError::Computation`] at once, with nothing written; [`Error::NotFound`];
-    /// [`Error::ValueUnfit`] if the value or the version cannot be read exactly;
-    /// [`Error::TableUnfit`] if a trigger, a rule or a row policy of the table suppresses the
-    /// change or keeps the version; [`Error::InvalidAmount`] for a value that the column would
-    /// round; [`Error::Conflict`] when the attempts or the time are used up. [`Error::TimedOut`],
-    /// [`Error::NoConnection`] and [`Error::Database`] state whether the value may have been
+    /// [`Error::Setup`] if the value or the version cannot be read exactly; [`Error::Setup`] if a
+    /// trigger, a rule or a row policy of the table suppresses the change or keeps the version;
+    /// [`Error::Invalid`] for a value that the column would round; [`Error::Conflict`] when the
+    /// attempts or the time are used up. [`Error::Database`] state whether the value may have been
     /// written. A write that may have been carried out is never repeated.
     ///
     /// # Cancel safety
@@ -272,8 +271,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ///
     /// # Errors
     /// As [`update`](Self::update). [`Error::Conflict`] stands for every kind of contention: the
-    /// caller then rolls back and begins the whole transaction again. [`Error::NotInTransaction`]
-    /// if the connection is not in a transaction, and [`Error::TransactionOver`] if the database
+    /// caller then rolls back and begins the whole transaction again. [`Error::Invalid`]
+    /// if the connection is not in a transaction, and [`Error::Transaction`] if the database
     /// has ended it.
     ///
     /// # Cancel safety

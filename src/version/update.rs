@@ -38,12 +38,12 @@ pub struct Updated<V> {
 /// # use rowlock::balances::Columns;
 /// # let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
 /// # let accounts = rowlock::VersionedTable::new(pool, columns);
-/// use rowlock::{Error, balances::{Insufficient, UpdateError}};
+/// use rowlock::{Error, balances::{Insufficient, UpdateError}, errors::NotFound};
 ///
 /// match accounts.deduct("alice", 130).await {
 ///     Ok(updated) => println!("{} left", updated.value),
 ///     Err(UpdateError::Computation(Insufficient { balance, .. })) => println!("only {balance}"),
-///     Err(UpdateError::Failed(Error::NotFound { key, .. })) => println!("{key} has no account"),
+///     Err(UpdateError::Failed(Error::NotFound(NotFound::Row { key, .. }))) => println!("{key} has no account"),
 ///     Err(UpdateError::Failed(error)) => return Err(error.into()),
 /// }
 /// # Ok(())

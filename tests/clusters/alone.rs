@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Database, Error, LeaseLock, Retry, RunError, Tx, errors::Certainty};
+use rowlock::{
+    Database, Error, LeaseLock, Retry, RunError, Tx,
+    errors::{Certainty, TransactionFault},
+};
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{AssertSqlSafe, Executor, Pool, pool::PoolOptions};
 use tokio::time::{Instant, sleep, timeout};
@@ -174,11 +177,13 @@ where
                 sure += 1;
                 orders.made.fetch_add(1, SeqCst);
             }
-            Err(RunError::Failed(Error::CommitUnknown { .. })) => unknown += 1,
+            Err(RunError::Failed(Error::Transaction(TransactionFault::CommitUnknown { .. }))) => unknown += 1,
             Err(RunError::Lost { .. }) => {}
             // The connection was lost within the work, and so was the server that has the count of
             // confirmations. The work commits nothing by itself.
-            Err(RunError::Failed(Error::TransactionOver { outcome: Certainty::Unknown, .. })) => {}
+            Err(RunError::Failed(Error::Transaction(TransactionFault::Over {
+                outcome: Certainty::Unknown, ..
+            }))) => {}
             Err(RunError::Failed(error)) if error.is_retryable() => {}
             Err(RunError::Work(_) | RunError::Refused(_)) => {}
             Err(error) => panic!("{error:?}"),

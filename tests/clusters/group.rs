@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use rowlock::{Attempt, Error, LeaseLock, Reason};
+use rowlock::{Attempt, Error, LeaseLock, Reason, errors::DatabaseFault};
 use sqlx::mysql::MySqlPoolOptions;
 use tokio::time::sleep;
 
@@ -146,7 +146,7 @@ pub async fn not_believed(cluster: &Cluster, last: usize, trouble: Trouble) {
     println!("at a node that was expelled: {late:?}");
     match late {
         Ok(Attempt::Acquired(reader)) => panic!("{reader:?} beside {writer:?}"),
-        Err(Error::TimedOut { .. }) => {}
+        Err(Error::Database(DatabaseFault::TimedOut { .. })) => {}
         // A node that was paused soon knows that it is no member.
         Ok(Attempt::Refused(refusal)) if trouble == Trouble::Pause => assert_eq!(refusal.reason, Reason::Held),
         Err(error) if trouble == Trouble::Pause => assert!(error.is_retryable(), "{error:?}"),
@@ -157,7 +157,7 @@ pub async fn not_believed(cluster: &Cluster, last: usize, trouble: Trouble) {
     println!("once it is a member again: {late:?}");
     match late {
         Ok(Attempt::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Held),
-        Err(Error::ReadOnly { .. }) => {}
+        Err(Error::Database(DatabaseFault::ReadOnly { .. })) => {}
         other => panic!("{other:?} beside {writer:?}"),
     }
     writer.release().await.unwrap();

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Error, LeaseLock, Reason};
+use rowlock::{Error, LeaseLock, Reason, errors::DatabaseFault};
 use sqlx::{MySql, MySqlPool};
 use tokio::time::{Instant, sleep};
 
@@ -109,7 +109,7 @@ async fn no_claim_is_lost_when_the_primary_is_replaced(folder: PathBuf) {
     assert_eq!(other.try_acquire("held").await.unwrap().refused().unwrap().reason, Reason::Held);
     // Its connection may still lead to the last primary, which closes it.
     while let Err(error) = held.renew().await {
-        assert!(held.is_held() && matches!(error, Error::ReadOnly { .. }), "{error:?}");
+        assert!(held.is_held() && matches!(error, Error::Database(DatabaseFault::ReadOnly { .. })), "{error:?}");
     }
     let token = held.token();
     held.release().await.unwrap();

@@ -14,6 +14,7 @@ use std::{
 use rowlock::{
     Attempt, Error, LeaseLock, ReadWriteLock, Reason, ResourceLock as _, RunError, Schedule, Schedules, Tick,
     admin::LockState,
+    errors::DatabaseFault,
     jobs::{CatchUp, TickOutcome},
 };
 use sqlx::{PgPool, Postgres};
@@ -66,7 +67,7 @@ async fn a_primary_that_was_replaced_grants_nothing(folder: PathBuf) {
     let seen = old.inspect("free").await.unwrap().unwrap();
     assert!(seen.state != LockState::Held, "it answers with what was there: {seen:?}");
     let error = old.try_acquire("free").await.unwrap_err();
-    assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
+    assert!(matches!(error, Error::Database(DatabaseFault::TimedOut { .. })), "{error:?}");
     let error = held.renew().await.unwrap_err();
     assert!(error.is_retryable(), "{error:?}");
     let error = old.transaction("account", pay).await.unwrap_err();
@@ -115,7 +116,7 @@ fn not_let_in<T: std::fmt::Debug>(attempt: Result<Attempt<T>, Error>, when: &str
     match attempt {
         Ok(Attempt::Acquired(lease)) => panic!("{lease:?} {when}"),
         Ok(Attempt::Refused(refusal)) => assert_eq!(refusal.reason, Reason::Held),
-        Err(Error::ReadOnly { .. }) => {}
+        Err(Error::Database(DatabaseFault::ReadOnly { .. })) => {}
         Err(error) => assert!(error.is_retryable(), "{error:?}"),
     }
 }
@@ -141,7 +142,7 @@ async fn a_standby_that_lags_grants_nothing_and_loses_nothing(folder: PathBuf) {
     let seen = at_standby.inspect("k").await.unwrap();
     assert!(seen.is_none_or(|seen| seen.state != LockState::Held), "it answers with what it has applied");
     let error = at_standby.try_acquire("k").await.unwrap_err();
-    assert!(matches!(error, Error::ReadOnly { .. }), "{error:?}");
+    assert!(matches!(error, Error::Database(DatabaseFault::ReadOnly { .. })), "{error:?}");
     wandering.turn_to(cluster.url_of(last), cluster.url_of(standbys[0])).await;
     not_let_in(readers.readers().try_acquire().await, "while another one writes");
 
@@ -178,7 +179,7 @@ async fn an_asynchronous_primary_that_was_replaced_grants_to_its_clients(folder:
     assert_paid(&cluster.pool_of(next), 0, 0).await; // the payment went with the last primary
     timeout(PATIENCE, stray.lost()).await.unwrap();
     let error = old.try_acquire("k").await.unwrap_err();
-    assert!(matches!(error, Error::ReadOnly { .. }), "{error:?}");
+    assert!(matches!(error, Error::Database(DatabaseFault::ReadOnly { .. })), "{error:?}");
     current.renew().await.unwrap();
     current.release().await.unwrap();
 }

@@ -12,7 +12,9 @@ use std::{
 };
 
 use rowlock::{
-    Error, LeaseLock, Reason, ResourceLock as _, Retry, RunError, Tx, errors::Certainty, migration::Migration,
+    Error, LeaseLock, Reason, ResourceLock as _, Retry, RunError, Tx,
+    errors::{Certainty, DatabaseFault, TransactionFault},
+    migration::Migration,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use sqlx::{PgPool, Postgres, postgres::PgPoolOptions};
@@ -144,13 +146,17 @@ async fn payments(lock: LeaseLock<Postgres>, paid: Arc<Paid>) {
     while !paid.over.load(SeqCst) {
         match lock.transaction("account", pay).await {
             Ok(()) => drop(paid.sure.fetch_add(1, SeqCst)),
-            Err(RunError::Failed(Error::CommitUnknown { .. })) => drop(paid.unknown.fetch_add(1, SeqCst)),
+            Err(RunError::Failed(Error::Transaction(TransactionFault::CommitUnknown { .. }))) => {
+                paid.unknown.fetch_add(1, SeqCst);
+            }
             Err(RunError::Failed(error)) if error.is_retryable() => {}
             // The connection was lost within the work, and so was the server that has the count of
             // confirmations. The work commits nothing by itself.
-            Err(RunError::Failed(Error::TransactionOver { outcome: Certainty::Unknown, .. })) => {}
+            Err(RunError::Failed(Error::Transaction(TransactionFault::Over {
+                outcome: Certainty::Unknown, ..
+            }))) => {}
             // The server is not the primary any more.
-            Err(RunError::Failed(Error::ReadOnly { .. })) => {}
+            Err(RunError::Failed(Error::Database(DatabaseFault::ReadOnly { .. }))) => {}
             Err(RunError::Work(_)) => {} // its own statement failed, and it was rolled back
             Err(error) => panic!("{error:?}"),
         }
@@ -211,7 +217,11 @@ async fn a_migration_reaches(pair: &Pair) {
     until("the standby lacks the column", &standby, LACKS).await;
     let planned = Migration::new(standby.clone()).plan().await.unwrap();
     let error = rowlock::migrate(&standby).await.unwrap_err();
-    assert!(matches!(error, Error::ReadOnly { .. }) && error.to_string().contains("nothing was changed"), "{error}");
+    assert!(
+        matches!(error, Error::Database(DatabaseFault::ReadOnly { .. }))
+            && error.to_string().contains("nothing was changed"),
+        "{error}"
+    );
 
     // A query on the standby holds up neither the primary nor the migration.
     let mut query = standby.begin().await.unwrap();

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Access, Database, Election, Error, Lease, LeaseLock, ReadWriteLock, Token};
+use rowlock::{Access, Database, Election, Error, Lease, LeaseLock, ReadWriteLock, Token, errors::DatabaseFault};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -106,7 +106,7 @@ impl Watch {
         let mut seen = self.0.lock().unwrap();
         let expected = match error {
             Error::Lost { .. } => true,
-            Error::ReadOnly { .. } => seen.may_be_read_only,
+            Error::Database(DatabaseFault::ReadOnly { .. }) => seen.may_be_read_only,
             _ => error.is_retryable(),
         };
         if !expected {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Attempt, Reason, Rules, Status};
+use rowlock::{Attempt, Reason, Rules, Status, errors::DatabaseFault};
 use tokio::time::Instant;
 
 harness::tests!(
@@ -188,7 +188,13 @@ async fn a_try_ends_at_its_time_limit_with_the_pool_empty<DB: TestDatabase>(db: 
     let error = lock.try_acquire("k").await.unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(3));
     assert!(
-        matches!(error, rowlock::Error::NoConnection { outcome: rowlock::errors::Certainty::NothingChanged, .. }),
+        matches!(
+            error,
+            rowlock::Error::Database(DatabaseFault::NoConnection {
+                outcome: rowlock::errors::Certainty::NothingChanged,
+                ..
+            })
+        ),
         "{error:?}"
     );
     assert!(error.is_retryable());

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{Error, Reason, RunError, strategy::Grant};
+use rowlock::{Error, Reason, RunError, errors::NotFound, strategy::Grant};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::bank::{Lock, accounts, locks};
@@ -84,7 +84,7 @@ async fn a_version_is_granted_to_everybody<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(grants.iter().all(|grant| grant.token().get() == 0 && grant.lease().is_none()));
     assert_ne!(grants[0].claim().holder, grants[1].claim().holder);
     let error = lock.acquire("no-one's", MINUTE).await.unwrap_err();
-    assert!(matches!(&error, Error::NotFound { table, .. } if table == "account"), "{error:?}");
+    assert!(matches!(&error, Error::NotFound(NotFound::Row { table, .. }) if table == "account"), "{error:?}");
 }
 
 async fn work_runs_under_a_key<DB: TestDatabase>(db: TestDb<DB>) {

@@ -8,7 +8,10 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
-use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Status, errors::Certainty};
+use rowlock::{
+    Attempt, Error, Lease, LeaseLock, Reason, Status,
+    errors::{Certainty, DatabaseFault},
+};
 use sqlx::Pool;
 use tokio::time::{Instant, timeout};
 
@@ -321,7 +324,10 @@ async fn a_row_that_the_server_refuses_to_change_harms_no_other<DB: TestDatabase
     let [first, good, bad, fine] = <[_; 4]>::try_from(answers).unwrap_or_else(|_| panic!("four answers"));
     drop([acquired(first), acquired(good), acquired(fine)]);
     let error = bad.unwrap_err();
-    assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
+    assert!(
+        matches!(error, Error::Database(DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. })),
+        "{error:?}"
+    );
     assert!(format!("{error:?}").contains("not this one"), "{error}");
 }
 

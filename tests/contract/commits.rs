@@ -11,7 +11,9 @@ use harness::{
     proxy::{Proxy, Way},
 };
 use rowlock::{
-    Error, LeaseLock, ResourceLock, Retry, RunError, VersionLock, errors::Certainty, strategy::ResourceLockExt,
+    Error, LeaseLock, ResourceLock, Retry, RunError, VersionLock,
+    errors::{Certainty, DatabaseFault, TransactionFault},
+    strategy::ResourceLockExt,
 };
 use tokio::time::timeout;
 
@@ -91,7 +93,10 @@ async fn deduct_held<DB: TestDatabase, L: ResourceLock<DB>>(
 
 #[track_caller]
 fn is_unknown<T: std::fmt::Debug>(done: &Result<T, RunError<sqlx::Error>>) {
-    assert!(matches!(done, Err(RunError::Failed(Error::CommitUnknown { .. }))), "{done:?}");
+    assert!(
+        matches!(done, Err(RunError::Failed(Error::Transaction(TransactionFault::CommitUnknown { .. })))),
+        "{done:?}"
+    );
 }
 
 async fn has<DB: TestDatabase>(db: &TestDb<DB>, account: &str, taken: i64) {
@@ -188,7 +193,10 @@ async fn a_commit_under_a_version_that_is_not_answered_is_unknown<DB: TestDataba
 
 /// Before the commit is sent, nothing can have changed. Checks that the error says so.
 fn changed_nothing<T: std::fmt::Debug>(done: &Result<T, RunError<sqlx::Error>>) {
-    let nothing = matches!(done, Err(RunError::Failed(Error::Database { outcome: Certainty::NothingChanged, .. })));
+    let nothing = matches!(
+        done,
+        Err(RunError::Failed(Error::Database(DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. })))
+    );
     assert!(nothing, "{done:?}");
 }
 
@@ -266,8 +274,10 @@ async fn what_is_committed_before_the_connection_is_lost_is_told<DB: TestDatabas
                 proxy.cut();
             };
             let done = timeout(PATIENCE, async { tokio::join!(done, cut).0 }).await.unwrap();
-            let in_part =
-                matches!(done, Err(RunError::Failed(Error::TransactionOver { outcome: Certainty::InPart, .. })));
+            let in_part = matches!(
+                done,
+                Err(RunError::Failed(Error::Transaction(TransactionFault::Over { outcome: Certainty::InPart, .. })))
+            );
             assert!(in_part, "{way:?}, {fails}: {done:?}");
             assert_eq!(balance(&db, LEASE).await, 1);
             assert!(line.lock.shutdown(PATIENCE).await); // the lease has been abandoned

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
-use rowlock::{Error, LeaseLock, Reason, Retry, Status, VersionLock, VersionedTable};
+use rowlock::{Error, LeaseLock, Reason, Retry, Status, VersionLock, VersionedTable, errors::DatabaseFault};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -301,7 +301,13 @@ async fn the_first_look_at_the_table_is_waited_for_within_the_callers_limit<DB: 
     let wait = Duration::from_millis(100);
     let since = Instant::now();
     let error = lock.acquire("b", wait).await.unwrap_err();
-    assert!(matches!(error, Error::NoConnection { .. } | Error::TimedOut { .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Error::Database(DatabaseFault::NoConnection { .. }) | Error::Database(DatabaseFault::TimedOut { .. })
+        ),
+        "{error:?}"
+    );
     assert!(since.elapsed() < wait + PATIENCE / 8, "{:?}", since.elapsed());
     // The first future is no longer polled, and its request stays unanswered.
     proxy.let_others_pass();
@@ -333,7 +339,7 @@ async fn a_connection_that_is_slow_to_open_serves_a_later_request<DB: TestDataba
     let lock = LeaseLock::<DB>::builder(proxy.pool(4)).time_limit(limit).build().unwrap();
     proxy.delay_first(2 * limit);
     let error = lock.try_acquire("k").await.unwrap_err();
-    assert!(matches!(error, Error::NoConnection { .. }), "{error:?}");
+    assert!(matches!(error, Error::Database(DatabaseFault::NoConnection { .. })), "{error:?}");
     let granted = async || lock.try_acquire("k").await.is_ok_and(|attempt| attempt.acquired().is_some());
     eventually("it is granted", granted).await;
 }
@@ -345,7 +351,7 @@ async fn the_connections_of_a_lock_are_closed_with_the_pool<DB: TestDatabase>(db
     acquired(lock.try_acquire("k").await).release().await.unwrap();
     pool.close().await;
     eventually("they are closed", async || connections(&db).await <= before).await;
-    assert!(matches!(lock.try_acquire("k").await, Err(Error::Database { .. })));
+    assert!(matches!(lock.try_acquire("k").await, Err(Error::Database(DatabaseFault::Failed { .. }))));
 }
 
 /// Connections were closed while they were idle. Requests are sent on other connections.

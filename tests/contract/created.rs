@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
-use rowlock::{Error, Lease, LeaseLock, errors::Certainty};
+use rowlock::{
+    Error, Lease, LeaseLock,
+    errors::{Certainty, DatabaseFault},
+};
 use sqlx::{
     Pool,
     pool::{PoolConnection, PoolOptions},
@@ -76,7 +79,10 @@ async fn a_row_that_the_server_refuses_to_create_harms_no_other<DB: TestDatabase
     let [first, good, bad, fine] = <[_; 4]>::try_from(answers).unwrap_or_else(|_| panic!("four answers"));
     drop([acquired(first), acquired(good), acquired(fine)]);
     let error = bad.unwrap_err();
-    assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
+    assert!(
+        matches!(error, Error::Database(DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. })),
+        "{error:?}"
+    );
 }
 
 /// Inserts a key in a transaction that stays open.

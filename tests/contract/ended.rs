@@ -4,7 +4,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{TestDatabase, TestDb, acquired};
-use rowlock::{Error, VersionedTable, balances::UpdateError};
+use rowlock::{Error, VersionedTable, balances::UpdateError, errors::TransactionFault};
 
 use crate::{
     bank::{LEASE, OPENING, VERSION, accounts, balance, locks, version, write_in},
@@ -61,7 +61,9 @@ pub async fn deadlock<DB: TestDatabase>(db: &TestDb<DB>, tx: &mut DB::Connection
 #[track_caller]
 fn is_over<T: std::fmt::Debug>(result: Result<T, Error>, how: &str) {
     match result {
-        Err(error @ Error::TransactionOver { .. }) => assert!(!error.is_retryable(), "{how}: {error}"),
+        Err(error @ Error::Transaction(TransactionFault::Over { .. })) => {
+            assert!(!error.is_retryable(), "{how}: {error}")
+        }
         other => panic!("{how}: {other:?}"),
     }
 }

@@ -4,7 +4,11 @@
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use harness::{PATIENCE, TestDatabase, TestDb};
-use rowlock::{Error, ResourceLock, Retry, RunError, Tx, errors::Certainty, strategy::ResourceLockExt};
+use rowlock::{
+    Error, ResourceLock, Retry, RunError, Tx,
+    errors::{Certainty, TransactionFault},
+    strategy::ResourceLockExt,
+};
 use tokio::time::timeout;
 
 use crate::{
@@ -151,7 +155,9 @@ async fn what_follows_a_deadlock_and_is_committed_is_told<DB: TestDatabase>(db: 
 #[track_caller]
 fn is_over<E: std::fmt::Debug>(error: &RunError<E>, expected: Certainty) {
     match error {
-        RunError::Failed(error @ Error::TransactionOver { outcome, .. }) if *outcome == expected => {
+        RunError::Failed(error @ Error::Transaction(TransactionFault::Over { outcome, .. }))
+            if *outcome == expected =>
+        {
             let asks = error.to_string().contains("read it before it is repeated");
             assert_eq!(asks, expected != Certainty::NothingChanged, "{error}");
         }

@@ -8,7 +8,10 @@ use harness::{
     proxy::{Proxy, Way},
     refused,
 };
-use rowlock::{Error, Lease, LeaseLock, errors::Certainty};
+use rowlock::{
+    Error, Lease, LeaseLock,
+    errors::{Certainty, DatabaseFault},
+};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -88,9 +91,9 @@ async fn a_claim_that_meets_an_error_of_the_binary_log_is_unknown<DB: TestDataba
     let error = lock.try_acquire("k").await.unwrap_err();
     let unknown = matches!(
         &error,
-        Error::Database { outcome: Certainty::Unknown, .. }
-            | Error::TimedOut { outcome: Certainty::Unknown, .. }
-            | Error::NoConnection { outcome: Certainty::Unknown, .. }
+        Error::Database(DatabaseFault::Failed { outcome: Certainty::Unknown, .. })
+            | Error::Database(DatabaseFault::TimedOut { outcome: Certainty::Unknown, .. })
+            | Error::Database(DatabaseFault::NoConnection { outcome: Certainty::Unknown, .. })
     );
     assert!(unknown, "{error:?}");
 }
@@ -164,7 +167,10 @@ async fn a_release_that_is_refused_to_the_end_changed_nothing<DB: TestDatabase>(
     add(&db, "k").await;
     let since = Instant::now();
     let error = lease.release().await.unwrap_err();
-    assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
+    assert!(
+        matches!(error, Error::Database(DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. })),
+        "{error:?}"
+    );
     assert!(since.elapsed() > LEASE / 4, "it was tried while the lease lasted");
     assert_eq!(db.column("k", "status").await.as_deref(), Some("P"));
 }
@@ -176,7 +182,10 @@ async fn a_release_without_the_right_to_it_fails_at_once<DB: TestDatabase>(db: T
     add(&db, "k").await;
     let released = timeout(PATIENCE, lease.release()).await.expect("it is not tried again");
     let error = released.unwrap_err();
-    assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
+    assert!(
+        matches!(error, Error::Database(DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. })),
+        "{error:?}"
+    );
 }
 
 /// Opens all connections of a pool on this runtime: a connection is driven by the runtime that

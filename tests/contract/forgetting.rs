@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::Error;
+use rowlock::{Error, errors::Setup};
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -187,5 +187,5 @@ async fn what_cannot_be_forgotten_is_reported<DB: TestDatabase>(db: TestDb<DB>) 
     assert!(matches!(error, Error::Invalid(_)), "{error:?}");
     db.execute("DROP TABLE t_resource_lock").await;
     let error = timeout(PATIENCE, lock.forget_after(HOUR)).await.expect("it returns").unwrap_err();
-    assert!(matches!(error, Error::TableMissing), "{error:?}");
+    assert!(matches!(error, Error::Setup(Setup::TableMissing)), "{error:?}");
 }

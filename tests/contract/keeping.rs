@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Attempt, Error, LeaseLock, Reason, Rules, RunError};
+use rowlock::{Attempt, Error, LeaseLock, Reason, Rules, RunError, errors::DatabaseFault};
 use tokio::time::{Instant, sleep, timeout};
 
 harness::tests!(
@@ -104,7 +104,7 @@ async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: TestDatabas
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
     let started = Instant::now();
     let error = lease.renew().await.unwrap_err();
-    assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
+    assert!(matches!(error, Error::Database(DatabaseFault::TimedOut { .. })), "{error:?}");
     assert!(lease.is_held(), "the deadline stands");
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     while started.elapsed() < 5 * SHORT {
@@ -420,6 +420,6 @@ async fn a_release_on_a_closed_pool_fails_at_once<DB: TestDatabase>(db: TestDb<D
     let lease = acquired(LeaseLock::new(pool.clone()).try_acquire("k").await);
     pool.close().await;
     let started = Instant::now();
-    assert!(matches!(lease.release().await, Err(Error::Database { .. })));
+    assert!(matches!(lease.release().await, Err(Error::Database(DatabaseFault::Failed { .. }))));
     assert!(started.elapsed() < Duration::from_secs(5));
 }

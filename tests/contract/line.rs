@@ -6,7 +6,10 @@ use harness::{
     PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Attempt, Error, LeaseLock, errors::Certainty};
+use rowlock::{
+    Attempt, Error, LeaseLock,
+    errors::{Certainty, DatabaseFault},
+};
 use sqlx::Pool;
 use tokio::time::{Instant, sleep};
 
@@ -70,7 +73,8 @@ pub fn trips<DB: TestDatabase>(db: &TestDb<DB>, postgres: usize, mysql: usize) -
 fn is_unknown(error: &Error) -> bool {
     matches!(
         error,
-        Error::TimedOut { outcome: Certainty::Unknown, .. } | Error::Database { outcome: Certainty::Unknown, .. }
+        Error::Database(DatabaseFault::TimedOut { outcome: Certainty::Unknown, .. })
+            | Error::Database(DatabaseFault::Failed { outcome: Certainty::Unknown, .. })
     )
 }
 
@@ -83,8 +87,8 @@ pub fn unknown<T: std::fmt::Debug>(result: Result<T, Error>) {
 pub fn timed_out<T: std::fmt::Debug>(result: Result<T, Error>) {
     let unknown = matches!(
         &result,
-        Err(Error::TimedOut { outcome: Certainty::Unknown, .. }
-            | Error::NoConnection { outcome: Certainty::Unknown, .. })
+        Err(Error::Database(DatabaseFault::TimedOut { outcome: Certainty::Unknown, .. })
+            | Error::Database(DatabaseFault::NoConnection { outcome: Certainty::Unknown, .. }))
     );
     assert!(unknown, "not timed out with an unknown outcome: {result:?}");
 }

@@ -4,7 +4,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Refusal, Retry, RunError, Status};
+use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Refusal, Retry, RunError, Status, errors::TransactionFault};
 use sqlx::pool::PoolConnection;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -202,7 +202,7 @@ async fn a_transaction_that_fails_frees_the_key<DB: TestDatabase>(db: TestDb<DB>
         DB::execute_on(&mut tx, "ROLLBACK").await.map(|_| ())
     });
     match timeout(PATIENCE, done).await.unwrap() {
-        Err(RunError::Failed(Error::TransactionOver { .. })) => {}
+        Err(RunError::Failed(Error::Transaction(TransactionFault::Over { .. }))) => {}
         other => panic!("{other:?}"),
     }
     is_free(&db, &lock).await;

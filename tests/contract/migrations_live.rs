@@ -8,7 +8,7 @@ use std::{
 
 use chrono::TimeDelta;
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{Error, migration::Migration};
+use rowlock::{Error, errors::DatabaseFault, migration::Migration};
 use sqlx::Transaction;
 use tokio::time::{sleep, timeout};
 
@@ -115,7 +115,7 @@ async fn a_program_that_is_killed_leaves_nothing_that_waits<DB: TestDatabase>(db
 async fn a_transaction_that_stays_in_the_way_is_named<DB: TestDatabase>(db: TestDb<DB>) {
     let tx = in_the_way(&db).await;
     let error = rowlock::migrate(&db.pool).await.unwrap_err();
-    let Error::InUse { by, .. } = &error else { panic!("{error:?}") };
+    let Error::Database(DatabaseFault::InUse { by, .. }) = &error else { panic!("{error:?}") };
     assert!(by.contains(" of user "), "{by}");
     assert!(db.server.name == "mariadb" || by.contains("SELECT key_resource FROM t_resource_lock"), "{by}");
     tx.rollback().await.unwrap();

@@ -6,6 +6,7 @@ use std::{convert::Infallible, time::Duration};
 use harness::{DIRECT, TestDatabase, TestDb, acquired, eventually, pool, refused};
 use rowlock::{
     Error, Reason, Schedule, Schedules, Status, Tick,
+    errors::Setup,
     migration::{Functions, Migration, Plan},
 };
 
@@ -151,7 +152,7 @@ async fn what_is_in_use_is_not_taken_away<DB: TestDatabase>(db: TestDb<DB>) {
     }
     let before = tables(&db).await;
     let used = async || match migration(&db).undo().await {
-        Err(Error::StillUsed { by, .. }) => {
+        Err(Error::Setup(Setup::StillUsed { by, .. })) => {
             assert!(!has_functions || migration(&db).installed_functions().await.unwrap() == Functions::Current);
             by
         }
@@ -243,7 +244,10 @@ async fn a_column_of_the_article_is_not_added<DB: TestDatabase>(db: TestDb<DB>) 
     db.execute(&shape.replace("client_ip", "label")).await;
     let before = tables(&db).await;
     for error in [migration(&db).plan().await.unwrap_err(), rowlock::migrate(&db.pool).await.unwrap_err()] {
-        assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains("client_ip"), "{error}");
+        assert!(
+            matches!(error, Error::Setup(Setup::TableUnfit { .. })) && error.to_string().contains("client_ip"),
+            "{error}"
+        );
     }
     assert_eq!(tables(&db).await, before);
 }
@@ -347,12 +351,15 @@ async fn a_table_without_row_locks_is_refused<DB: TestDatabase>(db: TestDb<DB>) 
         drop_all(&db).await;
         db.execute(&shape).await;
         let error = rowlock::migrate(&db.pool).await.unwrap_err();
-        assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains(wrong), "{error}");
+        assert!(
+            matches!(error, Error::Setup(Setup::TableUnfit { .. })) && error.to_string().contains(wrong),
+            "{error}"
+        );
     }
     drop_all(&db).await;
     db.execute("CREATE VIEW t_resource_lock AS SELECT 'k' AS key_resource, 'S' AS status, 0 AS lock_flag, NOW() AS begin_time, NOW() AS end_time, '' AS client_ip, 60 AS time").await;
     let error = rowlock::migrate(&db.pool).await.unwrap_err();
-    assert!(matches!(error, Error::TableUnfit { .. }), "{error:?}");
+    assert!(matches!(error, Error::Setup(Setup::TableUnfit { .. })), "{error:?}");
 }
 
 /// MySQL adds no column to such a table by a change of the definition alone.

@@ -6,6 +6,7 @@ use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
 use rowlock::{
     Error, Reason, Rules, Status,
     admin::{ForcedRelease, ListOptions, LockState},
+    errors::DatabaseFault,
 };
 use tokio::time::timeout;
 
@@ -194,7 +195,8 @@ async fn a_forced_release_does_not_pass_a_transaction_at_the_row<DB: TestDatabas
     DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
     let error = lock.force_release("k", Status::Succeeded).await.unwrap_err();
     assert!(
-        matches!(error, Error::TimedOut { .. }) && error.to_string().contains("releasing by force \"k\""),
+        matches!(error, Error::Database(DatabaseFault::TimedOut { .. }))
+            && error.to_string().contains("releasing by force \"k\""),
         "{error}"
     );
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();

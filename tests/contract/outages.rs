@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, events, eventually, pool, proxy::Way};
-use rowlock::{Error, Lease, LeaseLock, Reason, errors::Certainty};
+use rowlock::{
+    Error, Lease, LeaseLock, Reason,
+    errors::{Certainty, DatabaseFault, Setup},
+};
 use tokio::{
     task::JoinHandle,
     time::{Instant, sleep, timeout},
@@ -136,8 +139,7 @@ async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>(db:
     let taken = line.pool.acquire().await.unwrap();
     let since = Instant::now();
     let error = line.lock.acquire("k", wait).await.unwrap_err();
-    let nothing =
-        matches!(&error, Error::NoConnection { outcome: Certainty::NothingChanged, limit, .. } if *limit == wait);
+    let nothing = matches!(&error, Error::Database(DatabaseFault::NoConnection { outcome: Certainty::NothingChanged, limit, .. }) if *limit == wait);
     assert!(nothing, "{error:?}");
     assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 4, "{:?}", since.elapsed());
     drop(taken);
@@ -148,7 +150,8 @@ async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>(db:
     let error = line.lock.acquire("k", wait).await.unwrap_err();
     let unknown = matches!(
         &error,
-        Error::TimedOut { outcome: Certainty::Unknown, .. } | Error::NoConnection { outcome: Certainty::Unknown, .. }
+        Error::Database(DatabaseFault::TimedOut { outcome: Certainty::Unknown, .. })
+            | Error::Database(DatabaseFault::NoConnection { outcome: Certainty::Unknown, .. })
     );
     assert!(unknown, "{error:?}");
     line.proxy.open();
@@ -169,8 +172,8 @@ async fn a_waiter_whose_turn_comes_in_an_outage_is_not_refused<DB: TestDatabase>
     holder.lost().await;
     let ended = timeout(PATIENCE, waiter).await.expect("the wait ends").unwrap();
     let Err(
-        Error::NoConnection { outcome: Certainty::NothingChanged, limit, .. }
-        | Error::TimedOut { outcome: Certainty::NothingChanged, limit, .. },
+        Error::Database(DatabaseFault::NoConnection { outcome: Certainty::NothingChanged, limit, .. })
+        | Error::Database(DatabaseFault::TimedOut { outcome: Certainty::NothingChanged, limit, .. }),
     ) = ended
     else {
         panic!("{ended:?}");
@@ -205,7 +208,7 @@ async fn a_wait_outlives_a_limit_to_statements<DB: TestDatabase>(db: TestDb<DB>)
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, "BEGIN; LOCK TABLE t_resource_lock").await.unwrap();
     let error = lock.try_acquire("k").await.unwrap_err();
-    let undone = matches!(&error, Error::Database { outcome: Certainty::NothingChanged, .. });
+    let undone = matches!(&error, Error::Database(DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. }));
     assert!(undone && error.is_retryable(), "{error:?}");
     let mut task = waiting(&lock, "k", Duration::MAX);
     sleep(OUTAGE).await;
@@ -227,7 +230,7 @@ async fn a_wait_outlives_a_full_disk<DB: TestDatabase>(db: TestDb<DB>) {
             Err(error) => break error,
         }
     };
-    let undone = matches!(&error, Error::Database { outcome: Certainty::NothingChanged, .. });
+    let undone = matches!(&error, Error::Database(DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. }));
     assert!(undone && error.is_retryable(), "{error:?}");
     let mut task = waiting(&lock, &"n".repeat(200), Duration::MAX);
     sleep(OUTAGE).await;
@@ -244,10 +247,10 @@ async fn what_does_not_pass_by_itself_ends_a_wait<DB: TestDatabase>(db: TestDb<D
     refused_once(&key).await;
     pool.close().await;
     let error = timeout(PATIENCE, task).await.expect("a closed pool ends it").unwrap().unwrap_err();
-    assert!(matches!(error, Error::Database { .. }) && !error.is_retryable(), "{error:?}");
+    assert!(matches!(error, Error::Database(DatabaseFault::Failed { .. })) && !error.is_retryable(), "{error:?}");
     let task = waiting(&LeaseLock::new(db.pool_of(1).await), &key, Duration::MAX);
     db.execute("DROP TABLE t_resource_lock").await;
     let error = timeout(PATIENCE, task).await.expect("a missing table ends it").unwrap().unwrap_err();
-    assert!(matches!(error, Error::TableMissing), "{error:?}");
+    assert!(matches!(error, Error::Setup(Setup::TableMissing)), "{error:?}");
     drop(holder);
 }

@@ -8,7 +8,10 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, database_of, eventually, proxy::Way};
-use rowlock::{Attempt, Error, Lease, LeaseLock, LeaseSet, Reason, Schedules, admin::ListOptions, jobs::TickOutcome};
+use rowlock::{
+    Attempt, Error, Lease, LeaseLock, LeaseSet, Reason, Schedules, admin::ListOptions, errors::DatabaseFault,
+    jobs::TickOutcome,
+};
 use sqlx::pool::PoolOptions;
 use tokio::{
     task::JoinSet,
@@ -116,7 +119,13 @@ async fn a_claim_that_arrives_after_its_caller_has_given_up_takes_nothing<DB: Te
     eventually("it has sessions", async || late.try_acquire("warm").await.is_ok()).await;
     proxy.hold(Way::Requests);
     let error = late.try_acquire("k").await.unwrap_err();
-    assert!(matches!(error, Error::TimedOut { .. } | Error::NoConnection { .. }), "{error:?}");
+    assert!(
+        matches!(
+            error,
+            Error::Database(DatabaseFault::TimedOut { .. }) | Error::Database(DatabaseFault::NoConnection { .. })
+        ),
+        "{error:?}"
+    );
     let other = db.lock();
     let lease = acquired(other.try_acquire("k").await);
     let token = lease.token();
@@ -309,7 +318,7 @@ async fn a_default_of_read_only_stands<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", database_of(&db.url))).await;
     let lock = LeaseLock::new(db.pool_of(2).await);
     let error = lock.try_acquire("k").await.unwrap_err();
-    assert!(matches!(error, Error::ReadOnly { .. }), "{error:?}");
+    assert!(matches!(error, Error::Database(DatabaseFault::ReadOnly { .. })), "{error:?}");
     assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
 }
 

@@ -1,7 +1,7 @@
 //! Readers and writers whose lease is over.
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{Error, Lease, Reason, ResourceLock as _};
+use rowlock::{Error, Lease, Reason, ResourceLock as _, errors::NotFound};
 use tokio::time::sleep;
 
 use crate::read_write::{SHORT, on, other, written};
@@ -26,7 +26,7 @@ async fn an_expired_reader_is_replaced_by_a_writer<DB: TestDatabase>(db: TestDb<
     let reader = expired(acquired(on(&lock).readers().acquire(PATIENCE).await)).await;
     let writer = acquired(other(&db).writer().try_acquire().await);
     let late = lock.resume(reader.key.as_str(), reader.holder).await;
-    assert!(matches!(late, Err(Error::NotHeld { .. } | Error::Lost { .. })), "{late:?}");
+    assert!(matches!(late, Err(Error::NotFound(NotFound::Claim { .. }) | Error::Lost { .. })), "{late:?}");
     let mut tx = db.pool.begin().await.unwrap();
     let confirmed = lock.confirm(&reader, &mut tx).await;
     assert!(matches!(confirmed, Err(Error::Lost { .. })), "{confirmed:?}");
@@ -58,7 +58,7 @@ async fn an_expired_writer_is_taken_over_by_a_reader<DB: TestDatabase>(db: TestD
     assert_eq!(reader.taken_over_from().map(|prior| prior.token), Some(writer.token), "its work may be half done");
     assert!(reader.writer_token().unwrap() > writer.token);
     let late = lock.resume("k", writer.holder).await;
-    assert!(matches!(late, Err(Error::NotHeld { .. } | Error::Lost { .. })), "{late:?}");
+    assert!(matches!(late, Err(Error::NotFound(NotFound::Claim { .. }) | Error::Lost { .. })), "{late:?}");
     assert!(acquired(other(&db).readers().try_acquire().await).taken_over_from().is_none(), "the first one was told");
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Error, Lease, Reason, Status};
+use rowlock::{Error, Lease, Reason, Status, errors::NotFound};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::read_write::{SHORT, other, written};
@@ -31,7 +31,7 @@ async fn a_downgrade_leaves_no_gap<DB: TestDatabase>(db: TestDb<DB>) {
     let reader = lock.downgrade(acquired(lock.writer().try_acquire().await)).await.unwrap();
     acquired(other(&db).readers().try_acquire().await);
     let wrong = lock.downgrade(reader).await;
-    assert!(matches!(wrong, Err(Error::NotHeld { .. })), "{wrong:?}");
+    assert!(matches!(wrong, Err(Error::NotFound(NotFound::Claim { .. }))), "{wrong:?}");
 }
 
 async fn two_upgrades_do_not_wait_for_each_other<DB: TestDatabase>(db: TestDb<DB>) {
@@ -52,7 +52,7 @@ async fn two_upgrades_do_not_wait_for_each_other<DB: TestDatabase>(db: TestDb<DB
     refused(locks[1].writer().try_acquire().await);
     acquired(locks[1].readers().acquire(PATIENCE).await);
     let wrong = locks[0].try_upgrade(&acquired(db.lock().try_acquire("j").await)).await;
-    assert!(matches!(wrong, Err(Error::NotHeld { .. })), "{wrong:?}");
+    assert!(matches!(wrong, Err(Error::NotFound(NotFound::Claim { .. }))), "{wrong:?}");
     assert!(first.is_held(), "the first one reads on");
 }
 

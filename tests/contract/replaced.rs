@@ -7,7 +7,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool, refused};
-use rowlock::{Error, LeaseLock, Reason, Rules, Status};
+use rowlock::{Error, LeaseLock, Reason, Rules, Status, errors::DatabaseFault};
 use tokio::time::timeout;
 
 harness::tests!(
@@ -88,7 +88,10 @@ async fn a_full_disk_grants_nothing_and_takes_nothing<DB: TestDatabase>(db: Test
         }
         assert!(leases.len() < 1000, "the disk is full at some time");
     };
-    assert!(matches!(&error, Error::Database { .. }) && format!("{error:?}").contains("full"), "{error}");
+    assert!(
+        matches!(&error, Error::Database(DatabaseFault::Failed { .. })) && format!("{error:?}").contains("full"),
+        "{error}"
+    );
     held.renew().await.unwrap();
     let locked = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1";
     assert_eq!(only.number(locked).await, Some(i64::try_from(leases.len() + 1).unwrap()));

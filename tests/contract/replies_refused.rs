@@ -7,7 +7,10 @@ use std::sync::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way};
-use rowlock::{Error, LeaseLock, errors::Certainty};
+use rowlock::{
+    Error, LeaseLock,
+    errors::{Certainty, DatabaseFault, Setup},
+};
 use sqlx::pool::PoolOptions;
 
 use crate::line::{Line, SHORT, standing};
@@ -46,10 +49,16 @@ async fn a_claim_without_a_reply_is_unknown_at_a_server_that_takes_no_writes<DB:
         proxy.cut();
     };
     let ended = proxy.during(Way::Replies, 0, lock.try_acquire("k"), fail_over).await;
-    assert!(matches!(ended, Err(Error::ReadOnly { outcome: Certainty::Unknown, .. })), "{ended:?}");
+    assert!(
+        matches!(ended, Err(Error::Database(DatabaseFault::ReadOnly { outcome: Certainty::Unknown, .. }))),
+        "{ended:?}"
+    );
     assert_eq!(standing(&db).await, 1);
     let error = lock.try_acquire("k").await.unwrap_err();
-    assert!(matches!(error, Error::ReadOnly { outcome: Certainty::NothingChanged, .. }), "{error:?}");
+    assert!(
+        matches!(error, Error::Database(DatabaseFault::ReadOnly { outcome: Certainty::NothingChanged, .. })),
+        "{error:?}"
+    );
 }
 
 async fn a_claim_without_a_reply_is_unknown_where_the_table_is_missing<DB: TestDatabase>(db: TestDb<DB>) {
@@ -63,9 +72,12 @@ async fn a_claim_without_a_reply_is_unknown_where_the_table_is_missing<DB: TestD
         proxy.cut();
     });
     let ended = attempt.await;
-    assert!(matches!(ended, Err(Error::Database { outcome: Certainty::Unknown, .. })), "{ended:?}");
+    assert!(
+        matches!(ended, Err(Error::Database(DatabaseFault::Failed { outcome: Certainty::Unknown, .. }))),
+        "{ended:?}"
+    );
     let error = line.lock.try_acquire("k").await.unwrap_err();
-    assert!(matches!(error, Error::TableMissing), "{error:?}");
+    assert!(matches!(error, Error::Setup(Setup::TableMissing)), "{error:?}");
     db.execute(back).await;
     assert_eq!(standing(&db).await, 1);
 }

@@ -6,7 +6,9 @@ use std::{
 };
 
 use harness::{DIRECT, TestDatabase, TestDb, acquired, eventually, pool, refused};
-use rowlock::{Error, LeaseLock, Reason, Schedules, Status, Tick, admin::ListOptions, jobs::TickOutcome};
+use rowlock::{
+    Error, LeaseLock, Reason, Schedules, Status, Tick, admin::ListOptions, errors::DatabaseFault, jobs::TickOutcome,
+};
 use sqlx::Pool;
 use tokio::{runtime::Handle, task::block_in_place};
 
@@ -104,7 +106,10 @@ async fn use_all<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
     assert_eq!(lock.list(&ListOptions::default()).await.unwrap().len(), 2);
     db.set("l", &format!("begin_time = {0}, end_time = {0}", DB::ago(9 * 3_600_000))).await;
     let error = lock.forget(Duration::ZERO).await.unwrap_err();
-    assert!(matches!(error, Error::Database { .. }), "to forget takes the right to delete: {error}");
+    assert!(
+        matches!(error, Error::Database(DatabaseFault::Failed { .. })),
+        "to forget takes the right to delete: {error}"
+    );
     assert!(!format!("{error} {error:?}").contains("hunter2"));
     use_schedules(db, pool).await;
 }
@@ -125,5 +130,8 @@ async fn use_schedules<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
     assert_eq!(schedules.list().await.unwrap().len(), 1);
     assert_eq!(schedules.history("s", 9).await.unwrap().len(), 2);
     let error = schedules.forget_history(Duration::ZERO).await.unwrap_err();
-    assert!(matches!(error, Error::Database { .. }), "to forget takes the right to delete: {error}");
+    assert!(
+        matches!(error, Error::Database(DatabaseFault::Failed { .. })),
+        "to forget takes the right to delete: {error}"
+    );
 }

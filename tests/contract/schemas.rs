@@ -1,7 +1,7 @@
 //! The location of the tables: the schema in which the connection finds them, and no other.
 
 use harness::{DIRECT, TestDatabase, TestDb, acquired, pool, refused};
-use rowlock::{Error, LeaseLock};
+use rowlock::{Error, LeaseLock, errors::Setup};
 use sqlx::{Pool, pool::PoolOptions};
 
 use crate::article::shapes;
@@ -88,7 +88,7 @@ async fn a_queue_that_is_not_beside_the_table_is_refused<DB: TestDatabase>(db: T
         let before = tables(&db).await;
         let error = LeaseLock::new(pool.clone()).try_acquire("k").await.unwrap_err();
         let told = error.to_string();
-        assert!(matches!(error, Error::TableUnfit { .. }), "{error:?}");
+        assert!(matches!(error, Error::Setup(Setup::TableUnfit { .. })), "{error:?}");
         assert!(told.contains("app.t_resource_lock_queue") && told.contains("public.t_resource_lock,"), "{told}");
         assert_eq!(tables(&db).await, before);
     }
@@ -120,7 +120,7 @@ async fn a_table_in_an_attached_file_is_another<DB: TestDatabase>(db: TestDb<DB>
     });
     let pool = options.connect(&format!("sqlite://{}?mode=rwc", folder.path().join("own.db").display())).await.unwrap();
     let lock = LeaseLock::new(pool.clone());
-    assert!(matches!(lock.try_acquire("k").await, Err(Error::TableMissing)));
+    assert!(matches!(lock.try_acquire("k").await, Err(Error::Setup(Setup::TableMissing))));
     rowlock::migrate(&pool).await.unwrap();
     acquired(lock.try_acquire("k").await);
     assert_eq!(db.number("SELECT count(*) FROM t_resource_lock").await, Some(0));

@@ -1,7 +1,7 @@
 //! Servers that use a database's protocol, and are not that database.
 
 use harness::{DIRECT, TestDatabase, TestDb, acquired, events, pool, proxy::Proxy};
-use rowlock::{Error, LeaseLock};
+use rowlock::{Error, LeaseLock, errors::Setup};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::sync::Mutex;
 
@@ -26,7 +26,10 @@ async fn at_tidb<DB: TestDatabase>(db: &TestDb<DB>) -> (Proxy, Pool<DB>) {
 async fn tidb_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     let (_proxy, pool) = at_tidb(&db).await;
     let told = |error: Error| {
-        assert!(matches!(error, Error::Unsupported { .. }) && error.to_string().contains("TiDB"), "{error:?}");
+        assert!(
+            matches!(error, Error::Setup(Setup::Unsupported { .. })) && error.to_string().contains("TiDB"),
+            "{error:?}"
+        );
     };
     told(LeaseLock::new(pool.clone()).try_acquire("k").await.unwrap_err());
     db.execute("DROP TABLE t_resource_lock").await;

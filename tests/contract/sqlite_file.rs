@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool};
-use rowlock::{Error, LeaseLock, VersionedTable, balances::Columns};
+use rowlock::{Error, LeaseLock, VersionedTable, balances::Columns, errors::Setup};
 use tokio::time::{Instant, timeout};
 
 harness::tests!(sqlite(
@@ -40,7 +40,7 @@ async fn a_file_in_utf_16_is_refused_unchanged<DB: TestDatabase>(_: TestDb<DB>) 
 
 fn assert_refused(error: Error, encoding: &str) {
     assert!(
-        matches!(error, Error::Unsupported { .. }) && error.to_string().contains("UTF-16"),
+        matches!(error, Error::Setup(Setup::Unsupported { .. })) && error.to_string().contains("UTF-16"),
         "{encoding}: {error:?}"
     );
 }

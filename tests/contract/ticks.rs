@@ -11,6 +11,7 @@ use harness::{PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{
     Error, Schedule, Schedules, Tick,
     admin::{RunInfo, RunStatus, ScheduleInfo},
+    errors::{NotFound, Setup},
     jobs::TickOutcome,
 };
 use tokio::{sync::mpsc, time::timeout};
@@ -155,7 +156,7 @@ async fn a_tick_that_is_not_due_is_told_when_it_is<DB: TestDatabase>(db: TestDb<
         let TickOutcome::NotDue { retry_after: Some(after) } = outcome else { panic!("{outcome:?}") };
         assert!(after > Duration::ZERO && after <= LONG, "{after:?}");
     }
-    assert!(matches!(schedules.try_tick("l").await, Err(Error::UnknownSchedule { .. })));
+    assert!(matches!(schedules.try_tick("l").await, Err(Error::NotFound(NotFound::Schedule { .. }))));
     assert_eq!(told(&db, "k").await, "");
 }
 
@@ -311,12 +312,12 @@ async fn without_the_tables_locks_work_and_schedules_say_what_is_missing<DB: Tes
         harness::acquired(db.lock().try_acquire("k").await).release().await.unwrap();
         let schedules = idle(&db, Schedule::every("k", LONG));
         for error in [schedules.start().await.unwrap_err(), schedules.try_tick("k").await.unwrap_err()] {
-            assert!(matches!(error, Error::ScheduleTablesMissing), "{error:?}");
+            assert!(matches!(error, Error::Setup(Setup::ScheduleTablesMissing)), "{error:?}");
             assert!(error.to_string().contains("call rowlock::migrate(&pool) once"), "{error}");
         }
     }
     let listed = instance(&db, "one").list().await.unwrap_err();
-    assert!(matches!(listed, Error::ScheduleTablesMissing), "{listed:?}");
+    assert!(matches!(listed, Error::Setup(Setup::ScheduleTablesMissing)), "{listed:?}");
     rowlock::migrate(&db.pool).await.unwrap();
     idle(&db, Schedule::every("k", LONG)).try_tick("k").await.unwrap();
 }

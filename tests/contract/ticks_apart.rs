@@ -7,7 +7,7 @@ use harness::{
     PATIENCE, TestDatabase, TestDb, eventually,
     proxy::{Proxy, Way},
 };
-use rowlock::{Error, Schedule, Schedules, Tick, jobs::TickOutcome};
+use rowlock::{Error, Schedule, Schedules, Tick, errors::NotFound, jobs::TickOutcome};
 use tokio::{
     sync::{mpsc, watch},
     task::{JoinHandle, JoinSet},
@@ -80,7 +80,7 @@ async fn operators_are_told_what_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
         due(&db, "another").await;
         ask("another").await.unwrap(); // prepares the statements
         let unknown = ask("unknown").await;
-        assert!(matches!(unknown, Err(Error::UnknownSchedule { .. })), "{unknown:?}");
+        assert!(matches!(unknown, Err(Error::NotFound(NotFound::Schedule { .. }))), "{unknown:?}");
         let answer = proxy.during(Way::Replies, replies, ask("k"), async |proxy| {
             eventually("it is carried out", || async {
                 let row = info(&db, "k").await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{
     Error, Schedule, Schedules,
+    errors::{NotFound, Setup},
     jobs::{Running, TickOutcome},
 };
 use tokio::time::sleep;
@@ -217,7 +218,7 @@ async fn a_slot_that_a_wrong_clock_has_left_is_put_back<DB: TestDatabase>(db: Te
 
 async fn a_slot_is_put_back_by_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = idle(&db, Schedule::after("k", LONG));
-    assert!(matches!(schedules.reset("k").await, Err(Error::UnknownSchedule { .. })));
+    assert!(matches!(schedules.reset("k").await, Err(Error::NotFound(NotFound::Schedule { .. }))));
     assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
     db.execute(&format!("UPDATE t_resource_schedule SET slot = {0}, due_at = {0}", ahead::<DB>(400))).await;
     let slot = schedules.reset("k").await.unwrap();
@@ -225,7 +226,7 @@ async fn a_slot_is_put_back_by_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!((row.slot, row.due), (slot, slot));
     assert!(slot > row.now && slot < row.now + 2 * LONG, "{row:?}");
     db.execute("UPDATE t_resource_schedule SET spec = 'at noon'").await;
-    assert!(matches!(schedules.reset("k").await, Err(Error::ScheduleUnfit { .. })));
+    assert!(matches!(schedules.reset("k").await, Err(Error::Setup(Setup::ScheduleUnfit { .. }))));
 }
 
 /// An instance with two schedules: `k`, if it has it, and one that all have.
@@ -272,10 +273,10 @@ async fn a_schedule_that_is_declared_as_removed_is_run_by_no_old_instance<DB: Te
 
 async fn a_schedule_is_removed_when_no_instance_has_it<DB: TestDatabase>(db: TestDb<DB>) {
     let operator = instance(&db, "operator");
-    assert!(matches!(operator.remove("k").await, Err(Error::UnknownSchedule { .. })));
+    assert!(matches!(operator.remove("k").await, Err(Error::NotFound(NotFound::Schedule { .. }))));
     let running = every(&db, "one", 2 * SHORT).start().await.unwrap();
     eventually("it runs", || async { !runs(&db, "k").await.is_empty() }).await;
-    assert!(matches!(operator.remove("k").await, Err(Error::ScheduleUnfit { .. })));
+    assert!(matches!(operator.remove("k").await, Err(Error::Setup(Setup::ScheduleUnfit { .. }))));
     ends(running).await;
     let before = runs(&db, "k").await.len();
     operator.remove("k").await.unwrap();

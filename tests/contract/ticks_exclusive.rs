@@ -9,6 +9,7 @@ use std::{
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{
     Error, LeaseLock, Reason, Rules, RunError, Schedule, Schedules, Status, Tick,
+    errors::Setup,
     jobs::{CatchUp, TickOutcome},
 };
 use tokio::{
@@ -387,6 +388,6 @@ async fn what_cannot_work_is_refused_at_the_door<DB: TestDatabase>(db: TestDb<DB
     let schedule = due(&db, "k").await.exclusive_with("key");
     let one = work(&db, "one", schedule).schedules;
     for error in [one.start().await.unwrap_err(), one.try_tick("k").await.unwrap_err()] {
-        assert!(matches!(error, Error::TableMissing), "{error:?}");
+        assert!(matches!(error, Error::Setup(Setup::TableMissing)), "{error:?}");
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{Error, Schedule, Tick, admin::RunOptions, jobs::TickOutcome};
+use rowlock::{Error, Schedule, Tick, admin::RunOptions, errors::NotFound, jobs::TickOutcome};
 use tokio::{sync::mpsc, time::timeout};
 
 use crate::ticks::{LONG, Never, SHORT, back, back_and_due, due, idle, info, instance, runs, told};
@@ -99,7 +99,7 @@ async fn a_schedule_is_run_now<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(row.slot > row.now && row.triggered.is_none(), "the tick that is next keeps its time: {row:?}");
     jobs.pause("k").await.unwrap();
     assert_eq!(jobs.run_now("k").await.unwrap(), TickOutcome::NotDue { retry_after: None });
-    assert!(matches!(jobs.run_now("l").await, Err(Error::UnknownSchedule { .. })));
+    assert!(matches!(jobs.run_now("l").await, Err(Error::NotFound(NotFound::Schedule { .. }))));
     assert!(ticks.try_recv().is_err(), "it is paused");
     let failing = instance(&db, "one").on(Schedule::every("m", LONG), async |_| Err::<(), _>("no"));
     let failed = TickOutcome::Failed { error: "no".into(), again: false };
@@ -199,7 +199,10 @@ async fn an_unknown_schedule_is_told<DB: TestDatabase>(db: TestDb<DB>) {
         schedules.trigger("l").await.unwrap_err(),
     ];
     for error in errors {
-        assert!(matches!(&error, Error::UnknownSchedule { name, .. } if name.as_str() == "l"), "{error:?}");
+        assert!(
+            matches!(&error, Error::NotFound(NotFound::Schedule { name, .. }) if name.as_str() == "l"),
+            "{error:?}"
+        );
     }
     assert!(matches!(schedules.pause(" l").await, Err(Error::Invalid(_))));
     assert!(schedules.history("l", 9).await.unwrap().is_empty());

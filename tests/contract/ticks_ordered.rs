@@ -7,6 +7,7 @@ use harness::{PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{
     Error, LeaseLock, Schedule, Status, Tick,
     admin::{ChangeInfo, RunStatus},
+    errors::{NotFound, Setup},
     jobs::TickOutcome,
 };
 use tokio::{sync::mpsc, time::timeout};
@@ -220,7 +221,7 @@ async fn orders_for_no_tick_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
         schedules.skip("no").await.map(drop),
         schedules.pause_until("no", chrono::Utc::now() + LONG).await,
     ] {
-        assert!(matches!(unknown, Err(Error::UnknownSchedule { .. })), "{unknown:?}");
+        assert!(matches!(unknown, Err(Error::NotFound(NotFound::Schedule { .. }))), "{unknown:?}");
     }
     let after = Schedule::after("k", LONG);
     let (sender, mut ticks) = mpsc::unbounded_channel();
@@ -236,7 +237,7 @@ async fn orders_for_no_tick_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
         schedules.skip_until("k", row.slot - SHORT).await,
         schedules.pause_until("k", row.now - SHORT).await,
     ] {
-        assert!(matches!(refused, Err(Error::ScheduleUnfit { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Setup(Setup::ScheduleUnfit { .. }))), "{refused:?}");
     }
     assert_eq!(schedules.drain("nobody").await.unwrap(), 0);
     assert_eq!((said(&db, "k").await, said(&db, "nobody").await), (String::new(), String::new()));

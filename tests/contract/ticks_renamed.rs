@@ -6,6 +6,7 @@ use chrono::TimeDelta;
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{
     Error, Schedule, Schedules, Tick,
+    errors::NotFound,
     jobs::{CatchUp, Running, TickOutcome},
 };
 use tokio::{sync::watch, time::sleep};
@@ -232,7 +233,10 @@ async fn an_operator_learns_the_new_name<DB: TestDatabase>(db: TestDb<DB>) {
     let operator = instance(&db, "operator");
     for refused in [operator.pause("old").await, operator.resume("old").await, operator.trigger("old").await] {
         let error = refused.unwrap_err();
-        assert!(matches!(&error, Error::UnknownSchedule { renamed_to: Some(new), .. } if new == "new"), "{error:?}");
+        assert!(
+            matches!(&error, Error::NotFound(NotFound::Schedule { renamed_to: Some(new), .. }) if new == "new"),
+            "{error:?}"
+        );
         assert!(error.to_string().ends_with("its name is \"new\" now"), "{error}");
     }
     let old = info(&db, "old").await;

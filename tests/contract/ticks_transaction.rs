@@ -9,7 +9,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, events, eventually};
-use rowlock::{Error, RunError, Schedule, Schedules, Tick, Tx, jobs::TickOutcome};
+use rowlock::{Error, RunError, Schedule, Schedules, Tick, Tx, errors::TransactionFault, jobs::TickOutcome};
 use sqlx::Pool;
 use tokio::{
     join,
@@ -154,7 +154,7 @@ async fn a_transaction_that_has_ended_before_commits_no_tick<DB: TestDatabase>(d
         }
     })
     .await;
-    assert!(matches!(done, Err(RunError::Failed(Error::TransactionOver { .. }))), "{done:?}");
+    assert!(matches!(done, Err(RunError::Failed(Error::Transaction(TransactionFault::Over { .. })))), "{done:?}");
     assert!(matches!(outcome, TickOutcome::Failed { .. }), "{outcome:?}");
     assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (0, "F1"));
 }
@@ -168,7 +168,7 @@ async fn work_that_commits_without_a_word_makes_no_success<DB: TestDatabase>(db:
         DB::execute_on(&mut tx, "INSERT INTO staging VALUES (1)").await.map(drop)
     })
     .await;
-    assert!(matches!(done, Err(RunError::Failed(Error::TransactionOver { .. }))), "{done:?}");
+    assert!(matches!(done, Err(RunError::Failed(Error::Transaction(TransactionFault::Over { .. })))), "{done:?}");
     assert!(matches!(outcome, TickOutcome::Failed { .. }), "{outcome:?}");
     assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "F1"));
 }
@@ -369,7 +369,7 @@ async fn is_refused<DB: TestDatabase, F>(
         async move {
             let mut tx = between(pool.begin_with(DB::BEGIN).await.unwrap()).await;
             let refused = tick.finish_in(&mut tx).await;
-            assert!(matches!(refused, Err(Error::TransactionOver { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(Error::Transaction(TransactionFault::Over { .. }))), "{refused:?}");
             // On a server that has ended the transaction, nothing is left to be rolled back.
             tx.rollback().await.ok();
             refused

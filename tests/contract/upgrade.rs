@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::{Table, TestDatabase, TestDb, acquired, refused};
-use rowlock::{Error, LeaseLock, Reason, Rules, Status};
+use rowlock::{Error, LeaseLock, Reason, Rules, Status, errors::Setup};
 use sqlx::pool::PoolOptions;
 use tokio::time::Instant;
 
@@ -109,7 +109,7 @@ async fn the_articles_table_is_upgraded_in_place<DB: TestDatabase>(db: TestDb<DB
         make(&db, &shape).await;
         let before = (definitions(&db).await, rows(&db).await);
         assert_eq!(before.0.matches("; ").count(), 6, "{}", before.0);
-        assert!(matches!(db.lock().try_acquire("fine").await, Err(Error::ColumnMissing { .. })));
+        assert!(matches!(db.lock().try_acquire("fine").await, Err(Error::Setup(Setup::ColumnMissing { .. }))));
         for _ in 0..2 {
             let mut instances = tokio::task::JoinSet::new();
             for _ in 0..4 {
@@ -247,10 +247,13 @@ async fn a_column_that_does_not_fit_is_refused<DB: TestDatabase>(db: TestDb<DB>)
         db.execute(&usual.replace(there, instead)).await;
         let before = definitions(&db).await;
         let error = rowlock::migrate(&db.pool).await.unwrap_err();
-        assert!(matches!(error, Error::TableUnfit { .. }), "{instead}: {error:?}");
+        assert!(matches!(error, Error::Setup(Setup::TableUnfit { .. })), "{instead}: {error:?}");
         assert!(error.to_string().contains(column) && error.to_string().contains("; use "), "{error}");
         assert_eq!(definitions(&db).await, before);
-        assert!(matches!(db.lock().try_acquire("k").await, Err(Error::ColumnMissing { .. })), "nothing was added");
+        assert!(
+            matches!(db.lock().try_acquire("k").await, Err(Error::Setup(Setup::ColumnMissing { .. }))),
+            "nothing was added"
+        );
     }
 }
 
@@ -263,7 +266,10 @@ async fn a_session_in_another_time_zone_is_refused<DB: TestDatabase>(db: TestDb<
     acquired(LeaseLock::new(abroad.clone()).try_acquire("k").await);
     put(&db, Table::Articles).await;
     let error = LeaseLock::new(abroad).try_acquire("k").await.unwrap_err();
-    assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains("Asia/Shanghai"), "{error:?}");
+    assert!(
+        matches!(error, Error::Setup(Setup::TableUnfit { .. })) && error.to_string().contains("Asia/Shanghai"),
+        "{error:?}"
+    );
     acquired(db.lock().try_acquire("k").await);
 }
 

@@ -6,7 +6,7 @@ use harness::{PATIENCE, TestDatabase, TestDb, between};
 use rowlock::{
     Error, Retry, RunError, VersionLock, VersionedTable,
     balances::{Insufficient, UpdateError},
-    errors::Certainty,
+    errors::{Certainty, DatabaseFault, NotFound},
 };
 
 use crate::ledger::{COLUMNS, at_every_point, changed_nothing, create, insert, ledger, outside, row, updated};
@@ -43,11 +43,11 @@ async fn a_row_that_is_not_there_is_none_and_is_not_made<DB: TestDatabase>(db: T
         other => panic!("{other:?}"),
     };
     assert!(
-        matches!(&error, Error::NotFound { table, key, .. } if table == "account" && key.as_str() == "b"),
+        matches!(&error, Error::NotFound(NotFound::Row { table, key, .. }) if table == "account" && key.as_str() == "b"),
         "{error:?}"
     );
-    assert!(matches!(table.deduct("b", 1).await, Err(UpdateError::Failed(Error::NotFound { .. }))));
-    assert!(matches!(table.deposit("b", 1).await, Err(Error::NotFound { .. })));
+    assert!(matches!(table.deduct("b", 1).await, Err(UpdateError::Failed(Error::NotFound(NotFound::Row { .. })))));
+    assert!(matches!(table.deposit("b", 1).await, Err(Error::NotFound(NotFound::Row { .. }))));
     assert!(matches!(table.deposit("", 1).await, Err(Error::Invalid(_))));
     assert_eq!(db.number("SELECT COUNT(*) FROM account").await, Some(2));
     assert_eq!(row(&db).await, (100, 0));
@@ -158,16 +158,17 @@ async fn amounts_that_are_not_positive_or_do_not_fit_are_refused<DB: TestDatabas
     closed.close().await;
     let nowhere = VersionedTable::new(closed, COLUMNS);
     for amount in [0, -1, i64::MIN] {
-        let refused = |error: &Error| matches!(error, Error::InvalidAmount { key, .. } if key.as_str() == "a");
+        let refused =
+            |error: &Error| matches!(error, Error::Invalid(wrong) if wrong.to_string().contains("for key \"a\""));
         let deposit = nowhere.deposit("a", amount).await.unwrap_err();
         assert!(refused(&deposit) && deposit.to_string().contains("more than zero"), "{amount}: {deposit:?}");
         let deduct = nowhere.deduct("a", amount).await.unwrap_err();
         assert!(matches!(&deduct, UpdateError::Failed(error) if refused(error)), "{amount}: {deduct:?}");
     }
-    assert!(matches!(changed_nothing(table.deposit("a", i64::MAX).await), Error::InvalidAmount { .. }));
+    assert!(matches!(changed_nothing(table.deposit("a", i64::MAX).await), Error::Invalid(_)));
     outside(&db, "balance = 9223372036854775806").await;
     assert_eq!(table.deposit("a", 1).await.unwrap(), updated(i64::MAX, 1, 1));
-    assert!(matches!(changed_nothing(table.deposit("a", 1).await), Error::InvalidAmount { .. }));
+    assert!(matches!(changed_nothing(table.deposit("a", 1).await), Error::Invalid(_)));
     assert_eq!(row(&db).await, (i64::MAX, 1));
     assert_eq!(table.deduct("a", i64::MAX).await.unwrap(), updated(0, 2, 1));
 }
@@ -180,7 +181,10 @@ async fn a_sum_that_the_column_cannot_hold_is_an_error_that_changes_nothing<DB: 
     let table = VersionedTable::new(db.pool.clone(), COLUMNS);
     for _ in 0..3 {
         let error = changed_nothing(table.deposit("a", 100).await);
-        assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
+        assert!(
+            matches!(error, Error::Database(DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. })),
+            "{error:?}"
+        );
         changed_nothing(table.update("a", |_| Ok::<_, Error>(i64::MIN)).await);
     }
     assert_eq!(row(&db).await, (2_147_483_600, 0));

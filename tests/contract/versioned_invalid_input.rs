@@ -4,7 +4,11 @@
 use std::time::Duration;
 
 use harness::{TestDatabase, TestDb, pool};
-use rowlock::{Error, ResourceLock, VersionLock, VersionedTable, balances::Columns, errors::Invalid};
+use rowlock::{
+    Error, ResourceLock, VersionLock, VersionedTable,
+    balances::Columns,
+    errors::{Invalid, Setup},
+};
 use sqlx::pool::PoolOptions;
 
 use crate::ledger::{COLUMNS, changed_nothing, create, insert, ledger, outside, row, updated};
@@ -34,7 +38,7 @@ harness::tests!(
 async fn refused<DB: TestDatabase>(db: &TestDb<DB>, columns: Columns<'_>) -> String {
     let table = VersionedTable::new(db.pool.clone(), columns);
     let error = changed_nothing(table.read("a").await);
-    assert!(matches!(error, Error::TableUnfit { .. }), "{error:?}");
+    assert!(matches!(error, Error::Setup(Setup::TableUnfit { .. })), "{error:?}");
     let update = table.update("a", |balance| Ok::<_, Error>(balance + 1)).await;
     assert_eq!(update.unwrap_err().to_string(), error.to_string());
     if columns.value == COLUMNS.value {
@@ -301,9 +305,12 @@ async fn a_session_that_is_not_strict_is_refused<DB: TestDatabase>(db: TestDb<DB
     let lax = options.connect(&db.url).await.unwrap();
     let table = VersionedTable::new(lax.clone(), COLUMNS);
     let error = changed_nothing(table.deposit("a", 1).await);
-    assert!(matches!(error, Error::TableUnfit { .. }) && error.to_string().contains("STRICT_TRANS_TABLES"), "{error}");
+    assert!(
+        matches!(error, Error::Setup(Setup::TableUnfit { .. })) && error.to_string().contains("STRICT_TRANS_TABLES"),
+        "{error}"
+    );
     let lock = VersionLock::new(lax, "account", "id", "version");
-    assert!(matches!(lock.acquire("a", Duration::ZERO).await, Err(Error::TableUnfit { .. })));
+    assert!(matches!(lock.acquire("a", Duration::ZERO).await, Err(Error::Setup(Setup::TableUnfit { .. }))));
     assert_eq!(row(&db).await, (100, 0));
 }
 

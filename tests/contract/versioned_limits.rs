@@ -4,7 +4,11 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, eventually, proxy::Way};
-use rowlock::{Error, VersionedTable, balances::UpdateError, errors::Certainty};
+use rowlock::{
+    Error, VersionedTable,
+    balances::UpdateError,
+    errors::{Certainty, DatabaseFault},
+};
 use tokio::time::{Instant, sleep};
 
 use crate::{
@@ -55,7 +59,10 @@ async fn change<DB: TestDatabase>(
 #[track_caller]
 fn is_unknown(result: Result<rowlock::balances::Updated<i64>, Error>, since: Instant, what: &str) {
     let error = result.expect_err(what);
-    assert!(matches!(error, Error::TimedOut { outcome: Certainty::Unknown, .. }), "{what}: {error:?}");
+    assert!(
+        matches!(error, Error::Database(DatabaseFault::TimedOut { outcome: Certainty::Unknown, .. })),
+        "{what}: {error:?}"
+    );
     let text = error.to_string();
     assert!(text.contains("may have been") && !text.contains("lease"), "{what}: {text}");
     assert!(!error.is_retryable(), "{what}: {text}");
@@ -135,7 +142,7 @@ async fn in_a_transaction_each_statement_has_the_limit<DB: TestDatabase>(db: Tes
         let since = Instant::now();
         let update = table.update_in(&mut tx, "a", |balance| Ok::<_, Infallible>(balance - 1));
         let error = proxy.during(Way::Replies, after, update, async |_| {}).await.unwrap_err();
-        assert!(matches!(&error, UpdateError::Failed(Error::TimedOut { .. })), "{error:?}");
+        assert!(matches!(&error, UpdateError::Failed(Error::Database(DatabaseFault::TimedOut { .. }))), "{error:?}");
         assert!(!error.to_string().contains("lease") && since.elapsed() < 4 * LIMIT, "{error}");
         proxy.cut();
         drop(tx);

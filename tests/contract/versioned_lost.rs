@@ -2,7 +2,11 @@
 
 use std::convert::Infallible;
 
-use rowlock::{Error, Retry, VersionedTable, balances::UpdateError, errors::Certainty};
+use rowlock::{
+    Error, Retry, VersionedTable,
+    balances::UpdateError,
+    errors::{Certainty, DatabaseFault},
+};
 
 use harness::{
     DIRECT, TestDatabase, TestDb, eventually,
@@ -85,7 +89,10 @@ async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: TestDat
             Ok::<_, Infallible>(balance - 1)
         });
         let error = proxy.during(way, WRITING, update, async |proxy| proxy.cut()).await.unwrap_err();
-        let unknown = matches!(error, UpdateError::Failed(Error::Database { outcome: Certainty::Unknown, .. }));
+        let unknown = matches!(
+            error,
+            UpdateError::Failed(Error::Database(DatabaseFault::Failed { outcome: Certainty::Unknown, .. }))
+        );
         assert!(unknown && error.to_string().contains("may have been"), "{way:?}: {error:?}");
         assert_eq!(pool.size(), 0, "the connection is closed");
         let made = i64::from(way == Way::Replies);
@@ -103,7 +110,10 @@ async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB: Te
         let (balance, version) = row(&db).await;
         let hasty = table.clone().retry(Retry { within: LIMIT, ..Retry::default() });
         let error = proxy.during(way, WRITING, hasty.deduct("a", 1), async |_| {}).await.unwrap_err();
-        let unknown = matches!(error, UpdateError::Failed(Error::TimedOut { outcome: Certainty::Unknown, .. }));
+        let unknown = matches!(
+            error,
+            UpdateError::Failed(Error::Database(DatabaseFault::TimedOut { outcome: Certainty::Unknown, .. }))
+        );
         assert!(unknown, "{way:?}: {error:?}");
         assert_eq!(pool.size(), 0, "the connection is closed");
         assert_eq!(row(&db).await.1, version + i64::from(way == Way::Replies), "{way:?}");
@@ -135,7 +145,8 @@ async fn a_read_that_is_not_answered_is_sent_again<DB: TestDatabase>(db: TestDb<
 async fn a_read_that_is_never_answered_has_changed_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let nothing = |error: Error| {
-        let nothing = matches!(error, Error::TimedOut { outcome: Certainty::NothingChanged, .. });
+        let nothing =
+            matches!(error, Error::Database(DatabaseFault::TimedOut { outcome: Certainty::NothingChanged, .. }));
         assert!(nothing && error.is_retryable() && error.to_string().contains("nothing was changed"), "{error:?}");
     };
     for way in WAYS {

@@ -7,7 +7,7 @@ use harness::{DIRECT, TestDatabase, TestDb, between};
 use rowlock::{
     Error, Retry, RunError, VersionLock, VersionedTable,
     balances::{Columns, UpdateError},
-    errors::Certainty,
+    errors::{Certainty, DatabaseFault, Setup},
 };
 
 use crate::{
@@ -118,7 +118,9 @@ async fn is_named<DB: TestDatabase>(db: &TestDb<DB>, table: &VersionedTable<DB>,
     let before = row(db).await;
     let tells = |error: &Error| {
         let text = error.to_string();
-        matches!(error, Error::TableUnfit { .. }) && text.contains("key \"a\"") && text.contains("trigger")
+        matches!(error, Error::Setup(Setup::TableUnfit { .. }))
+            && text.contains("key \"a\"")
+            && text.contains("trigger")
     };
     let mut calls = 0;
     let update = table.update("a", |balance| {
@@ -300,7 +302,10 @@ async fn a_commit_that_is_refused_leaves_no_transaction_open<DB: TestDatabase>(d
     let (pool, table) = narrow(&db, trigger).await;
     for _ in 0..2 {
         let error = changed_nothing(table.deposit("a", 1).await);
-        assert!(matches!(error, Error::Database { outcome: Certainty::NothingChanged, .. }), "{error:?}");
+        assert!(
+            matches!(error, Error::Database(DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. })),
+            "{error:?}"
+        );
         is_usable(&db, &pool).await;
     }
     assert_eq!(row(&db).await, (100, 0));
@@ -324,6 +329,6 @@ async fn a_commit_whose_error_may_come_after_it_is_unknown<DB: TestDatabase>(db:
     table.deposit("a", 1).await.unwrap();
     proxy.replace("COMMIT AND NO CHAIN NO RELEASE", "SIGNAL SQLSTATE '45000'       ");
     let error = table.deposit("a", 1).await.unwrap_err();
-    assert!(matches!(error, Error::Database { outcome: Certainty::Unknown, .. }), "{error:?}");
+    assert!(matches!(error, Error::Database(DatabaseFault::Failed { outcome: Certainty::Unknown, .. })), "{error:?}");
     assert!(format!("{error:?}").contains("45000"), "{error:?}");
 }

@@ -139,7 +139,7 @@ async fn a_key_that_its_column_cannot_hold_is_refused_unseen<DB: TestDatabase>(d
         for key in bad {
             let is_unfit = |error: &Error| {
                 let text = error.to_string();
-                matches!(error, Error::KeyUnfit { .. }) && text.contains(&format!("{table}.id holds {holds}"))
+                matches!(error, Error::Invalid(_)) && text.contains(&format!("{table}.id holds {holds}"))
             };
             let error = values.read(key).await.unwrap_err();
             assert!(is_unfit(&error), "{key}: {error:?}");

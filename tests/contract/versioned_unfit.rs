@@ -7,6 +7,7 @@ use harness::{TestDatabase, TestDb};
 use rowlock::{
     Error, ResourceLock, VersionLock, VersionedTable,
     balances::{Columns, UpdateError},
+    errors::Setup,
 };
 
 use crate::ledger::{COLUMNS, changed_nothing, create, insert, updated};
@@ -105,7 +106,7 @@ async fn a_generated_column_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
             }
             for error in refused {
                 let text = error.to_string();
-                assert!(matches!(error, Error::TableUnfit { .. }), "{text}");
+                assert!(matches!(error, Error::Setup(Setup::TableUnfit { .. })), "{text}");
                 assert!(
                     text.contains(&format!("table {name}")) && text.contains(&format!("column {column} (")),
                     "{text}"
@@ -122,7 +123,7 @@ async fn an_identity_that_is_always_generated_is_refused<DB: TestDatabase>(db: T
     db.execute("INSERT INTO account (id, version) VALUES ('a', 0)").await;
     for error in errors(&db, "account").await {
         let text = error.to_string();
-        assert!(matches!(error, Error::TableUnfit { .. }) && text.contains("generated"), "{text}");
+        assert!(matches!(error, Error::Setup(Setup::TableUnfit { .. })) && text.contains("generated"), "{text}");
     }
     assert_eq!(db.cell("version", "account").await.as_deref(), Some("0"));
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Attempt, Error, Lease, LeaseLock, Reason};
+use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, errors::DatabaseFault};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -121,7 +121,14 @@ async fn it_does_not_wait_past_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
         for wait in [MILLIS, 300 * MILLIS] {
             let since = Instant::now();
             let error = lock.acquire("k", wait).await.unwrap_err();
-            assert!(matches!(error, Error::NoConnection { .. } | Error::TimedOut { .. }), "{error}");
+            assert!(
+                matches!(
+                    error,
+                    Error::Database(DatabaseFault::NoConnection { .. })
+                        | Error::Database(DatabaseFault::TimedOut { .. })
+                ),
+                "{error}"
+            );
             assert!(
                 since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 8,
                 "{wait:?}: {:?}",

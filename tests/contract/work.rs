@@ -11,7 +11,8 @@ use std::{
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::{
-    Attempt, Error, LeaseLock, Reason, ResourceLock, Retry, Rules, RunError, Token, Tx, errors::Certainty,
+    Attempt, Error, LeaseLock, Reason, ResourceLock, Retry, Rules, RunError, Token, Tx,
+    errors::{Certainty, DatabaseFault, TransactionFault},
     strategy::ResourceLockExt,
 };
 use sqlx::{Connection as _, Pool};
@@ -115,7 +116,7 @@ where
         }
     });
     let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
-    assert!(matches!(error, RunError::Failed(Error::TransactionOver { .. })), "{name}: {error:?}");
+    assert!(matches!(error, RunError::Failed(Error::Transaction(TransactionFault::Over { .. }))), "{name}: {error:?}");
 }
 
 /// After this error the transaction is over, even if the work ignores the error.
@@ -184,7 +185,7 @@ async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: TestDatabase>(
             Err::<(), _>(Reply::Code(8))
         });
         let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
-        assert!(matches!(error, RunError::Failed(Error::TransactionOver { .. })), "{error:?}");
+        assert!(matches!(error, RunError::Failed(Error::Transaction(TransactionFault::Over { .. }))), "{error:?}");
         assert!(error.to_string().contains("code 8"), "{error}");
         nothing_happened(&db, name).await;
     })
@@ -243,7 +244,9 @@ async fn work_that_keeps_the_transaction_is_found_out<DB: TestDatabase>(db: Test
             Err::<(), _>(Reply::Code(7))
         });
         let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
-        let RunError::Failed(error @ Error::TransactionOver { outcome: Certainty::Unknown, .. }) = error else {
+        let RunError::Failed(error @ Error::Transaction(TransactionFault::Over { outcome: Certainty::Unknown, .. })) =
+            error
+        else {
             panic!("{name}: {error:?}")
         };
         assert!(error.to_string().contains("code 7"), "{error}");
@@ -285,9 +288,11 @@ async fn retries_that_are_used_up_are_a_conflict<DB: TestDatabase>(db: TestDb<DB
                     assert_eq!((attempts, key.as_str()), (runs, name));
                 }
                 // The time was over in the middle of an attempt.
-                Err(RunError::Failed(Error::TimedOut { outcome: Certainty::NothingChanged, .. })) if retry == short => {
-                }
-                Err(RunError::Failed(Error::NoConnection { .. })) if retry == short => {}
+                Err(RunError::Failed(Error::Database(DatabaseFault::TimedOut {
+                    outcome: Certainty::NothingChanged,
+                    ..
+                }))) if retry == short => {}
+                Err(RunError::Failed(Error::Database(DatabaseFault::NoConnection { .. }))) if retry == short => {}
                 other => panic!("{name}: {other:?}"),
             }
             assert!(if retry == few { runs == 3 } else { since.elapsed() >= short.within }, "{runs}");
@@ -305,7 +310,7 @@ async fn a_transaction_that_does_not_begin_leaves_the_key_open<DB: TestDatabase>
     // The look at the table and the opening of a session do not count.
     acquired(lock.try_acquire("other").await).release().await.unwrap();
     let done = lock.transaction("k", async |_| -> Result<(), Infallible> { panic!("it does not begin") }).await;
-    assert!(matches!(done, Err(RunError::Failed(Error::NoConnection { .. }))), "{done:?}");
+    assert!(matches!(done, Err(RunError::Failed(Error::Database(DatabaseFault::NoConnection { .. })))), "{done:?}");
     drop(in_use);
     eventually("the key is open", || async { matches!(lock.try_acquire("k").await, Ok(Attempt::Acquired(_))) }).await;
 }

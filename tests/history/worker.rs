@@ -12,7 +12,9 @@ use std::{
 
 use harness::{TestDatabase, TestDb};
 use rowlock::{
-    Claim, Error, Lease, LeaseLock, Retry, RunError, Status, errors::Certainty, leases::PreviousClaim,
+    Claim, Error, Lease, LeaseLock, Retry, RunError, Status,
+    errors::{Certainty, DatabaseFault, TransactionFault},
+    leases::PreviousClaim,
     strategy::ResourceLockExt as _,
 };
 use sqlx::{Pool, pool::PoolOptions};
@@ -370,7 +372,7 @@ impl<DB: TestDatabase> Worker<DB> {
         let outcome = match committed.await {
             Ok(()) => Outcome::Done,
             Err(RunError::Refused(_)) => Outcome::Refused,
-            Err(RunError::Failed(Error::CommitUnknown { .. })) => Outcome::Unknown,
+            Err(RunError::Failed(Error::Transaction(TransactionFault::CommitUnknown { .. }))) => Outcome::Unknown,
             Err(_) => Outcome::Nothing,
         };
         self.tell(Step::Done(outcome));
@@ -399,10 +401,10 @@ async fn write<DB: TestDatabase>(
 pub fn outcome(error: &Error) -> Outcome {
     match error {
         Error::Lost { .. } => Outcome::Lost,
-        Error::TimedOut { outcome: Certainty::Unknown, .. }
-        | Error::NoConnection { outcome: Certainty::Unknown, .. }
-        | Error::Database { outcome: Certainty::Unknown, .. }
-        | Error::ReadOnly { outcome: Certainty::Unknown, .. } => Outcome::Unknown,
+        Error::Database(DatabaseFault::TimedOut { outcome: Certainty::Unknown, .. })
+        | Error::Database(DatabaseFault::NoConnection { outcome: Certainty::Unknown, .. })
+        | Error::Database(DatabaseFault::Failed { outcome: Certainty::Unknown, .. })
+        | Error::Database(DatabaseFault::ReadOnly { outcome: Certainty::Unknown, .. }) => Outcome::Unknown,
         _ => Outcome::Nothing,
     }
 }

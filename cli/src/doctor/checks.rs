@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use rowlock::{Error, LeaseLock, Schedule, Schedules, admin::ListOptions, migration::Functions};
+use rowlock::{Error, LeaseLock, Schedule, Schedules, admin::ListOptions, errors::Setup, migration::Functions};
 use sqlx::Pool;
 
 use crate::{
@@ -197,14 +197,14 @@ fn unfit(error: Error) -> Finding {
 async fn locks<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
     match LeaseLock::new(pool.clone()).list(&ListOptions::default().limit(1)).await {
         Ok(_) => (Finding::good(LOCKS, "t_resource_lock and t_resource_lock_queue are complete"), true),
-        Err(error @ (Error::TableMissing | Error::ColumnMissing { .. })) => {
+        Err(error @ (Error::Setup(Setup::TableMissing) | Error::Setup(Setup::ColumnMissing { .. }))) => {
             match described(pool.clone()).plan().await {
-                Err(error @ Error::TableUnfit { .. }) => (unfit(error), false),
+                Err(error @ Error::Setup(Setup::TableUnfit { .. })) => (unfit(error), false),
                 _ => (Finding::problem(LOCKS, first_part(error), MIGRATE), false),
             }
         }
-        Err(error @ Error::TableUnfit { .. }) => (unfit(error), false),
-        Err(error @ Error::Unsupported { .. }) => {
+        Err(error @ Error::Setup(Setup::TableUnfit { .. })) => (unfit(error), false),
+        Err(error @ Error::Setup(Setup::Unsupported { .. })) => {
             (Finding::problem(LOCKS, Failure::from(error).to_string(), "use another database for the locks"), false)
         }
         // The rights tell more.
@@ -216,7 +216,9 @@ async fn schedules<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
     const CHECK: &str = "tables of schedules";
     match Schedules::new(pool.clone()).list().await {
         Ok(_) => (Finding::good(CHECK, "t_resource_schedule and its three tables beside it exist"), true),
-        Err(error @ Error::ScheduleTablesMissing) => (Finding::problem(CHECK, first_part(error), MIGRATE), false),
+        Err(error @ Error::Setup(Setup::ScheduleTablesMissing)) => {
+            (Finding::problem(CHECK, first_part(error), MIGRATE), false)
+        }
         Err(error) => (Finding::problem(CHECK, Failure::from(error).to_string(), "see the rights below"), true),
     }
 }
@@ -244,7 +246,7 @@ async fn table<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
         }
         Ok(Functions::Current) => Some(Finding::good(CHECK, "all exist, in this version or a newer one")),
         Ok(_) => None,
-        Err(Error::Unsupported { .. }) => None,
+        Err(Error::Setup(Setup::Unsupported { .. })) => None,
         Err(error) => Some(Finding::problem(CHECK, Failure::from(error).to_string(), "see the rights above")),
     });
     findings

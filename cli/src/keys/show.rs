@@ -5,6 +5,7 @@ use chrono::{DateTime, Utc};
 use rowlock::{
     Database, Error, LeaseLock, Schedules,
     admin::{LockInfo, LockState, ScheduleInfo},
+    errors::Setup,
 };
 use serde_json::{Value, json};
 
@@ -27,7 +28,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
     let key = asked.key.as_str();
     let entry = lock.inspect(key).await?;
     let schedule = match schedules.inspect(key).await {
-        Err(Error::ScheduleTablesMissing) => None,
+        Err(Error::Setup(Setup::ScheduleTablesMissing)) => None,
         // Rights on the table of locks are enough for a key.
         Err(error) if entry.is_some() => {
             out::print_error(format_args!("{key}: whether a schedule has this name is not known: {error:?}"));
@@ -45,7 +46,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
     }
     let changed = match lock.changes(Some(key), CHANGES).await {
         // Before the table of changes was there, nothing was kept.
-        Err(Error::TableMissing) => Vec::new(),
+        Err(Error::Setup(Setup::TableMissing)) => Vec::new(),
         // Rights on the table of locks are enough for a key.
         Err(error) => {
             out::print_error(format_args!("{key}: what operators changed is not known: {error:?}"));

@@ -7,7 +7,7 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{Database, Error, LeaseLock, Schedules, admin::ListOptions};
+use rowlock::{Database, Error, LeaseLock, Schedules, admin::ListOptions, errors::Setup};
 use tokio::{
     sync::{Mutex, Notify, watch},
     task::JoinError,
@@ -209,7 +209,7 @@ impl<DB: Database> Reader<DB> {
             Err(_) => Vec::new(),
         };
         let jobs = match self.schedules.list().await {
-            Err(Error::ScheduleTablesMissing) => None,
+            Err(Error::Setup(Setup::ScheduleTablesMissing)) => None,
             jobs => {
                 *statements += u32::try_from(jobs.as_ref().map_or(0, Vec::len) / SCHEDULES).unwrap_or_default() + 2;
                 Some(jobs)
@@ -275,7 +275,7 @@ impl Unread {
     fn new(part: Part, error: Error) -> Self {
         let failure = match (part, error) {
             // The error means the table of locks.
-            (Part::Changes, Error::TableMissing) => {
+            (Part::Changes, Error::Setup(Setup::TableMissing)) => {
                 Failure::new(exit::UNFIT, "the table t_resource_change does not exist here: run `rowlock migrate` once")
             }
             (_, error) => Failure::from(error),
