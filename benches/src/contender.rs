@@ -18,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Error,
-    count::Queries,
     database::{Bench, Kind, on, pool},
     statistics::now,
 };
@@ -60,7 +59,6 @@ pub enum Word {
     Waiting {
         asked: i64,
     },
-    Queries(i64),
 }
 
 impl fmt::Display for Word {
@@ -70,7 +68,6 @@ impl fmt::Display for Word {
             Self::Granted { token, asked, acquired } => write!(f, "granted {token} {asked} {acquired}"),
             Self::Released { token, at } => write!(f, "released {token} {at}"),
             Self::Waiting { asked } => write!(f, "waiting {asked}"),
-            Self::Queries(count) => write!(f, "queries {count}"),
         }
     }
 }
@@ -87,7 +84,6 @@ impl FromStr for Word {
             (Some("granted"), &[token, asked, acquired]) => Self::Granted { token, asked, acquired },
             (Some("released"), &[token, at]) => Self::Released { token, at },
             (Some("waiting"), &[asked]) => Self::Waiting { asked },
-            (Some("queries"), &[count]) => Self::Queries(count),
             _ => return Err(format!("a contender says {line:?}").into()),
         })
     }
@@ -102,11 +98,11 @@ struct Contest {
     granted: watch::Sender<i64>,
 }
 
-pub async fn run(options: Options, queries: Queries) -> Result<(), Error> {
-    on!(options.database, contend(&options, &queries))
+pub async fn run(options: Options) -> Result<(), Error> {
+    on!(options.database, contend(&options))
 }
 
-async fn contend<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Error> {
+async fn contend<DB: Bench>(options: &Options) -> Result<(), Error> {
     let lock = LeaseLock::new(pool::<DB>(&options.url, 10).await?).fair(options.fair);
     let hold = Duration::from_millis(options.hold_ms);
     let contest = Arc::new(Contest {
@@ -128,7 +124,6 @@ async fn contend<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), 
                     tasks.spawn(ask_again_and_again(lock.clone(), contest.clone()));
                 }
             }
-            None if line == "count" => println!("{}", Word::Queries(queries.so_far())),
             None => break,
         }
     }

@@ -112,6 +112,11 @@ impl<DB: Bench> Observer<DB> {
         Ok(Self { notifies: DB::notifies(&site.url).await?, pool, looks: AtomicI64::new(0) })
     }
 
+    /// The server's statements so far; 0 where it does not count.
+    pub async fn statements(&self) -> Result<i64, Error> {
+        Ok(self.served().await?.statements.unwrap_or_default())
+    }
+
     pub async fn served(&self) -> Result<Served, Error> {
         let looks = self.looks.fetch_add(1, Ordering::Relaxed);
         let statements = DB::statements(&self.pool).await?.map(|count| count - looks);

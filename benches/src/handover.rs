@@ -81,7 +81,6 @@ struct Record {
     /// The times since which the tasks without the key have asked.
     waiting: Vec<i64>,
     window: (i64, i64),
-    queries: i64,
     served: Served,
 }
 
@@ -91,7 +90,7 @@ pub async fn run(options: &Options, log: Option<&str>) -> Result<(), Error> {
         "From the call of release to the next acquire's return, in ms; with several processes only where the next holder is another process."
     );
     println!(
-        "all: all hand-overs; queries: sent for each of them; server: counted there (MySQL, MariaDB: of the whole server); longest: a task waited"
+        "all: all hand-overs; statements: for each of them, as the server counts (MySQL, MariaDB: of the whole server); longest: a task waited"
     );
     for kind in kinds {
         if let Some(server) = kind.url() {
@@ -103,7 +102,7 @@ pub async fn run(options: &Options, log: Option<&str>) -> Result<(), Error> {
 
 async fn measure<DB: Bench>(kind: Kind, server: &str, options: &Options, log: Option<&str>) -> Result<(), Error> {
     println!(
-        "\n{:<9}{:<6}{:>5}{:>8}{:>6}{:>7}{:>7}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>8}{:>8}{:>11}",
+        "\n{:<9}{:<6}{:>5}{:>8}{:>6}{:>7}{:>7}{:>9}{:>9}{:>9}{:>9}{:>9}{:>11}{:>8}{:>11}",
         kind.name(),
         "order",
         "hold",
@@ -116,8 +115,7 @@ async fn measure<DB: Bench>(kind: Kind, server: &str, options: &Options, log: Op
         "p90",
         "p99",
         "max",
-        "queries",
-        "server",
+        "statements",
         "notify",
         "longest"
     );
@@ -202,10 +200,9 @@ impl Contest {
         let begin = Instant::now() + Duration::from_secs(options.warm_up);
         self.tell("go").await?;
         self.follow(&mut record, begin).await?;
-        let (from, before, served) = (now(), self.queries(&mut record).await?, observer.served().await?);
+        let (from, served) = (now(), observer.served().await?);
         self.follow(&mut record, begin + Duration::from_secs(options.seconds)).await?;
         record.window = (from, now());
-        record.queries = self.queries(&mut record).await? - before;
         record.served = observer.served().await?.since(served);
         Ok(record)
     }
@@ -229,24 +226,9 @@ impl Contest {
                 record.holders.get_mut(&token).ok_or("released what was not granted")?.released = Some(at);
             }
             Word::Waiting { asked } => record.waiting.push(asked),
-            Word::Ready | Word::Queries(_) => return Err(format!("out of place: {word}").into()),
+            Word::Ready => return Err(format!("out of place: {word}").into()),
         }
         Ok(())
-    }
-
-    /// How many statements all processes have sent so far.
-    async fn queries(&mut self, record: &mut Record) -> Result<i64, Error> {
-        self.tell("count").await?;
-        let (mut sum, mut answers) = (0, 0);
-        while answers < self.children.len() {
-            let word = timeout(PATIENCE, self.words.recv()).await?;
-            let (process, word) = word.ok_or("the processes are gone")?;
-            match word? {
-                Word::Queries(count) => (sum, answers) = (sum + count, answers + 1),
-                other => self.take(record, process, other).await?,
-            }
-        }
-        Ok(sum)
     }
 
     /// Stops all processes, and records their remaining reports.
@@ -264,7 +246,7 @@ impl Contest {
                     Word::Granted { token, asked, acquired } => {
                         record.holders.insert(token, Holder { process, asked, acquired, released: None });
                     }
-                    Word::Ready | Word::Queries(_) => {}
+                    Word::Ready => {}
                 }
             }
             for (child, _) in &mut self.children {
@@ -342,7 +324,7 @@ fn show(setup: Setup, record: &Record) {
     };
     let summary = Summary::of(found.counted);
     println!(
-        "{:<9}{:<6}{:>5}{:>8}{:>6}{:>7}{:>7}{summary}{:>9}{:>8}{:>8}{:>11.2}",
+        "{:<9}{:<6}{:>5}{:>8}{:>6}{:>7}{:>7}{summary}{:>11}{:>8}{:>11.2}",
         setup.kind.name(),
         if setup.fair { "fair" } else { "-" },
         setup.hold_ms,
@@ -350,7 +332,6 @@ fn show(setup: Setup, record: &Record) {
         setup.processes,
         found.all,
         summary.count(),
-        each(Some(record.queries)),
         each(record.served.statements),
         each(record.served.notifies),
         millis(found.longest),

@@ -13,7 +13,7 @@ use tokio::{
 use crate::{
     Error,
     contender::URL,
-    database::{Kind, Site, at_own_site, on, pool},
+    database::{Kind, Observer, Site, at_own_site, on, pool},
     holder::{Renewed, Taken},
     options::{Common, seconds},
     report::{Line, Report, Shown, shown},
@@ -40,25 +40,19 @@ pub struct Options {
     /// The lease in seconds; it is renewed every third of this time.
     #[arg(long, default_value = "30", value_parser = seconds)]
     lease: Duration,
-    /// The most connections of the pool that renews.
-    #[arg(long, default_value_t = 16)]
-    connections: u32,
 }
 
 pub async fn run(options: &Options) -> Result<(), Error> {
     let mut report = Report::new(options.common.csv.as_deref(), Shown::default())?;
     let Options { keys, seconds, lease, .. } = options;
     println!("{keys} keys are held for {seconds:?} with a lease of {lease:?}, in a process of its own.");
-    println!(
-        "connections: at most, of that database, as the server counts them; pool: as sqlx does, of the pool that renews, which may open {}.",
-        options.connections
-    );
+    println!("connections: at most, of that database; statements: as the server counts them (SQLite counts none).");
     println!("bytes: resident memory that is more with all keys held than with none, for each.");
     println!("processor: the time of the process, in percent of one processor; and for a renewal.\n");
     println!(
-        "| server | keys | connections | pool | bytes a lease | renewals/s | statements for 100 renewals | processor % | µs a renewal |"
+        "| server | keys | connections | bytes a lease | renewals/s | statements for 100 renewals | processor % | µs a renewal |"
     );
-    println!("|---|---:|---:|---:|---:|---:|---:|---:|---:|");
+    println!("|---|---:|---:|---:|---:|---:|---:|---:|");
     for (kind, server) in options.common.servers() {
         on!(kind, measure(kind, &server, options, &mut report))?;
     }
@@ -68,7 +62,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
 async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report: &mut Report) -> Result<(), Error> {
     at_own_site::<DB>(server, async |site| {
         eprintln!("held {}: {} keys", kind.name(), options.keys);
-        let (taken, renewed, connections) = held::<DB>(kind, site, options).await?;
+        let Seen { taken, renewed, connections, statements } = held::<DB>(kind, site, options).await?;
         if renewed.renewals == 0 {
             return Err("no renewal was counted: hold the keys for longer than a third of the lease".into());
         }
@@ -78,19 +72,19 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
             contender: "rowlock".to_owned(),
             size: options.keys,
             per_second: Some(renewed.renewals as f64 / options.seconds.as_secs_f64()),
-            connections,
+            connections: connections.map(|most| most as f64),
             bytes_per_lease: taken.bytes().map(|bytes| bytes / options.keys as f64),
-            statements_per_100: renewed.statements_per_100(),
+            statements_per_100: statements.and_then(|count| ratio(100.0 * count as f64, renewed.renewals as f64)),
             ..Line::default()
         };
         let (bytes, statements) = (shown(line.bytes_per_lease, 0), shown(line.statements_per_100, 2));
         let (connections, rate) = (shown(line.connections, 0), shown(line.per_second, 0));
-        let (server, pool) = (kind.name(), renewed.connections);
+        let server = kind.name();
         let processor = renewed.processor as f64 / 1e9;
         let percent = shown(Some(100.0 * processor / options.seconds.as_secs_f64()), 1);
         let micros = shown(ratio(processor * 1e6, renewed.renewals as f64), 1);
         println!(
-            "| {server} | {} | {connections} | {pool} | {bytes} | {rate} | {statements} | {percent} | {micros} |",
+            "| {server} | {} | {connections} | {bytes} | {rate} | {statements} | {percent} | {micros} |",
             options.keys
         );
         report.line(&line)
@@ -98,17 +92,27 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
     .await
 }
 
+/// What was seen of the process that holds the keys.
+struct Seen {
+    taken: Taken,
+    renewed: Renewed,
+    /// The most connections, and the statements, where the server counts them.
+    connections: Option<i64>,
+    statements: Option<i64>,
+}
+
 /// Starts the process, and reads the server's connections as long as the process renews.
-async fn held<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<(Taken, Renewed, Option<f64>), Error> {
+async fn held<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<Seen, Error> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["holder", "--database", kind.name(), "--keys", &options.keys.to_string()]);
     command.args(["--seconds", &options.seconds.as_secs_f64().to_string()]);
     command.args(["--lease", &options.lease.as_secs_f64().to_string()]);
-    command.args(["--connections", &options.connections.to_string()]).env(URL, &site.url);
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+    let mut child =
+        command.env(URL, &site.url).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
     let mut lines = BufReader::new(child.stdout.take().ok_or("the process has no stdout")?).lines();
-    let observer = pool::<DB>(&site.url, 1).await?;
+    let (observer, pool) = (Observer::<DB>::new(site).await?, pool::<DB>(&site.url, 1).await?);
     let taken = timeout(PATIENCE, lines.next_line()).await??.ok_or("the process holds nothing")?.parse()?;
+    let (before, mut looks) = (observer.served().await?, 0);
     let mut most: Option<i64> = None;
     let renewed = loop {
         // The connections that acquired the keys are closed first.
@@ -116,18 +120,20 @@ async fn held<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<(
             line = lines.next_line() => break line?.ok_or("the process renewed nothing")?.parse()?,
             () = sleep(LOOK) => {}
         }
-        most = most.max(connections(&observer).await?);
+        most = most.max(connections(&pool).await?);
+        looks += i64::from(most.is_some());
     };
+    let statements = observer.served().await?.since(before).statements.map(|count| count - looks);
     let status = timeout(PATIENCE, child.wait()).await??;
     if !status.success() {
         return Err(format!("the process failed: {status}").into());
     }
-    Ok((taken, renewed, most.map(|most| most as f64)))
+    Ok(Seen { taken, renewed, connections: most, statements })
 }
 
-/// The connections of the process, as the server counts them: all except the one that asks.
+/// The connections of the process, as the server counts them: all except the two that ask.
 async fn connections<DB: Speak>(observer: &Pool<DB>) -> Result<Option<i64>, Error> {
     let Some(sql) = DB::CONNECTIONS else { return Ok(None) };
     let row = DB::row(&mut *observer.acquire().await?, sql, &[]).await?.ok_or("the server does not count")?;
-    Ok(Some(DB::number(&row, 0)? - 1))
+    Ok(Some(DB::number(&row, 0)? - 2))
 }

@@ -4,21 +4,18 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use clap::Args;
 use rowlock::{Lease, LeaseLock};
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep},
-};
+use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
     Error,
     contender::URL,
-    count::Queries,
     database::{Bench, Kind, on, patient_pool},
     options::seconds,
-    statistics::{processor_time, ratio},
+    renewals::Renewals,
+    statistics::processor_time,
 };
 
-/// How many tasks acquire keys; also the number of connections that they use.
+/// How many tasks acquire keys.
 const TAKERS: usize = 16;
 /// How many keys are acquired and abandoned before anything is measured.
 const WARM_UP: usize = 200;
@@ -35,8 +32,6 @@ pub struct Options {
     seconds: Duration,
     #[arg(long, value_parser = seconds)]
     lease: Duration,
-    #[arg(long)]
-    connections: u32,
 }
 
 /// All keys are held: the process's memory before and after, in kilobytes.
@@ -56,18 +51,9 @@ impl Taken {
 /// The keys have been held for the whole time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Renewed {
-    pub statements: i64,
     pub renewals: i64,
-    /// The connections of the pool that renews.
-    pub connections: i64,
     /// Nanoseconds of processor time of the process.
     pub processor: i64,
-}
-
-impl Renewed {
-    pub fn statements_per_100(self) -> Option<f64> {
-        ratio(100.0 * self.statements as f64, self.renewals as f64)
-    }
 }
 
 impl fmt::Display for Taken {
@@ -87,7 +73,7 @@ impl FromStr for Taken {
 
 impl fmt::Display for Renewed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "renewed {} {} {} {}", self.statements, self.renewals, self.connections, self.processor)
+        write!(f, "renewed {} {}", self.renewals, self.processor)
     }
 }
 
@@ -95,8 +81,8 @@ impl FromStr for Renewed {
     type Err = Error;
 
     fn from_str(line: &str) -> Result<Self, Error> {
-        let [statements, renewals, connections, processor] = numbers(line, "renewed")?;
-        Ok(Self { statements, renewals, connections, processor })
+        let [renewals, processor] = numbers(line, "renewed")?;
+        Ok(Self { renewals, processor })
     }
 }
 
@@ -106,15 +92,12 @@ fn numbers<const N: usize>(line: &str, word: &str) -> Result<[i64; N], Error> {
     numbers.try_into().map_err(|_| format!("the process says {line:?}").into())
 }
 
-pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
-    on!(options.database, hold(options, queries))
+pub async fn run(options: &Options, renewals: &Renewals) -> Result<(), Error> {
+    on!(options.database, hold(options, renewals))
 }
 
-/// The pool is shared with the lock, so that it shows how few connections renewing uses at a time.
-/// Each statement is then preceded by a check of its connection, which counts as a statement.
-async fn hold<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Error> {
-    let pool = patient_pool::<DB>(&options.url, options.connections, false).await?;
-    let lock = LeaseLock::builder(pool.clone()).share_pool().build()?.lease(options.lease);
+async fn hold<DB: Bench>(options: &Options, renewals: &Renewals) -> Result<(), Error> {
+    let lock = LeaseLock::new(patient_pool::<DB>(&options.url, 1, false).await?).lease(options.lease);
     for lease in take(&lock, "warm-up", WARM_UP).await? {
         lease.abandon().await?;
     }
@@ -122,19 +105,13 @@ async fn hold<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Err
     let leases = take(&lock, "held", options.keys).await?;
     let after = resident();
     println!("{}", Taken { before, after });
-    let (statements, renewals, processor) = (queries.so_far(), queries.renewals(), processor_time());
-    let until = Instant::now() + options.seconds;
-    let mut connections = 0;
-    while Instant::now() < until {
-        connections = connections.max(pool.size().saturating_sub(u32::try_from(pool.num_idle())?));
-        sleep(Duration::from_millis(20).min(until.saturating_duration_since(Instant::now()))).await;
-    }
-    let (statements, renewals) = (queries.so_far() - statements, queries.renewals() - renewals);
-    let processor = processor_time() - processor;
+    let (so_far, processor) = (renewals.so_far(), processor_time());
+    sleep(options.seconds).await;
+    let (renewals, processor) = (renewals.so_far() - so_far, processor_time() - processor);
     if let Some(lost) = leases.iter().find(|lease| !lease.is_held()) {
         return Err(format!("lost {}", lost.claim().key).into());
     }
-    println!("{}", Renewed { statements, renewals, connections: connections.into(), processor });
+    println!("{}", Renewed { renewals, processor });
     for lease in leases {
         lease.detach();
     }
@@ -178,10 +155,9 @@ mod tests {
     fn what_the_process_tells_is_read_as_it_was_told() -> Result<(), Error> {
         let taken = Taken { before: 10_240, after: 20_480 };
         assert_eq!((taken.to_string().parse::<Taken>()?, taken.bytes()), (taken, Some(10_485_760.0)));
-        let renewed = Renewed { statements: 5, renewals: 1000, connections: 2, processor: 7 };
+        let renewed = Renewed { renewals: 1000, processor: 7 };
         assert_eq!(renewed.to_string().parse::<Renewed>()?, renewed);
-        assert_eq!(renewed.statements_per_100(), Some(0.5));
-        assert!("renewed 1 2".parse::<Renewed>().is_err());
+        assert!("renewed 1".parse::<Renewed>().is_err());
         Ok(())
     }
 

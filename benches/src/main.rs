@@ -13,7 +13,6 @@ mod all;
 mod chart;
 mod contender;
 mod contest;
-mod count;
 mod crates;
 mod cycles;
 mod database;
@@ -30,6 +29,7 @@ mod options;
 mod permits;
 mod plot;
 mod refusals;
+mod renewals;
 mod report;
 mod scale;
 mod schedules;
@@ -40,6 +40,8 @@ mod waiting;
 mod ways;
 
 use clap::{Parser, Subcommand};
+
+use crate::renewals::Renewals;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -138,24 +140,14 @@ enum Scenario {
     Contender(contender::Options),
 }
 
-impl Scenario {
-    /// Whether the scenario counts its own statements, which would slow down a comparison.
-    fn counts(&self) -> bool {
-        match self {
-            Self::Handover(_) | Self::Waiting(_) | Self::Contender(_) | Self::Holder(_) | Self::Scale(_) => true,
-            Self::Ticker(options) => options.count,
-            _ => false,
-        }
-    }
-}
-
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let arguments = Arguments::parse();
-    let queries = count::Queries::install(arguments.log.as_deref(), arguments.scenario.counts())?;
+    let counting = matches!(arguments.scenario, Scenario::Holder(_));
+    let renewals = Renewals::install(arguments.log.as_deref(), counting)?;
     match arguments.scenario {
         Scenario::Handover(options) => handover::run(&options, arguments.log.as_deref()).await,
-        Scenario::Waiting(options) => waiting::run(&options, &queries).await,
+        Scenario::Waiting(options) => waiting::run(&options).await,
         Scenario::Cycles(options) => cycles::run(&options).await,
         Scenario::Crates(options) => crates::run(&options).await,
         Scenario::Deduct(options) => deduct::run(&options).await,
@@ -166,11 +158,11 @@ async fn main() -> Result<(), Error> {
         Scenario::Permits(options) => permits::run(&options).await,
         Scenario::Functions(options) => functions::run(&options).await,
         Scenario::Schedules(options) => schedules::run(&options).await,
-        Scenario::Scale(options) => scale::run(&options, &queries).await,
-        Scenario::Ticker(options) => ticker::run(&options, &queries).await,
+        Scenario::Scale(options) => scale::run(&options).await,
+        Scenario::Ticker(options) => ticker::run(&options).await,
         Scenario::All(options) => all::run(&options, arguments.log.as_deref()).await,
         Scenario::Plot(options) => plot::run(&options),
-        Scenario::Holder(options) => holder::run(&options, &queries).await,
-        Scenario::Contender(options) => contender::run(options, queries).await,
+        Scenario::Holder(options) => holder::run(&options, &renewals).await,
+        Scenario::Contender(options) => contender::run(options).await,
     }
 }

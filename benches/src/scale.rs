@@ -15,8 +15,7 @@ use tokio::{
 
 use crate::{
     Error,
-    count::Queries,
-    database::{Bench, Kind, at_own_site, on, pool},
+    database::{Bench, Kind, Observer, at_own_site, on, pool},
     options::seconds,
     statistics::{Summary, millis},
 };
@@ -101,7 +100,7 @@ impl Measured {
     }
 }
 
-pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
+pub async fn run(options: &Options) -> Result<(), Error> {
     let kinds = if options.databases.is_empty() { &[Kind::Postgres, Kind::Mysql][..] } else { &options.databases };
     let parts = if options.parts.is_empty() { Part::value_variants() } else { &options.parts };
     println!("{} instances; waits and gaps: p50 / p99 / longest, s", options.instances);
@@ -110,19 +109,13 @@ pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
         let Some(server) = kind.url() else { continue };
         for part in parts {
             eprintln!("{} {part:?}", kind.name());
-            on!(*kind, measure(*kind, &server, *part, options, queries))?;
+            on!(*kind, measure(*kind, &server, *part, options))?;
         }
     }
     Ok(())
 }
 
-async fn measure<DB: Bench>(
-    kind: Kind,
-    server: &str,
-    part: Part,
-    options: &Options,
-    queries: &Queries,
-) -> Result<(), Error> {
+async fn measure<DB: Bench>(kind: Kind, server: &str, part: Part, options: &Options) -> Result<(), Error> {
     at_own_site::<DB>(server, async |site| {
         let measured = Measured::default();
         measured.change(|record| record.freed = vec![None; options.keys]);
@@ -140,12 +133,13 @@ async fn measure<DB: Bench>(
         }
         // All have begun, and the first renewals are over.
         sleep(2 * options.lease).await;
-        let (before, began) = (queries.so_far(), Instant::now());
+        let observer = Observer::<DB>::new(site).await?;
+        let (before, began) = (observer.statements().await?, Instant::now());
         tokio::select! {
             () = sleep(options.seconds) => {}
             Some(ended) = instances.join_next() => ended??,
         }
-        let rate = (queries.so_far() - before) as f64 / began.elapsed().as_secs_f64();
+        let rate = (observer.statements().await? - before) as f64 / began.elapsed().as_secs_f64();
         let (waits, gaps) = measured.change(|record| (shown(&record.waits), shown(&record.gaps)));
         println!("| {} | {part:?} | {rate:.1} | {waits} | {gaps} |", kind.name());
         instances.shutdown().await;

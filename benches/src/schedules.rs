@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     Error,
     contender::URL,
-    database::{Kind, Site, at_own_site, on, patient_pool, pool},
+    database::{Kind, Observer, Site, at_own_site, on, patient_pool, pool},
     durability,
     options::{Common, seconds},
     speak::{Speak, fill},
@@ -62,7 +62,7 @@ pub struct Options {
 pub async fn run(options: &Options) -> Result<(), Error> {
     let Options { workers, every, .. } = options;
     println!(
-        "{workers} processes. statements a run: sent by all of them, with their looks, renewals and transactions."
+        "{workers} processes. statements a run: of all of them, with their looks, renewals and transactions, as the server counts (SQLite counts none)."
     );
     println!("run/cycle: the rate of one schedule in one process, to that of acquire and release by one task.");
     println!(
@@ -78,12 +78,11 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options) -> Resu
     at_own_site::<DB>(server, async |site| {
         durability::show::<DB>(kind, site).await?;
         let (workers, time) = (options.workers, options.seconds);
-        let many = busy::<DB>(kind, site, (BUSY, workers, false), time).await?;
-        let counted = busy::<DB>(kind, site, (BUSY, workers, true), time).await?;
-        let statements = ratio(counted.statements as f64, counted.runs as f64).unwrap_or_default();
+        let many = busy::<DB>(kind, site, (BUSY, workers), time).await?;
+        let statements = ratio(many.statements as f64, many.runs as f64).unwrap_or_default();
         println!("runs a second: {:.0}; statements a run: {statements:.2}", many.per_second(many.runs));
-        let one = busy::<DB>(kind, site, (1, 1, false), time).await?;
-        let cycles = cycles(kind, site, time).await?;
+        let one = busy::<DB>(kind, site, (1, 1), time).await?;
+        let cycles = cycles::<DB>(kind, site, time).await?;
         println!(
             "one schedule: {:.0} runs a second; lock: {:.0} cycles; run/cycle {:.2}",
             one.per_second(one.runs),
@@ -92,7 +91,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options) -> Resu
         );
         for &schedules in &options.idle {
             let idle = idle::<DB>(kind, site, schedules, options).await?;
-            println!("idle with {schedules}: {:.1} queries a second", idle.per_second(idle.statements));
+            println!("idle with {schedules}: {:.1} statements a second", idle.per_second(idle.statements));
         }
         beside_kills::<DB>(kind, site, options).await
     })
@@ -138,7 +137,7 @@ async fn refill<DB: Speak>(kind: Kind, site: &Site, job: Job, count: usize, slot
 async fn busy<DB: Speak>(
     kind: Kind,
     site: &Site,
-    (schedules, workers, count): (usize, usize, bool),
+    (schedules, workers): (usize, usize),
     time: Duration,
 ) -> Result<Counted, Error> {
     let now = i64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs())?;
@@ -147,9 +146,9 @@ async fn busy<DB: Speak>(
     let parts = if schedules == 1 { time.as_secs().max(1) } else { 1 };
     for _ in 0..parts {
         refill::<DB>(kind, site, Job::Busy, schedules, now - 90).await?;
-        let mut crew = Crew::start(kind, site, Job::Busy, &vec![(0, schedules); workers], count).await?;
-        let counted =
-            crew.counted(Duration::from_millis(100), time / u32::try_from(parts)? / if parts > 1 { 4 } else { 1 });
+        let mut crew = Crew::start(kind, site, Job::Busy, &vec![(0, schedules); workers]).await?;
+        let counted = crew
+            .counted::<DB>(Duration::from_millis(100), time / u32::try_from(parts)? / if parts > 1 { 4 } else { 1 });
         let counted = counted.await?;
         crew.end().await?;
         total.runs += counted.runs;
@@ -159,9 +158,9 @@ async fn busy<DB: Speak>(
     Ok(total)
 }
 
-async fn cycles(kind: Kind, site: &Site, time: Duration) -> Result<Counted, Error> {
-    let mut crew = Crew::start(kind, site, Job::Cycles, &[(0, 0)], false).await?;
-    let counted = crew.counted(Duration::from_millis(300), time).await?;
+async fn cycles<DB: Speak>(kind: Kind, site: &Site, time: Duration) -> Result<Counted, Error> {
+    let mut crew = Crew::start(kind, site, Job::Cycles, &[(0, 0)]).await?;
+    let counted = crew.counted::<DB>(Duration::from_millis(300), time).await?;
     crew.end().await?;
     Ok(counted)
 }
@@ -172,8 +171,8 @@ async fn idle<DB: Speak>(kind: Kind, site: &Site, schedules: usize, options: &Op
     let parts = schedules.div_ceil(MOST);
     let part = |worker: usize| (worker % parts * MOST, schedules.min((worker % parts + 1) * MOST));
     let known: Vec<(usize, usize)> = (0..options.workers).map(part).collect();
-    let mut crew = Crew::start(kind, site, Job::Idle, &known, true).await?;
-    let counted = crew.counted(Duration::from_secs(3), 2 * options.seconds).await?;
+    let mut crew = Crew::start(kind, site, Job::Idle, &known).await?;
+    let counted = crew.counted::<DB>(Duration::from_secs(3), 2 * options.seconds).await?;
     crew.end().await?;
     Ok(counted)
 }
@@ -182,7 +181,7 @@ async fn idle<DB: Speak>(kind: Kind, site: &Site, schedules: usize, options: &Op
 async fn beside_kills<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<(), Error> {
     let now = i64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs())?;
     refill::<DB>(kind, site, Job::Ticking, TICKING, now + 4).await?;
-    let mut crew = Crew::start(kind, site, Job::Ticking, &vec![(0, TICKING); options.workers], false).await?;
+    let mut crew = Crew::start(kind, site, Job::Ticking, &vec![(0, TICKING); options.workers]).await?;
     let (mut first, mut starts, mut kills) = (BTreeMap::new(), 0_usize, 0);
     let until = Instant::now() + options.kills;
     let mut kill_at = Instant::now() + Duration::from_secs(4);
@@ -243,17 +242,16 @@ struct Crew<'a> {
     kind: Kind,
     site: &'a Site,
     job: Job,
-    count: bool,
     children: Vec<(Child, Option<ChildStdin>)>,
     sender: mpsc::Sender<Result<Word, Error>>,
     words: mpsc::Receiver<Result<Word, Error>>,
 }
 
 impl<'a> Crew<'a> {
-    async fn start(kind: Kind, site: &'a Site, job: Job, known: &[(usize, usize)], count: bool) -> Result<Self, Error> {
+    async fn start(kind: Kind, site: &'a Site, job: Job, known: &[(usize, usize)]) -> Result<Self, Error> {
         eprintln!("schedules {}: {job:?}, {} processes", kind.name(), known.len());
         let (sender, words) = mpsc::channel(10_000);
-        let mut crew = Self { kind, site, job, count, children: Vec::new(), sender, words };
+        let mut crew = Self { kind, site, job, children: Vec::new(), sender, words };
         for &known in known {
             crew.add(known).await?;
         }
@@ -277,7 +275,7 @@ impl<'a> Crew<'a> {
         };
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["ticker", "--database", self.kind.name(), "--job", job, "--from", &from.to_string()]);
-        command.args(["--to", &to.to_string()]).args(self.count.then_some("--count")).env(URL, &self.site.url);
+        command.args(["--to", &to.to_string()]).env(URL, &self.site.url);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
         let (stdin, stdout) = (child.stdin.take(), child.stdout.take().ok_or("a pipe")?);
         let sender = self.sender.clone();
@@ -298,26 +296,28 @@ impl<'a> Crew<'a> {
         Ok(child.kill().await?)
     }
 
-    async fn count(&mut self) -> Result<(i64, i64), Error> {
+    /// How many runs have begun so far.
+    async fn runs(&mut self) -> Result<i64, Error> {
         for (_, stdin) in &mut self.children {
             stdin.as_mut().ok_or("a pipe")?.write_all(b"count\n").await?;
         }
-        let (mut runs, mut statements) = (0, 0);
+        let mut runs = 0;
         for _ in 0..self.children.len() {
-            let Word::Counted { runs: more, statements: sent } = self.next().await? else {
+            let Word::Counted { runs: more } = self.next().await? else {
                 return Err("a process does not count".into());
             };
-            (runs, statements) = (runs + more, statements + sent);
+            runs += more;
         }
-        Ok((runs, statements))
+        Ok(runs)
     }
 
-    async fn counted(&mut self, warm_up: Duration, time: Duration) -> Result<Counted, Error> {
+    async fn counted<DB: Speak>(&mut self, warm_up: Duration, time: Duration) -> Result<Counted, Error> {
+        let observer = Observer::<DB>::new(self.site).await?;
         sleep(warm_up).await;
-        let (begun, before) = (Instant::now(), self.count().await?);
+        let (begun, runs, statements) = (Instant::now(), self.runs().await?, observer.statements().await?);
         sleep(time).await;
-        let after = self.count().await?;
-        Ok(Counted { runs: after.0 - before.0, statements: after.1 - before.1, time: begun.elapsed() })
+        let (runs, statements) = (self.runs().await? - runs, observer.statements().await? - statements);
+        Ok(Counted { runs, statements, time: begun.elapsed() })
     }
 
     async fn end(mut self) -> Result<(), Error> {

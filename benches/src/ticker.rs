@@ -23,7 +23,6 @@ use tokio::{
 use crate::{
     Error,
     contender::URL,
-    count::Queries,
     database::{Bench, Kind, on, patient_pool},
 };
 
@@ -55,9 +54,6 @@ pub struct Options {
     from: usize,
     #[arg(long)]
     to: usize,
-    /// Counts statements, which slows them down.
-    #[arg(long)]
-    pub count: bool,
 }
 
 /// The reports of a process, one per line.
@@ -70,9 +66,9 @@ pub enum Word {
         slot: i64,
         late: i64,
     },
+    /// This many runs have begun.
     Counted {
         runs: i64,
-        statements: i64,
     },
 }
 
@@ -81,7 +77,7 @@ impl fmt::Display for Word {
         match self {
             Self::Ready => write!(f, "ready"),
             Self::Begins { schedule, slot, late } => write!(f, "begins {schedule} {slot} {late}"),
-            Self::Counted { runs, statements } => write!(f, "counted {runs} {statements}"),
+            Self::Counted { runs } => write!(f, "counted {runs}"),
         }
     }
 }
@@ -98,7 +94,7 @@ impl FromStr for Word {
             (Some("begins"), &[schedule, slot, late]) => {
                 Self::Begins { schedule: usize::try_from(schedule)?, slot, late }
             }
-            (Some("counted"), &[runs, statements]) => Self::Counted { runs, statements },
+            (Some("counted"), &[runs]) => Self::Counted { runs },
             _ => return Err(format!("a process says {line:?}").into()),
         })
     }
@@ -114,11 +110,11 @@ pub fn schedule(job: Job, number: usize) -> Schedule {
     Schedule::every(&format!("s{number}"), period).catch_up(CatchUp::All(1_000))
 }
 
-pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
-    on!(options.database, work(options, queries))
+pub async fn run(options: &Options) -> Result<(), Error> {
+    on!(options.database, work(options))
 }
 
-async fn work<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Error> {
+async fn work<DB: Bench>(options: &Options) -> Result<(), Error> {
     let pool = patient_pool::<DB>(&options.url, 8, false).await?;
     let runs = Arc::new(AtomicI64::new(0));
     let mut schedules = Schedules::new(pool.clone()).lease(LEASE);
@@ -135,7 +131,7 @@ async fn work<DB: Bench>(options: &Options, queries: &Queries) -> Result<(), Err
     println!("{}", Word::Ready);
     let mut lines = BufReader::new(stdin()).lines();
     while lines.next_line().await?.is_some() {
-        println!("{}", Word::Counted { runs: runs.load(Relaxed), statements: queries.so_far() });
+        println!("{}", Word::Counted { runs: runs.load(Relaxed) });
     }
     if let Some(running) = running {
         running.shutdown(Duration::from_secs(10)).await;
@@ -172,14 +168,10 @@ mod tests {
 
     #[test]
     fn what_the_process_tells_is_read_as_it_was_told() -> Result<(), Error> {
-        for word in [
-            Word::Ready,
-            Word::Begins { schedule: 3, slot: 1_000, late: -5 },
-            Word::Counted { runs: 7, statements: 14 },
-        ] {
+        for word in [Word::Ready, Word::Begins { schedule: 3, slot: 1_000, late: -5 }, Word::Counted { runs: 7 }] {
             assert_eq!(word.to_string().parse::<Word>()?, word);
         }
-        assert!("counted 1".parse::<Word>().is_err());
+        assert!("counted".parse::<Word>().is_err());
         Ok(())
     }
 }

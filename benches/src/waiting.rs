@@ -11,8 +11,7 @@ use tokio::{
 
 use crate::{
     Error,
-    count::Queries,
-    database::{Bench, Kind, on, pool, site},
+    database::{Bench, Kind, Observer, Site, on, pool, site},
 };
 
 const KEY: &str = "waiting";
@@ -32,40 +31,34 @@ pub struct Options {
     tasks: usize,
 }
 
-pub async fn run(options: &Options, queries: &Queries) -> Result<(), Error> {
+pub async fn run(options: &Options) -> Result<(), Error> {
     let kinds = if options.databases.is_empty() { &Kind::ALL[..] } else { &options.databases };
     println!(
-        "{} tasks wait for a key that is held for {} s. Queries of all of them and the holder: in each second, and a second in the last half;",
+        "{} tasks wait for a key that is held for {} s. Statements of all of them and the holder, as the server counts (SQLite counts none): in each second, and a second in the last half;",
         options.tasks, options.seconds
     );
-    println!("then each takes the key and releases it: seconds until all had it, queries for each.");
+    println!("then each takes the key and releases it: seconds until all had it, statements for each.");
     for kind in kinds {
         if let Some(server) = kind.url() {
             for fair in [false, true] {
                 eprintln!("{} fair={fair}", kind.name());
-                on!(*kind, measure(*kind, &server, fair, options, queries))?;
+                on!(*kind, measure(*kind, &server, fair, options))?;
             }
         }
     }
     Ok(())
 }
 
-async fn measure<DB: Bench>(
-    kind: Kind,
-    server: &str,
-    fair: bool,
-    options: &Options,
-    queries: &Queries,
-) -> Result<(), Error> {
+async fn measure<DB: Bench>(kind: Kind, server: &str, fair: bool, options: &Options) -> Result<(), Error> {
     let own = site::<DB>(server).await?;
-    let held = hold::<DB>(&own.url, fair, options, queries).await;
+    let held = hold::<DB>(&own, fair, options).await;
     DB::drop_database(server, own).await?;
     let Held { seconds, all, each } = held?;
     let half = &seconds[seconds.len() / 2..];
     let calm = half.iter().sum::<i64>() as f64 / half.len().max(1) as f64;
     let order = if fair { "fair" } else { "-" };
     println!(
-        "{:<9}{order:<6}{calm:>8.2} a second; all had it in {:.1} s, {each:.2} queries each; {seconds:?}",
+        "{:<9}{order:<6}{calm:>8.2} a second; all had it in {:.1} s, {each:.2} statements each; {seconds:?}",
         kind.name(),
         all.as_secs_f64()
     );
@@ -73,17 +66,18 @@ async fn measure<DB: Bench>(
 }
 
 struct Held {
-    /// Queries in each second of the hold.
+    /// Statements in each second of the hold.
     seconds: Vec<i64>,
     all: Duration,
     each: f64,
 }
 
-async fn hold<DB: Bench>(url: &str, fair: bool, options: &Options, queries: &Queries) -> Result<Held, Error> {
+async fn hold<DB: Bench>(site: &Site, fair: bool, options: &Options) -> Result<Held, Error> {
+    let (url, observer) = (&site.url, Observer::<DB>::new(site).await?);
     let holder = LeaseLock::new(pool::<DB>(url, 10).await?).fair(fair);
     let waiting = LeaseLock::new(pool::<DB>(url, 10).await?).fair(fair);
     let Attempt::Acquired(lease) = holder.try_acquire(KEY).await? else { return Err("the key is not free".into()) };
-    let mut before = queries.so_far();
+    let mut before = observer.statements().await?;
     let begin = Instant::now();
     let mut tasks = JoinSet::new();
     for _ in 0..options.tasks {
@@ -93,7 +87,7 @@ async fn hold<DB: Bench>(url: &str, fair: bool, options: &Options, queries: &Que
     let mut seconds = Vec::new();
     for second in 1..=options.seconds {
         sleep((begin + Duration::from_secs(second)).saturating_duration_since(Instant::now())).await;
-        let so_far = queries.so_far();
+        let so_far = observer.statements().await?;
         seconds.push(so_far - before);
         before = so_far;
     }
@@ -106,6 +100,6 @@ async fn hold<DB: Bench>(url: &str, fair: bool, options: &Options, queries: &Que
         Ok::<_, Error>(())
     };
     timeout(PATIENCE, all).await.map_err(|_| "a waiter did not get the key")??;
-    let each = (queries.so_far() - before) as f64 / options.tasks.max(1) as f64;
+    let each = (observer.statements().await? - before) as f64 / options.tasks.max(1) as f64;
     Ok(Held { seconds, all: released.elapsed(), each })
 }
