@@ -102,6 +102,7 @@ impl AsRef<str> for Key {
 /// # Ok::<(), rowlock::errors::Invalid>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Holder(Uuid);
 
 impl Holder {
@@ -166,6 +167,7 @@ impl fmt::Display for Holder {
 /// # assert!(storage.write(Token::new(3), "").is_ok());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Token(i64);
 
 impl Token {
@@ -201,6 +203,7 @@ impl fmt::Display for Token {
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Claim {
     /// The resource.
     pub key: Key,
@@ -228,6 +231,7 @@ pub struct Claim {
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PreviousClaim {
     /// The token of that claim. Everything that its holder wrote was written under this number.

@@ -155,6 +155,7 @@
 //! | `tls` | TLS, for applications in which no other crate enables it for sqlx 0.9 |
 //! | `rust_decimal` | balances as decimals (not on SQLite) |
 //! | `metrics` | counters and histograms |
+//! | `serde` | claims and keys are (de)serialized, and what operators see is serialized |
 //!
 //! An application that uses sqlx 0.8, diesel or rusqlite has no pool of sqlx 0.9. It connects with
 //! [`LeaseLock::connect`], and finds the types of sqlx 0.9 in [`rowlock::sqlx`](sqlx).
@@ -189,6 +190,8 @@ mod rules_tests;
 #[cfg(feature = "schedule")]
 mod schedule;
 mod schema;
+#[cfg(feature = "serde")]
+mod serialized;
 mod session;
 mod spans;
 mod store;

@@ -30,6 +30,8 @@ use crate::key::{Holder, Key};
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Rules {
     /// A failed run may be repeated, and an expired claim is taken over.
@@ -58,6 +60,8 @@ pub enum Rules {
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 pub enum Status {
     /// Written as `S`.
     #[default]
@@ -160,6 +164,8 @@ pub enum Verdict {
 /// # assert!(!needs_operator(Reason::Held));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Reason {
     /// Another claim holds the key, and its lease has not ended.
@@ -272,6 +278,8 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum LockState {
     /// A claim holds the key.
@@ -358,6 +366,7 @@ fn later(from: DateTime<Utc>, distance: TimeDelta) -> DateTime<Utc> {
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Refusal {
     /// The requested key. Of a semaphore, the permit that may be free first, or its name if other
@@ -376,6 +385,7 @@ pub struct Refusal {
     /// renew its lease.
     pub retry_after: Option<std::time::Duration>,
     /// A notification is sent when the row is freed.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) awaited: bool,
 }
 

@@ -22,6 +22,7 @@ use crate::{
 
 /// The instance that leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Leader {
     /// The number of the term: the fencing token.

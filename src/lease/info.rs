@@ -74,6 +74,7 @@ impl ListOptions {
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct LockInfo {
     /// The key.
@@ -163,6 +164,7 @@ pub enum ForcedRelease {
 
 /// A change that an operator made: a forced release, or an order for schedules and instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ChangeInfo {
     /// When it was made, by the database's clock.

@@ -29,6 +29,7 @@ use crate::{
 
 /// An instance that runs schedules, for display. Times are from the database's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct InstanceInfo {
     /// A random id, which no two starts have in common.
@@ -53,6 +54,7 @@ pub struct InstanceInfo {
 
 /// The times that an instance declares of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DeclaredTimes {
     /// The schedule's name.

@@ -27,6 +27,7 @@ pub const WAITS_FOR: &str = "waits for the key ";
 
 /// A schedule's row, for display. Times are from the database's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct ScheduleInfo {
     /// The schedule's name.
@@ -158,6 +159,8 @@ impl ScheduleInfo {
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RunStatus {
     /// The work succeeded: `S`.
@@ -172,6 +175,7 @@ pub enum RunStatus {
 
 /// A row of the history: one attempt at one tick. Times are from the database's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct RunInfo {
     /// The schedule's name.

@@ -5,6 +5,7 @@ use crate::{error::Error, invalid::Invalid};
 /// A value and the version that it was read with, as
 /// [`VersionedTable::read`](crate::VersionedTable::read) returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Versioned<V> {
     /// The value.
     pub value: V,
@@ -15,6 +16,7 @@ pub struct Versioned<V> {
 /// A completed change, as [`VersionedTable::update`](crate::VersionedTable::update) and the other
 /// changes return it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Updated<V> {
     /// The value after the change: the one that was computed, or what a trigger of the table made
     /// of it.
