@@ -157,6 +157,9 @@
 //! | `metrics` | counters and histograms |
 //! | `serde` | claims and keys are (de)serialized, and what operators see is serialized |
 //!
+//! An application without SQLite sets `default-features = false`, and names `schedule` if it has
+//! jobs. It then does not build SQLite's C code, which another crate may link too.
+//!
 //! An application that uses sqlx 0.8, diesel or rusqlite has no pool of sqlx 0.9. It connects with
 //! [`LeaseLock::connect`], and finds the types of sqlx 0.9 in [`rowlock::sqlx`](sqlx).
 

@@ -16,7 +16,8 @@ impl<DB> InstanceStore for DB {}
 /// A database that rowlock supports: `sqlx::Postgres`, `sqlx::MySql` (MariaDB too) or
 /// `sqlx::Sqlite`.
 ///
-/// Code that takes it as a parameter works on each of them.
+/// Code that takes it as a parameter works on each of them. `sqlx::Any` is none of them: it has no
+/// UUIDs, and its connections do not show what server they lead to.
 ///
 /// ```
 /// use rowlock::{Database, Error, LeaseLock};
@@ -28,9 +29,10 @@ impl<DB> InstanceStore for DB {}
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "rowlock was built without its feature for `{Self}`",
-    label = "a feature of rowlock is missing",
-    note = "add it in Cargo.toml: `rowlock = {{ features = [\"postgres\"] }}`, or \"mysql\" (MariaDB too), or \"sqlite\" (the default)"
+    message = "rowlock has no locks in `{Self}`, or was built without its feature",
+    label = "`sqlx::Postgres`, `sqlx::MySql` or `sqlx::Sqlite`, and its feature of rowlock",
+    note = "add the feature in Cargo.toml: `rowlock = {{ features = [\"postgres\"] }}`, or \"mysql\" (MariaDB too), or \"sqlite\" (the default)",
+    note = "`sqlx::Any` has no locks: connect with the driver that the URL names"
 )]
 pub trait Database: AdminStore + ChangeStore + SchemaStore + VersionStore + QueueStore + InstanceStore {}
 
