@@ -8,9 +8,8 @@ const POLL_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration
 /// Where releases are not notified, the first interval, and by what the intervals grow. A pause is
 /// then about a quarter of the wait before it, and at most half of it and 8 ms.
 const UNNOTIFIED: (Duration, f64) = (Duration::from_millis(8), 1.25);
-/// The bounds of the intervals between attempts to open a session, and the connection that listens.
+/// The bounds of the intervals between attempts to open a session, or the connection that listens.
 const OPEN_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-const LISTEN_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
 
 /// Pauses with a bound that grows. Each pause is between half of the bound and the bound.
 #[derive(Clone, Copy)]
@@ -58,15 +57,10 @@ pub(crate) fn poll_sooner(before: Backoff) -> Backoff {
     Backoff { bound: bound.max(POLL_INTERVAL.0.min(before.bound)), ..before }
 }
 
-/// The pauses between attempts to open a session. An account may be locked after some failed
+/// The pauses between attempts to open a session, or the connection that listens. An account may be locked after some failed
 /// logins.
 pub(crate) fn open_backoff() -> Backoff {
     Backoff::between(OPEN_INTERVAL.0, OPEN_INTERVAL.1)
-}
-
-/// The pauses between attempts to open the connection that listens.
-pub(crate) fn listen_backoff() -> Backoff {
-    Backoff::between(LISTEN_INTERVAL.0, LISTEN_INTERVAL.1)
 }
 
 /// Returns how long a waiter pauses after a refusal that ends by itself after `ends_in`. A holder
@@ -236,7 +230,7 @@ mod tests {
             (retry_backoff(), POLL_INTERVAL.0, POLL_INTERVAL.1),
             (poll_backoff(true), POLL_INTERVAL.0, POLL_INTERVAL.1),
             (poll_backoff(false), UNNOTIFIED.0, POLL_INTERVAL.1),
-            (listen_backoff(), LISTEN_INTERVAL.0, LISTEN_INTERVAL.1),
+            (open_backoff(), OPEN_INTERVAL.0, OPEN_INTERVAL.1),
         ] {
             assert_upper_half(first, || {
                 let mut own = backoff;

@@ -16,7 +16,7 @@ use tokio_util::{
 };
 
 use crate::{
-    pacing::listen_backoff,
+    pacing::open_backoff,
     queue::wakeups::Wakeups,
     session::{
         registry::of_pool,
@@ -130,21 +130,22 @@ enum Ended {
 impl<DB: Database> Work<DB> {
     /// Receives notifications until no task waits any more.
     async fn run(self: Arc<Self>) {
-        let mut pauses = listen_backoff();
+        let (mut pauses, mut again) = (open_backoff(), false);
         loop {
             let began = Instant::now();
             let work = self.clone();
             // A hook of the pool may panic.
-            let ended = AbortOnDropHandle::new(tokio::spawn(async move { work.listen().await }));
+            let ended = AbortOnDropHandle::new(tokio::spawn(async move { work.listen(again).await }));
             let ended = ended.await.unwrap_or(Ended::Lost);
             self.open.send_replace(false);
             if self.is_over(&ended) {
                 return;
             }
             if began.elapsed() > LINGER {
-                pauses = listen_backoff();
+                pauses = open_backoff();
             }
-            if let Ended::Lost = ended {
+            again = matches!(ended, Ended::Lost);
+            if again {
                 sleep(pauses.next()).await;
             }
         }
@@ -159,8 +160,9 @@ impl<DB: Database> Work<DB> {
         is_over
     }
 
-    /// Opens the connection, and receives notifications until it is lost, or no task waits.
-    async fn listen(&self) -> Ended {
+    /// Opens the connection, and receives notifications until it is lost, or no task waits. `again`:
+    /// the last connection was lost, or was not opened, which is reported once.
+    async fn listen(&self, again: bool) -> Ended {
         let mut notifications = match timeout(LIMIT, DB::listen(&self.pool)).await {
             Ok(Ok(Some(notifications))) => notifications,
             Ok(Ok(None)) => {
@@ -168,11 +170,16 @@ impl<DB: Database> Work<DB> {
                 return Ended::Unavailable;
             }
             failed => {
-                let error = failed.map(|opened| opened.err().map(|error| said(&error)));
-                tracing::warn!(?error, "releases cannot be notified; waiters poll");
+                if !again {
+                    let error = failed.map(|opened| opened.err().map(|error| said(&error)));
+                    tracing::warn!(?error, "releases cannot be notified; waiters poll");
+                }
                 return Ended::Lost;
             }
         };
+        if again {
+            tracing::info!(target: threads::RECOVERED, "releases are notified again");
+        }
         self.open.send_replace(true);
         // Tasks that already wait are woken, so that they request a notification.
         self.wakeups.notify_all();

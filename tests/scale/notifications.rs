@@ -27,7 +27,7 @@ impl Locks {
             (0..self.processes[instance].tasks.len()).for_each(|index| self.notified(net, instance, index));
             return;
         }
-        let pause = process.listen_pauses.get_or_insert_with(pacing::listen_backoff).next();
+        let pause = process.listen_pauses.get_or_insert_with(pacing::open_backoff).next();
         net.timer(net.now() + micros(pause), Timer::Listen(instance));
     }
 
