@@ -210,7 +210,8 @@ impl<DB: Database> Access<DB> {
     /// [`LeaseLock::transaction`] does.
     ///
     /// # Errors
-    /// As [`LeaseLock::transaction`].
+    /// As [`LeaseLock::transaction`]. For a writer also [`RunError::Lost`], as
+    /// [`try_acquire`](Self::try_acquire).
     ///
     /// # Cancel safety
     /// As [`LeaseLock::transaction`].

@@ -8,9 +8,8 @@ use crate::{
     store::fault::said,
 };
 
-/// What the database, its tables or this process lack for the call.
-///
-/// Nothing was changed. Whoever operates them has to change it first.
+/// What the database, its tables or this process lack for the call. Whoever operates them has to
+/// change it first.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Setup {
@@ -96,6 +95,10 @@ pub enum Setup {
         by: String,
     },
 
+    /// The runtime on which a tick was run was shut down. The run is taken over when its lease ends.
+    #[error("the runtime was shut down while a tick was run; another call takes it over when its lease ends")]
+    RuntimeOver,
+
     /// The process was forked from one that used rowlock, and has none of its threads.
     #[error(
         "this process was forked from one that used rowlock: start a program in it (`exec`), or use rowlock only after the fork"
@@ -112,7 +115,7 @@ pub enum Setup {
     },
 }
 
-/// What the call names does not exist. Nothing was changed.
+/// What the call names does not exist.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotFound {
@@ -244,13 +247,15 @@ pub enum DatabaseFault {
     /// Transactions of other clients kept [`migrate`](crate::migrate()) from changing the table.
     #[non_exhaustive]
     #[error(
-        "the table t_resource_lock could not be changed within {limit:?}, because it is in use by {by}; end that transaction, and call again"
+        "the table t_resource_lock could not be changed within {limit:?}, because it is in use by {by}; end that transaction, and call again; {}", describe_outcome(Action::Migrate, *outcome)
     )]
     InUse {
         /// The time limit.
         limit: Duration,
         /// The oldest transaction that uses the table.
         by: String,
+        /// What is known of the outcome: earlier parts of a migration may stand.
+        outcome: Certainty,
     },
 
     /// The database failed.
@@ -286,8 +291,8 @@ impl DatabaseFault {
             Self::TimedOut { outcome, .. }
             | Self::NoConnection { outcome, .. }
             | Self::ReadOnly { outcome, .. }
+            | Self::InUse { outcome, .. }
             | Self::Failed { outcome, .. } => *outcome,
-            Self::InUse { .. } => Certainty::NothingChanged,
         }
     }
 

@@ -37,12 +37,12 @@ use crate::{
 #[non_exhaustive]
 pub enum Error {
     /// What was passed is not possible: a key, a name, an amount, a setting, a schedule, or a
-    /// connection outside a transaction. Correct the call. Nothing was sent. It has all faults.
+    /// connection outside a transaction. Correct the call. Nothing was changed. It has all faults.
     #[error(transparent)]
     Invalid(#[from] Invalid),
 
-    /// The key was not granted in time: another holder has it, or its minimum interval has not
-    /// passed. Try again later. Nothing was changed.
+    /// The key was not granted in time, for the reason that the refusal has. Try again later, unless
+    /// an operator has to act ([`Error::is_retryable`]). Nothing was changed.
     #[error("{0}")]
     Refused(Refusal),
 
@@ -68,12 +68,12 @@ pub enum Error {
         source: Contention,
     },
 
-    /// What the call names does not exist. Create it, or correct the name. Nothing was changed.
+    /// What the call names does not exist. Create it, or correct the name.
     #[error(transparent)]
     NotFound(#[from] NotFound),
 
-    /// The database, its tables or this process are not ready for the call. An operator has to
-    /// change that first.
+    /// The database, its tables, a schedule or this process are not ready for the call. An operator
+    /// has to change that first.
     #[error(transparent)]
     Setup(#[from] Setup),
 
@@ -82,8 +82,8 @@ pub enum Error {
     #[error(transparent)]
     Transaction(#[from] TransactionFault),
 
-    /// The database did not do what was asked, or did not reply. Try again later, unless the
-    /// request is a write that may have been carried out ([`Error::is_retryable`]).
+    /// The database did not do what was asked, or did not reply. Try again later, if
+    /// [`Error::is_retryable`] says so. [`DatabaseFault::outcome`] says what may have been changed.
     #[error(transparent)]
     Database(#[from] DatabaseFault),
 }
@@ -147,8 +147,8 @@ impl Error {
 
     /// Returns whether the same call may succeed a little later without any intervention.
     ///
-    /// It is `false` for a write that may have been carried out, because such a write must not be
-    /// repeated.
+    /// It is `false` for a change of a value and for a commit that may have been carried out, because
+    /// they must not be repeated.
     ///
     /// # Examples
     ///

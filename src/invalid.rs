@@ -4,7 +4,7 @@
 use std::{error, fmt, sync::Arc};
 
 /// What is wrong with what a program passed: a key, a name, a setting, a schedule. Nothing was
-/// sent.
+/// changed.
 ///
 /// Setters return no error. The faults of all settings are returned together, by the first call
 /// that uses them.

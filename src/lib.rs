@@ -155,7 +155,7 @@
 //! | `tls` | TLS, for applications in which no other crate enables it for sqlx 0.9 |
 //! | `rust_decimal` | balances as decimals (not on SQLite) |
 //! | `metrics` | counters and histograms |
-//! | `serde` | claims and keys are (de)serialized, and what operators see is serialized |
+//! | `serde` | claims, keys and rules are read and written; refusals, and what operators see, are written |
 //!
 //! An application without SQLite sets `default-features = false`, and names `schedule` if it has
 //! jobs. It then does not build SQLite's C code, which another crate may link too.

@@ -144,9 +144,9 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     /// time, because the outcome of an unanswered COMMIT could otherwise not be determined.
     ///
     /// # Errors
-    /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand,
-    /// [`Error::Invalid`], [`Error::Transaction`] if the database has ended the
-    /// transaction, and errors of the database. After any of them the caller rolls back.
+    /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand, [`Error::Invalid`] if the
+    /// connection is not in a transaction, [`Error::Transaction`] if the database has ended it, and
+    /// errors of the database. After any of them the caller rolls back.
     ///
     /// # Cancel safety
     /// If the future is dropped, the caller rolls back.
@@ -183,7 +183,7 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     /// [`confirm`](Self::confirm) does.
     ///
     /// # Errors
-    /// As [`confirm`](Self::confirm), but for [`Error::Invalid`].
+    /// As [`confirm`](Self::confirm), but for those of a transaction that is not open.
     ///
     /// # Cancel safety
     /// As [`confirm`](Self::confirm).
@@ -238,7 +238,7 @@ pub struct TransactionTerms {
     /// transaction ends, and no other claim can take over.
     pub confirm_last: bool,
     /// Whether a claim that was lost before the commit is followed by another one. Otherwise the
-    /// transaction ends with [`Error::Lost`].
+    /// transaction ends with [`RunError::Lost`](crate::RunError::Lost).
     pub reacquires: bool,
     /// How long conflicts are retried.
     pub retry: Retry,

@@ -57,8 +57,8 @@ pub(crate) fn poll_sooner(before: Backoff) -> Backoff {
     Backoff { bound: bound.max(POLL_INTERVAL.0.min(before.bound)), ..before }
 }
 
-/// The pauses between attempts to open a session, or the connection that listens. An account may be locked after some failed
-/// logins.
+/// The pauses between attempts to open a session, or the connection that listens. An account may be
+/// locked after some failed logins.
 pub(crate) fn open_backoff() -> Backoff {
     Backoff::between(OPEN_INTERVAL.0, OPEN_INTERVAL.1)
 }

@@ -109,12 +109,12 @@ impl<DB: Bench> Observer<DB> {
     pub async fn new(site: &Site) -> Result<Self, Error> {
         let pool = pool(&site.url, 1).await?;
         DB::prepare(&pool).await?;
-        Ok(Self { notifies: DB::notifies(&site.url).await?, pool, looks: AtomicI64::new(0) })
+        Ok(Self { notifies: None, pool, looks: AtomicI64::new(0) })
     }
 
-    /// The server's statements so far; 0 where it does not count.
-    pub async fn statements(&self) -> Result<i64, Error> {
-        Ok(self.served().await?.statements.unwrap_or_default())
+    /// Counts notifications too, on another connection.
+    pub async fn with_notifies(site: &Site) -> Result<Self, Error> {
+        Ok(Self { notifies: DB::notifies(&site.url).await?, ..Self::new(site).await? })
     }
 
     pub async fn served(&self) -> Result<Served, Error> {
@@ -246,20 +246,17 @@ impl Bench for Postgres {
         Ok(())
     }
 
-    /// Counted by the statement statistics extension, or else by commits.
+    /// Counted by the statement statistics extension, if the server has loaded it.
     async fn statements(pool: &Pool<Self>) -> Result<Option<i64>, Error> {
         let counted = sqlx::query_scalar(
             "SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid
              WHERE d.datname = current_database()",
         );
-        Ok(Some(match counted.fetch_one(pool).await {
-            Ok(count) => count,
-            Err(sqlx::Error::Database(_)) => {
-                let commits = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()";
-                sqlx::query_scalar(commits).fetch_one(pool).await?
-            }
-            Err(error) => return Err(error.into()),
-        }))
+        match counted.fetch_one(pool).await {
+            Ok(count) => Ok(Some(count)),
+            Err(sqlx::Error::Database(_)) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     async fn notifies(url: &str) -> Result<Option<Arc<AtomicI64>>, Error> {

@@ -126,7 +126,7 @@ async fn measure<DB: Bench>(kind: Kind, server: &str, options: &Options, log: Op
 }
 
 async fn lines<DB: Bench>(kind: Kind, site: &Site, options: &Options, log: Option<&str>) -> Result<(), Error> {
-    let observer = Observer::<DB>::new(site).await?;
+    let observer = Observer::<DB>::with_notifies(site).await?;
     for &hold_ms in &options.hold_ms {
         for several in [false, true] {
             for fair in [false, true] {

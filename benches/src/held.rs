@@ -46,7 +46,9 @@ pub async fn run(options: &Options) -> Result<(), Error> {
     let mut report = Report::new(options.common.csv.as_deref(), Shown::default())?;
     let Options { keys, seconds, lease, .. } = options;
     println!("{keys} keys are held for {seconds:?} with a lease of {lease:?}, in a process of its own.");
-    println!("connections: at most, of that database; statements: as the server counts them (SQLite counts none).");
+    println!(
+        "connections: at most, of that database; statements: as the server counts them (of the whole server on MySQL and MariaDB; SQLite counts none)."
+    );
     println!("bytes: resident memory that is more with all keys held than with none, for each.");
     println!("processor: the time of the process, in percent of one processor; and for a renewal.\n");
     println!(

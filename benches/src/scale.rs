@@ -17,6 +17,7 @@ use crate::{
     Error,
     database::{Bench, Kind, Observer, at_own_site, on, pool},
     options::seconds,
+    report::shown,
     statistics::{Summary, millis},
 };
 
@@ -134,21 +135,22 @@ async fn measure<DB: Bench>(kind: Kind, server: &str, part: Part, options: &Opti
         // All have begun, and the first renewals are over.
         sleep(2 * options.lease).await;
         let observer = Observer::<DB>::new(site).await?;
-        let (before, began) = (observer.statements().await?, Instant::now());
+        let (before, began) = (observer.served().await?, Instant::now());
         tokio::select! {
             () = sleep(options.seconds) => {}
             Some(ended) = instances.join_next() => ended??,
         }
-        let rate = (observer.statements().await? - before) as f64 / began.elapsed().as_secs_f64();
-        let (waits, gaps) = measured.change(|record| (shown(&record.waits), shown(&record.gaps)));
-        println!("| {} | {part:?} | {rate:.1} | {waits} | {gaps} |", kind.name());
+        let sent = observer.served().await?.since(before).statements;
+        let rate = shown(sent.map(|count| count as f64 / began.elapsed().as_secs_f64()), 1);
+        let (waits, gaps) = measured.change(|record| (percentiles(&record.waits), percentiles(&record.gaps)));
+        println!("| {} | {part:?} | {rate} | {waits} | {gaps} |", kind.name());
         instances.shutdown().await;
         Ok(())
     })
     .await
 }
 
-fn shown(durations: &[Duration]) -> String {
+fn percentiles(durations: &[Duration]) -> String {
     let summary = Summary::of(durations.iter().map(|duration| duration.as_nanos() as i64).collect());
     let at =
         |percent| summary.percentile(percent).map_or("-".to_owned(), |nanos| format!("{:.3}", millis(nanos) / 1e3));

@@ -22,6 +22,7 @@ use crate::{
     database::{Kind, Observer, Site, at_own_site, on, patient_pool, pool},
     durability,
     options::{Common, seconds},
+    report::shown,
     speak::{Speak, fill},
     statistics::{Summary, millis, ratio},
     ticker::{Job, Word},
@@ -62,7 +63,7 @@ pub struct Options {
 pub async fn run(options: &Options) -> Result<(), Error> {
     let Options { workers, every, .. } = options;
     println!(
-        "{workers} processes. statements a run: of all of them, with their looks, renewals and transactions, as the server counts (SQLite counts none)."
+        "{workers} processes. statements a run: of all of them, with their looks, renewals and transactions, as the server counts them (of the whole server on MySQL and MariaDB; SQLite counts none)."
     );
     println!("run/cycle: the rate of one schedule in one process, to that of acquire and release by one task.");
     println!(
@@ -79,8 +80,8 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options) -> Resu
         durability::show::<DB>(kind, site).await?;
         let (workers, time) = (options.workers, options.seconds);
         let many = busy::<DB>(kind, site, (BUSY, workers), time).await?;
-        let statements = ratio(many.statements as f64, many.runs as f64).unwrap_or_default();
-        println!("runs a second: {:.0}; statements a run: {statements:.2}", many.per_second(many.runs));
+        let statements = many.statements.and_then(|count| ratio(count as f64, many.runs as f64));
+        println!("runs a second: {:.0}; statements a run: {}", many.per_second(many.runs), shown(statements, 2));
         let one = busy::<DB>(kind, site, (1, 1), time).await?;
         let cycles = cycles::<DB>(kind, site, time).await?;
         println!(
@@ -91,7 +92,8 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options) -> Resu
         );
         for &schedules in &options.idle {
             let idle = idle::<DB>(kind, site, schedules, options).await?;
-            println!("idle with {schedules}: {:.1} statements a second", idle.per_second(idle.statements));
+            let rate = idle.statements.map(|count| idle.per_second(count));
+            println!("idle with {schedules}: {} statements a second", shown(rate, 1));
         }
         beside_kills::<DB>(kind, site, options).await
     })
@@ -101,7 +103,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options) -> Resu
 /// What all processes counted within a time.
 struct Counted {
     runs: i64,
-    statements: i64,
+    statements: Option<i64>,
     time: Duration,
 }
 
@@ -141,7 +143,7 @@ async fn busy<DB: Speak>(
     time: Duration,
 ) -> Result<Counted, Error> {
     let now = i64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs())?;
-    let mut total = Counted { runs: 0, statements: 0, time: Duration::ZERO };
+    let mut total = Counted { runs: 0, statements: Some(0), time: Duration::ZERO };
     // One schedule catches up on at most a thousand ticks.
     let parts = if schedules == 1 { time.as_secs().max(1) } else { 1 };
     for _ in 0..parts {
@@ -152,7 +154,7 @@ async fn busy<DB: Speak>(
         let counted = counted.await?;
         crew.end().await?;
         total.runs += counted.runs;
-        total.statements += counted.statements;
+        total.statements = total.statements.zip(counted.statements).map(|(sum, more)| sum + more);
         total.time += counted.time;
     }
     Ok(total)
@@ -314,10 +316,10 @@ impl<'a> Crew<'a> {
     async fn counted<DB: Speak>(&mut self, warm_up: Duration, time: Duration) -> Result<Counted, Error> {
         let observer = Observer::<DB>::new(self.site).await?;
         sleep(warm_up).await;
-        let (begun, runs, statements) = (Instant::now(), self.runs().await?, observer.statements().await?);
+        let (begun, runs, served) = (Instant::now(), self.runs().await?, observer.served().await?);
         sleep(time).await;
-        let (runs, statements) = (self.runs().await? - runs, observer.statements().await? - statements);
-        Ok(Counted { runs, statements, time: begun.elapsed() })
+        let (runs, served) = (self.runs().await? - runs, observer.served().await?.since(served));
+        Ok(Counted { runs, statements: served.statements, time: begun.elapsed() })
     }
 
     async fn end(mut self) -> Result<(), Error> {

@@ -12,6 +12,8 @@ use tokio::{
 use crate::{
     Error,
     database::{Bench, Kind, Observer, Site, on, pool, site},
+    report::shown,
+    statistics::ratio,
 };
 
 const KEY: &str = "waiting";
@@ -34,7 +36,7 @@ pub struct Options {
 pub async fn run(options: &Options) -> Result<(), Error> {
     let kinds = if options.databases.is_empty() { &Kind::ALL[..] } else { &options.databases };
     println!(
-        "{} tasks wait for a key that is held for {} s. Statements of all of them and the holder, as the server counts (SQLite counts none): in each second, and a second in the last half;",
+        "{} tasks wait for a key that is held for {} s. Statements of all of them and the holder, as the server counts them (of the whole server on MySQL and MariaDB; SQLite counts none): in each second, and a second in the last half;",
         options.tasks, options.seconds
     );
     println!("then each takes the key and releases it: seconds until all had it, statements for each.");
@@ -55,12 +57,13 @@ async fn measure<DB: Bench>(kind: Kind, server: &str, fair: bool, options: &Opti
     DB::drop_database(server, own).await?;
     let Held { seconds, all, each } = held?;
     let half = &seconds[seconds.len() / 2..];
-    let calm = half.iter().sum::<i64>() as f64 / half.len().max(1) as f64;
+    let calm = shown(ratio(half.iter().sum::<i64>() as f64, half.len() as f64), 2);
     let order = if fair { "fair" } else { "-" };
     println!(
-        "{:<9}{order:<6}{calm:>8.2} a second; all had it in {:.1} s, {each:.2} statements each; {seconds:?}",
+        "{:<9}{order:<6}{calm:>8} a second; all had it in {:.1} s, {} statements each; {seconds:?}",
         kind.name(),
-        all.as_secs_f64()
+        all.as_secs_f64(),
+        shown(each, 2)
     );
     Ok(())
 }
@@ -69,7 +72,7 @@ struct Held {
     /// Statements in each second of the hold.
     seconds: Vec<i64>,
     all: Duration,
-    each: f64,
+    each: Option<f64>,
 }
 
 async fn hold<DB: Bench>(site: &Site, fair: bool, options: &Options) -> Result<Held, Error> {
@@ -77,7 +80,7 @@ async fn hold<DB: Bench>(site: &Site, fair: bool, options: &Options) -> Result<H
     let holder = LeaseLock::new(pool::<DB>(url, 10).await?).fair(fair);
     let waiting = LeaseLock::new(pool::<DB>(url, 10).await?).fair(fair);
     let Attempt::Acquired(lease) = holder.try_acquire(KEY).await? else { return Err("the key is not free".into()) };
-    let mut before = observer.statements().await?;
+    let mut before = observer.served().await?;
     let begin = Instant::now();
     let mut tasks = JoinSet::new();
     for _ in 0..options.tasks {
@@ -87,8 +90,8 @@ async fn hold<DB: Bench>(site: &Site, fair: bool, options: &Options) -> Result<H
     let mut seconds = Vec::new();
     for second in 1..=options.seconds {
         sleep((begin + Duration::from_secs(second)).saturating_duration_since(Instant::now())).await;
-        let so_far = observer.statements().await?;
-        seconds.push(so_far - before);
+        let so_far = observer.served().await?;
+        seconds.extend(so_far.since(before).statements);
         before = so_far;
     }
     let released = Instant::now();
@@ -100,6 +103,7 @@ async fn hold<DB: Bench>(site: &Site, fair: bool, options: &Options) -> Result<H
         Ok::<_, Error>(())
     };
     timeout(PATIENCE, all).await.map_err(|_| "a waiter did not get the key")??;
-    let each = (observer.statements().await? - before) as f64 / options.tasks.max(1) as f64;
+    let each = observer.served().await?.since(before).statements;
+    let each = each.map(|count| count as f64 / options.tasks.max(1) as f64);
     Ok(Held { seconds, all: released.elapsed(), each })
 }

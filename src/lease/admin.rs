@@ -44,7 +44,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// Lists rows in key order, one page per call.
     ///
     /// # Errors
-    /// [`Error::Setup`], [`Error::Database`].
+    /// [`Error::Invalid`] for a setting out of its range, [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// The method only reads.
@@ -113,7 +113,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// its ticket lapses, 12 s after its last heartbeat.
     ///
     /// # Errors
-    /// [`Error::Setup`], [`Error::Database`].
+    /// [`Error::Invalid`] for a setting out of its range, [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// The method only reads.
@@ -156,8 +156,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// key is free at once, so see first that the work of the holder has stopped.
     ///
     /// # Errors
-    /// [`Error::Database`] if other transactions had the row locked until the time limit;
-    /// [`Error::Invalid`], [`Error::Setup`], [`Error::Database`].
+    /// [`Error::Invalid`], [`Error::Setup`], and [`Error::Database`], also if other transactions had
+    /// the row locked until the time limit.
     ///
     /// # Cancel safety
     /// If the future is dropped, the key may have been released.
@@ -288,7 +288,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// [`Schedules::forget_history`](crate::Schedules::forget_history) deletes old ones.
     ///
     /// # Errors
-    /// [`Error::Setup`], [`Error::Database`].
+    /// [`Error::Invalid`] for a setting out of its range, [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// The method only reads.

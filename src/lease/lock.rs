@@ -42,7 +42,8 @@ const MAX_KEYS: usize = 100;
 ///
 /// A handle has terms of its own: [`lease`](Self::lease), [`min_interval`](Self::min_interval),
 /// [`rules`](Self::rules), [`retry_failed_at_once`](Self::retry_failed_at_once),
-/// [`lock_delay`](Self::lock_delay), [`fair`](Self::fair) and [`retry`](Self::retry).
+/// [`lock_delay`](Self::lock_delay), [`max_hold`](Self::max_hold), [`fair`](Self::fair) and
+/// [`retry`](Self::retry).
 /// `lock.clone().min_interval(..)` is another handle on the same lock.
 ///
 /// As a [`ResourceLock`](crate::ResourceLock), it is one of the strategies that configuration may
@@ -94,11 +95,9 @@ impl<DB: Database> LeaseLock<DB> {
     /// shape.
     ///
     /// # Errors
-    /// [`Error::Invalid`] before anything is sent;
-    /// [`Error::Setup`], which states what to run;
-    /// [`Error::Setup`] if the row that the call created is not visible;
-    /// [`Error::Database`], which state whether
-    /// the key may have been taken. A database failure is never reported as a refusal.
+    /// [`Error::Invalid`]; [`Error::Setup`], which states what to run, or that the row which the
+    /// call created is not visible; [`Error::Database`], which states whether the key may have been
+    /// taken. A database failure is never reported as a refusal.
     ///
     /// # Cancel safety
     /// As [`acquire`](Self::acquire).

@@ -39,10 +39,10 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Errors
     /// [`RunError::Work`] is the work's own error, after a rollback. [`RunError::Refused`] is
     /// returned if the key was not available in time. [`RunError::Failed`] contains
-    /// [`Error::Conflict`] when the retries are used up, and [`Error::Transaction`] if it cannot
-    /// be determined whether the transaction was committed, and [`Error::Transaction`], which
-    /// says what may stand, if the transaction ended before its commit: the work ended it, or
-    /// continued after an error that ended it. After every other error nothing was committed.
+    /// [`Error::Conflict`] when the retries are used up. It contains [`Error::Transaction`] if it
+    /// cannot be determined whether the transaction was committed, or if the transaction ended
+    /// before its commit: the work ended it, or continued after an error that ended it. The error
+    /// says what may stand. After every other error nothing was committed.
     ///
     /// # Cancel safety
     /// If the future is dropped before the commit is sent, nothing is committed. If it is dropped

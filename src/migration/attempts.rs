@@ -131,7 +131,7 @@ impl Attempts {
         let pause = pause.mul_f64(1.0 + fastrand::f64());
         if Instant::now() + pause + ATTEMPT >= self.limit {
             let by = self.blocker.take().unwrap_or_else(|| "a transaction that is not known".to_owned());
-            return Err(DatabaseFault::InUse { limit: LIMIT, by }.into());
+            return Err(DatabaseFault::InUse { limit: LIMIT, by, outcome: self.outcome }.into());
         }
         sleep(pause).await;
         self.begun = Instant::now();
@@ -162,6 +162,18 @@ mod tests {
             }
         }
         panic!("no attempt was the last");
+    }
+
+    #[tokio::test]
+    async fn a_table_in_use_tells_of_the_parts_before_it() {
+        let mut attempts = Attempts { limit: Instant::now(), ..Attempts::new() };
+        attempts.changed();
+        let before = attempts.outcome;
+        let Err(Error::Database(fault)) = attempts.blocked(&connections::<sqlx::Sqlite>("sqlite::memory:")).await else {
+            panic!("the time is over")
+        };
+        assert!(matches!(fault, DatabaseFault::InUse { .. }) && fault.outcome() == before, "{fault}");
+        assert_ne!(before, Certainty::NothingChanged);
     }
 
     /// The look that follows an attempt may be what fails.

@@ -22,9 +22,9 @@ use work::Work;
 const UNCHECKED: &str = "these statements do not look for claims and for instances that are alive, as \
                          `rowlock migrate --undo --yes` does";
 
-/// Creates the tables `t_resource_lock` and `t_resource_lock_queue` if they do not exist, and adds
-/// the columns that the first lacks. With the feature `schedule`, it also creates the tables
-/// `t_resource_schedule` and `t_resource_schedule_run` beside them.
+/// Creates the tables `t_resource_lock`, `t_resource_lock_queue` and `t_resource_change` if they do
+/// not exist, and adds the columns that the first lacks. With the feature `schedule`, it also
+/// creates the tables of schedules and of orders for them.
 ///
 /// On PostgreSQL, a table that the connection's `search_path` leads to is completed in its own
 /// schema, and the queue is created beside it. If there is none, both are created in the first
@@ -49,10 +49,9 @@ const UNCHECKED: &str = "these statements do not look for claims and for instanc
 /// [`Migration`] prints what the call would do, and takes it back.
 ///
 /// # Errors
-/// [`Error::Setup`] if the table is not usable, also with the missing columns, and
-/// [`Error::Setup`] if the server or the file cannot be used; nothing is changed.
-/// [`Error::Database`] if transactions kept the table from being completed for a minute, which says
-/// whose; [`Error::Database`] if the database refuses; [`Error::Database`] after a minute.
+/// [`Error::Setup`] if the table is not usable, also with the missing columns, or the server or the
+/// file cannot be used. [`Error::Database`] if transactions kept the table from being completed for
+/// a minute, which says whose, if the database refuses, and if there is no reply within a minute.
 ///
 /// # Cancel safety
 /// If the future is dropped, the table is unchanged, or complete, or (MySQL, MariaDB, SQLite)
@@ -156,7 +155,7 @@ impl<DB: Database> Migration<DB> {
     /// Returns the statements that [`run`](Self::run) would send now. Changes and locks nothing.
     ///
     /// # Errors
-    /// Those of [`migrate`], but for `InUse`.
+    /// Those of [`migrate`]. It waits for no transaction.
     ///
     /// # Cancel safety
     /// Nothing is changed.

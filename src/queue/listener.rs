@@ -21,7 +21,6 @@ use crate::{
     session::{
         registry::of_pool,
         threads,
-        time::Instant,
         timers::{sleep, timeout},
     },
     store::{Database, fault::said, queue::Notification},
@@ -123,31 +122,42 @@ enum Ended {
     Unavailable,
     /// No task waits any more.
     Unused,
-    /// The connection was lost, or was not opened.
-    Lost,
+    /// The connection was lost, for this reason.
+    Lost(String),
+    /// The connection was not opened, for this reason.
+    NotOpened(String),
 }
 
 impl<DB: Database> Work<DB> {
     /// Receives notifications until no task waits any more.
     async fn run(self: Arc<Self>) {
-        let (mut pauses, mut again) = (open_backoff(), false);
+        let (mut pauses, mut reported) = (open_backoff(), None);
         loop {
-            let began = Instant::now();
-            let work = self.clone();
+            let (work, is_reported) = (self.clone(), reported.is_some());
             // A hook of the pool may panic.
-            let ended = AbortOnDropHandle::new(tokio::spawn(async move { work.listen(again).await }));
-            let ended = ended.await.unwrap_or(Ended::Lost);
+            let ended = AbortOnDropHandle::new(tokio::spawn(async move { work.listen(is_reported).await }));
+            let ended = ended.await.unwrap_or_else(|panic| Ended::NotOpened(panic.to_string()));
             self.open.send_replace(false);
             if self.is_over(&ended) {
                 return;
             }
-            if began.elapsed() > LINGER {
-                pauses = open_backoff();
+            match ended {
+                Ended::Lost(why) => {
+                    tracing::warn!(why, "notifications have ended; they are requested again, and waiters poll");
+                    (pauses, reported) = (open_backoff(), Some(why));
+                }
+                // A reason is reported once.
+                Ended::NotOpened(why) if reported.as_ref() != Some(&why) => {
+                    tracing::warn!(why, "releases cannot be notified; waiters poll");
+                    reported = Some(why);
+                }
+                Ended::NotOpened(_) => {}
+                Ended::Unused | Ended::Unavailable => {
+                    (pauses, reported) = (open_backoff(), None);
+                    continue;
+                }
             }
-            again = matches!(ended, Ended::Lost);
-            if again {
-                sleep(pauses.next()).await;
-            }
+            sleep(pauses.next()).await;
         }
     }
 
@@ -160,25 +170,20 @@ impl<DB: Database> Work<DB> {
         is_over
     }
 
-    /// Opens the connection, and receives notifications until it is lost, or no task waits. `again`:
-    /// the last connection was lost, or was not opened, which is reported once.
-    async fn listen(&self, again: bool) -> Ended {
+    /// Opens the connection, and receives notifications until it is lost, or no task waits.
+    /// `is_reported`: a failure was reported, whose end is reported too.
+    async fn listen(&self, is_reported: bool) -> Ended {
         let mut notifications = match timeout(LIMIT, DB::listen(&self.pool)).await {
             Ok(Ok(Some(notifications))) => notifications,
             Ok(Ok(None)) => {
                 tracing::info!("a pooler, or a database in memory: releases are not notified, and waiters poll");
                 return Ended::Unavailable;
             }
-            failed => {
-                if !again {
-                    let error = failed.map(|opened| opened.err().map(|error| said(&error)));
-                    tracing::warn!(?error, "releases cannot be notified; waiters poll");
-                }
-                return Ended::Lost;
-            }
+            Ok(Err(error)) => return Ended::NotOpened(said(&error)),
+            Err(_) => return Ended::NotOpened(format!("no connection was opened within {LIMIT:?}")),
         };
-        if again {
-            tracing::info!(target: threads::RECOVERED, "releases are notified again");
+        if is_reported {
+            tracing::info!("releases are notified again");
         }
         self.open.send_replace(true);
         // Tasks that already wait are woken, so that they request a notification.
@@ -210,8 +215,7 @@ impl<DB: Database> Work<DB> {
                     silent => format!("{silent:?}"),
                 },
             };
-            tracing::warn!(lost, "notifications have ended; they are requested again, and waiters poll");
-            return Ended::Lost;
+            return Ended::Lost(lost);
         }
     }
 

@@ -161,7 +161,7 @@ impl<DB: Database> Schedules<DB> {
     /// Lists all schedules of the database in the order of their names.
     ///
     /// # Errors
-    /// [`Error::Setup`], [`Error::Database`].
+    /// [`Error::Invalid`] for a setting out of its range, [`Error::Setup`], [`Error::Database`].
     ///
     /// # Cancel safety
     /// The method only reads.

@@ -204,8 +204,8 @@ impl<DB: Database> Schedules<DB> {
     /// a slot far ahead, which a wrong clock has left, is put back.
     ///
     /// # Errors
-    /// [`Error::Setup`] if the times of the row are of another version of rowlock, or the
-    /// schedule was removed; [`Error::NotFound`]; otherwise as [`pause`](Self::pause).
+    /// [`Error::Setup`] if a run is under way, the times of the row are of another version of
+    /// rowlock, or the schedule was removed; [`Error::NotFound`]; otherwise as [`pause`](Self::pause).
     ///
     /// # Cancel safety
     /// If the future is dropped, the slot may be moved.

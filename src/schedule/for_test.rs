@@ -36,9 +36,9 @@ impl<DB: Database> Tick<DB> {
     /// [`Schedules::run_now`] runs the work of a schedule, with its retries and its history.
     ///
     /// # Errors
-    /// [`Error::Setup`] for a time that is no tick, or has not come yet, or of which
-    /// there was a run, and for a schedule that is paused or run, or is exclusive with a key;
-    /// [`Error::Setup`], [`Error::Database`].
+    /// [`Error::Setup`] for a time that is no tick, or has not come yet, or of which there was a
+    /// run, for a schedule that is paused or run, or is exclusive with a key, and if the tables are
+    /// missing; [`Error::Invalid`]; [`Error::Database`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the tick may be claimed.

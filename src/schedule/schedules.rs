@@ -278,9 +278,8 @@ impl<DB: Database> Schedules<DB> {
     ///
     /// # Errors
     /// [`Error::Invalid`] with all that is not possible in these settings, the schedules and their
-    /// names, [`Error::Setup`], [`Error::Invalid`],
-    /// [`Error::Database`]. With a key, also
-    /// [`Error::Setup`], [`Error::Invalid`] and similar errors of the table of locks.
+    /// names, or outside a tokio runtime; [`Error::Setup`] if the tables of schedules are missing,
+    /// or with a key that of locks; [`Error::Database`].
     ///
     /// # Cancel safety
     /// If the future is dropped, some of the schedules may be registered. The call can be repeated.

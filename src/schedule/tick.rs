@@ -362,7 +362,8 @@ impl<DB: Database> Tick<DB> {
     /// transaction used the row. A renewal of the lease uses it, after each third of the lease.
     /// Also while a [`transaction`](Self::transaction) of the tick is under way. A transaction
     /// under REPEATABLE READ or SERIALIZABLE on PostgreSQL, or one that begins by reading on
-    /// SQLite, has to commit before the next renewal. [`Error::Invalid`], [`Error::Database`].
+    /// SQLite, has to commit before the next renewal. [`Error::Invalid`] if the connection is in no
+    /// transaction, [`Error::Database`].
     ///
     /// # Cancel safety
     /// If the future is dropped, the transaction has to be rolled back.

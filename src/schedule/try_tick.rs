@@ -7,9 +7,8 @@ use tracing::Instrument as _;
 
 use crate::{
     action::{Action, Certainty},
-    causes::NotFound,
+    causes::{NotFound, Setup},
     error::Error,
-    invalid::Invalid,
     key::{Claim, Holder, Key},
     retry::Repeat,
     schedule::{
@@ -165,7 +164,8 @@ impl<DB: Database> Schedules<DB> {
         match ended {
             Ok(outcome) => outcome,
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Err(_) => Err(Invalid::no_runtime().into()),
+            // The runtime was shut down while the tick was run.
+            Err(_) => Err(Setup::RuntimeOver.into()),
         }
     }
 }

@@ -123,9 +123,11 @@ impl DueReply {
         self.claimed.iter().any(|row| row.name == *name)
     }
 
-    /// Returns whether a row that is due in `left` is to be claimed. Otherwise it is the next one.
-    pub fn wants(&mut self, left: TimeDelta, most: u32) -> bool {
-        let wants = left <= TimeDelta::zero() && u32::try_from(self.claimed.len()).is_ok_and(|claimed| claimed < most);
+    /// Returns whether a row that is due in `left` is to be claimed, besides as many others.
+    /// Otherwise it is the next one.
+    pub fn wants(&mut self, left: TimeDelta, most: u32, others: usize) -> bool {
+        let claimed = u32::try_from(self.claimed.len() + others);
+        let wants = left <= TimeDelta::zero() && claimed.is_ok_and(|claimed| claimed < most);
         if !wants {
             self.next_in = Some(self.next_in.map_or(left, |next| next.min(left)));
         }

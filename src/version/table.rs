@@ -182,8 +182,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// Reads a value, or returns `None` if the row does not exist. It takes one round trip.
     ///
     /// # Errors
-    /// [`Error::Invalid`] before anything is sent,
-    /// [`Error::Setup`], and errors of the database.
+    /// [`Error::Invalid`], [`Error::Setup`], and errors of the database.
     ///
     /// # Cancel safety
     /// The call only reads.
@@ -227,11 +226,11 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ///
     /// # Errors
     /// [`UpdateError::Computation`] at once, with nothing written; [`Error::NotFound`];
-    /// [`Error::Setup`] if the value or the version cannot be read exactly; [`Error::Setup`] if a
-    /// trigger, a rule or a row policy of the table suppresses the change or keeps the version;
-    /// [`Error::Invalid`] for a value that the column would round; [`Error::Conflict`] when the
-    /// attempts or the time are used up. [`Error::Database`] state whether the value may have been
-    /// written. A write that may have been carried out is never repeated.
+    /// [`Error::Setup`] if the value or the version cannot be read exactly, or a trigger, a rule or
+    /// a row policy of the table suppresses the change or keeps the version; [`Error::Invalid`] for
+    /// a value that the column would round; [`Error::Conflict`] when the attempts or the time are
+    /// used up. [`Error::Database`] states whether the value may have been written. A write that may
+    /// have been carried out is never repeated.
     ///
     /// # Cancel safety
     /// If the future is dropped, the change may have been made. Value and version change together.

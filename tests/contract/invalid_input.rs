@@ -153,7 +153,9 @@ async fn a_narrow_key_column_limits_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     let error = lock.try_acquire(&"x".repeat(46)).await.unwrap_err();
     assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("45"), "{error:?}");
     if db.server.name != "postgres" {
-        assert!(matches!(lock.try_acquire("🔒").await, Err(Error::Invalid(_))));
+        assert!(
+            matches!(lock.try_acquire("🔒").await, Err(Error::Invalid(ref wrong)) if wrong.to_string().contains("does not fit"))
+        );
     }
     for key in ["é".repeat(45), "K".into(), "k".into()] {
         let lease = acquired(lock.try_acquire(&key).await);

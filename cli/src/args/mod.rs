@@ -46,7 +46,8 @@ command = [\"/opt/app/report\", \"--full\"]       # no shell reads it
 retry = 3                                      # default: 0
 timeout = \"2h\"                                 # default: none
 # Further keys: catch_up, max, grace, backoff, lease, env, path, cwd, user, umask,
-# database_url, on_success, on_failure, enabled, exclusive_with, renamed_from, removed.
+# database_url, on_success, on_failure, enabled, exclusive_with, renamed_from, removed,
+# jitter, keep_output, description.
 # [defaults] has the keys of all jobs.";
 
 /// Scheduled jobs and locks in the SQL database that an application already has: PostgreSQL, MySQL,

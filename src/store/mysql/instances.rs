@@ -13,8 +13,8 @@ use crate::{
             Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
         },
         mysql::{
-            row::marks,
-            schedule::{roll_back, settle, utc},
+            row::{marks, roll_back, settle},
+            schedule_row::utc,
         },
         orders::pass_orders,
         schedule::{LOST, Times, from_stored_count, named, to_stored_count},

@@ -27,6 +27,10 @@ mod row;
 #[cfg(feature = "schedule")]
 mod schedule;
 #[cfg(feature = "schedule")]
+mod schedule_due;
+#[cfg(feature = "schedule")]
+mod schedule_row;
+#[cfg(feature = "schedule")]
 mod schedule_sql;
 mod schema;
 mod version;

@@ -1,29 +1,27 @@
-//! Schedules. A claim is a look, and a compare-and-set of the whole of what was seen.
+//! Schedules.
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
-use uuid::Uuid;
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 
 use crate::{
-    key::{Claim, Holder, Key, Token},
+    key::{Claim, Holder, Key},
     store::{
-        Outcome, Reply, TooLate, limit_micros,
+        Outcome, Reply, limit_micros,
         mysql::{
-            row::{Query, commit, marks, micros},
+            row::{Query, marks, micros, settle},
+            schedule_due::claim_due,
+            schedule_row::{listed, run},
             schedule_sql::{
-                CLAIM, COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES,
-                LATEST, LEFT, LIST, LOOK, LOST_RUN, MAY_BE_HELD, MORE, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED,
-                RECORD_HANDED_BACK, RECORD_LOST, RECORD_PASSED, SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK,
-                forget_statement,
+                COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST,
+                LEFT, LIST, MAY_BE_HELD, MORE, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
+                RECORD_PASSED, SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK, forget_statement,
             },
         },
         not_extended,
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedRun,
-            ListedSchedule, LostRun, Pass, Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named,
-            to_stored_count,
+            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, ListedRun, ListedSchedule, Pass, Registered,
+            RunPage, STEP, ScheduleStore, to_stored_count,
         },
-        unanswered,
     },
 };
 
@@ -46,25 +44,7 @@ impl ScheduleStore for MySql {
     }
 
     async fn claim_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
-        let mut reply = DueReply::nothing();
-        if ask.resent {
-            reply.claimed = held(conn, ask).await?;
-        }
-        for row in look(conn, ask, reply.claimed.len()).await? {
-            let seen = Seen::read(&row)?;
-            let left = seen.due_at - seen.now;
-            if reply.has(&seen.times.name) {
-                continue;
-            }
-            if !reply.wants(left, ask.most) || !reply.add(left, take(conn, ask, &seen).await)? {
-                break;
-            }
-        }
-        if ask.not_after.is_some() && reply.claims_nothing() {
-            let now: NaiveDateTime = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
-            reply.too_late = TooLate::at(now.and_utc(), ask.not_after);
-        }
-        Ok(reply)
+        claim_due(conn, ask).await
     }
 
     async fn put_back(conn: &mut MySqlConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<()> {
@@ -206,170 +186,6 @@ fn bind_claim<'q>(query: Query<'q>, claim: &'q Claim) -> Query<'q> {
     query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
 }
 
-/// Commits, or rolls back after an error.
-pub(super) async fn settle<T>(conn: &mut MySqlConnection, done: Reply<T>) -> Reply<T> {
-    match done {
-        Ok(value) => commit(conn).await.map(|()| value),
-        Err(error) => {
-            roll_back(conn).await?;
-            Err(error)
-        }
-    }
-}
-
-pub(super) async fn roll_back(conn: &mut MySqlConnection) -> Reply<()> {
-    sqlx::raw_sql(rollback!()).execute(conn).await.map(drop).map_err(unanswered)
-}
-
-/// A row as the look found it.
-struct Seen {
-    times: Times,
-    slot: NaiveDateTime,
-    due_at: NaiveDateTime,
-    triggered_at: Option<NaiveDateTime>,
-    run_slot: Option<NaiveDateTime>,
-    attempt: i32,
-    missed: i32,
-    running: bool,
-    token: i64,
-    label: String,
-    begin_time: Option<NaiveDateTime>,
-    skip: Option<(NaiveDateTime, NaiveDateTime)>,
-    stop_slot: Option<NaiveDateTime>,
-    now: NaiveDateTime,
-}
-
-impl Seen {
-    fn read(row: &MySqlRow) -> Reply<Self> {
-        Ok(Self {
-            times: times(row)?,
-            slot: row.try_get("slot")?,
-            due_at: row.try_get("due_at")?,
-            triggered_at: row.try_get("triggered_at")?,
-            run_slot: row.try_get("run_slot")?,
-            attempt: row.try_get("attempt")?,
-            missed: row.try_get("missed")?,
-            running: row.try_get::<i64, _>("running")? == 1,
-            token: row.try_get("token")?,
-            label: row.try_get("client_ip")?,
-            begin_time: row.try_get("begin_time")?,
-            skip: Option::zip(row.try_get("skip_since")?, row.try_get("skip_until")?),
-            stop_slot: row.try_get("stop_slot")?,
-            now: row.try_get("now")?,
-        })
-    }
-
-    /// The slot of a claim: that of the attempts so far, or that of the next run.
-    fn to_run(&self) -> NaiveDateTime {
-        let next = self.triggered_at.unwrap_or(self.slot);
-        if self.attempt > 0 { self.run_slot.unwrap_or(next) } else { next }
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stop_slot == Some(self.to_run())
-    }
-}
-
-/// Reads the schedules that the holder has already.
-async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<ClaimedRow>> {
-    if ask.known.is_empty() {
-        return Ok(Vec::new());
-    }
-    let names = marks("?", ask.known.len());
-    let sql = format!("SELECT {COLUMNS} FROM t_resource_schedule s WHERE holder = ? AND name IN ({names})");
-    let query = sqlx::query(AssertSqlSafe(sql)).bind(*ask.holder.as_uuid());
-    let query = ask.known.iter().fold(query, |query, known| query.bind(known.times.name.as_str()));
-    let mut claimed = Vec::new();
-    for row in query.fetch_all(&mut *conn).await? {
-        let seen = Seen::read(&row)?;
-        let query = sqlx::query(LOST_RUN).bind(seen.times.name.as_str()).bind(seen.run_slot).bind(seen.attempt - 1);
-        let lost = match query.fetch_optional(&mut *conn).await? {
-            Some(run) => Some(LostRun {
-                token: Token::new(run.try_get("token")?),
-                label: run.try_get("client_ip")?,
-                begin_time: utc(&run, "begin_time")?.unwrap_or_default(),
-            }),
-            None => None,
-        };
-        claimed.push(ClaimedRow {
-            token: Token::new(seen.token),
-            slot: seen.to_run().and_utc(),
-            own: seen.to_run() == seen.slot,
-            attempt: from_stored_count(seen.attempt),
-            missed: from_stored_count(seen.missed),
-            lost,
-            skip: seen.skip.map(|(since, until)| (since.and_utc(), until.and_utc())),
-            stopped: seen.is_stopped(),
-            now: seen.begin_time.unwrap_or(seen.now).and_utc(),
-            name: seen.times.name,
-        });
-    }
-    Ok(claimed)
-}
-
-/// Reads the known schedules that are due first, `more` than are wanted, and the first one that is
-/// not.
-async fn look(conn: &mut MySqlConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<MySqlRow>> {
-    if ask.known.is_empty() {
-        return Ok(Vec::new());
-    }
-    let known = marks("(?, ?, ?)", ask.known.len());
-    let limit = u64::from(ask.most) + 1 + more as u64;
-    let query = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
-    let bind = |query: Query<'static>, Known { times, .. }: &Known| {
-        query.bind(times.name.as_str().to_owned()).bind(times.spec.clone()).bind(times.zone.clone())
-    };
-    ask.known.iter().fold(query, bind).bind(limit).fetch_all(conn).await
-}
-
-/// Claims a row if it still is as it was seen. A run that was lost is recorded in the same
-/// transaction.
-async fn take(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<Option<ClaimedRow>> {
-    let token = seen.token.saturating_add(1).max(seen.now.and_utc().timestamp_micros());
-    let taken = if seen.running {
-        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-        let taken = take_over(conn, ask, seen, token).await;
-        settle(conn, taken).await?
-    } else {
-        take_row(conn, ask, seen, token).await?
-    };
-    let begin_time = seen.begin_time.unwrap_or(seen.now).and_utc();
-    let lost = || LostRun { token: Token::new(seen.token), label: seen.label.clone(), begin_time };
-    Ok(taken.then(|| ClaimedRow {
-        name: seen.times.name.clone(),
-        token: Token::new(token),
-        slot: seen.to_run().and_utc(),
-        own: seen.to_run() == seen.slot,
-        attempt: from_stored_count(seen.attempt) + 1,
-        missed: from_stored_count(seen.missed),
-        lost: seen.running.then(lost),
-        skip: seen.skip.map(|(since, until)| (since.and_utc(), until.and_utc())),
-        stopped: seen.is_stopped(),
-        now: seen.now.and_utc(),
-    }))
-}
-
-async fn take_row(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen, token: i64) -> Reply<bool> {
-    let query = sqlx::query(CLAIM.as_str()).bind(seen.times.name.as_str()).bind(&seen.times.spec);
-    let query = query.bind(&seen.times.zone).bind(seen.token).bind(seen.slot).bind(seen.attempt).bind(seen.due_at);
-    let holder: Uuid = *ask.holder.as_uuid();
-    let query = query.bind(holder).bind(token).bind(ask.label).bind(seen.to_run()).bind(seen.attempt + 1);
-    // The run begins at the time by which it was decided.
-    let query = query.bind(seen.now).bind(micros(ask.lease_of(&seen.times.name))).bind(limit_micros(ask.not_after));
-    Ok(query.execute(conn).await?.rows_affected() > 0)
-}
-
-async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen, token: i64) -> Reply<bool> {
-    if !take_row(conn, ask, seen, token).await? {
-        return Ok(false);
-    }
-    let begin_time = seen.begin_time.unwrap_or(seen.now);
-    let query = sqlx::query(RECORD_LOST).bind(seen.times.name.as_str()).bind(seen.to_run()).bind(seen.attempt);
-    let query = query.bind(seen.token).bind(&seen.label).bind(begin_time).bind(seen.missed).bind(LOST);
-    query.execute(conn).await?;
-    Ok(true)
-}
-
 async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
     let query = sqlx::query(HAND_BACK).bind(*vacant.as_uuid());
     if bind_claim(query, claim).execute(&mut *conn).await?.rows_affected() == 0 {
@@ -414,49 +230,4 @@ async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Re
         query.bind(claim.token.get()).bind(output).execute(conn).await?;
     }
     Ok(true)
-}
-
-fn times(row: &MySqlRow) -> Reply<Times> {
-    Ok(Times { name: named(row.try_get("name")?)?, spec: row.try_get("spec")?, zone: row.try_get("zone")? })
-}
-
-pub(super) fn utc(row: &MySqlRow, name: &str) -> Reply<Option<DateTime<Utc>>> {
-    Ok(row.try_get::<Option<NaiveDateTime>, _>(name)?.map(|time| time.and_utc()))
-}
-
-fn listed(row: &MySqlRow) -> Reply<ListedSchedule> {
-    Ok(ListedSchedule {
-        times: times(row)?,
-        slot: utc(row, "slot")?.unwrap_or_default(),
-        due_at: utc(row, "due_at")?.unwrap_or_default(),
-        paused: row.try_get::<i64, _>("paused")? == 1,
-        paused_until: utc(row, "paused_until")?,
-        skip_until: utc(row, "skip_until")?,
-        stopped: row.try_get::<i32, _>("attempt")? > 0 && utc(row, "stop_slot")? == utc(row, "run_slot")?,
-        note: row.try_get("note")?,
-        triggered_at: utc(row, "triggered_at")?,
-        run_slot: utc(row, "run_slot")?,
-        attempt: from_stored_count(row.try_get("attempt")?),
-        missed: from_stored_count(row.try_get("missed")?),
-        running: row.try_get::<i64, _>("running")? == 1,
-        token: Token::new(row.try_get("token")?),
-        label: row.try_get("client_ip")?,
-        begin_time: utc(row, "begin_time")?,
-        now: utc(row, "now")?.unwrap_or_default(),
-    })
-}
-
-fn run(row: &MySqlRow) -> Reply<ListedRun> {
-    Ok(ListedRun {
-        name: row.try_get("name")?,
-        slot: utc(row, "slot")?.unwrap_or_default(),
-        attempt: from_stored_count(row.try_get("attempt")?),
-        token: Token::new(row.try_get("token")?),
-        label: row.try_get("client_ip")?,
-        begin_time: utc(row, "begin_time")?.unwrap_or_default(),
-        end_time: utc(row, "end_time")?.unwrap_or_default(),
-        status: row.try_get("status")?,
-        missed: from_stored_count(row.try_get("missed")?),
-        error: row.try_get("error")?,
-    })
 }

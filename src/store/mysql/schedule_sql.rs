@@ -30,20 +30,24 @@ pub(super) const PAUSE: &str = "
 UPDATE t_resource_schedule SET due_at = IF(paused = 1 AND ? = 0, GREATEST(due_at, UTC_TIMESTAMP(6)), due_at), paused = ?
 WHERE name = ? AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
-/// The derived table skips a locked row; the update takes what it found. Its assignments depend on
-/// no column.
-pub(super) static CLAIM: LazyLock<String> = LazyLock::new(|| {
+/// A row that is still as it was seen.
+const AS_SEEN: &str = "c.name = ? AND c.spec = ? AND c.zone = ? AND c.token = ? AND c.slot = ? AND c.attempt = ? AND c.due_at = ? AND c.paused = 0";
+
+/// Claims those of the rows that are as they were seen. The derived table skips locked rows; the
+/// update takes what it found. Its assignments depend on no column that it changes.
+pub(super) fn claim_statement(rows: usize) -> String {
+    let seen = vec![AS_SEEN; rows].join(" OR ");
     format!(
         "
 UPDATE (
-    SELECT c.name FROM t_resource_schedule c
-    WHERE c.name = ? AND c.spec = ? AND c.zone = ? AND c.token = ? AND c.slot = ? AND c.attempt = ? AND c.due_at = ? AND c.paused = 0
-    LIMIT 1 FOR UPDATE SKIP LOCKED
+    SELECT c.name, c.token, c.attempt,
+           COALESCE(IF(c.attempt > 0, c.run_slot, NULL), c.triggered_at, c.slot) AS to_run
+    FROM t_resource_schedule c FORCE INDEX (PRIMARY) WHERE {seen} LIMIT {rows} FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_schedule t FORCE INDEX (PRIMARY) ON t.name = j.name
-SET t.holder = ?, t.token = ?, t.client_ip = ?, t.run_slot = ?, t.attempt = ?, t.begin_time = ?,
-    t.due_at = {NOW} + INTERVAL ? MICROSECOND WHERE {IN_TIME}"
+SET t.holder = ?, t.client_ip = ?, t.begin_time = ?, t.token = GREATEST(j.token + 1, ?), t.run_slot = j.to_run,
+    t.attempt = j.attempt + 1, t.due_at = {NOW} + INTERVAL ? MICROSECOND WHERE {IN_TIME}"
     )
-});
+}
 
 /// The run that a claim took over, if it was lost.
 pub(super) const LOST_RUN: &str = "

@@ -48,7 +48,7 @@ impl ScheduleStore for Sqlite {
             if reply.has(&seen.times.name) {
                 continue;
             }
-            if !reply.wants(left, ask.most) || !reply.add(left, take(conn, ask, &seen).await)? {
+            if !reply.wants(left, ask.most, 0) || !reply.add(left, take(conn, ask, &seen).await)? {
                 break;
             }
         }
