@@ -169,7 +169,8 @@ mod tests {
         let mut attempts = Attempts { limit: Instant::now(), ..Attempts::new() };
         attempts.changed();
         let before = attempts.outcome;
-        let Err(Error::Database(fault)) = attempts.blocked(&connections::<sqlx::Sqlite>("sqlite::memory:")).await else {
+        let Err(Error::Database(fault)) = attempts.blocked(&connections::<sqlx::Sqlite>("sqlite::memory:")).await
+        else {
             panic!("the time is over")
         };
         assert!(matches!(fault, DatabaseFault::InUse { .. }) && fault.outcome() == before, "{fault}");

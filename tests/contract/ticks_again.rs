@@ -23,7 +23,8 @@ harness::tests!(
         a_run_that_is_lost_after_it_could_not_finish_is_cancelled
     ),
     sqlite(a_look_that_fails_at_one_schedule_runs_those_before, a_claim_that_is_granted_after_the_shutdown_is_put_back),
-    mysql_and_mariadb(a_look_that_fails_at_one_schedule_runs_those_before)
+    mysql_and_mariadb(a_look_that_fails_at_one_schedule_runs_those_before),
+    servers(a_locked_schedule_holds_up_no_other)
 );
 
 /// The old instance is stopped while it waits for the key, after other times took effect.
@@ -174,5 +175,25 @@ async fn a_look_that_fails_at_one_schedule_runs_those_before<DB: TestDatabase>(d
     assert_eq!(told(&db, "second").await, "");
     db.execute("DROP TRIGGER refuse").await;
     eventually("the second is run", || async { told(&db, "second").await == "S1" }).await;
+    assert!(running.shutdown(PATIENCE).await);
+}
+
+/// Another transaction has locked one of three rows that are due together.
+async fn a_locked_schedule_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+    let names = ["first", "second", "third"];
+    let mut schedules = instance(&db, "one");
+    for name in names {
+        schedules = schedules.on(due(&db, name).await, async |_| Never::Ok(()));
+    }
+    let mut other = db.pool.begin().await.unwrap();
+    let lock = "SELECT 1 FROM t_resource_schedule WHERE name = 'second' FOR UPDATE";
+    DB::execute_on(&mut other, lock).await.unwrap();
+    let running = schedules.start().await.unwrap();
+    for name in ["first", "third"] {
+        eventually(name, || async { told(&db, name).await == "S1" }).await;
+    }
+    assert_eq!(told(&db, "second").await, "");
+    other.rollback().await.unwrap();
+    eventually("it is run", || async { told(&db, "second").await == "S1" }).await;
     assert!(running.shutdown(PATIENCE).await);
 }
