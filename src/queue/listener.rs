@@ -21,6 +21,7 @@ use crate::{
     session::{
         registry::of_pool,
         threads,
+        time::Instant,
         timers::{sleep, timeout},
     },
     store::{Database, fault::said, queue::Notification},
@@ -122,8 +123,8 @@ enum Ended {
     Unavailable,
     /// No task waits any more.
     Unused,
-    /// The connection was lost, for this reason.
-    Lost(String),
+    /// The connection was lost, for this reason. It was open for this long.
+    Lost(String, Duration),
     /// The connection was not opened, for this reason.
     NotOpened(String),
 }
@@ -142,9 +143,12 @@ impl<DB: Database> Work<DB> {
                 return;
             }
             match ended {
-                Ended::Lost(why) => {
+                Ended::Lost(why, after) => {
                     tracing::warn!(why, "notifications have ended; they are requested again, and waiters poll");
-                    (pauses, reported) = (open_backoff(), Some(why));
+                    reported = Some(why);
+                    if after > LINGER {
+                        pauses = open_backoff();
+                    }
                 }
                 // A reason is reported once.
                 Ended::NotOpened(why) if reported.as_ref() != Some(&why) => {
@@ -185,11 +189,12 @@ impl<DB: Database> Work<DB> {
         if is_reported {
             tracing::info!("releases are notified again");
         }
+        let opened_at = Instant::now();
         self.open.send_replace(true);
         // Tasks that already wait are woken, so that they request a notification.
         self.wakeups.notify_all();
         let ended = tokio::select! {
-            ended = self.receive(&mut notifications) => ended,
+            why = self.receive(&mut notifications) => Ended::Lost(why, opened_at.elapsed()),
             () = self.unused() => Ended::Unused,
         };
         self.open.send_replace(false);
@@ -197,9 +202,10 @@ impl<DB: Database> Work<DB> {
         ended
     }
 
-    async fn receive(&self, notifications: &mut DB::Notifications) -> Ended {
+    /// Receives notifications until the connection is lost. Returns the reason.
+    async fn receive(&self, notifications: &mut DB::Notifications) -> String {
         loop {
-            let lost = match timeout(CHECK, DB::next_notification(notifications)).await {
+            return match timeout(CHECK, DB::next_notification(notifications)).await {
                 Ok(Ok(Some(Notification::Released(key)))) => {
                     self.wakeups.notify(&key);
                     continue;
@@ -209,13 +215,14 @@ impl<DB: Database> Work<DB> {
                     sleep(PER_WAITER.saturating_mul(self.wakeups.count()).min(LONGEST_PAUSE)).await;
                     continue;
                 }
-                Ok(lost) => format!("{lost:?}"),
+                Ok(Ok(None)) => "the connection ended".to_owned(),
+                Ok(Err(error)) => said(&error),
                 Err(_) => match timeout(LIMIT, DB::check_listening(notifications)).await {
                     Ok(Ok(())) => continue,
-                    silent => format!("{silent:?}"),
+                    Ok(Err(error)) => said(&error),
+                    Err(_) => format!("no answer within {LIMIT:?}"),
                 },
             };
-            return Ended::Lost(lost);
         }
     }
 

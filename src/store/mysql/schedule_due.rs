@@ -102,13 +102,18 @@ impl Seen {
         self.due_at - self.now
     }
 
+    /// The token of a claim.
+    fn next_token(&self) -> i64 {
+        self.token.saturating_add(1).max(self.now.and_utc().timestamp_micros())
+    }
+
     /// The row as a claim leaves it.
     fn claimed(&self) -> ClaimedRow {
         let begin_time = self.begin_time.unwrap_or(self.now).and_utc();
         let lost = || LostRun { token: Token::new(self.token), label: self.label.clone(), begin_time };
         ClaimedRow {
             name: self.times.name.clone(),
-            token: Token::new(self.token.saturating_add(1).max(self.now.and_utc().timestamp_micros())),
+            token: Token::new(self.next_token()),
             slot: self.to_run().and_utc(),
             own: self.to_run() == self.slot,
             attempt: from_stored_count(self.attempt) + 1,
@@ -229,12 +234,12 @@ async fn take_rows(
         return Ok(vec![taken > 0; rows.len()]);
     }
     let names = marks("?", rows.len());
-    let sql = format!("SELECT name FROM t_resource_schedule WHERE holder = ? AND name IN ({names})");
+    let sql = format!("SELECT name, token FROM t_resource_schedule WHERE holder = ? AND name IN ({names})");
     let query = sqlx::query_as(AssertSqlSafe(sql)).bind(holder);
     let query = rows.iter().fold(query, |query, seen| query.bind(seen.times.name.as_str()));
     // Without the names, nothing is known of what was claimed.
-    let held: Vec<(Vec<u8>,)> = query.fetch_all(conn).await.map_err(unanswered)?;
-    let is_held = |seen: &&Seen| held.iter().any(|(name,)| name == seen.times.name.as_str().as_bytes());
+    let held: Vec<(Vec<u8>, i64)> = query.fetch_all(conn).await.map_err(unanswered)?;
+    let is_held = |seen: &&Seen| held.contains(&(seen.times.name.as_str().into(), seen.next_token()));
     Ok(rows.iter().map(is_held).collect())
 }
 
