@@ -98,3 +98,7 @@ pub(crate) fn queued(key: Key, left: Duration) -> Refusal {
         awaited: true,
     }
 }
+
+#[cfg(test)]
+#[path = "replies_tests.rs"]
+mod tests;
