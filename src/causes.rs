@@ -95,7 +95,8 @@ pub enum Setup {
         by: String,
     },
 
-    /// The runtime on which a tick was run was shut down. The run is taken over when its lease ends.
+    /// The runtime on which a tick was run was shut down. The run is taken over when its lease
+    /// ends.
     #[error("the runtime was shut down while a tick was run; another call takes it over when its lease ends")]
     RuntimeOver,
 
