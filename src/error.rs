@@ -41,8 +41,8 @@ pub enum Error {
     #[error(transparent)]
     Invalid(#[from] Invalid),
 
-    /// The key was not granted in time, for the reason that the refusal has. Try again later, unless
-    /// an operator has to act ([`Error::is_retryable`]). Nothing was changed.
+    /// The key was not granted in time, for the reason that the refusal has. Try again later,
+    /// unless an operator has to act ([`Error::is_retryable`]). Nothing was changed.
     #[error("{0}")]
     Refused(Refusal),
 
@@ -147,8 +147,8 @@ impl Error {
 
     /// Returns whether the same call may succeed a little later without any intervention.
     ///
-    /// It is `false` for a change of a value and for a commit that may have been carried out, because
-    /// they must not be repeated.
+    /// It is `false` for a change of a value and for a commit that may have been carried out,
+    /// because they must not be repeated.
     ///
     /// # Examples
     ///

@@ -144,9 +144,9 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     /// time, because the outcome of an unanswered COMMIT could otherwise not be determined.
     ///
     /// # Errors
-    /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand, [`Error::Invalid`] if the
-    /// connection is not in a transaction, [`Error::Transaction`] if the database has ended it, and
-    /// errors of the database. After any of them the caller rolls back.
+    /// [`Error::Lost`] or [`Error::Conflict`] if the claim does not stand, [`Error::Invalid`] if
+    /// the connection is not in a transaction, [`Error::Transaction`] if the database has ended it,
+    /// and errors of the database. After any of them the caller rolls back.
     ///
     /// # Cancel safety
     /// If the future is dropped, the caller rolls back.

@@ -10,9 +10,9 @@ use crate::{
     rules::{LockState, Reason, Refusal, Row, Rules, Status, Terms, Verdict, judge, state},
 };
 
-const NOW: i64 = 1_000;
+pub(crate) const NOW: i64 = 1_000;
 
-fn at(seconds: i64) -> DateTime<Utc> {
+pub(crate) fn at(seconds: i64) -> DateTime<Utc> {
     DateTime::from_timestamp(seconds, 0).unwrap()
 }
 
@@ -20,7 +20,7 @@ fn holder(number: u128) -> Holder {
     Holder::new(Uuid::from_u128(number))
 }
 
-fn terms() -> Terms {
+pub(crate) fn terms() -> Terms {
     Terms {
         rules: Rules::Recover,
         min_interval: TimeDelta::zero(),
@@ -31,7 +31,7 @@ fn terms() -> Terms {
     }
 }
 
-fn free(status: &str, began: Option<i64>) -> Row {
+pub(crate) fn free(status: &str, began: Option<i64>) -> Row {
     Row {
         locked: false,
         status: status.to_owned(),
@@ -47,7 +47,7 @@ fn free(status: &str, began: Option<i64>) -> Row {
     }
 }
 
-fn held(by: u128, expires: Option<i64>) -> Row {
+pub(crate) fn held(by: u128, expires: Option<i64>) -> Row {
     let holder = Some(Uuid::from_u128(by));
     Row { locked: true, holder, claimed_at: Some(at(900)), expires_at: expires.map(at), ..free("P", Some(900)) }
 }

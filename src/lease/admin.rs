@@ -156,8 +156,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// key is free at once, so see first that the work of the holder has stopped.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::Setup`], and [`Error::Database`], also if other transactions had
-    /// the row locked until the time limit.
+    /// [`Error::Invalid`], [`Error::Setup`], and [`Error::Database`], also if other transactions
+    /// had the row locked until the time limit.
     ///
     /// # Cancel safety
     /// If the future is dropped, the key may have been released.

@@ -185,9 +185,9 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// lease, or ends the reader's lease as well.
     ///
     /// # Errors
-    /// [`Error::NotFound`] for a lease that is not that of a reader of this lock; [`Error::Lost`] if
-    /// the reader's lease is lost, or the claim on the name did not stand for as long as the look
-    /// took; otherwise as [`LeaseLock::try_acquire`].
+    /// [`Error::NotFound`] for a lease that is not that of a reader of this lock; [`Error::Lost`]
+    /// if the reader's lease is lost, or the claim on the name did not stand for as long as the
+    /// look took; otherwise as [`LeaseLock::try_acquire`].
     ///
     /// # Cancel safety
     /// As [`LeaseLock::acquire`]. The reader's lease stays as it is.

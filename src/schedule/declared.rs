@@ -205,7 +205,8 @@ impl<DB: Database> Schedules<DB> {
     ///
     /// # Errors
     /// [`Error::Setup`] if a run is under way, the times of the row are of another version of
-    /// rowlock, or the schedule was removed; [`Error::NotFound`]; otherwise as [`pause`](Self::pause).
+    /// rowlock, or the schedule was removed; [`Error::NotFound`]; otherwise as
+    /// [`pause`](Self::pause).
     ///
     /// # Cancel safety
     /// If the future is dropped, the slot may be moved.

@@ -112,7 +112,8 @@ impl<DB: Database> VersionLock<DB> {
     ///
     /// # Errors
     /// As [`LeaseLock::transaction`](crate::LeaseLock::transaction). The key is never refused.
-    /// [`RunError::Failed`](crate::RunError::Failed) contains [`Error::NotFound`] if there is no row.
+    /// [`RunError::Failed`](crate::RunError::Failed) contains [`Error::NotFound`] if there is no
+    /// row.
     ///
     /// # Cancel safety
     /// If the future is dropped before the commit is sent, nothing is committed. If it is dropped

@@ -229,8 +229,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// [`Error::Setup`] if the value or the version cannot be read exactly, or a trigger, a rule or
     /// a row policy of the table suppresses the change or keeps the version; [`Error::Invalid`] for
     /// a value that the column would round; [`Error::Conflict`] when the attempts or the time are
-    /// used up. [`Error::Database`] states whether the value may have been written. A write that may
-    /// have been carried out is never repeated.
+    /// used up. [`Error::Database`] states whether the value may have been written. A write that
+    /// may have been carried out is never repeated.
     ///
     /// # Cancel safety
     /// If the future is dropped, the change may have been made. Value and version change together.

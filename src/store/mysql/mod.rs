@@ -79,8 +79,8 @@ const OPEN: &str = concat!(
 );
 const WRONG_VALUE: u16 = 1231;
 
-/// Restores what `OPEN` has set, after the end of a transaction, except for a `completion_type` with
-/// which the connection is closed.
+/// Restores what `OPEN` has set, after the end of a transaction, except for a `completion_type`
+/// with which the connection is closed.
 macro_rules! restore {
     () => {
         "; SET SESSION TRANSACTION READ WRITE; SET autocommit = 1;
