@@ -4,10 +4,10 @@
 //! what waits, so that a loss is reported whatever holds up the other threads.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeMap,
     future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak},
     task::{Poll, Waker},
     time::Duration,
 };
@@ -29,76 +29,83 @@ pub(crate) trait Deadline: Send + Sync + 'static {
     fn pass(self: Arc<Self>);
 }
 
-static WATCHED: Mutex<Option<Watched>> = Mutex::new(None);
+static WATCHED: Mutex<Watched> = Mutex::new(Watched::new());
 static CHANGED: Condvar = Condvar::new();
 
-#[derive(Default)]
 struct Watched {
-    order: BTreeSet<(Instant, u64)>,
-    targets: HashMap<u64, (Instant, Weak<dyn Deadline>)>,
+    order: BTreeMap<(Instant, u64), Weak<dyn Deadline>>,
+    /// Where those are in the order whose time has moved forward.
+    moved: BTreeMap<u64, Instant>,
     last: u64,
     /// When the thread reads the clock again by itself. If unset, it waits for a target.
     looks_at: Option<Instant>,
 }
 
 impl Watched {
-    fn insert(&mut self, number: u64, at: Instant, target: Weak<dyn Deadline>) {
-        self.order.insert((at, number));
-        self.targets.insert(number, (at, target));
+    const fn new() -> Self {
+        Self { order: BTreeMap::new(), moved: BTreeMap::new(), last: 0, looks_at: None }
     }
 
-    fn remove(&mut self, number: u64) -> Option<Weak<dyn Deadline>> {
-        let (at, target) = self.targets.remove(&number)?;
-        self.order.remove(&(at, number));
-        Some(target)
+    fn remove(&mut self, &Watch { number, at }: &Watch) -> Option<Weak<dyn Deadline>> {
+        let at = self.moved.remove(&number).unwrap_or(at);
+        self.order.remove(&(at, number))
     }
 
     /// Removes and returns a target whose time is up, or returns how long to wait for one.
     fn take_due(&mut self) -> Result<Option<Arc<dyn Deadline>>, Option<Duration>> {
-        let Some((at, number)) = self.order.first().copied() else { return Err(None) };
-        let now = Instant::now();
+        let Some(first) = self.order.first_entry() else { return Err(None) };
+        let (now, (at, number)) = (Instant::now(), *first.key());
         if at > now {
             return Err(Some(at - now));
         }
-        let target = self.targets.get(&number).and_then(|(_, target)| target.upgrade());
+        let weak = first.remove();
+        let target = weak.upgrade();
         // The time may have moved forward.
-        let later = target.as_ref().map(|target| target.deadline()).filter(|later| *later > now);
-        let weak = self.remove(number);
-        if let (Some(later), Some(weak)) = (later, weak) {
-            self.insert(number, later, weak);
+        match target.as_ref().map(|target| target.deadline()) {
+            Some(later) if later > now => {
+                self.order.insert((later, number), weak);
+                self.moved.insert(number, later);
+            }
+            _ => drop(self.moved.remove(&number)),
         }
         Ok(target)
     }
 }
 
+/// Locks what is watched, unless this process was forked while its parent had it locked.
+fn watched() -> Option<MutexGuard<'static, Watched>> {
+    match WATCHED.try_lock() {
+        Ok(watched) => Some(watched),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => (!is_forked()).then(|| lock(&WATCHED)),
+    }
+}
+
 /// Watches a deadline until what is returned is dropped.
 pub(crate) fn watch(target: &Arc<impl Deadline>) -> Watch {
-    if is_forked() {
-        return Watch(0);
-    }
+    let at = target.deadline();
     let target = Arc::downgrade(target);
-    let at = target.upgrade().map_or_else(Instant::now, |target| target.deadline());
-    let mut watched = lock(&WATCHED);
-    let watched = watched.get_or_insert_default();
+    let Some(mut watched) = watched() else { return Watch { number: 0, at } };
     watched.last += 1;
     let number = watched.last;
-    watched.insert(number, at, target);
+    watched.order.insert((at, number), target);
     // Waking a thread takes as long as a short request.
     if watched.looks_at.is_none_or(|looks_at| at < looks_at) {
         CHANGED.notify_one();
     }
-    Watch(number)
+    Watch { number, at }
 }
 
 /// A deadline that is watched.
-pub(crate) struct Watch(u64);
+pub(crate) struct Watch {
+    number: u64,
+    /// When it would have been over as it began.
+    at: Instant,
+}
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if is_forked() {
-            return;
-        }
-        let removed = lock(&WATCHED).as_mut().and_then(|watched| watched.remove(self.0));
+        let removed = watched().and_then(|mut watched| watched.remove(self));
         drop(removed); // not under the lock
     }
 }
@@ -140,9 +147,8 @@ pub(crate) async fn sleep_until(at: Instant) {
 pub(crate) fn run(mut look: impl FnMut()) {
     loop {
         let mut watched = lock(&WATCHED);
-        let all = watched.get_or_insert_default();
-        let due = all.take_due();
-        all.looks_at = due.as_ref().err().copied().flatten().map(|wait| Instant::now() + wait.min(LOOK_AGAIN));
+        let due = watched.take_due();
+        watched.looks_at = due.as_ref().err().copied().flatten().map(|wait| Instant::now() + wait.min(LOOK_AGAIN));
         match due {
             Ok(target) => {
                 // Dropping the last reference to a target ends its watch.
