@@ -5,7 +5,12 @@ use std::future::Future;
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
-use crate::store::{Reply, Store, schema::Freshness};
+use crate::store::{
+    Reply, Store,
+    schema::Freshness,
+    stored_row::{StoredRow, read},
+    to_utc,
+};
 use crate::{
     key::{Key, Token},
     rules::{Row, Status, Terms},
@@ -18,6 +23,16 @@ pub struct Listed {
     pub row: Row,
     pub end_time: Option<DateTime<Utc>>,
     pub now: DateTime<Utc>,
+}
+
+/// Reads a row, whose key is in this column.
+pub fn listed(row: &impl StoredRow, key: &str, terms: &Terms) -> Reply<Listed> {
+    Ok(Listed {
+        key: row.text(key)?,
+        row: read(row, terms)?,
+        end_time: row.time_or_null("end_time")?.map(|time| to_utc(time, terms.offset())),
+        now: row.time("now")?,
+    })
 }
 
 /// The keys from `first` to `last` in byte order, both included.

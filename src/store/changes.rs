@@ -4,7 +4,7 @@ use std::future::Future;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use crate::store::{Reply, Store, commit_error, unanswered};
+use crate::store::{Reply, Store, commit_error, stored_row::StoredRow, unanswered};
 
 /// A change that an operator makes.
 #[derive(Clone, Debug)]
@@ -24,6 +24,17 @@ pub struct ListedChange {
     pub what: String,
     pub name: String,
     pub detail: String,
+}
+
+/// Reads a change.
+pub fn listed_change(row: &impl StoredRow) -> Reply<ListedChange> {
+    Ok(ListedChange {
+        at: row.time("at")?,
+        who: row.text("who")?,
+        what: row.text("what")?,
+        name: row.text("name")?,
+        detail: row.text("detail")?,
+    })
 }
 
 /// The operations on changes of a [`Store`].

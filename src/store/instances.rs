@@ -8,7 +8,12 @@ use uuid::Uuid;
 
 use crate::{
     key::Key,
-    store::{Reply, orders::OrderStore, schedule::Times},
+    store::{
+        Reply,
+        orders::OrderStore,
+        schedule::{Times, named},
+        stored_row::StoredRow,
+    },
 };
 
 /// What an instance says of itself.
@@ -42,6 +47,26 @@ pub struct DeclaredSet {
 }
 
 impl Beat {
+    /// Reads the sets of instances. There is a row even if there is no set.
+    pub fn read(beats: Option<u32>, rows: &[impl StoredRow]) -> Reply<Self> {
+        let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let mut sets = Vec::with_capacity(rows.len());
+        for row in rows {
+            if let Some(declares_id) = row.number_or_null("declares_id")? {
+                sets.push(DeclaredSet {
+                    declares_id,
+                    present: row.number("present")?,
+                    alive: row.number("alive")?,
+                    counting: row.number("counting")?,
+                    forgotten: row.number("forgotten")?,
+                    since: row.time("since")?,
+                    lives: row.number("lives")?,
+                });
+            }
+        }
+        Ok(Self::new(beats, first.is("drained")?, sets, first.time("now")?))
+    }
+
     pub fn new(beats: Option<u32>, drained: bool, sets: Vec<DeclaredSet>, now: DateTime<Utc>) -> Self {
         let longest_life = TimeDelta::microseconds(sets.iter().map(|set| set.lives).max().unwrap_or_default());
         Self { beats, drained, sets, longest_life, now }
@@ -129,6 +154,32 @@ pub struct ListedInstance {
     pub now: DateTime<Utc>,
 }
 
+/// Reads the times that a schedule has had.
+pub fn past(row: &impl StoredRow) -> Reply<(Key, Past)> {
+    let past = Past {
+        known: row.text("known")?,
+        times_at: row.time_or_null("times_at")?,
+        gone_at: row.time_or_null("gone_at")?,
+    };
+    Ok((named(&row.text("name")?)?, past))
+}
+
+/// Reads an instance.
+pub fn instance(row: &impl StoredRow) -> Reply<ListedInstance> {
+    Ok(ListedInstance {
+        id: row.uuid("id")?,
+        label: row.text("label")?,
+        build: row.text("build")?,
+        calls: row.is("calls")?,
+        since: row.time("since")?,
+        beat_at: row.time("beat_at")?,
+        lives: TimeDelta::microseconds(row.number("lives")?),
+        beats: row.count("beats")?,
+        declares_id: row.number("declares_id")?,
+        now: row.time("now")?,
+    })
+}
+
 /// Converts a time for the tables.
 pub fn micros_of(time: TimeDelta) -> i64 {
     time.num_microseconds().unwrap_or(i64::MAX)
@@ -188,3 +239,54 @@ pub trait InstanceStore: OrderStore {
     /// `false` if there is none, or something runs.
     fn remove_schedule(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<bool>> + Send;
 }
+
+/// Implements those operations that are the same on every database but for the statements, which
+/// are constants beside them, and the types of its driver.
+macro_rules! operations {
+    ($connection:ty) => {
+        async fn announce(conn: &mut $connection, instance: &Announcement) -> Reply<()> {
+            let query = sqlx::query(ANNOUNCE).bind(instance.id).bind(&instance.label).bind(&instance.build);
+            let query = query.bind(instance.calls).bind(micros_of(instance.lives));
+            query.bind(instance.declares_id).bind(&instance.declares).execute(conn).await.map(drop)
+        }
+
+        async fn end_instance(conn: &mut $connection, instance: Uuid) -> Reply<bool> {
+            Ok(sqlx::query(LEAVE).bind(instance).execute(conn).await?.rows_affected() > 0)
+        }
+
+        async fn forget_instances(conn: &mut $connection) -> Reply<()> {
+            sqlx::query(FORGET).execute(conn).await.map(drop)
+        }
+
+        async fn instances(conn: &mut $connection) -> Reply<Vec<ListedInstance>> {
+            let rows = sqlx::query(LIST).fetch_all(conn).await?;
+            rows.iter().map(instance).collect()
+        }
+    };
+}
+
+/// Implements the statements of a rename, within its transaction. `change_times` stands beside it.
+macro_rules! rename {
+    ($database:ty, $connection:ty) => {
+        async fn rename(
+            conn: &mut $connection,
+            old: (&Times, &TimesChange),
+            new: (&Times, &TimesChange),
+        ) -> Reply<bool> {
+            let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
+            for (times, change) in [old, new] {
+                if !change_times(conn, times, change).await? {
+                    return Ok(false);
+                }
+            }
+            for name in [from, to] {
+                sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
+            }
+            sqlx::query(INHERIT).bind(from).bind(to).execute(&mut *conn).await?;
+            pass_orders::<$database>(conn, from, to).await?;
+            sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
+        }
+    };
+}
+
+pub(super) use {operations, rename};

@@ -6,8 +6,8 @@
 //!
 //! This file has the claims and the changes of claims. `admin.rs`, `queue.rs`, `schema.rs`,
 //! `version.rs`, `schedule.rs`, `instances.rs`, `orders.rs` and `changes.rs` have the other traits,
-//! and `database.rs` all of them under one name. Each database has a folder with a file for each
-//! trait. `fault.rs` is the one place that knows the codes of the servers.
+//! and `database.rs` all of them under one name. `stored_row.rs` reads rows. Each database has a
+//! folder with a file for each trait. `fault.rs` is the one place that knows the codes of the servers.
 //!
 //! # The row of a claim
 //!
@@ -38,11 +38,16 @@ mod postgres;
 pub mod queue;
 #[cfg(feature = "schedule")]
 pub mod schedule;
+#[cfg(feature = "schedule")]
+mod schedule_row;
+#[cfg(all(feature = "schedule", any(feature = "mysql", feature = "sqlite")))]
+mod schedule_seen;
 pub mod schema;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub mod servers;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+pub mod stored_row;
 pub mod version;
 
 pub use database::Database;

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 
 use crate::{
     key::{Claim, Key},
-    store::{Reply, schedule::ScheduleStore},
+    store::{Reply, schedule::ScheduleStore, stored_row::StoredRow},
 };
 
 /// What is ordered.
@@ -50,6 +50,11 @@ pub struct Given {
     pub since: DateTime<Utc>,
     pub until: DateTime<Utc>,
     pub who: String,
+}
+
+/// Reads an order.
+pub fn given(row: &impl StoredRow) -> Reply<Given> {
+    Ok(Given { since: row.time("since")?, until: row.time("until")?, who: row.text("who")? })
 }
 
 /// The orders that concern a schedule.
@@ -103,6 +108,49 @@ pub trait OrderStore: ScheduleStore {
     /// Reads the end of what a run printed.
     fn output(conn: &mut Self::Connection, of: &AttemptOf<'_>) -> impl Future<Output = Reply<Option<Vec<u8>>>> + Send;
 }
+
+/// Implements the operations, which are the same on every database but for the statements, which
+/// are constants beside it, and the types of its driver.
+macro_rules! operations {
+    ($connection:ty) => {
+        async fn order(conn: &mut $connection, order: &Order<'_>) -> Reply<()> {
+            let query = sqlx::query(ORDER).bind(order.what.name()).bind(order.name);
+            let query = query.bind(stored(order.since)).bind(stored(order.until));
+            query.bind(order.who).execute(conn).await.map(drop)
+        }
+
+        async fn ordered(conn: &mut $connection, what: What, name: &str) -> Reply<Option<Given>> {
+            let row = sqlx::query(ORDERED).bind(what.name()).bind(name).fetch_optional(conn).await?;
+            row.as_ref().map(given).transpose()
+        }
+
+        async fn cancel(conn: &mut $connection, what: What, name: &str, by: Option<DateTime<Utc>>) -> Reply<bool> {
+            let query = sqlx::query(CANCEL).bind(what.name()).bind(name).bind(by.map(stored));
+            Ok(query.execute(conn).await?.rows_affected() > 0)
+        }
+
+        async fn latch(conn: &mut $connection, name: &Key, slot: DateTime<Utc>, attempt: u32) -> Reply<bool> {
+            let query = sqlx::query(LATCH).bind(name.as_str()).bind(stored(slot)).bind(to_stored_count(attempt));
+            Ok(query.execute(conn).await?.rows_affected() > 0)
+        }
+
+        async fn wake(conn: &mut $connection, name: &Key) -> Reply<()> {
+            sqlx::query(WAKE).bind(name.as_str()).execute(conn).await.map(drop)
+        }
+
+        async fn set_note(conn: &mut $connection, claim: &Claim, note: &str) -> Reply<()> {
+            let query = sqlx::query(NOTE).bind(note).bind(claim.key.as_str()).bind(*claim.holder.as_uuid());
+            query.bind(claim.token.get()).execute(conn).await.map(drop)
+        }
+
+        async fn output(conn: &mut $connection, of: &AttemptOf<'_>) -> Reply<Option<Vec<u8>>> {
+            let query = sqlx::query_scalar(OUTPUT).bind(of.name.as_str()).bind(stored(of.slot));
+            Ok(query.bind(to_stored_count(of.attempt)).fetch_optional(conn).await?.flatten())
+        }
+    };
+}
+
+pub(super) use operations;
 
 /// Gives the orders for a schedule to another one, within a transaction.
 pub async fn pass_orders<DB: OrderStore>(conn: &mut DB::Connection, from: &str, to: &str) -> Reply<()> {

@@ -103,55 +103,6 @@ impl DueReply {
     }
 }
 
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
-impl DueRequest<'_> {
-    /// Returns the lease of a schedule that was found by its times.
-    pub fn lease_of(&self, name: &Key) -> TimeDelta {
-        self.known.iter().find(|known| known.times.name == *name).map_or(TimeDelta::zero(), |known| known.lease)
-    }
-}
-
-/// For databases that look first, and then claim each row that was seen, the earliest first.
-#[cfg(any(feature = "mysql", feature = "sqlite"))]
-impl DueReply {
-    pub fn nothing() -> Self {
-        Self { claimed: Vec::new(), next_in: None, too_late: None }
-    }
-
-    /// Returns whether the reply has this schedule already.
-    pub fn has(&self, name: &Key) -> bool {
-        self.claimed.iter().any(|row| row.name == *name)
-    }
-
-    /// Returns whether a row that is due in `left` is to be claimed, besides as many others.
-    /// Otherwise it is the next one.
-    pub fn wants(&mut self, left: TimeDelta, most: u32, others: usize) -> bool {
-        let claimed = u32::try_from(self.claimed.len() + others);
-        let wants = left <= TimeDelta::zero() && claimed.is_ok_and(|claimed| claimed < most);
-        if !wants {
-            self.next_in = Some(self.next_in.map_or(left, |next| next.min(left)));
-        }
-        wants
-    }
-
-    /// Adds the reply to the claim of a row that is due in `left`. Returns whether to go on.
-    pub fn add(&mut self, left: TimeDelta, reply: Reply<Option<ClaimedRow>>) -> Reply<bool> {
-        match reply {
-            Ok(Some(claimed)) => self.claimed.push(claimed),
-            Ok(None) => self.next_in = Some(left),
-            // Those before were granted, and are run.
-            Err(error) if !self.claimed.is_empty() && crate::store::is_undone(&error) => {
-                let error = crate::store::fault::said(&error);
-                tracing::warn!(error, "a schedule could not be claimed; trying again");
-                self.next_in = Some(left);
-                return Ok(false);
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(true)
-    }
-}
-
 /// A move of the slot under a claim, past ticks that are not run themselves.
 #[derive(Clone, Debug)]
 pub struct Pass<'a> {
@@ -388,6 +339,56 @@ pub trait ScheduleStore: Store {
     /// last success of each schedule stays, and so do the attempts at a tick that goes on.
     fn forget_history(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
+
+/// Implements those operations that are the same on every database but for the statements, which
+/// are constants beside them, and the types of its driver.
+macro_rules! operations {
+    ($connection:ty) => {
+        async fn handed_back_runs(conn: &mut $connection, name: &Key, slot: DateTime<Utc>) -> Reply<i64> {
+            let query = sqlx::query(HANDED_BACK_RUNS).bind(name.as_str()).bind(stored(slot)).bind(HANDED_BACK);
+            query.fetch_one(conn).await?.try_get(0)
+        }
+
+        async fn has_ended(
+            conn: &mut $connection,
+            claim: &Claim,
+            slot: DateTime<Utc>,
+            attempt: u32,
+            status: &'static str,
+        ) -> Reply<bool> {
+            let query = sqlx::query(HAS_ENDED).bind(claim.key.as_str()).bind(stored(slot));
+            let query = query.bind(to_stored_count(attempt)).bind(claim.token.get()).bind(status);
+            Ok(query.fetch_optional(conn).await?.is_some())
+        }
+
+        async fn trigger(conn: &mut $connection, name: &Key) -> Reply<bool> {
+            Ok(sqlx::query(TRIGGER).bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
+        }
+
+        async fn list_schedules(conn: &mut $connection, after: &str, limit: u32) -> Reply<Vec<ListedSchedule>> {
+            let rows = sqlx::query(LIST).bind(after).bind(i64::from(limit)).fetch_all(conn).await?;
+            rows.iter().map(listed).collect()
+        }
+
+        async fn history(conn: &mut $connection, name: &Key, limit: u32) -> Reply<Vec<ListedRun>> {
+            let rows = sqlx::query(HISTORY).bind(name.as_str()).bind(i64::from(limit)).fetch_all(conn).await?;
+            rows.iter().map(run).collect()
+        }
+
+        async fn latest_runs(conn: &mut $connection, each: u32) -> Reply<Vec<ListedRun>> {
+            let mut rows = sqlx::query(LATEST).bind(i64::from(each.saturating_sub(1))).fetch_all(&mut *conn).await?;
+            rows.extend(sqlx::query(LAST_SUCCESSES).fetch_all(conn).await?);
+            rows.iter().map(run).collect()
+        }
+
+        async fn runs_since(conn: &mut $connection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<ListedRun>> {
+            let rows = sqlx::query(SINCE).bind(stored(since)).bind(i64::from(limit)).fetch_all(conn).await?;
+            rows.iter().map(run).collect()
+        }
+    };
+}
+
+pub(super) use operations;
 
 /// Returns whether a run of this slot was triggered. A trigger has a time of its own, which is
 /// never that of a tick: ticks have whole milliseconds. It holds for the whole run, even if another

@@ -2,18 +2,18 @@
 
 use std::sync::LazyLock;
 
-use chrono::{NaiveDateTime, TimeDelta};
+use chrono::TimeDelta;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, old_of};
+use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed, old_of};
 use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
         Reply,
-        mysql::row::{JOINED, MICROS, Query, ROW, marks, micros, read},
-        to_utc, unanswered,
+        mysql::row::{JOINED, MICROS, Query, ROW, marks, micros, stored},
+        unanswered,
     },
 };
 
@@ -83,7 +83,7 @@ impl AdminStore for MySql {
     async fn list(conn: &mut MySqlConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
+        rows.iter().map(|row| listed(row, "name", terms)).collect()
     }
 
     async fn read_range(
@@ -98,12 +98,12 @@ impl AdminStore for MySql {
             Freshness::Before => after_the_group(conn, query).await,
             Freshness::Plain | Freshness::SyncWait | Freshness::Primary => query.fetch_all(conn).await,
         };
-        rows?.iter().map(|row| listed(row, terms)).collect()
+        rows?.iter().map(|row| listed(row, "name", terms)).collect()
     }
 
     async fn inspect(conn: &mut MySqlConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
         let row = sqlx::query(INSPECT.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
-        row.map(|row| listed(&row, terms)).transpose()
+        row.map(|row| listed(&row, "name", terms)).transpose()
     }
 
     async fn force(
@@ -115,8 +115,8 @@ impl AdminStore for MySql {
     ) -> Reply<Forced> {
         let as_expected = |query: Query<'static>| {
             let (token, holder) = (expected.map(|seen| seen.token), expected.and_then(|seen| seen.holder));
-            let begun = expected.and_then(|seen| seen.begin_time).map(|time| time.naive_utc());
-            let ended = expected.and_then(|seen| seen.end_time).map(|time| time.naive_utc());
+            let begun = expected.and_then(|seen| seen.begin_time).map(stored);
+            let ended = expected.and_then(|seen| seen.end_time).map(stored);
             query.bind(token).bind(token).bind(holder).bind(begun).bind(ended)
         };
         let query = as_expected(sqlx::query(FORCE.as_str()).bind(key.as_str().to_owned())).bind(status.letter());
@@ -174,15 +174,4 @@ async fn after_the_group(conn: &mut MySqlConnection, query: Query<'_>) -> Reply<
     // If the setting stayed, the next statements of the session would wait too: it is closed.
     sqlx::raw_sql(WAIT_NO_MORE).execute(conn).await.map_err(unanswered)?;
     rows
-}
-
-fn listed(row: &MySqlRow, terms: &Terms) -> Reply<Listed> {
-    let end_time: Option<NaiveDateTime> = row.try_get("end_time")?;
-    let (row_read, now) = read(row, terms)?;
-    Ok(Listed {
-        key: row.try_get("name")?,
-        row: row_read,
-        end_time: end_time.map(|time| to_utc(time.and_utc(), terms.offset())),
-        now,
-    })
 }

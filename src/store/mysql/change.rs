@@ -2,19 +2,23 @@
 
 use std::{collections::HashMap, sync::LazyLock};
 
-use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use sqlx::{
-    AssertSqlSafe, MySqlConnection, Row as _,
+    AssertSqlSafe, MySqlConnection,
     mysql::{MySqlQueryResult, MySqlRow},
 };
 
-use crate::store::mysql::row::{IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded};
+use crate::store::mysql::row::{
+    IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded, stored,
+};
 use crate::{
     key::Claim,
     store::{
         Change, Outcome, Reply, RowSnapshot,
         fault::{Fault, fault},
-        hex, limit_micros, unanswered, unmatched,
+        hex, limit_micros,
+        stored_row::{StoredRow as _, snapshot},
+        unanswered, unmatched,
     },
 };
 
@@ -238,9 +242,7 @@ fn is_all(reply: &MySqlQueryResult, claims: &[Claim]) -> bool {
 fn bind_change(query: Query<'_>, change: Change) -> Query<'_> {
     match change {
         Change::Renew(time) | Change::Abandon(time) => query.bind(micros(time)),
-        Change::Resume { lease, seen } => {
-            query.bind(seen.map(|seen| seen.naive_utc())).bind(micros(lease)).bind(micros(lease))
-        }
+        Change::Resume { lease, seen } => query.bind(seen.map(stored)).bind(micros(lease)).bind(micros(lease)),
         Change::Release { status, offset, .. } => query.bind(status.letter()).bind(micros(offset)),
         Change::PutBack => query,
     }
@@ -280,15 +282,7 @@ async fn read_snapshots(
 fn snapshots_of(rows: &[MySqlRow]) -> Reply<HashMap<String, RowSnapshot>> {
     let mut snapshots = HashMap::with_capacity(rows.len());
     for row in rows {
-        let snapshot_of = RowSnapshot {
-            holder: row.try_get("holder")?,
-            token: row.try_get("token")?,
-            locked: row.try_get::<i64, _>("locked")? == 1,
-            stands: row.try_get::<i64, _>("stands")? == 1,
-            left: TimeDelta::microseconds(row.try_get("left_micros")?),
-            now: row.try_get::<NaiveDateTime, _>("now")?.and_utc(),
-        };
-        snapshots.insert(row.try_get::<String, _>("name")?, snapshot_of);
+        snapshots.insert(row.text("name")?, snapshot(row)?);
     }
     Ok(snapshots)
 }

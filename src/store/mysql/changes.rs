@@ -1,11 +1,11 @@
 //! What operators have changed.
 
-use chrono::{NaiveDateTime, TimeDelta};
-use sqlx::{MySql, MySqlConnection, Row as _, mysql::MySqlRow};
+use chrono::TimeDelta;
+use sqlx::{MySql, MySqlConnection};
 
 use crate::store::{
     Reply,
-    changes::{Change, ChangeStore, ListedChange},
+    changes::{Change, ChangeStore, ListedChange, listed_change},
     mysql::row::micros,
 };
 
@@ -27,16 +27,7 @@ impl ChangeStore for MySql {
 
     async fn changes(conn: &mut MySqlConnection, name: Option<&str>, limit: u32) -> Reply<Vec<ListedChange>> {
         let rows = sqlx::query(LIST).bind(name).bind(name).bind(limit).fetch_all(conn).await?;
-        let change = |row: &MySqlRow| {
-            Ok(ListedChange {
-                at: row.try_get::<NaiveDateTime, _>("at")?.and_utc(),
-                who: row.try_get("who")?,
-                what: row.try_get("what")?,
-                name: row.try_get("name")?,
-                detail: row.try_get("detail")?,
-            })
-        };
-        rows.iter().map(change).collect()
+        rows.iter().map(listed_change).collect()
     }
 
     async fn forget_changes(conn: &mut MySqlConnection, older_than: TimeDelta) -> Reply<u64> {

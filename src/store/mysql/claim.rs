@@ -7,12 +7,16 @@ use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
 use crate::store::mysql::row::{
-    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, ROW, commit, execute_nowait_first, marks, micros, padded, read,
+    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, ROW, commit, execute_nowait_first, marks, micros, padded,
 };
 use crate::{
     key::{Key, PreviousClaim, Token},
     rules::{Rules, Terms, Verdict, judge},
-    store::{ClaimReply, ClaimRequest, Reply, unanswered},
+    store::{
+        ClaimReply, ClaimRequest, Reply,
+        stored_row::{StoredRow as _, previous, read},
+        unanswered,
+    },
 };
 
 /// The times that the row keeps in case the claim is put back. A zero date, which a strict server
@@ -256,8 +260,7 @@ async fn grant_one(
 async fn read_one(conn: &mut MySqlConnection, key: &Key, terms: &Terms) -> Reply<ClaimReply> {
     let row = sqlx::query(READ_ROW.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
     let Some(row) = row else { return Ok(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }) };
-    let (row, now) = read(&row, terms)?;
-    Ok(ClaimReply::Seen { row: Some(row), now })
+    Ok(ClaimReply::Seen { row: Some(read(&row, terms)?), now: row.time("now")? })
 }
 
 /// Claims for independent holders: all keys that are free, in one statement. A takeover requires a
@@ -316,7 +319,7 @@ async fn tell_apart(
             answers.push(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH });
             continue;
         };
-        let (read, now) = read(row, terms)?;
+        let (read, now) = (read(row, terms)?, row.time("now")?);
         answers.push(match judge(Some(&read), now, request.holder, terms) {
             // The holder has sent no earlier request.
             Verdict::Same => {
@@ -346,7 +349,7 @@ pub(super) async fn look(
 ) -> Reply<Vec<ClaimReply>> {
     let rows = read_several(conn, requests).await?;
     let seen = |request: &ClaimRequest| match rows.get(request.key.as_str()) {
-        Some(row) => read(row, terms).map(|(row, now)| ClaimReply::Seen { row: Some(row), now }),
+        Some(row) => Ok(ClaimReply::Seen { row: Some(read(row, terms)?), now: row.time("now")? }),
         None => Ok(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }),
     };
     requests.iter().map(seen).collect()
@@ -400,8 +403,5 @@ fn seen(row: &MySqlRow, holder: Uuid) -> Reply<Option<(Token, Option<PreviousCla
     if row.try_get::<Option<Uuid>, _>("holder")? != Some(holder) {
         return Ok(None);
     }
-    let token: Option<i64> = row.try_get("prior_token")?;
-    let label: Option<String> = row.try_get("prior_client_ip")?;
-    let prior = token.map(|token| PreviousClaim { token: Token::new(token), label: label.unwrap_or_default() });
-    Ok(Some((Token::new(row.try_get("token")?), prior)))
+    Ok(Some((Token::new(row.number("token")?), previous(row)?)))
 }

@@ -1,8 +1,7 @@
 //! The instances of schedules. MySQL assigns from left to right: what depends on a column comes
 //! before the change of that column.
 
-use chrono::{NaiveDateTime, TimeDelta};
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection};
 use uuid::Uuid;
 
 use crate::{
@@ -10,14 +9,12 @@ use crate::{
     store::{
         Reply,
         instances::{
-            Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
+            Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, micros_of,
+            operations, past, rename,
         },
-        mysql::{
-            row::{marks, roll_back, settle},
-            schedule_row::utc,
-        },
+        mysql::row::{marks, roll_back, settle, stored},
         orders::pass_orders,
-        schedule::{LOST, Times, from_stored_count, named, to_stored_count},
+        schedule::{LOST, Times, to_stored_count},
     },
 };
 
@@ -118,11 +115,7 @@ const REMOVE: &str = "DELETE FROM t_resource_schedule WHERE name = ? AND (holder
 const REMOVE_PAST: &str = "DELETE FROM t_resource_schedule_times WHERE name = ?";
 
 impl InstanceStore for MySql {
-    async fn announce(conn: &mut MySqlConnection, instance: &Announcement) -> Reply<()> {
-        let query = sqlx::query(ANNOUNCE).bind(instance.id).bind(&instance.label).bind(&instance.build);
-        let query = query.bind(instance.calls).bind(micros_of(instance.lives));
-        query.bind(instance.declares_id).bind(&instance.declares).execute(conn).await.map(drop)
-    }
+    operations!(MySqlConnection);
 
     async fn beat(conn: &mut MySqlConnection, instance: Option<Uuid>) -> Reply<Beat> {
         let mut beats = None;
@@ -131,15 +124,7 @@ impl InstanceStore for MySql {
             beats = (beat.rows_affected() > 0).then(|| u32::try_from(beat.last_insert_id()).unwrap_or_default());
         }
         let rows = sqlx::query(SETS).bind(instance.map(|id| id.simple().to_string())).fetch_all(conn).await?;
-        let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        let now = utc(first, "now")?.ok_or(sqlx::Error::RowNotFound)?;
-        let mut sets = Vec::with_capacity(rows.len());
-        for row in &rows {
-            if row.try_get::<Option<i64>, _>("declares_id")?.is_some() {
-                sets.push(set(row)?);
-            }
-        }
-        Ok(Beat::new(beats, first.try_get::<i64, _>("drained")? == 1, sets, now))
+        Beat::read(beats, &rows)
     }
 
     async fn declares(conn: &mut MySqlConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
@@ -197,19 +182,6 @@ impl InstanceStore for MySql {
         Ok(())
     }
 
-    async fn end_instance(conn: &mut MySqlConnection, instance: Uuid) -> Reply<bool> {
-        Ok(sqlx::query(LEAVE).bind(instance).execute(conn).await?.rows_affected() > 0)
-    }
-
-    async fn forget_instances(conn: &mut MySqlConnection) -> Reply<()> {
-        sqlx::query(FORGET).execute(conn).await.map(drop)
-    }
-
-    async fn instances(conn: &mut MySqlConnection) -> Reply<Vec<ListedInstance>> {
-        let rows = sqlx::query(LIST).fetch_all(conn).await?;
-        rows.iter().map(instance).collect()
-    }
-
     async fn remove_schedule(conn: &mut MySqlConnection, name: &Key) -> Reply<bool> {
         if sqlx::query(REMOVE).bind(name.as_str()).execute(&mut *conn).await?.rows_affected() == 0 {
             return Ok(false);
@@ -219,7 +191,7 @@ impl InstanceStore for MySql {
 }
 
 async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-    let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, change.slot.naive_utc());
+    let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, stored(change.slot));
     let query = match &change.seen {
         None => sqlx::query(CREATE).bind(name).bind(spec).bind(zone).bind(slot).bind(slot),
         Some(seen) => {
@@ -227,8 +199,8 @@ async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesC
             let query = sqlx::query(CHANGE).bind(change.afresh).bind(change.afresh).bind(slot);
             let query = query.bind(change.afresh).bind(change.afresh).bind(change.afresh).bind(change.run_ahead);
             let query = query.bind(slot).bind(spec).bind(zone).bind(name).bind(old_spec).bind(old_zone);
-            let query = query.bind(run_slot.map(|slot| slot.naive_utc())).bind(to_stored_count(*attempt));
-            query.bind(old_slot.naive_utc())
+            let query = query.bind(run_slot.map(stored)).bind(to_stored_count(*attempt));
+            query.bind(stored(*old_slot))
         }
     };
     match query.execute(&mut *conn).await {
@@ -241,49 +213,4 @@ async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesC
     Ok(true)
 }
 
-async fn rename(conn: &mut MySqlConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
-    let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
-    for (times, change) in [old, new] {
-        if !change_times(conn, times, change).await? {
-            return Ok(false);
-        }
-    }
-    for name in [from, to] {
-        sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
-    }
-    sqlx::query(INHERIT).bind(from).bind(to).execute(&mut *conn).await?;
-    pass_orders::<MySql>(conn, from, to).await?;
-    sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
-}
-
-fn set(row: &MySqlRow) -> Reply<DeclaredSet> {
-    Ok(DeclaredSet {
-        declares_id: row.try_get("declares_id")?,
-        present: row.try_get("present")?,
-        alive: row.try_get("alive")?,
-        counting: row.try_get("counting")?,
-        forgotten: row.try_get("forgotten")?,
-        since: row.try_get::<NaiveDateTime, _>("since")?.and_utc(),
-        lives: row.try_get("lives")?,
-    })
-}
-
-fn past(row: &MySqlRow) -> Reply<(Key, Past)> {
-    let past = Past { known: row.try_get("known")?, times_at: utc(row, "times_at")?, gone_at: utc(row, "gone_at")? };
-    Ok((named(row.try_get("name")?)?, past))
-}
-
-fn instance(row: &MySqlRow) -> Reply<ListedInstance> {
-    Ok(ListedInstance {
-        id: row.try_get("id")?,
-        label: row.try_get("label")?,
-        build: row.try_get("build")?,
-        calls: row.try_get::<i64, _>("calls")? == 1,
-        since: utc(row, "since")?.unwrap_or_default(),
-        beat_at: utc(row, "beat_at")?.unwrap_or_default(),
-        lives: TimeDelta::microseconds(row.try_get("lives")?),
-        beats: from_stored_count(row.try_get("beats")?),
-        declares_id: row.try_get("declares_id")?,
-        now: utc(row, "now")?.unwrap_or_default(),
-    })
-}
+rename!(MySql, MySqlConnection);

@@ -29,8 +29,6 @@ mod schedule;
 #[cfg(feature = "schedule")]
 mod schedule_due;
 #[cfg(feature = "schedule")]
-mod schedule_row;
-#[cfg(feature = "schedule")]
 mod schedule_sql;
 mod schema;
 mod version;

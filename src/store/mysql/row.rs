@@ -6,13 +6,10 @@ use sqlx::{
     mysql::{MySqlArguments, MySqlQueryResult, MySqlRow},
 };
 
-use crate::{
-    rules::{Row, Terms},
-    store::{
-        Reply, commit_error,
-        fault::{Fault, fault},
-        to_utc,
-    },
+use crate::store::{
+    Reply, commit_error,
+    fault::{Fault, fault},
+    stored_row::{StoredRow, plain_columns},
 };
 
 /// The clock for tokens. SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's
@@ -102,26 +99,21 @@ pub(super) async fn roll_back(conn: &mut MySqlConnection) -> Reply<()> {
     sqlx::raw_sql(rollback!()).execute(conn).await.map(drop).map_err(crate::store::unanswered)
 }
 
-/// Reads the columns of `ROW`.
-pub(super) fn read(row: &MySqlRow, terms: &Terms) -> Reply<(Row, DateTime<Utc>)> {
-    let time = |name| -> Reply<Option<DateTime<Utc>>> {
-        Ok(row.try_get::<Option<NaiveDateTime>, _>(name)?.map(|time| time.and_utc()))
-    };
-    let utc = |name| -> Reply<Option<DateTime<Utc>>> { Ok(time(name)?.map(|time| to_utc(time, terms.offset()))) };
-    let read = Row {
-        locked: row.try_get::<i64, _>("locked")? == 1,
-        status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
-        begin_time: utc("begin_time")?,
-        minutes: row.try_get("minutes")?,
-        client_ip: row.try_get::<Option<String>, _>("client_ip")?.unwrap_or_default(),
-        holder: row.try_get("holder")?,
-        token: row.try_get("token")?,
-        expires_at: time("expires_at")?,
-        claimed_at: utc("claimed_at")?,
-        ended: row.try_get("ended")?,
-        awaited: false,
-    };
-    Ok((read, time("now")?.unwrap_or_default()))
+impl StoredRow for MySqlRow {
+    plain_columns!();
+
+    fn is(&self, column: &str) -> Reply<bool> {
+        self.try_get::<Option<i64>, _>(column).map(|flag| flag == Some(1))
+    }
+
+    fn time_or_null(&self, column: &str) -> Reply<Option<DateTime<Utc>>> {
+        Ok(self.try_get::<Option<NaiveDateTime>, _>(column)?.map(|time| time.and_utc()))
+    }
+}
+
+/// Converts a time for the tables.
+pub(super) fn stored(time: DateTime<Utc>) -> NaiveDateTime {
+    time.naive_utc()
 }
 
 pub(super) fn micros(time: TimeDelta) -> i64 {

@@ -8,9 +8,8 @@ use crate::{
     store::{
         Outcome, Reply, limit_micros,
         mysql::{
-            row::{Query, marks, micros, settle},
+            row::{Query, marks, micros, settle, stored},
             schedule_due::claim_due,
-            schedule_row::{listed, run},
             schedule_sql::{
                 COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST,
                 LEFT, LIST, MAY_BE_HELD, MORE, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
@@ -20,12 +19,15 @@ use crate::{
         not_extended,
         schedule::{
             DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, ListedRun, ListedSchedule, Pass, Registered,
-            RunPage, STEP, ScheduleStore, to_stored_count,
+            RunPage, STEP, ScheduleStore, operations, to_stored_count,
         },
+        schedule_row::{listed, run},
     },
 };
 
 impl ScheduleStore for MySql {
+    operations!(MySqlConnection);
+
     async fn registered(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Registered> {
         let sql = format!(
             "SELECT {COLUMNS}, {MORE} FROM t_resource_schedule s WHERE name IN ({})",
@@ -87,11 +89,6 @@ impl ScheduleStore for MySql {
         settle(conn, handed).await
     }
 
-    async fn handed_back_runs(conn: &mut MySqlConnection, name: &Key, slot: DateTime<Utc>) -> Reply<i64> {
-        let query = sqlx::query(HANDED_BACK_RUNS).bind(name.as_str()).bind(slot.naive_utc()).bind(HANDED_BACK);
-        query.fetch_one(conn).await?.try_get(0)
-    }
-
     async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
         sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
         let passed = pass_over(conn, claim, pass).await;
@@ -107,47 +104,9 @@ impl ScheduleStore for MySql {
         settle(conn, ended).await
     }
 
-    async fn has_ended(
-        conn: &mut MySqlConnection,
-        claim: &Claim,
-        slot: DateTime<Utc>,
-        attempt: u32,
-        status: &'static str,
-    ) -> Reply<bool> {
-        let query =
-            sqlx::query(HAS_ENDED).bind(claim.key.as_str()).bind(slot.naive_utc()).bind(to_stored_count(attempt));
-        let ended = query.bind(claim.token.get()).bind(status).fetch_optional(conn).await?;
-        Ok(ended.is_some())
-    }
-
     async fn pause(conn: &mut MySqlConnection, name: &Key, paused: bool) -> Reply<bool> {
         let query = sqlx::query(PAUSE).bind(paused).bind(paused);
         Ok(query.bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
-    }
-
-    async fn trigger(conn: &mut MySqlConnection, name: &Key) -> Reply<bool> {
-        Ok(sqlx::query(TRIGGER).bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
-    }
-
-    async fn list_schedules(conn: &mut MySqlConnection, after: &str, limit: u32) -> Reply<Vec<ListedSchedule>> {
-        let rows = sqlx::query(LIST.as_str()).bind(after).bind(limit).fetch_all(conn).await?;
-        rows.iter().map(listed).collect()
-    }
-
-    async fn history(conn: &mut MySqlConnection, name: &Key, limit: u32) -> Reply<Vec<ListedRun>> {
-        let rows = sqlx::query(HISTORY).bind(name.as_str()).bind(limit).fetch_all(conn).await?;
-        rows.iter().map(run).collect()
-    }
-
-    async fn latest_runs(conn: &mut MySqlConnection, each: u32) -> Reply<Vec<ListedRun>> {
-        let mut rows = sqlx::query(LATEST).bind(each.saturating_sub(1)).fetch_all(&mut *conn).await?;
-        rows.extend(sqlx::query(LAST_SUCCESSES).fetch_all(conn).await?);
-        rows.iter().map(run).collect()
-    }
-
-    async fn runs_since(conn: &mut MySqlConnection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<ListedRun>> {
-        let rows = sqlx::query(SINCE).bind(since.naive_utc()).bind(limit).fetch_all(conn).await?;
-        rows.iter().map(run).collect()
     }
 
     async fn runs(conn: &mut MySqlConnection, page: &RunPage) -> Reply<Vec<ListedRun>> {
@@ -198,7 +157,7 @@ async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) ->
 }
 
 async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
-    let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, pass.to.naive_utc());
+    let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, stored(pass.to));
     let query = sqlx::query(PASS).bind(pass.runs).bind(to).bind(to).bind(pass.runs).bind(to).bind(pass.runs);
     let query = query.bind(pass.runs).bind(to_stored_count(pass.missed)).bind(pass.runs);
     let query = bind_claim(query, claim).bind(spec).bind(zone);
@@ -206,7 +165,7 @@ async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -
         return Ok(false);
     }
     if pass.skipped > 0 {
-        let query = sqlx::query(RECORD_PASSED).bind(pass.from.naive_utc()).bind(0).bind("M");
+        let query = sqlx::query(RECORD_PASSED).bind(stored(pass.from)).bind(0).bind("M");
         let query = query.bind(to_stored_count(pass.skipped)).bind(pass.error);
         query.bind(claim.key.as_str()).bind(claim.token.get()).execute(conn).await?;
     }
@@ -214,8 +173,8 @@ async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -
 }
 
 async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
-    let (spec, zone, slot) = (&end.times.spec, &end.times.zone, end.slot.naive_utc());
-    let next = end.next.map(|next| next.naive_utc());
+    let (spec, zone, slot) = (&end.times.spec, &end.times.zone, stored(end.slot));
+    let next = end.next.map(stored);
     let query = sqlx::query(END.as_str()).bind(next).bind(micros(end.pause));
     let query = query.bind(next).bind(spec).bind(zone).bind(next).bind(next).bind(next).bind(next);
     let query = query.bind(next).bind(spec).bind(zone).bind(next);

@@ -3,21 +3,18 @@
 use std::collections::BTreeMap;
 
 use chrono::{NaiveDateTime, TimeDelta};
-use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
+use sqlx::{AssertSqlSafe, MySqlConnection, mysql::MySqlRow};
 use uuid::Uuid;
 
-use crate::{
-    key::Token,
-    store::{
-        Reply, TooLate, is_undone, limit_micros,
-        mysql::{
-            row::{Query, marks, micros, padded, settle},
-            schedule_row::{times, utc},
-            schedule_sql::{COLUMNS, LOOK, LOST_RUN, RECORD_LOST, claim_statement},
-        },
-        schedule::{ClaimedRow, DueReply, DueRequest, Known, LOST, LostRun, Times, from_stored_count},
-        unanswered,
+use crate::store::{
+    Reply, TooLate, is_undone, limit_micros,
+    mysql::{
+        row::{Query, marks, micros, padded, settle, stored},
+        schedule_sql::{COLUMNS, LOOK, LOST_RUN, RECORD_LOST, claim_statement},
     },
+    schedule::{ClaimedRow, DueReply, DueRequest, Known, LOST, to_stored_count},
+    schedule_seen::{Seen, lost_run},
+    unanswered,
 };
 
 /// Claims the earliest of what is due, up to as many as are asked for.
@@ -49,83 +46,6 @@ pub(super) async fn claim_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) 
     Ok(reply)
 }
 
-/// A row as the look found it.
-struct Seen {
-    times: Times,
-    slot: NaiveDateTime,
-    due_at: NaiveDateTime,
-    triggered_at: Option<NaiveDateTime>,
-    run_slot: Option<NaiveDateTime>,
-    attempt: i32,
-    missed: i32,
-    running: bool,
-    token: i64,
-    label: String,
-    begin_time: Option<NaiveDateTime>,
-    skip: Option<(NaiveDateTime, NaiveDateTime)>,
-    stop_slot: Option<NaiveDateTime>,
-    now: NaiveDateTime,
-}
-
-impl Seen {
-    fn read(row: &MySqlRow) -> Reply<Self> {
-        Ok(Self {
-            times: times(row)?,
-            slot: row.try_get("slot")?,
-            due_at: row.try_get("due_at")?,
-            triggered_at: row.try_get("triggered_at")?,
-            run_slot: row.try_get("run_slot")?,
-            attempt: row.try_get("attempt")?,
-            missed: row.try_get("missed")?,
-            running: row.try_get::<i64, _>("running")? == 1,
-            token: row.try_get("token")?,
-            label: row.try_get("client_ip")?,
-            begin_time: row.try_get("begin_time")?,
-            skip: Option::zip(row.try_get("skip_since")?, row.try_get("skip_until")?),
-            stop_slot: row.try_get("stop_slot")?,
-            now: row.try_get("now")?,
-        })
-    }
-
-    /// The slot of a claim: that of the attempts so far, or that of the next run.
-    fn to_run(&self) -> NaiveDateTime {
-        let next = self.triggered_at.unwrap_or(self.slot);
-        if self.attempt > 0 { self.run_slot.unwrap_or(next) } else { next }
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stop_slot == Some(self.to_run())
-    }
-
-    /// How long from now until the row is due.
-    fn left(&self) -> TimeDelta {
-        self.due_at - self.now
-    }
-
-    /// The token of a claim.
-    fn next_token(&self) -> i64 {
-        self.token.saturating_add(1).max(self.now.and_utc().timestamp_micros())
-    }
-
-    /// The row as a claim leaves it.
-    fn claimed(&self) -> ClaimedRow {
-        let begin_time = self.begin_time.unwrap_or(self.now).and_utc();
-        let lost = || LostRun { token: Token::new(self.token), label: self.label.clone(), begin_time };
-        ClaimedRow {
-            name: self.times.name.clone(),
-            token: Token::new(self.next_token()),
-            slot: self.to_run().and_utc(),
-            own: self.to_run() == self.slot,
-            attempt: from_stored_count(self.attempt) + 1,
-            missed: from_stored_count(self.missed),
-            lost: self.running.then(lost),
-            skip: self.skip.map(|(since, until)| (since.and_utc(), until.and_utc())),
-            stopped: self.is_stopped(),
-            now: self.now.and_utc(),
-        }
-    }
-}
-
 /// Reads the schedules that the holder has already.
 async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<ClaimedRow>> {
     if ask.known.is_empty() {
@@ -138,27 +58,12 @@ async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<Cla
     let mut claimed = Vec::new();
     for row in query.fetch_all(&mut *conn).await? {
         let seen = Seen::read(&row)?;
-        let query = sqlx::query(LOST_RUN).bind(seen.times.name.as_str()).bind(seen.run_slot).bind(seen.attempt - 1);
-        let lost = match query.fetch_optional(&mut *conn).await? {
-            Some(run) => Some(LostRun {
-                token: Token::new(run.try_get("token")?),
-                label: run.try_get("client_ip")?,
-                begin_time: utc(&run, "begin_time")?.unwrap_or_default(),
-            }),
-            None => None,
-        };
-        claimed.push(ClaimedRow {
-            token: Token::new(seen.token),
-            slot: seen.to_run().and_utc(),
-            own: seen.to_run() == seen.slot,
-            attempt: from_stored_count(seen.attempt),
-            missed: from_stored_count(seen.missed),
-            lost,
-            skip: seen.skip.map(|(since, until)| (since.and_utc(), until.and_utc())),
-            stopped: seen.is_stopped(),
-            now: seen.begin_time.unwrap_or(seen.now).and_utc(),
-            name: seen.times.name,
-        });
+        let query = sqlx::query(LOST_RUN)
+            .bind(seen.times.name.as_str())
+            .bind(seen.run_slot.map(stored))
+            .bind(to_stored_count(seen.attempt) - 1);
+        let lost = query.fetch_optional(&mut *conn).await?.map(|run| lost_run(&run)).transpose()?;
+        claimed.push(seen.held(lost, seen.began()));
     }
     Ok(claimed)
 }
@@ -224,10 +129,14 @@ async fn take_rows(
     let mut query = sqlx::query(AssertSqlSafe(claim_statement(named.len())));
     for seen in named {
         query = query.bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
-        query = query.bind(seen.token).bind(seen.slot).bind(seen.attempt).bind(seen.due_at);
+        query = query
+            .bind(seen.token)
+            .bind(stored(seen.slot))
+            .bind(to_stored_count(seen.attempt))
+            .bind(stored(seen.due_at));
     }
     let holder: Uuid = *ask.holder.as_uuid();
-    let query = query.bind(holder).bind(ask.label).bind(now).bind(now.and_utc().timestamp_micros());
+    let query = query.bind(holder).bind(ask.label).bind(stored(now)).bind(now.timestamp_micros());
     let query = query.bind(micros(lease)).bind(limit_micros(ask.not_after));
     let taken = query.execute(&mut *conn).await?.rows_affected();
     if taken == 0 || taken == rows.len() as u64 {
@@ -254,9 +163,9 @@ async fn take_lost(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen
     if take_rows(conn, ask, &[seen], ask.lease_of(&seen.times.name)).await? != [true] {
         return Ok(false);
     }
-    let begin_time = seen.begin_time.unwrap_or(seen.now);
-    let query = sqlx::query(RECORD_LOST).bind(seen.times.name.as_str()).bind(seen.to_run()).bind(seen.attempt);
-    let query = query.bind(seen.token).bind(&seen.label).bind(begin_time).bind(seen.missed).bind(LOST);
+    let query = sqlx::query(RECORD_LOST).bind(seen.times.name.as_str()).bind(stored(seen.to_run()));
+    let query = query.bind(to_stored_count(seen.attempt)).bind(seen.token).bind(&seen.label);
+    let query = query.bind(stored(seen.began())).bind(to_stored_count(seen.missed)).bind(LOST);
     query.execute(conn).await?;
     Ok(true)
 }

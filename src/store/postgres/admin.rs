@@ -2,18 +2,17 @@
 
 use std::sync::LazyLock;
 
-use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
+use chrono::TimeDelta;
+use sqlx::{PgConnection, Postgres, Row as _};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen};
+use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed};
 use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
         Reply,
-        postgres::row::{ROW, finite, read},
-        to_utc,
+        postgres::row::{ROW, finite},
     },
 };
 
@@ -113,7 +112,7 @@ impl AdminStore for Postgres {
     async fn list(conn: &mut PgConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(i64::from(page.limit)).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
+        rows.iter().map(|row| listed(row, "key_resource", terms)).collect()
     }
 
     async fn read_range(
@@ -125,12 +124,12 @@ impl AdminStore for Postgres {
         let sql = if freshness == Freshness::Primary { LOOK_AT_PRIMARY.as_str() } else { LOOK.as_str() };
         let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
+        rows.iter().map(|row| listed(row, "key_resource", terms)).collect()
     }
 
     async fn inspect(conn: &mut PgConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
         let row = sqlx::query(INSPECT.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
-        row.map(|row| listed(&row, terms)).transpose()
+        row.map(|row| listed(&row, "key_resource", terms)).transpose()
     }
 
     async fn force(
@@ -156,14 +155,4 @@ impl AdminStore for Postgres {
         let rows = u64::try_from(row.try_get::<i64, _>("rows")?).unwrap_or_default();
         Ok(Forgotten { rows, after: row.try_get("last")? })
     }
-}
-
-fn listed(row: &PgRow, terms: &Terms) -> Reply<Listed> {
-    let end_time: Option<DateTime<Utc>> = row.try_get("end_time")?;
-    Ok(Listed {
-        key: row.try_get("key_resource")?,
-        row: read(row, terms)?,
-        end_time: end_time.map(|time| to_utc(time, terms.offset())),
-        now: row.try_get("now")?,
-    })
 }

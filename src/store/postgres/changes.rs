@@ -1,11 +1,11 @@
 //! What operators have changed.
 
 use chrono::TimeDelta;
-use sqlx::{PgConnection, Postgres, Row as _};
+use sqlx::{PgConnection, Postgres};
 
 use crate::store::{
     Reply,
-    changes::{Change, ChangeStore, ListedChange},
+    changes::{Change, ChangeStore, ListedChange, listed_change},
 };
 
 const RECORD: &str =
@@ -25,16 +25,7 @@ impl ChangeStore for Postgres {
 
     async fn changes(conn: &mut PgConnection, name: Option<&str>, limit: u32) -> Reply<Vec<ListedChange>> {
         let rows = sqlx::query(LIST).bind(name).bind(i64::from(limit)).fetch_all(conn).await?;
-        let change = |row: &sqlx::postgres::PgRow| {
-            Ok(ListedChange {
-                at: row.try_get("at")?,
-                who: row.try_get("who")?,
-                what: row.try_get("what")?,
-                name: row.try_get("name")?,
-                detail: row.try_get("detail")?,
-            })
-        };
-        rows.iter().map(change).collect()
+        rows.iter().map(listed_change).collect()
     }
 
     async fn forget_changes(conn: &mut PgConnection, older_than: TimeDelta) -> Reply<u64> {

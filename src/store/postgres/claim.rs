@@ -7,11 +7,12 @@ use sqlx::{PgConnection, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
 use crate::{
-    key::{Key, PreviousClaim, Token},
+    key::{Key, Token},
     rules::{Rules, Terms},
     store::{
         ClaimReply, ClaimRequest, Reply, is_apart,
         postgres::row::{FEW, Query, ROW, in_time, once_ended, read},
+        stored_row::previous,
     },
 };
 
@@ -133,10 +134,7 @@ fn bind_terms<'q>(query: Query<'q>, terms: &'q Terms) -> Query<'q> {
 
 fn answer(row: &PgRow, terms: &Terms) -> Reply<ClaimReply> {
     if let Some(token) = row.try_get::<Option<i64>, _>("new_token")? {
-        let prior: Option<i64> = row.try_get("prior_token")?;
-        let label: Option<String> = row.try_get("prior_client_ip")?;
-        let prior = prior.map(|token| PreviousClaim { token: Token::new(token), label: label.unwrap_or_default() });
-        return Ok(ClaimReply::Granted { token: Token::new(token), prior });
+        return Ok(ClaimReply::Granted { token: Token::new(token), prior: previous(row)? });
     }
     if row.try_get::<Option<&str>, _>("key_resource")?.is_none() {
         return Ok(ClaimReply::Seen { row: None, now: row.try_get("clock")? });

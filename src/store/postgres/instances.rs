@@ -1,7 +1,6 @@
 //! The instances of schedules.
 
-use chrono::TimeDelta;
-use sqlx::{Connection as _, PgConnection, Postgres, Row as _, postgres::PgRow};
+use sqlx::{Connection as _, PgConnection, Postgres, Row as _};
 use uuid::Uuid;
 
 use crate::{
@@ -9,11 +8,12 @@ use crate::{
     store::{
         Reply,
         instances::{
-            Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
+            Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, micros_of,
+            operations, past, rename,
         },
         orders::pass_orders,
         postgres::row::finite,
-        schedule::{LOST, Times, from_stored_count, named, to_stored_count},
+        schedule::{LOST, Times, from_stored_count, to_stored_count},
     },
 };
 
@@ -108,20 +108,20 @@ WITH changed AS (
 SELECT EXISTS (SELECT FROM changed)"
 );
 
-/// Records the run of a schedule as lost, with the error $2. It is there already if it was handed
+/// Records the run of a schedule as lost, with the error $1. It is there already if it was handed
 /// back.
 const LOSE: &str = "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $2
-FROM t_resource_schedule WHERE name = $1 AND holder IS NOT NULL ON CONFLICT DO NOTHING";
+SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $1
+FROM t_resource_schedule WHERE name = $2 AND holder IS NOT NULL ON CONFLICT DO NOTHING";
 
-/// $1 the schedule, $2 the one whose place it takes. A tick that was begun goes on there.
+/// $1 the schedule whose place is taken, $2 the one that takes it. A tick that was begun goes on there.
 const INHERIT: &str = "
 UPDATE t_resource_schedule t
 SET paused = o.paused, triggered_at = o.triggered_at, token = greatest(t.token, o.token), run_slot = o.run_slot,
     attempt = o.attempt, missed = o.missed, client_ip = o.client_ip, begin_time = o.begin_time, holder = NULL,
     due_at = CASE WHEN o.attempt > 0 THEN o.due_at WHEN o.triggered_at IS NULL THEN t.slot ELSE clock_timestamp() END
-FROM t_resource_schedule o WHERE t.name = $1 AND o.name = $2";
+FROM t_resource_schedule o WHERE o.name = $1 AND t.name = $2";
 
 const EMPTY: &str = "
 UPDATE t_resource_schedule SET paused = false, holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot
@@ -163,26 +163,15 @@ WITH removed AS (
 SELECT EXISTS (SELECT FROM removed)";
 
 impl InstanceStore for Postgres {
-    async fn announce(conn: &mut PgConnection, instance: &Announcement) -> Reply<()> {
-        let query = sqlx::query(ANNOUNCE).bind(instance.id).bind(&instance.label).bind(&instance.build);
-        let query = query.bind(instance.calls).bind(micros_of(instance.lives));
-        query.bind(instance.declares_id).bind(&instance.declares).execute(conn).await.map(drop)
-    }
+    operations!(PgConnection);
 
     async fn beat(conn: &mut PgConnection, instance: Option<Uuid>) -> Reply<Beat> {
         let rows = match instance {
             Some(instance) => sqlx::query(BEAT).bind(instance).fetch_all(conn).await?,
             None => sqlx::query(SETS).fetch_all(conn).await?,
         };
-        let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        let (beats, now): (Option<i32>, _) = (first.try_get("beats")?, first.try_get("now")?);
-        let mut sets = Vec::with_capacity(rows.len());
-        for row in &rows {
-            if row.try_get::<Option<i64>, _>("declares_id")?.is_some() {
-                sets.push(set(row)?);
-            }
-        }
-        Ok(Beat::new(beats.map(from_stored_count), first.try_get("drained")?, sets, now))
+        let beats: Option<i32> = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("beats")?;
+        Beat::read(beats.map(from_stored_count), &rows)
     }
 
     async fn declares(conn: &mut PgConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
@@ -196,17 +185,7 @@ impl InstanceStore for Postgres {
     }
 
     async fn change_times(conn: &mut PgConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-        let sql = if change.seen.is_some() { CHANGE } else { CREATE };
-        let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
-        let query = query.bind(change.slot).bind(&change.known).bind(change.new_times);
-        let query = match &change.seen {
-            None => query,
-            Some(SeenTimes { spec, zone, slot, run_slot, attempt }) => {
-                let query = query.bind(spec).bind(zone).bind(run_slot).bind(to_stored_count(*attempt));
-                query.bind(change.afresh).bind(change.run_ahead).bind(slot)
-            }
-        };
-        query.fetch_one(conn).await?.try_get(0)
+        change_times(conn, times, change).await
     }
 
     async fn rename(conn: &mut PgConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
@@ -226,68 +205,23 @@ impl InstanceStore for Postgres {
         sqlx::query(FORGET_AHEAD).bind(name.as_str()).execute(conn).await.map(drop)
     }
 
-    async fn end_instance(conn: &mut PgConnection, instance: Uuid) -> Reply<bool> {
-        Ok(sqlx::query(LEAVE).bind(instance).execute(conn).await?.rows_affected() > 0)
-    }
-
-    async fn forget_instances(conn: &mut PgConnection) -> Reply<()> {
-        sqlx::query(FORGET).execute(conn).await.map(drop)
-    }
-
-    async fn instances(conn: &mut PgConnection) -> Reply<Vec<ListedInstance>> {
-        let rows = sqlx::query(LIST).fetch_all(conn).await?;
-        rows.iter().map(instance).collect()
-    }
-
     async fn remove_schedule(conn: &mut PgConnection, name: &Key) -> Reply<bool> {
         sqlx::query(REMOVE).bind(name.as_str()).fetch_one(conn).await?.try_get(0)
     }
 }
 
-async fn rename(conn: &mut PgConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
-    let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
-    for (times, change) in [old, new] {
-        if !Postgres::change_times(conn, times, change).await? {
-            return Ok(false);
+async fn change_times(conn: &mut PgConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+    let sql = if change.seen.is_some() { CHANGE } else { CREATE };
+    let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
+    let query = query.bind(change.slot).bind(&change.known).bind(change.new_times);
+    let query = match &change.seen {
+        None => query,
+        Some(SeenTimes { spec, zone, slot, run_slot, attempt }) => {
+            let query = query.bind(spec).bind(zone).bind(run_slot).bind(to_stored_count(*attempt));
+            query.bind(change.afresh).bind(change.run_ahead).bind(slot)
         }
-    }
-    for name in [from, to] {
-        sqlx::query(LOSE).bind(name).bind(LOST).execute(&mut *conn).await?;
-    }
-    sqlx::query(INHERIT).bind(to).bind(from).execute(&mut *conn).await?;
-    pass_orders::<Postgres>(conn, from, to).await?;
-    sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
+    };
+    query.fetch_one(conn).await?.try_get(0)
 }
 
-fn set(row: &PgRow) -> Reply<DeclaredSet> {
-    Ok(DeclaredSet {
-        declares_id: row.try_get("declares_id")?,
-        present: row.try_get("present")?,
-        alive: row.try_get("alive")?,
-        counting: row.try_get("counting")?,
-        forgotten: row.try_get("forgotten")?,
-        since: row.try_get("since")?,
-        lives: row.try_get("lives")?,
-    })
-}
-
-fn past(row: &PgRow) -> Reply<(Key, Past)> {
-    let past =
-        Past { known: row.try_get("known")?, times_at: row.try_get("times_at")?, gone_at: row.try_get("gone_at")? };
-    Ok((named(row.try_get("name")?)?, past))
-}
-
-fn instance(row: &PgRow) -> Reply<ListedInstance> {
-    Ok(ListedInstance {
-        id: row.try_get("id")?,
-        label: row.try_get("label")?,
-        build: row.try_get("build")?,
-        calls: row.try_get("calls")?,
-        since: row.try_get("since")?,
-        beat_at: row.try_get("beat_at")?,
-        lives: TimeDelta::microseconds(row.try_get("lives")?),
-        beats: from_stored_count(row.try_get("beats")?),
-        declares_id: row.try_get("declares_id")?,
-        now: row.try_get("now")?,
-    })
-}
+rename!(Postgres, PgConnection);

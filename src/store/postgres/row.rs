@@ -1,6 +1,6 @@
 //! A row of the lock's table as PostgreSQL returns it, and what the statements share.
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use sqlx::{
     Connection as _, PgConnection, Postgres, Row as _,
     postgres::{PgArguments, PgRow},
@@ -8,7 +8,10 @@ use sqlx::{
 
 use crate::{
     rules::{Row, Terms},
-    store::{Reply, RowSnapshot, to_utc},
+    store::{
+        Reply, RowSnapshot,
+        stored_row::{self, StoredRow, plain_columns, snapshot},
+    },
 };
 
 /// Converts an infinite time, which another program may write, to a far one. (`least` alone would
@@ -55,6 +58,12 @@ pub(super) const ROW: &str = concat!(
 /// is kept while the table grows.
 pub(super) const FEW: &str = "(SELECT * FROM asked WHERE place = abs(place))";
 
+/// Converts a time for the tables.
+#[cfg(feature = "schedule")]
+pub(super) fn stored(time: DateTime<Utc>) -> DateTime<Utc> {
+    time
+}
+
 pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
 
 /// Waits for the end of the transaction of a statement that failed. The server reports an error
@@ -66,37 +75,23 @@ pub(super) async fn once_ended<T>(conn: &mut PgConnection, reply: Reply<T>) -> R
     reply
 }
 
+impl StoredRow for PgRow {
+    plain_columns!();
+
+    fn is(&self, column: &str) -> Reply<bool> {
+        self.try_get::<Option<bool>, _>(column).map(Option::unwrap_or_default)
+    }
+
+    fn time_or_null(&self, column: &str) -> Reply<Option<DateTime<Utc>>> {
+        self.try_get(column)
+    }
+}
+
 /// Reads the columns of `ROW`.
 pub(super) fn read(row: &PgRow, terms: &Terms) -> Reply<Row> {
-    let utc = |name| -> Reply<Option<DateTime<Utc>>> {
-        let time: Option<DateTime<Utc>> = row.try_get(name)?;
-        Ok(time.map(|time| to_utc(time, terms.offset())))
-    };
-    Ok(Row {
-        locked: row.try_get::<Option<bool>, _>("locked")?.unwrap_or_default(),
-        status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
-        begin_time: utc("begin_time")?,
-        minutes: row.try_get("minutes")?,
-        client_ip: row.try_get::<Option<String>, _>("client_ip")?.unwrap_or_default(),
-        holder: row.try_get("holder")?,
-        token: row.try_get("token")?,
-        expires_at: row.try_get("expires_at")?,
-        claimed_at: utc("claimed_at")?,
-        ended: row.try_get("ended")?,
-        awaited: row.try_get("awaited")?,
-    })
+    Ok(Row { awaited: row.is("awaited")?, ..stored_row::read(row, terms)? })
 }
 
 pub(super) fn snapshot_of(row: &PgRow) -> Reply<Option<RowSnapshot>> {
-    if row.try_get::<Option<bool>, _>("seen")?.is_none() {
-        return Ok(None);
-    }
-    Ok(Some(RowSnapshot {
-        holder: row.try_get("holder")?,
-        token: row.try_get("token")?,
-        locked: row.try_get::<Option<bool>, _>("locked")?.unwrap_or_default(),
-        stands: row.try_get("stands")?,
-        left: TimeDelta::microseconds(row.try_get("left_micros")?),
-        now: row.try_get("now")?,
-    }))
+    row.is("seen")?.then(|| snapshot(row)).transpose()
 }

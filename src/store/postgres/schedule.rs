@@ -9,7 +9,7 @@ use crate::{
     store::{
         Outcome, Reply, TooLate, not_extended,
         postgres::{
-            row::{Query, once_ended},
+            row::{Query, once_ended, stored},
             schedule_sql::{
                 CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, LAST_SUCCESSES, LATEST,
                 LIST, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE, TRIGGER,
@@ -17,8 +17,10 @@ use crate::{
         },
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedRun, ListedSchedule,
-            LostRun, Pass, Registered, RunPage, STEP, ScheduleStore, Times, from_stored_count, named, to_stored_count,
+            LostRun, Pass, Registered, RunPage, STEP, ScheduleStore, Times, named, operations, to_stored_count,
         },
+        schedule_row::{listed, run},
+        stored_row::StoredRow as _,
     },
 };
 
@@ -27,6 +29,8 @@ fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
 }
 
 impl ScheduleStore for Postgres {
+    operations!(PgConnection);
+
     async fn registered(conn: &mut PgConnection, names: &[Key]) -> Reply<Registered> {
         let names: Vec<&str> = names.iter().map(Key::as_str).collect();
         let rows = sqlx::query(REGISTERED).bind(names).fetch_all(&mut *conn).await?;
@@ -87,10 +91,6 @@ impl ScheduleStore for Postgres {
         bind_claim(HAND_BACK, claim).bind(vacant.as_uuid()).bind(HANDED_BACK).fetch_one(conn).await?.try_get(0)
     }
 
-    async fn handed_back_runs(conn: &mut PgConnection, name: &Key, slot: DateTime<Utc>) -> Reply<i64> {
-        sqlx::query(HANDED_BACK_RUNS).bind(name.as_str()).bind(slot).bind(HANDED_BACK).fetch_one(conn).await?.try_get(0)
-    }
-
     async fn pass_over(conn: &mut PgConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
         let query = bind_claim(PASS, claim).bind(pass.to).bind(&pass.times.spec).bind(&pass.times.zone).bind(pass.runs);
         let query = query.bind(to_stored_count(pass.missed)).bind(to_stored_count(pass.skipped)).bind(pass.from);
@@ -104,45 +104,9 @@ impl ScheduleStore for Postgres {
         query.bind(end.error).bind(end.output).fetch_one(conn).await?.try_get(0)
     }
 
-    async fn has_ended(
-        conn: &mut PgConnection,
-        claim: &Claim,
-        slot: DateTime<Utc>,
-        attempt: u32,
-        status: &'static str,
-    ) -> Reply<bool> {
-        let query = sqlx::query(HAS_ENDED).bind(claim.key.as_str()).bind(slot).bind(to_stored_count(attempt));
-        query.bind(claim.token.get()).bind(status).fetch_one(conn).await?.try_get(0)
-    }
-
     async fn pause(conn: &mut PgConnection, name: &Key, paused: bool) -> Reply<bool> {
         let reply = sqlx::query(PAUSE).bind(name.as_str()).bind(paused).execute(conn).await?;
         Ok(reply.rows_affected() > 0)
-    }
-
-    async fn trigger(conn: &mut PgConnection, name: &Key) -> Reply<bool> {
-        Ok(sqlx::query(TRIGGER).bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
-    }
-
-    async fn list_schedules(conn: &mut PgConnection, after: &str, limit: u32) -> Reply<Vec<ListedSchedule>> {
-        let rows = sqlx::query(LIST).bind(after).bind(i64::from(limit)).fetch_all(conn).await?;
-        rows.iter().map(listed).collect()
-    }
-
-    async fn history(conn: &mut PgConnection, name: &Key, limit: u32) -> Reply<Vec<ListedRun>> {
-        let rows = sqlx::query(HISTORY).bind(name.as_str()).bind(i64::from(limit)).fetch_all(conn).await?;
-        rows.iter().map(run).collect()
-    }
-
-    async fn latest_runs(conn: &mut PgConnection, each: u32) -> Reply<Vec<ListedRun>> {
-        let mut rows = sqlx::query(LATEST).bind(i64::from(each.saturating_sub(1))).fetch_all(&mut *conn).await?;
-        rows.extend(sqlx::query(LAST_SUCCESSES).fetch_all(conn).await?);
-        rows.iter().map(run).collect()
-    }
-
-    async fn runs_since(conn: &mut PgConnection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<ListedRun>> {
-        let rows = sqlx::query(SINCE).bind(since).bind(i64::from(limit)).fetch_all(conn).await?;
-        rows.iter().map(run).collect()
     }
 
     async fn runs(conn: &mut PgConnection, page: &RunPage) -> Reply<Vec<ListedRun>> {
@@ -165,66 +129,24 @@ fn interval(row: &PgRow, name: &str) -> Reply<Option<TimeDelta>> {
     }))
 }
 
-fn times(row: &PgRow) -> Reply<Times> {
-    Ok(Times { name: named(row.try_get("name")?)?, spec: row.try_get("spec")?, zone: row.try_get("zone")? })
-}
-
 fn claimed(row: &PgRow) -> Reply<ClaimedRow> {
-    let lost = match row.try_get("taken_over")? {
-        false => None,
-        true => Some(LostRun {
-            token: Token::new(row.try_get("prior_token")?),
-            label: row.try_get("prior_label")?,
-            begin_time: row.try_get("prior_begin")?,
-        }),
+    let lost = || -> Reply<LostRun> {
+        Ok(LostRun {
+            token: Token::new(row.number("prior_token")?),
+            label: row.text("prior_label")?,
+            begin_time: row.time("prior_begin")?,
+        })
     };
     Ok(ClaimedRow {
-        name: named(row.try_get("name")?)?,
-        token: Token::new(row.try_get("token")?),
-        slot: row.try_get("run_slot")?,
-        own: row.try_get("own")?,
-        attempt: from_stored_count(row.try_get("attempt")?),
-        missed: from_stored_count(row.try_get("missed")?),
-        lost,
-        skip: Option::zip(row.try_get("skip_since")?, row.try_get("skip_until")?),
-        stopped: row.try_get("stopped")?,
-        now: row.try_get("now")?,
-    })
-}
-
-fn listed(row: &PgRow) -> Reply<ListedSchedule> {
-    Ok(ListedSchedule {
-        times: times(row)?,
-        slot: row.try_get("slot")?,
-        due_at: row.try_get("due_at")?,
-        paused: row.try_get("paused")?,
-        paused_until: row.try_get("paused_until")?,
-        skip_until: row.try_get("skip_until")?,
-        stopped: row.try_get("stopped")?,
-        note: row.try_get("note")?,
-        triggered_at: row.try_get("triggered_at")?,
-        run_slot: row.try_get("run_slot")?,
-        attempt: from_stored_count(row.try_get("attempt")?),
-        missed: from_stored_count(row.try_get("missed")?),
-        running: row.try_get("running")?,
-        token: Token::new(row.try_get("token")?),
-        label: row.try_get("client_ip")?,
-        begin_time: row.try_get("begin_time")?,
-        now: row.try_get("now")?,
-    })
-}
-
-fn run(row: &PgRow) -> Reply<ListedRun> {
-    Ok(ListedRun {
-        name: row.try_get("name")?,
-        slot: row.try_get("slot")?,
-        attempt: from_stored_count(row.try_get("attempt")?),
-        token: Token::new(row.try_get("token")?),
-        label: row.try_get("client_ip")?,
-        begin_time: row.try_get("begin_time")?,
-        end_time: row.try_get("end_time")?,
-        status: row.try_get("status")?,
-        missed: from_stored_count(row.try_get("missed")?),
-        error: row.try_get("error")?,
+        name: named(&row.text("name")?)?,
+        token: Token::new(row.number("token")?),
+        slot: row.time("run_slot")?,
+        own: row.is("own")?,
+        attempt: row.count("attempt")?,
+        missed: row.count("missed")?,
+        lost: row.is("taken_over")?.then(lost).transpose()?,
+        skip: Option::zip(row.time_or_null("skip_since")?, row.time_or_null("skip_until")?),
+        stopped: row.is("stopped")?,
+        now: row.time("now")?,
     })
 }

@@ -9,8 +9,7 @@ macro_rules! select {
                     holder IS NOT NULL AS running, token, client_ip::text AS client_ip, clock_timestamp() AS now,
                     (SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
                     (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
-                    attempt > 0 AND EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name
-                                            AND o.until = s.run_slot) AS stopped,
+                    (SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot,
                     coalesce((SELECT d.note FROM t_resource_schedule_detail d
                               WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt AND d.token = s.token), '') AS note, ",
             finite!("slot"),
@@ -183,7 +182,7 @@ WITH ended AS (
 SELECT EXISTS (SELECT FROM ended)";
 
 pub(super) const HAS_ENDED: &str = "
-SELECT EXISTS (SELECT FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND attempt = $3 AND token = $4 AND status = $5)";
+SELECT FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND attempt = $3 AND token = $4 AND status = $5";
 
 pub(super) const PAUSE: &str = "
 UPDATE t_resource_schedule SET paused = $2, due_at = CASE WHEN paused AND NOT $2 THEN greatest(due_at, clock_timestamp()) ELSE due_at END

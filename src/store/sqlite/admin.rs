@@ -1,9 +1,9 @@
 //! Reads and changes of rows for operators.
 
-use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
+use chrono::TimeDelta;
+use sqlx::{Row as _, Sqlite, SqliteConnection};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, old_of};
+use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed, old_of};
 use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
@@ -11,17 +11,16 @@ use crate::{
     store::{
         Reply, hex,
         sqlite::{
-            row::{as_micros, json, kept, micros, now, read, time},
+            row::{as_micros, json, kept, micros, now, stored},
             write::written,
         },
-        to_utc,
     },
 };
 
 macro_rules! select {
     ($rest:literal) => {
         concat!(
-            "SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at,
+            "SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time AS minutes, client_ip, holder, token, expires_at,
                     end_time IS NOT NULL AS ended, ",
             as_micros!("begin_time"),
             " AS begin_time, ",
@@ -109,7 +108,7 @@ impl AdminStore for Sqlite {
     async fn list(conn: &mut SqliteConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
+        rows.iter().map(|row| listed(row, "key_resource", terms)).collect()
     }
 
     async fn read_range(
@@ -120,12 +119,12 @@ impl AdminStore for Sqlite {
     ) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LOOK).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
+        rows.iter().map(|row| listed(row, "key_resource", terms)).collect()
     }
 
     async fn inspect(conn: &mut SqliteConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
         let row = sqlx::query(INSPECT).bind(key.as_str()).fetch_optional(conn).await?;
-        row.map(|row| listed(&row, terms)).transpose()
+        row.map(|row| listed(&row, "key_resource", terms)).transpose()
     }
 
     async fn force(
@@ -138,10 +137,8 @@ impl AdminStore for Sqlite {
         let bound = |sql: &'static str| {
             let query = sqlx::query(sql).bind(key.as_str()).bind(status.letter()).bind(micros(terms.offset()));
             let query = query.bind(expected.map(|seen| seen.token)).bind(expected.and_then(|seen| seen.holder));
-            let time = |time: Option<DateTime<Utc>>| time.map(|time| time.timestamp_micros());
-            query
-                .bind(time(expected.and_then(|seen| seen.begin_time)))
-                .bind(time(expected.and_then(|seen| seen.end_time)))
+            let query = query.bind(expected.and_then(|seen| seen.begin_time).map(stored));
+            query.bind(expected.and_then(|seen| seen.end_time).map(stored))
         };
         if let Some(row) = written(bound(FORCE), conn).await? {
             return Ok(Forced::Freed(Token::new(row.try_get("token")?)));
@@ -171,14 +168,4 @@ impl AdminStore for Sqlite {
         let reply = bind(FORGET).bind(named).execute(conn).await?;
         Ok(Forgotten { rows: reply.rows_affected(), after })
     }
-}
-
-fn listed(row: &SqliteRow, terms: &Terms) -> Reply<Listed> {
-    let end_time = time(row, "end_time")?;
-    Ok(Listed {
-        key: row.try_get("key_resource")?,
-        row: read(row, terms)?,
-        end_time: end_time.map(|time| to_utc(time, terms.offset())),
-        now: time(row, "now")?.unwrap_or_default(),
-    })
 }

@@ -2,15 +2,15 @@
 
 use std::collections::HashSet;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use sqlx::{Row as _, SqliteConnection};
-use uuid::Uuid;
 
 use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Outcome, Reply, RowSnapshot, hex, limit_micros,
-        sqlite::row::{json, kept, listed, micros, now, read_row, time},
+        sqlite::row::{json, kept, listed, micros, now, read_row, stored},
+        stored_row::snapshot,
         unanswered, unconfirmed, unmatched,
     },
 };
@@ -117,14 +117,7 @@ async fn still_confirms(conn: &mut SqliteConnection, sql: &'static str, claim: &
 
 async fn read_snapshot(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<RowSnapshot>> {
     let Some(row) = read_row(conn, &claim.key).await? else { return Ok(None) };
-    Ok(Some(RowSnapshot {
-        holder: row.try_get::<Option<Uuid>, _>("holder")?,
-        token: row.try_get("token")?,
-        locked: row.try_get("locked")?,
-        stands: row.try_get("stands")?,
-        left: TimeDelta::microseconds(row.try_get("left_micros")?),
-        now: time(&row, "now")?.unwrap_or_default(),
-    }))
+    snapshot(&row).map(Some)
 }
 
 pub(super) async fn confirm(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Confirmed> {
@@ -165,7 +158,7 @@ pub(super) async fn change(
     let query = match change {
         Change::Renew(lease) => sqlx::query(RENEW).bind(named).bind(micros(lease)).bind(limit_micros(not_after)),
         Change::Resume { lease, seen } => {
-            let seen = seen.map(|seen| seen.timestamp_micros());
+            let seen = seen.map(stored);
             sqlx::query(RESUME).bind(named).bind(micros(lease)).bind(limit_micros(not_after)).bind(seen)
         }
         Change::Release { status, offset, .. } => {

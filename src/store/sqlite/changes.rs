@@ -1,12 +1,12 @@
 //! What operators have changed.
 
 use chrono::TimeDelta;
-use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{Sqlite, SqliteConnection};
 
 use crate::store::{
     Reply,
-    changes::{Change, ChangeStore, ListedChange},
-    sqlite::row::{micros, now, time},
+    changes::{Change, ChangeStore, ListedChange, listed_change},
+    sqlite::row::{micros, now},
 };
 
 const RECORD: &str =
@@ -25,16 +25,7 @@ impl ChangeStore for Sqlite {
 
     async fn changes(conn: &mut SqliteConnection, name: Option<&str>, limit: u32) -> Reply<Vec<ListedChange>> {
         let rows = sqlx::query(LIST).bind(name).bind(limit).fetch_all(conn).await?;
-        let change = |row: &SqliteRow| {
-            Ok(ListedChange {
-                at: time(row, "at")?.unwrap_or_default(),
-                who: row.try_get("who")?,
-                what: row.try_get("what")?,
-                name: row.try_get("name")?,
-                detail: row.try_get("detail")?,
-            })
-        };
-        rows.iter().map(change).collect()
+        rows.iter().map(listed_change).collect()
     }
 
     async fn forget_changes(conn: &mut SqliteConnection, older_than: TimeDelta) -> Reply<u64> {

@@ -17,9 +17,10 @@ use crate::{
         ClaimReply, ClaimRequest, Reply, hex, is_apart,
         sqlite::{
             judged::look,
-            row::{self, as_micros, json, listed, micros, now, read_from, time},
+            row::{as_micros, json, listed, micros, now, read_from},
             write::undo,
         },
+        stored_row::{StoredRow as _, read},
         unanswered,
     },
 };
@@ -124,8 +125,8 @@ pub(super) async fn claim(
 /// Reads the rows that were locked, by key.
 fn locked<'a>(rows: &'a [SqliteRow], terms: &Terms) -> Reply<HashMap<&'a str, ClaimReply>> {
     let seen = |row: &'a SqliteRow| {
-        let now = time(row, "now")?.unwrap_or_default();
-        Ok((row.try_get("key_resource")?, ClaimReply::Seen { row: Some(row::read(row, terms)?), now }))
+        let seen = ClaimReply::Seen { row: Some(read(row, terms)?), now: row.time("now")? };
+        Ok((row.try_get("key_resource")?, seen))
     };
     rows.iter().map(seen).collect()
 }

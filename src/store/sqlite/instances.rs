@@ -1,7 +1,6 @@
 //! The instances of schedules.
 
-use chrono::TimeDelta;
-use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{Sqlite, SqliteConnection};
 use uuid::Uuid;
 
 use crate::{
@@ -9,12 +8,13 @@ use crate::{
     store::{
         Reply,
         instances::{
-            Announcement, Beat, DeclaredSet, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, micros_of,
+            Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, micros_of,
+            operations, past, rename,
         },
         orders::pass_orders,
-        schedule::{LOST, Times, from_stored_count, named, to_stored_count},
+        schedule::{LOST, Times, from_stored_count, to_stored_count},
         sqlite::{
-            row::{json, keys, now, time},
+            row::{json, keys, now, stored},
             write::{begun, written},
         },
     },
@@ -110,17 +110,17 @@ WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10
     remember!()
 );
 
-/// Records the run of a schedule as lost, with the error ?2. It is there already if it was handed
+/// Records the run of a schedule as lost, with the error ?1. It is there already if it was handed
 /// back.
 const LOSE: &str = concat!(
     "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 SELECT name, run_slot, attempt, token, client_ip, begin_time, ",
     now!(),
-    ", 'L', missed, ?2 FROM t_resource_schedule WHERE name = ?1 AND holder IS NOT NULL ON CONFLICT DO NOTHING"
+    ", 'L', missed, ?1 FROM t_resource_schedule WHERE name = ?2 AND holder IS NOT NULL ON CONFLICT DO NOTHING"
 );
 
-/// ?1 the schedule, ?2 the one whose place it takes. A tick that was begun goes on there.
+/// ?1 the schedule whose place is taken, ?2 the one that takes it. A tick that was begun goes on there.
 const INHERIT: &str = concat!(
     "
 UPDATE t_resource_schedule AS t
@@ -128,7 +128,7 @@ SET paused = o.paused, triggered_at = o.triggered_at, token = max(t.token, o.tok
     run_slot = o.run_slot, attempt = o.attempt, missed = o.missed, client_ip = o.client_ip, begin_time = o.begin_time,
     holder = NULL, due_at = CASE WHEN o.attempt > 0 THEN o.due_at WHEN o.triggered_at IS NULL THEN t.slot ELSE ",
     now!(),
-    " END FROM t_resource_schedule AS o WHERE t.name = ?1 AND o.name = ?2"
+    " END FROM t_resource_schedule AS o WHERE o.name = ?1 AND t.name = ?2"
 );
 
 const EMPTY: &str = "
@@ -181,11 +181,7 @@ DELETE FROM t_resource_schedule_times WHERE name = ?1 AND changes() > 0"
 );
 
 impl InstanceStore for Sqlite {
-    async fn announce(conn: &mut SqliteConnection, instance: &Announcement) -> Reply<()> {
-        let query = sqlx::query(ANNOUNCE).bind(instance.id).bind(&instance.label).bind(&instance.build);
-        let query = query.bind(instance.calls).bind(micros_of(instance.lives));
-        query.bind(instance.declares_id).bind(&instance.declares).execute(conn).await.map(drop)
-    }
+    operations!(SqliteConnection);
 
     async fn beat(conn: &mut SqliteConnection, instance: Option<Uuid>) -> Reply<Beat> {
         let mut beats = None;
@@ -194,15 +190,7 @@ impl InstanceStore for Sqlite {
             beats = rows.first().copied().map(from_stored_count);
         }
         let rows = sqlx::query(SETS).bind(instance).fetch_all(conn).await?;
-        let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-        let now = time(first, "now")?.ok_or(sqlx::Error::RowNotFound)?;
-        let mut sets = Vec::with_capacity(rows.len());
-        for row in &rows {
-            if row.try_get::<Option<i64>, _>("declares_id")?.is_some() {
-                sets.push(set(row)?);
-            }
-        }
-        Ok(Beat::new(beats, first.try_get("drained")?, sets, now))
+        Beat::read(beats, &rows)
     }
 
     async fn declares(conn: &mut SqliteConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
@@ -235,19 +223,6 @@ impl InstanceStore for Sqlite {
         sqlx::query(FORGET_AHEAD).bind(name.as_str()).execute(conn).await.map(drop)
     }
 
-    async fn end_instance(conn: &mut SqliteConnection, instance: Uuid) -> Reply<bool> {
-        Ok(sqlx::query(LEAVE).bind(instance).execute(conn).await?.rows_affected() > 0)
-    }
-
-    async fn forget_instances(conn: &mut SqliteConnection) -> Reply<()> {
-        sqlx::query(FORGET).execute(conn).await.map(drop)
-    }
-
-    async fn instances(conn: &mut SqliteConnection) -> Reply<Vec<ListedInstance>> {
-        let rows = sqlx::query(LIST).fetch_all(conn).await?;
-        rows.iter().map(instance).collect()
-    }
-
     async fn remove_schedule(conn: &mut SqliteConnection, name: &Key) -> Reply<bool> {
         Ok(written(sqlx::query(REMOVE).bind(name.as_str()), conn).await?.is_some())
     }
@@ -256,61 +231,16 @@ impl InstanceStore for Sqlite {
 async fn change_times(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
     let sql = if change.seen.is_some() { CHANGE } else { CREATE };
     let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
-    let query = query.bind(change.slot.timestamp_micros()).bind(&change.known).bind(change.new_times);
+    let query = query.bind(stored(change.slot)).bind(&change.known).bind(change.new_times);
     let query = match &change.seen {
         None => query,
         Some(SeenTimes { spec, zone, slot, run_slot, attempt }) => {
-            let query = query.bind(spec).bind(zone).bind(run_slot.map(|slot| slot.timestamp_micros()));
+            let query = query.bind(spec).bind(zone).bind(run_slot.map(stored));
             let query = query.bind(to_stored_count(*attempt)).bind(change.afresh).bind(change.run_ahead);
-            query.bind(slot.timestamp_micros())
+            query.bind(stored(*slot))
         }
     };
     written(query, conn).await.map(|row| row.is_some())
 }
 
-async fn rename(conn: &mut SqliteConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
-    let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
-    for (times, change) in [old, new] {
-        if !change_times(conn, times, change).await? {
-            return Ok(false);
-        }
-    }
-    for name in [from, to] {
-        sqlx::query(LOSE).bind(name).bind(LOST).execute(&mut *conn).await?;
-    }
-    sqlx::query(INHERIT).bind(to).bind(from).execute(&mut *conn).await?;
-    pass_orders::<Sqlite>(conn, from, to).await?;
-    sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
-}
-
-fn set(row: &SqliteRow) -> Reply<DeclaredSet> {
-    Ok(DeclaredSet {
-        declares_id: row.try_get("declares_id")?,
-        present: row.try_get("present")?,
-        alive: row.try_get("alive")?,
-        counting: row.try_get("counting")?,
-        forgotten: row.try_get("forgotten")?,
-        since: time(row, "since")?.unwrap_or_default(),
-        lives: row.try_get("lives")?,
-    })
-}
-
-fn past(row: &SqliteRow) -> Reply<(Key, Past)> {
-    let past = Past { known: row.try_get("known")?, times_at: time(row, "times_at")?, gone_at: time(row, "gone_at")? };
-    Ok((named(row.try_get("name")?)?, past))
-}
-
-fn instance(row: &SqliteRow) -> Reply<ListedInstance> {
-    Ok(ListedInstance {
-        id: row.try_get("id")?,
-        label: row.try_get("label")?,
-        build: row.try_get("build")?,
-        calls: row.try_get("calls")?,
-        since: time(row, "since")?.unwrap_or_default(),
-        beat_at: time(row, "beat_at")?.unwrap_or_default(),
-        lives: TimeDelta::microseconds(row.try_get("lives")?),
-        beats: from_stored_count(row.try_get("beats")?),
-        declares_id: row.try_get("declares_id")?,
-        now: time(row, "now")?.unwrap_or_default(),
-    })
-}
+rename!(Sqlite, SqliteConnection);

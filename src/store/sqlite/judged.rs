@@ -7,13 +7,14 @@ use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, Row as _, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
-    key::{PreviousClaim, Token},
+    key::Token,
     rules::{Row, Terms, Verdict, judge},
     store::{
         ClaimReply, ClaimRequest, Reply,
         fault::{Fault, fault},
         hex, is_apart,
-        sqlite::row::{as_micros, json, kept, keys, listed, micros, now, read, read_rows, time},
+        sqlite::row::{as_micros, json, kept, keys, listed, micros, now, read_rows},
+        stored_row::{StoredRow as _, previous, read},
         unanswered,
     },
 };
@@ -81,7 +82,7 @@ struct Found {
 impl Found {
     fn read(found: &SqliteRow, request: &ClaimRequest, terms: &Terms) -> Reply<Self> {
         let row = read(found, terms)?;
-        let now = time(found, "now")?.unwrap_or_default();
+        let now = found.time("now")?;
         let verdict = match judge(Some(&row), now, request.holder, terms) {
             Verdict::Acquire => Some("acquired"),
             Verdict::Same => Some("same"),
@@ -240,10 +241,8 @@ impl Take<'_> {
 }
 
 fn granted(row: &SqliteRow) -> Reply<(String, ClaimReply)> {
-    let prior: Option<i64> = row.try_get("prior_token")?;
-    let label: Option<String> = row.try_get("prior_client_ip")?;
-    let prior = prior.map(|token| PreviousClaim { token: Token::new(token), label: label.unwrap_or_default() });
-    Ok((row.try_get("key_resource")?, ClaimReply::Granted { token: Token::new(row.try_get("token")?), prior }))
+    let granted = ClaimReply::Granted { token: Token::new(row.number("token")?), prior: previous(row)? };
+    Ok((row.text("key_resource")?, granted))
 }
 
 /// Reads the rows, and takes no lock.

@@ -1,15 +1,15 @@
 //! Orders, and the details of runs.
 
 use chrono::{DateTime, Utc};
-use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{Sqlite, SqliteConnection};
 
 use crate::{
     key::{Claim, Key},
     store::{
         Reply,
-        orders::{AttemptOf, Given, Order, OrderStore, What},
+        orders::{AttemptOf, Given, Order, OrderStore, What, given, operations},
         schedule::to_stored_count,
-        sqlite::row::{now, time},
+        sqlite::row::{now, stored},
     },
 };
 
@@ -19,7 +19,7 @@ ON CONFLICT (what, name) DO UPDATE SET since = excluded.since, until = excluded.
 
 const ORDERED: &str = "SELECT since, until, who FROM t_resource_order WHERE what = ?1 AND name = ?2";
 
-const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ?1 AND name = ?2 AND (?3 IS NULL OR until <= ?3)";
+const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ?1 AND name = ?2 AND until <= coalesce(?3, until)";
 
 /// The row of a run keeps its token. A claim that takes over compares the time since which it is
 /// due.
@@ -38,46 +38,11 @@ const WAKE: &str = concat!(
 
 const NOTE: &str = "
 INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, note)
-SELECT name, run_slot, attempt, token, ?4 FROM t_resource_schedule WHERE name = ?1 AND holder = ?2 AND token = ?3
+SELECT name, run_slot, attempt, token, ?1 FROM t_resource_schedule WHERE name = ?2 AND holder = ?3 AND token = ?4
 ON CONFLICT (name, slot, attempt) DO UPDATE SET note = excluded.note, token = excluded.token";
 
 const OUTPUT: &str = "SELECT output FROM t_resource_schedule_detail WHERE name = ?1 AND slot = ?2 AND attempt = ?3";
 
 impl OrderStore for Sqlite {
-    async fn order(conn: &mut SqliteConnection, order: &Order<'_>) -> Reply<()> {
-        let (since, until) = (order.since.timestamp_micros(), order.until.timestamp_micros());
-        let query = sqlx::query(ORDER).bind(order.what.name()).bind(order.name).bind(since).bind(until);
-        query.bind(order.who).execute(conn).await.map(drop)
-    }
-
-    async fn ordered(conn: &mut SqliteConnection, what: What, name: &str) -> Reply<Option<Given>> {
-        let row = sqlx::query(ORDERED).bind(what.name()).bind(name).fetch_optional(conn).await?;
-        let at = |row: &SqliteRow, name| time(row, name).map(Option::unwrap_or_default);
-        let given = |row| Ok(Given { since: at(&row, "since")?, until: at(&row, "until")?, who: row.try_get("who")? });
-        row.map(given).transpose()
-    }
-
-    async fn cancel(conn: &mut SqliteConnection, what: What, name: &str, by: Option<DateTime<Utc>>) -> Reply<bool> {
-        let query = sqlx::query(CANCEL).bind(what.name()).bind(name).bind(by.map(|by| by.timestamp_micros()));
-        Ok(query.execute(conn).await?.rows_affected() > 0)
-    }
-
-    async fn latch(conn: &mut SqliteConnection, name: &Key, slot: DateTime<Utc>, attempt: u32) -> Reply<bool> {
-        let query = sqlx::query(LATCH).bind(name.as_str()).bind(slot.timestamp_micros());
-        Ok(query.bind(to_stored_count(attempt)).execute(conn).await?.rows_affected() > 0)
-    }
-
-    async fn wake(conn: &mut SqliteConnection, name: &Key) -> Reply<()> {
-        sqlx::query(WAKE).bind(name.as_str()).execute(conn).await.map(drop)
-    }
-
-    async fn set_note(conn: &mut SqliteConnection, claim: &Claim, note: &str) -> Reply<()> {
-        let query = sqlx::query(NOTE).bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get());
-        query.bind(note).execute(conn).await.map(drop)
-    }
-
-    async fn output(conn: &mut SqliteConnection, of: &AttemptOf<'_>) -> Reply<Option<Vec<u8>>> {
-        let query = sqlx::query_scalar(OUTPUT).bind(of.name.as_str()).bind(of.slot.timestamp_micros());
-        Ok(query.bind(to_stored_count(of.attempt)).fetch_optional(conn).await?.flatten())
-    }
+    operations!(SqliteConnection);
 }

@@ -8,8 +8,10 @@ use sqlx::{
 
 use crate::{
     key::Key,
-    rules::{Row, Terms},
-    store::{Reply, hex, to_utc},
+    store::{
+        Reply, hex,
+        stored_row::{StoredRow, plain_columns},
+    },
 };
 
 /// The database's clock.
@@ -58,7 +60,7 @@ macro_rules! read_from {
     ($source:expr) => {
         concat!(
     "
-SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time, client_ip, holder, token, expires_at, prior_token, prior_client_ip,
+SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time AS minutes, client_ip, holder, token, expires_at, prior_token, prior_client_ip,
        end_time IS NOT NULL AS ended, COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS stands, ",
     as_micros!("begin_time"),
     " AS begin_time, ",
@@ -101,32 +103,31 @@ pub(super) async fn read_row(conn: &mut SqliteConnection, key: &Key) -> Reply<Op
     sqlx::query(read_from!("t_resource_lock WHERE key_resource = ?1")).bind(key.as_str()).fetch_optional(conn).await
 }
 
-pub(super) fn read(row: &SqliteRow, terms: &Terms) -> Reply<Row> {
-    let utc = |name| -> Reply<Option<DateTime<Utc>>> { Ok(time(row, name)?.map(|time| to_utc(time, terms.offset()))) };
-    Ok(Row {
-        locked: row.try_get("locked")?,
-        status: row.try_get::<Option<String>, _>("status")?.unwrap_or_default(),
-        begin_time: utc("begin_time")?,
-        minutes: row.try_get("time")?,
-        client_ip: row.try_get::<Option<String>, _>("client_ip")?.unwrap_or_default(),
-        holder: row.try_get("holder")?,
-        token: row.try_get("token")?,
-        expires_at: time(row, "expires_at")?,
-        claimed_at: utc("claimed_at")?,
-        ended: row.try_get("ended")?,
-        awaited: false,
-    })
+impl StoredRow for SqliteRow {
+    plain_columns!();
+
+    fn is(&self, column: &str) -> Reply<bool> {
+        self.try_get::<Option<bool>, _>(column).map(Option::unwrap_or_default)
+    }
+
+    fn time_or_null(&self, column: &str) -> Reply<Option<DateTime<Utc>>> {
+        Ok(self.number_or_null(column)?.map(to_time))
+    }
 }
 
-pub(super) fn time(row: &SqliteRow, name: &str) -> Reply<Option<DateTime<Utc>>> {
-    let beyond = |micros: i64| if micros > 0 { DateTime::<Utc>::MAX_UTC } else { DateTime::<Utc>::MIN_UTC };
-    let micros: Option<i64> = row.try_get(name)?;
-    Ok(micros.map(|micros| DateTime::from_timestamp_micros(micros).unwrap_or_else(|| beyond(micros))))
+/// Converts microseconds since 1970. A time beyond the calendar's range is its first or last one.
+fn to_time(micros: i64) -> DateTime<Utc> {
+    let beyond = if micros > 0 { DateTime::<Utc>::MAX_UTC } else { DateTime::<Utc>::MIN_UTC };
+    DateTime::from_timestamp_micros(micros).unwrap_or(beyond)
 }
 
 pub(super) async fn read_now(conn: &mut SqliteConnection) -> Reply<DateTime<Utc>> {
-    let row = sqlx::query(concat!("SELECT ", now!(), " AS now")).fetch_one(conn).await?;
-    Ok(time(&row, "now")?.unwrap_or_default())
+    sqlx::query(concat!("SELECT ", now!(), " AS now")).fetch_one(conn).await?.time("now")
+}
+
+/// Converts a time for the tables.
+pub(super) fn stored(time: DateTime<Utc>) -> i64 {
+    time.timestamp_micros()
 }
 
 pub(super) fn micros(time: TimeDelta) -> i64 {

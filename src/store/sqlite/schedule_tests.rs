@@ -10,8 +10,9 @@ use crate::{
         Reply,
         instances::{InstanceStore as _, SeenTimes, TimesChange},
         schedule::{DueReply, DueRequest, End, Known, Pass, ScheduleStore as _, Times},
+        schedule_seen::Seen,
         schema::{Part, Schema, SchemaStore as _},
-        sqlite::schedule::{Seen, look, take},
+        sqlite::schedule::{look, take},
     },
 };
 

@@ -1,0 +1,52 @@
+//! Rows of schedules and of their history.
+
+use crate::{
+    key::Token,
+    store::{
+        Reply,
+        schedule::{ListedRun, ListedSchedule, Times, named},
+        stored_row::StoredRow,
+    },
+};
+
+pub fn times(row: &impl StoredRow) -> Reply<Times> {
+    Ok(Times { name: named(&row.text("name")?)?, spec: row.text("spec")?, zone: row.text("zone")? })
+}
+
+pub fn listed(row: &impl StoredRow) -> Reply<ListedSchedule> {
+    let (attempt, run_slot) = (row.count("attempt")?, row.time_or_null("run_slot")?);
+    Ok(ListedSchedule {
+        times: times(row)?,
+        slot: row.time("slot")?,
+        due_at: row.time("due_at")?,
+        paused: row.is("paused")?,
+        paused_until: row.time_or_null("paused_until")?,
+        skip_until: row.time_or_null("skip_until")?,
+        stopped: attempt > 0 && run_slot.is_some() && row.time_or_null("stop_slot")? == run_slot,
+        note: row.text("note")?,
+        triggered_at: row.time_or_null("triggered_at")?,
+        run_slot,
+        attempt,
+        missed: row.count("missed")?,
+        running: row.is("running")?,
+        token: Token::new(row.number("token")?),
+        label: row.text("client_ip")?,
+        begin_time: row.time_or_null("begin_time")?,
+        now: row.time("now")?,
+    })
+}
+
+pub fn run(row: &impl StoredRow) -> Reply<ListedRun> {
+    Ok(ListedRun {
+        name: row.text("name")?,
+        slot: row.time("slot")?,
+        attempt: row.count("attempt")?,
+        token: Token::new(row.number("token")?),
+        label: row.text("client_ip")?,
+        begin_time: row.time("begin_time")?,
+        end_time: row.time("end_time")?,
+        status: row.text("status")?,
+        missed: row.count("missed")?,
+        error: row.text_or_null("error")?,
+    })
+}
