@@ -12,9 +12,10 @@ use crate::{
     key::{Claim, Holder, Key},
     lease::lock::LeaseLock,
     pacing,
-    schedule::spec::Schedule,
+    schedule::{ends::Ends, spec::Schedule},
     schema::schema,
     session::{
+        queue::Queue,
         sessions::Sessions,
         threads,
         time::Instant,
@@ -65,6 +66,9 @@ pub struct Core<DB: Database> {
     /// The build of the application, for display.
     pub build: String,
     pub renewals: Sessions<DB>,
+    /// Ends runs, and does so on the sessions that renew.
+    pub ends: Arc<Queue<DB, Ends>>,
+    pub last_ends: Arc<Queue<DB, Ends>>,
     /// Takes the keys of schedules that share one with other programs.
     pub lock: Option<LeaseLock<DB>>,
     /// The application has set the terms of that lock.

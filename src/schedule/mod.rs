@@ -22,6 +22,7 @@ pub mod declared;
 #[cfg(test)]
 mod deploys_tests;
 mod end;
+mod ends;
 mod for_test;
 mod hash;
 pub mod info;

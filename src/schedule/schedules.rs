@@ -10,6 +10,7 @@ use std::{
 use chrono::TimeDelta;
 use sqlx::Pool;
 use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
 
 use crate::{
     error::Error,
@@ -21,6 +22,7 @@ use crate::{
     rules::Rules,
     schedule::{
         core::Core,
+        ends::Ends,
         instances::Declared,
         presence::Presence,
         run::{self, Job},
@@ -29,6 +31,7 @@ use crate::{
         tick::Tick,
     },
     session::{
+        queue::Queue,
         sessions::{Purpose, Sessions},
         threads,
     },
@@ -363,7 +366,11 @@ impl<DB: Database> Schedules<DB> {
     }
 
     fn core_with(&self, lock: Option<LeaseLock<DB>>) -> Arc<Core<DB>> {
+        let renewals = self.requests.with_purpose(Purpose::Renewals);
+        let ends = |sessions: &Sessions<DB>| Queue::new(Ends, sessions.clone(), TaskTracker::new(), true);
         Arc::new(Core {
+            ends: ends(&self.requests),
+            last_ends: ends(&renewals),
             requests: self.requests.clone(),
             label: self.label.clone(),
             default_lease: self.lease,
@@ -372,7 +379,7 @@ impl<DB: Database> Schedules<DB> {
             max_concurrent_runs: self.max_concurrent_runs,
             max_runs: self.max_runs.clone(),
             build: self.build.clone(),
-            renewals: self.requests.with_purpose(Purpose::Renewals),
+            renewals,
             lock,
             has_terms: self.lock.is_some(),
         })

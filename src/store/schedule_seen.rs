@@ -1,15 +1,17 @@
 //! The claim of what is due, for databases that look first, and then claim the rows that they have
 //! seen, the earliest first.
 
+use std::{collections::BTreeMap, future::Future};
+
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
     key::{Key, Token},
     store::{
-        Reply,
+        Reply, TooLate,
         fault::said,
         is_undone,
-        schedule::{ClaimedRow, DueReply, DueRequest, LostRun, Times},
+        schedule::{ClaimedRow, DueReply, DueRequest, LostRun, ScheduleStore, Times},
         schedule_row::times,
         stored_row::StoredRow,
     },
@@ -112,6 +114,103 @@ pub fn lost_run(row: &impl StoredRow) -> Reply<LostRun> {
     })
 }
 
+/// The statements of a claim, for databases that look first.
+pub trait SeenStore: ScheduleStore {
+    /// Reads the schedules that the holder has already.
+    fn held(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<Vec<ClaimedRow>>> + Send;
+
+    /// Reads the known schedules that are due first, `more` than are wanted, and the first one that
+    /// is not.
+    fn look_for_due(
+        conn: &mut Self::Connection,
+        ask: &DueRequest<'_>,
+        more: usize,
+    ) -> impl Future<Output = Reply<Vec<Seen>>> + Send;
+
+    /// Claims those rows that are as they were seen, and under which nothing ran, for this lease.
+    /// Returns for each whether it was claimed. An error that is undone has claimed none.
+    fn take_free(
+        conn: &mut Self::Connection,
+        ask: &DueRequest<'_>,
+        rows: &[&Seen],
+        lease: TimeDelta,
+    ) -> impl Future<Output = Reply<Vec<bool>>> + Send;
+
+    /// Claims a row whose run was lost, if it is as it was seen, and records that in the same
+    /// transaction.
+    fn take_over(
+        conn: &mut Self::Connection,
+        ask: &DueRequest<'_>,
+        seen: &Seen,
+    ) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Reads the database's clock.
+    fn now(conn: &mut Self::Connection) -> impl Future<Output = Reply<DateTime<Utc>>> + Send;
+}
+
+/// Claims the earliest of what is due, up to as many as are asked for.
+pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueRequest<'_>) -> Reply<DueReply> {
+    let held = if ask.resent { DB::held(conn, ask).await? } else { Vec::new() };
+    let mut reply = DueReply { claimed: held, next_in: None, too_late: None };
+    let mut free = Vec::new();
+    for seen in DB::look_for_due(conn, ask, reply.claimed.len()).await? {
+        if reply.claimed.iter().any(|row| row.name == seen.times.name) {
+            continue;
+        }
+        if !reply.wants(&seen, ask.most, free.len()) {
+            break;
+        }
+        if !seen.running {
+            free.push(seen);
+        } else if !reply.add(&seen, DB::take_over(conn, ask, &seen).await)? {
+            return Ok(reply);
+        }
+    }
+    take_all::<DB>(conn, ask, &free, &mut reply).await?;
+    if ask.not_after.is_some() && reply.claims_nothing() {
+        reply.too_late = TooLate::at(DB::now(conn).await?, ask.not_after);
+    }
+    Ok(reply)
+}
+
+/// Claims rows under which nothing runs, those with one lease together.
+async fn take_all<DB: SeenStore>(
+    conn: &mut DB::Connection,
+    ask: &DueRequest<'_>,
+    free: &[Seen],
+    reply: &mut DueReply,
+) -> Reply<()> {
+    let mut by_lease: BTreeMap<TimeDelta, Vec<&Seen>> = BTreeMap::new();
+    for seen in free {
+        by_lease.entry(ask.lease_of(&seen.times.name)).or_default().push(seen);
+    }
+    for (lease, rows) in by_lease {
+        match DB::take_free(conn, ask, &rows, lease).await {
+            Ok(taken) => {
+                for (seen, taken) in rows.iter().zip(taken) {
+                    reply.add(seen, Ok(taken))?;
+                }
+            }
+            // A trigger may refuse one of them.
+            Err(error) if rows.len() > 1 && is_undone(&error) => {
+                for seen in rows {
+                    let taken = DB::take_free(conn, ask, &[seen], lease).await;
+                    if !reply.add(seen, taken.map(|taken| taken == [true]))? {
+                        return Ok(());
+                    }
+                }
+            }
+            Err(error) => {
+                let Some(seen) = rows.first() else { return Err(error) };
+                if !reply.add(seen, Err(error))? {
+                    return Ok(());
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 impl DueRequest<'_> {
     /// Returns the lease of a schedule that was found by its times.
     pub fn lease_of(&self, name: &Key) -> TimeDelta {
@@ -120,19 +219,10 @@ impl DueRequest<'_> {
 }
 
 impl DueReply {
-    pub fn nothing() -> Self {
-        Self { claimed: Vec::new(), next_in: None, too_late: None }
-    }
-
-    /// Returns whether the reply has this schedule already.
-    pub fn has(&self, name: &Key) -> bool {
-        self.claimed.iter().any(|row| row.name == *name)
-    }
-
-    /// Returns whether a row that is due in `left` is to be claimed, besides as many others.
-    /// Otherwise it is the next one.
-    pub fn wants(&mut self, left: TimeDelta, most: u32, others: usize) -> bool {
-        let claimed = u32::try_from(self.claimed.len() + others);
+    /// Returns whether a row is to be claimed, besides as many others. Otherwise it is the next
+    /// one.
+    fn wants(&mut self, seen: &Seen, most: u32, others: usize) -> bool {
+        let (left, claimed) = (seen.left(), u32::try_from(self.claimed.len() + others));
         let wants = left <= TimeDelta::zero() && claimed.is_ok_and(|claimed| claimed < most);
         if !wants {
             self.next_in = Some(self.next_in.map_or(left, |next| next.min(left)));
@@ -140,16 +230,16 @@ impl DueReply {
         wants
     }
 
-    /// Adds the reply to the claim of a row that is due in `left`. Returns whether to go on.
-    pub fn add(&mut self, left: TimeDelta, reply: Reply<Option<ClaimedRow>>) -> Reply<bool> {
-        match reply {
-            Ok(Some(claimed)) => self.claimed.push(claimed),
-            Ok(None) => self.next_in = Some(left),
+    /// Adds the reply to the claim of a row. Returns whether to go on.
+    fn add(&mut self, seen: &Seen, taken: Reply<bool>) -> Reply<bool> {
+        match taken {
+            Ok(true) => self.claimed.push(seen.claimed()),
+            Ok(false) => self.next_in = Some(seen.left()),
             // Those before were granted, and are run.
             Err(error) if !self.claimed.is_empty() && is_undone(&error) => {
                 let error = said(&error);
                 tracing::warn!(error, "a schedule could not be claimed; trying again");
-                self.next_in = Some(left);
+                self.next_in = Some(seen.left());
                 return Ok(false);
             }
             Err(error) => return Err(error),

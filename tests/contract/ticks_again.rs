@@ -1,12 +1,12 @@
 //! What could run a tick once more, or before its time: ends that cannot be recorded as they are,
 //! claims that are undone, and times that are replaced between attempts.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::{Error, Schedule, Tick, jobs::TickOutcome};
 use tokio::{
-    sync::mpsc,
+    sync::{Barrier, mpsc},
     time::{sleep, timeout},
 };
 
@@ -18,6 +18,7 @@ harness::tests!(
         other_times_have_no_slot_before_the_last_run,
         work_that_ends_while_it_is_stopped_has_ended,
         an_error_of_any_characters_is_recorded,
+        an_end_that_is_refused_holds_up_no_other,
         the_causes_of_an_error_are_recorded,
         work_that_panics_before_it_begins_fails,
         a_run_that_is_lost_after_it_could_not_finish_is_cancelled
@@ -195,5 +196,43 @@ async fn a_locked_schedule_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(told(&db, "second").await, "");
     other.rollback().await.unwrap();
     eventually("it is run", || async { told(&db, "second").await == "S1" }).await;
+    assert!(running.shutdown(PATIENCE).await);
+}
+
+/// Runs end at one moment, and are recorded together. The database refuses the record of one.
+async fn an_end_that_is_refused_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+    let names: Vec<String> = (0..20).map(|number| format!("k{number}")).collect();
+    let all_run = Arc::new(Barrier::new(names.len()));
+    let mut schedules = instance(&db, "one").lease(Duration::from_secs(3600)).max_concurrent_runs(20);
+    for name in &names {
+        let all_run = all_run.clone();
+        let work = move |_| {
+            let all_run = all_run.clone();
+            async move {
+                all_run.wait().await;
+                Never::Ok(())
+            }
+        };
+        schedules = schedules.on(due(&db, name).await, work);
+    }
+    let refuse = match db.server.name {
+        "sqlite" => "WHEN NEW.name = 'k7' BEGIN SELECT RAISE(ABORT, 'refused'); END",
+        "postgres" => "FOR EACH ROW WHEN (NEW.name = 'k7') EXECUTE FUNCTION refuse()",
+        _ => "FOR EACH ROW IF NEW.name = 'k7' THEN SIGNAL SQLSTATE '45000'; END IF",
+    };
+    if db.server.name == "postgres" {
+        let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$";
+        db.execute(refuse).await;
+    }
+    db.execute(&format!("CREATE TRIGGER refuse BEFORE INSERT ON t_resource_schedule_run {refuse}")).await;
+    let running = schedules.start().await.unwrap();
+    for name in names.iter().filter(|name| *name != "k7") {
+        eventually(name, || async { told(&db, name).await == "S1" }).await;
+    }
+    let refused = info(&db, "k7").await;
+    assert!(refused.running && told(&db, "k7").await.is_empty(), "{refused:?}");
+    let of = if db.server.name == "postgres" { " ON t_resource_schedule_run" } else { "" };
+    db.execute(&format!("DROP TRIGGER refuse{of}")).await;
+    eventually("it is recorded", || async { told(&db, "k7").await == "S1" }).await;
     assert!(running.shutdown(PATIENCE).await);
 }

@@ -9,7 +9,6 @@ use crate::{
         Outcome, Reply, limit_micros,
         mysql::{
             row::{Query, marks, micros, settle, stored},
-            schedule_due::claim_due,
             schedule_sql::{
                 COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST,
                 LEFT, LIST, MAY_BE_HELD, MORE, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
@@ -22,6 +21,7 @@ use crate::{
             RunPage, STEP, ScheduleStore, operations, to_stored_count,
         },
         schedule_row::{listed, run},
+        schedule_seen::claim_due,
     },
 };
 
@@ -46,7 +46,7 @@ impl ScheduleStore for MySql {
     }
 
     async fn claim_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
-        claim_due(conn, ask).await
+        claim_due::<Self>(conn, ask).await
     }
 
     async fn put_back(conn: &mut MySqlConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<()> {
@@ -95,7 +95,7 @@ impl ScheduleStore for MySql {
         settle(conn, passed).await
     }
 
-    async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
+    async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End, within: bool) -> Reply<bool> {
         if within {
             return end_run(conn, claim, end).await;
         }
@@ -172,7 +172,7 @@ async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -
     Ok(true)
 }
 
-async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
+async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End) -> Reply<bool> {
     let (spec, zone, slot) = (&end.times.spec, &end.times.zone, stored(end.slot));
     let next = end.next.map(stored);
     let query = sqlx::query(END.as_str()).bind(next).bind(micros(end.pause));
@@ -182,9 +182,9 @@ async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Re
         return Ok(false);
     }
     let query = sqlx::query(RECORD_ENDED).bind(slot).bind(to_stored_count(end.attempt)).bind(end.status);
-    let query = query.bind(to_stored_count(end.missed)).bind(end.error);
+    let query = query.bind(to_stored_count(end.missed)).bind(end.error.as_deref());
     query.bind(claim.key.as_str()).bind(claim.token.get()).execute(&mut *conn).await?;
-    if let Some(output) = end.output {
+    if let Some(output) = end.output.as_deref() {
         let query = sqlx::query(KEEP).bind(claim.key.as_str()).bind(slot).bind(to_stored_count(end.attempt));
         query.bind(claim.token.get()).bind(output).execute(conn).await?;
     }

@@ -1,171 +1,109 @@
 //! The claim of what is due: a look, and a compare-and-set of the whole of what was seen.
 
-use std::collections::BTreeMap;
-
-use chrono::{NaiveDateTime, TimeDelta};
-use sqlx::{AssertSqlSafe, MySqlConnection, mysql::MySqlRow};
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection};
 use uuid::Uuid;
 
 use crate::store::{
-    Reply, TooLate, is_undone, limit_micros,
+    Reply, limit_micros,
     mysql::{
         row::{Query, marks, micros, padded, settle, stored},
         schedule_sql::{COLUMNS, LOOK, LOST_RUN, RECORD_LOST, claim_statement},
     },
-    schedule::{ClaimedRow, DueReply, DueRequest, Known, LOST, to_stored_count},
-    schedule_seen::{Seen, lost_run},
+    schedule::{ClaimedRow, DueRequest, Known, LOST, to_stored_count},
+    schedule_seen::{Seen, SeenStore, lost_run},
+    stored_row::StoredRow as _,
     unanswered,
 };
 
-/// Claims the earliest of what is due, up to as many as are asked for.
-pub(super) async fn claim_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
-    let mut reply = DueReply::nothing();
-    if ask.resent {
-        reply.claimed = held(conn, ask).await?;
-    }
-    let mut free = Vec::new();
-    for row in look(conn, ask, reply.claimed.len()).await? {
-        let seen = Seen::read(&row)?;
-        if reply.has(&seen.times.name) {
-            continue;
+impl SeenStore for MySql {
+    async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<ClaimedRow>> {
+        if ask.known.is_empty() {
+            return Ok(Vec::new());
         }
-        if !reply.wants(seen.left(), ask.most, free.len()) {
-            break;
+        let names = marks("?", ask.known.len());
+        let sql = format!("SELECT {COLUMNS} FROM t_resource_schedule s WHERE holder = ? AND name IN ({names})");
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(*ask.holder.as_uuid());
+        let query = ask.known.iter().fold(query, |query, known| query.bind(known.times.name.as_str()));
+        let mut claimed = Vec::new();
+        for row in query.fetch_all(&mut *conn).await? {
+            let seen = Seen::read(&row)?;
+            let query = sqlx::query(LOST_RUN)
+                .bind(seen.times.name.as_str())
+                .bind(seen.run_slot.map(stored))
+                .bind(to_stored_count(seen.attempt) - 1);
+            let lost = query.fetch_optional(&mut *conn).await?.map(|run| lost_run(&run)).transpose()?;
+            claimed.push(seen.held(lost, seen.began()));
         }
-        if !seen.running {
-            free.push(seen);
-        } else if !reply.add(seen.left(), take_over(conn, ask, &seen).await)? {
-            return Ok(reply);
+        Ok(claimed)
+    }
+
+    async fn look_for_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<Seen>> {
+        if ask.known.is_empty() {
+            return Ok(Vec::new());
         }
+        let known = marks("(?, ?, ?)", ask.known.len());
+        let limit = u64::from(ask.most) + 1 + more as u64;
+        let query = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
+        let bind = |query: Query<'static>, Known { times, .. }: &Known| {
+            query.bind(times.name.as_str().to_owned()).bind(times.spec.clone()).bind(times.zone.clone())
+        };
+        let rows = ask.known.iter().fold(query, bind).bind(limit).fetch_all(conn).await?;
+        rows.iter().map(Seen::read).collect()
     }
-    take_free(conn, ask, &free, &mut reply).await?;
-    if ask.not_after.is_some() && reply.claims_nothing() {
-        let now: NaiveDateTime = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
-        reply.too_late = TooLate::at(now.and_utc(), ask.not_after);
-    }
-    Ok(reply)
-}
 
-/// Reads the schedules that the holder has already.
-async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<ClaimedRow>> {
-    if ask.known.is_empty() {
-        return Ok(Vec::new());
-    }
-    let names = marks("?", ask.known.len());
-    let sql = format!("SELECT {COLUMNS} FROM t_resource_schedule s WHERE holder = ? AND name IN ({names})");
-    let query = sqlx::query(AssertSqlSafe(sql)).bind(*ask.holder.as_uuid());
-    let query = ask.known.iter().fold(query, |query, known| query.bind(known.times.name.as_str()));
-    let mut claimed = Vec::new();
-    for row in query.fetch_all(&mut *conn).await? {
-        let seen = Seen::read(&row)?;
-        let query = sqlx::query(LOST_RUN)
-            .bind(seen.times.name.as_str())
-            .bind(seen.run_slot.map(stored))
-            .bind(to_stored_count(seen.attempt) - 1);
-        let lost = query.fetch_optional(&mut *conn).await?.map(|run| lost_run(&run)).transpose()?;
-        claimed.push(seen.held(lost, seen.began()));
-    }
-    Ok(claimed)
-}
-
-/// Reads the known schedules that are due first, `more` than are wanted, and the first one that is
-/// not.
-async fn look(conn: &mut MySqlConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<MySqlRow>> {
-    if ask.known.is_empty() {
-        return Ok(Vec::new());
-    }
-    let known = marks("(?, ?, ?)", ask.known.len());
-    let limit = u64::from(ask.most) + 1 + more as u64;
-    let query = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
-    let bind = |query: Query<'static>, Known { times, .. }: &Known| {
-        query.bind(times.name.as_str().to_owned()).bind(times.spec.clone()).bind(times.zone.clone())
-    };
-    ask.known.iter().fold(query, bind).bind(limit).fetch_all(conn).await
-}
-
-/// Claims rows under which nothing runs, those with one lease in one statement.
-async fn take_free(conn: &mut MySqlConnection, ask: &DueRequest<'_>, free: &[Seen], reply: &mut DueReply) -> Reply<()> {
-    let mut by_lease: BTreeMap<TimeDelta, Vec<&Seen>> = BTreeMap::new();
-    for seen in free {
-        by_lease.entry(ask.lease_of(&seen.times.name)).or_default().push(seen);
-    }
-    for (lease, rows) in by_lease {
-        match take_rows(conn, ask, &rows, lease).await {
-            Ok(taken) => {
-                for (seen, taken) in rows.iter().zip(taken) {
-                    reply.add(seen.left(), Ok(taken.then(|| seen.claimed())))?;
-                }
-            }
-            // A trigger may refuse one of them.
-            Err(error) if rows.len() > 1 && is_undone(&error) => {
-                for seen in rows {
-                    let taken = take_rows(conn, ask, &[seen], lease).await;
-                    if !reply.add(seen.left(), taken.map(|taken| (taken == [true]).then(|| seen.claimed())))? {
-                        return Ok(());
-                    }
-                }
-            }
-            Err(error) => {
-                let left = rows.first().map_or(TimeDelta::zero(), |seen| seen.left());
-                if !reply.add(left, Err(error))? {
-                    return Ok(());
-                }
-            }
+    async fn take_free(
+        conn: &mut MySqlConnection,
+        ask: &DueRequest<'_>,
+        rows: &[&Seen],
+        lease: TimeDelta,
+    ) -> Reply<Vec<bool>> {
+        // The runs begin at the time by which they were decided.
+        let Some(now) = rows.first().map(|seen| seen.now) else { return Ok(Vec::new()) };
+        let named = padded(rows);
+        let mut query = sqlx::query(AssertSqlSafe(claim_statement(named.len())));
+        for seen in named {
+            query = query.bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
+            query = query
+                .bind(seen.token)
+                .bind(stored(seen.slot))
+                .bind(to_stored_count(seen.attempt))
+                .bind(stored(seen.due_at));
         }
+        let holder: Uuid = *ask.holder.as_uuid();
+        let query = query.bind(holder).bind(ask.label).bind(stored(now)).bind(now.timestamp_micros());
+        let query = query.bind(micros(lease)).bind(limit_micros(ask.not_after));
+        let taken = query.execute(&mut *conn).await?.rows_affected();
+        if taken == 0 || taken == rows.len() as u64 {
+            return Ok(vec![taken > 0; rows.len()]);
+        }
+        let names = marks("?", rows.len());
+        let sql = format!("SELECT name, token FROM t_resource_schedule WHERE holder = ? AND name IN ({names})");
+        let query = sqlx::query_as(AssertSqlSafe(sql)).bind(holder);
+        let query = rows.iter().fold(query, |query, seen| query.bind(seen.times.name.as_str()));
+        // Without the names, nothing is known of what was claimed.
+        let held: Vec<(Vec<u8>, i64)> = query.fetch_all(conn).await.map_err(unanswered)?;
+        let is_held = |seen: &&Seen| held.contains(&(seen.times.name.as_str().into(), seen.next_token()));
+        Ok(rows.iter().map(is_held).collect())
     }
-    Ok(())
-}
 
-/// Claims the rows that still are as they were seen. Returns for each whether it was claimed.
-async fn take_rows(
-    conn: &mut MySqlConnection,
-    ask: &DueRequest<'_>,
-    rows: &[&Seen],
-    lease: TimeDelta,
-) -> Reply<Vec<bool>> {
-    // The runs begin at the time by which they were decided.
-    let Some(now) = rows.first().map(|seen| seen.now) else { return Ok(Vec::new()) };
-    let named = padded(rows);
-    let mut query = sqlx::query(AssertSqlSafe(claim_statement(named.len())));
-    for seen in named {
-        query = query.bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
-        query = query
-            .bind(seen.token)
-            .bind(stored(seen.slot))
-            .bind(to_stored_count(seen.attempt))
-            .bind(stored(seen.due_at));
+    async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<bool> {
+        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
+        let taken = take_lost(conn, ask, seen).await;
+        settle(conn, taken).await
     }
-    let holder: Uuid = *ask.holder.as_uuid();
-    let query = query.bind(holder).bind(ask.label).bind(stored(now)).bind(now.timestamp_micros());
-    let query = query.bind(micros(lease)).bind(limit_micros(ask.not_after));
-    let taken = query.execute(&mut *conn).await?.rows_affected();
-    if taken == 0 || taken == rows.len() as u64 {
-        return Ok(vec![taken > 0; rows.len()]);
-    }
-    let names = marks("?", rows.len());
-    let sql = format!("SELECT name, token FROM t_resource_schedule WHERE holder = ? AND name IN ({names})");
-    let query = sqlx::query_as(AssertSqlSafe(sql)).bind(holder);
-    let query = rows.iter().fold(query, |query, seen| query.bind(seen.times.name.as_str()));
-    // Without the names, nothing is known of what was claimed.
-    let held: Vec<(Vec<u8>, i64)> = query.fetch_all(conn).await.map_err(unanswered)?;
-    let is_held = |seen: &&Seen| held.contains(&(seen.times.name.as_str().into(), seen.next_token()));
-    Ok(rows.iter().map(is_held).collect())
-}
 
-/// Claims a row whose run was lost, and records that in the same transaction.
-async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<Option<ClaimedRow>> {
-    sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-    let taken = take_lost(conn, ask, seen).await;
-    Ok(settle(conn, taken).await?.then(|| seen.claimed()))
+    async fn now(conn: &mut MySqlConnection) -> Reply<DateTime<Utc>> {
+        sqlx::query("SELECT UTC_TIMESTAMP(6) AS now").fetch_one(conn).await?.time("now")
+    }
 }
 
 async fn take_lost(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<bool> {
-    if take_rows(conn, ask, &[seen], ask.lease_of(&seen.times.name)).await? != [true] {
+    if MySql::take_free(conn, ask, &[seen], ask.lease_of(&seen.times.name)).await? != [true] {
         return Ok(false);
     }
     let query = sqlx::query(RECORD_LOST).bind(seen.times.name.as_str()).bind(stored(seen.to_run()));
     let query = query.bind(to_stored_count(seen.attempt)).bind(seen.token).bind(&seen.label);
     let query = query.bind(stored(seen.began())).bind(to_stored_count(seen.missed)).bind(LOST);
-    query.execute(conn).await?;
-    Ok(true)
+    query.execute(conn).await.map(|_| true)
 }

@@ -8,13 +8,13 @@ use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use crate::{
     key::{Claim, Holder, Key},
     store::{
-        Outcome, Reply, TooLate, hex, limit_micros, not_extended,
+        Outcome, Reply, hex, limit_micros, not_extended,
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedRun,
             ListedSchedule, Pass, Registered, RunPage, STEP, ScheduleStore, operations, to_stored_count,
         },
         schedule_row::{listed, run},
-        schedule_seen::{Seen, lost_run},
+        schedule_seen::{Seen, SeenStore, claim_due, lost_run},
         sqlite::{
             row::{Query, json, keys, micros, read_now, stored},
             schedule_sql::{
@@ -42,23 +42,7 @@ impl ScheduleStore for Sqlite {
     }
 
     async fn claim_due(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
-        let mut reply = DueReply::nothing();
-        if ask.resent {
-            reply.claimed = held(conn, ask).await?;
-        }
-        for row in look(conn, ask, reply.claimed.len()).await? {
-            let seen = Seen::read(&row)?;
-            if reply.has(&seen.times.name) {
-                continue;
-            }
-            if !reply.wants(seen.left(), ask.most, 0) || !reply.add(seen.left(), take(conn, ask, &seen).await)? {
-                break;
-            }
-        }
-        if ask.not_after.is_some() && reply.claims_nothing() {
-            reply.too_late = TooLate::at(read_now(conn).await?, ask.not_after);
-        }
-        Ok(reply)
+        claim_due::<Self>(conn, ask).await
     }
 
     async fn put_back(conn: &mut SqliteConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<()> {
@@ -97,13 +81,16 @@ impl ScheduleStore for Sqlite {
         transaction(query, conn).await
     }
 
-    async fn end_run(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
+    async fn end_run(conn: &mut SqliteConnection, claim: &Claim, end: &End, within: bool) -> Reply<bool> {
         let query = bind_claim(if within { END_WITHIN } else { END }, claim);
         let query = query.bind(end.next.map(stored)).bind(&end.times.spec);
         let query = query.bind(&end.times.zone).bind(micros(end.pause)).bind(stored(end.slot));
-        let query =
-            query.bind(to_stored_count(end.attempt)).bind(end.status).bind(to_stored_count(end.missed)).bind(end.error);
-        let query = query.bind(end.output);
+        let query = query
+            .bind(to_stored_count(end.attempt))
+            .bind(end.status)
+            .bind(to_stored_count(end.missed))
+            .bind(end.error.as_deref());
+        let query = query.bind(end.output.as_deref());
         if within { Ok(written(query, conn).await?.is_some()) } else { transaction(query, conn).await }
     }
 
@@ -149,46 +136,67 @@ fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
     sqlx::query(sql).bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
 }
 
-/// Reads the schedules that the holder has already.
-async fn held(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<ClaimedRow>> {
-    let names = keys(ask.known.iter().map(|known| &known.times.name));
-    let mut claimed = Vec::new();
-    for row in sqlx::query(HELD).bind(*ask.holder.as_uuid()).bind(names).fetch_all(&mut *conn).await? {
-        let seen = Seen::read(&row)?;
-        let query = sqlx::query(LOST_RUN)
-            .bind(seen.times.name.as_str())
-            .bind(seen.run_slot.map(stored))
-            .bind(to_stored_count(seen.attempt) - 1);
-        let lost = query.fetch_optional(&mut *conn).await?.map(|run| lost_run(&run)).transpose()?;
-        claimed.push(seen.held(lost, seen.began()));
+impl SeenStore for Sqlite {
+    async fn held(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<ClaimedRow>> {
+        let names = keys(ask.known.iter().map(|known| &known.times.name));
+        let mut claimed = Vec::new();
+        for row in sqlx::query(HELD).bind(*ask.holder.as_uuid()).bind(names).fetch_all(&mut *conn).await? {
+            let seen = Seen::read(&row)?;
+            let query = sqlx::query(LOST_RUN)
+                .bind(seen.times.name.as_str())
+                .bind(seen.run_slot.map(stored))
+                .bind(to_stored_count(seen.attempt) - 1);
+            let lost = query.fetch_optional(&mut *conn).await?.map(|run| lost_run(&run)).transpose()?;
+            claimed.push(seen.held(lost, seen.began()));
+        }
+        Ok(claimed)
     }
-    Ok(claimed)
+
+    async fn look_for_due(conn: &mut SqliteConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<Seen>> {
+        let known = json(ask.known.iter().map(|Known { times, .. }| {
+            format!("[\"{}\",\"{}\",\"{}\"]", hex(times.name.as_str()), hex(&times.spec), hex(&times.zone))
+        }));
+        let limit = i64::from(ask.most) + 1 + more as i64;
+        let rows = sqlx::query(LOOK).bind(known).bind(limit).fetch_all(conn).await?;
+        rows.iter().map(Seen::read).collect()
+    }
+
+    async fn take_free(
+        conn: &mut SqliteConnection,
+        ask: &DueRequest<'_>,
+        rows: &[&Seen],
+        lease: TimeDelta,
+    ) -> Reply<Vec<bool>> {
+        if let [row] = rows {
+            return Ok(vec![written(bind_seen(CLAIM, ask, row, lease), conn).await?.is_some()]);
+        }
+        let mut taken = Vec::with_capacity(rows.len());
+        let take_each = async |conn: &mut SqliteConnection| {
+            for row in rows {
+                taken.push(written(bind_seen(CLAIM, ask, row, lease), &mut *conn).await?.is_some());
+            }
+            Ok(taken.contains(&true))
+        };
+        begun(conn, take_each).await?;
+        Ok(taken)
+    }
+
+    async fn take_over(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<bool> {
+        let query = bind_seen(TAKE_OVER, ask, seen, ask.lease_of(&seen.times.name));
+        transaction(query.bind(&seen.label).bind(stored(seen.began())).bind(LOST), conn).await
+    }
+
+    async fn now(conn: &mut SqliteConnection) -> Reply<DateTime<Utc>> {
+        read_now(conn).await
+    }
 }
 
-/// Reads the known schedules that are due first, `more` than are wanted, and the first one that is
-/// not.
-pub(super) async fn look(conn: &mut SqliteConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<SqliteRow>> {
-    let known = json(ask.known.iter().map(|Known { times, .. }| {
-        format!("[\"{}\",\"{}\",\"{}\"]", hex(times.name.as_str()), hex(&times.spec), hex(&times.zone))
-    }));
-    sqlx::query(LOOK).bind(known).bind(i64::from(ask.most) + 1 + more as i64).fetch_all(conn).await
-}
-
-/// Claims a row if it still is as it was seen. A run that was lost is recorded in the same
-/// transaction.
-pub(super) async fn take(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<Option<ClaimedRow>> {
-    let query = sqlx::query(if seen.running { TAKE_OVER } else { CLAIM });
-    let query = query.bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
+/// Binds a claim of a row that was seen.
+fn bind_seen<'q>(sql: &'static str, ask: &'q DueRequest<'_>, seen: &'q Seen, lease: TimeDelta) -> Query<'q> {
+    let query = sqlx::query(sql).bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
     let query = query.bind(seen.token).bind(stored(seen.slot)).bind(to_stored_count(seen.attempt));
     let query = query.bind(stored(seen.due_at)).bind(*ask.holder.as_uuid()).bind(seen.next_token());
     let query = query.bind(ask.label).bind(stored(seen.to_run()));
     // The run begins at the time by which it was decided.
-    let query = query.bind(micros(ask.lease_of(&seen.times.name))).bind(stored(seen.now));
-    let query = query.bind(limit_micros(ask.not_after));
-    let taken = if seen.running {
-        transaction(query.bind(&seen.label).bind(stored(seen.began())).bind(LOST), conn).await?
-    } else {
-        written(query, conn).await?.is_some()
-    };
-    Ok(taken.then(|| seen.claimed()))
+    query.bind(micros(lease)).bind(stored(seen.now)).bind(limit_micros(ask.not_after))
 }

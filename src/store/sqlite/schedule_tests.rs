@@ -10,9 +10,8 @@ use crate::{
         Reply,
         instances::{InstanceStore as _, SeenTimes, TimesChange},
         schedule::{DueReply, DueRequest, End, Known, Pass, ScheduleStore as _, Times},
-        schedule_seen::Seen,
+        schedule_seen::SeenStore as _,
         schema::{Part, Schema, SchemaStore as _},
-        sqlite::schedule::{look, take},
     },
 };
 
@@ -65,9 +64,8 @@ async fn assert_undone<T>(conn: &mut SqliteConnection, reply: Reply<T>) {
 #[tokio::test]
 async fn an_end_that_is_refused_is_undone() {
     let (mut conn, claim) = claimed().await;
-    let times = times();
     let end = End {
-        times: &times,
+        times: times(),
         slot: SLOT,
         attempt: 1,
         missed: 0,
@@ -160,12 +158,16 @@ async fn a_row_that_has_changed_since_the_look_is_not_claimed() {
                 ask.holder = Holder::new(Uuid::new_v4());
                 runs = 1;
             }
-            let seen = Seen::read(&look(&mut conn, &ask, 0).await.unwrap()[0]).unwrap();
+            let seen = Sqlite::look_for_due(&mut conn, &ask, 0).await.unwrap().remove(0);
             if !change.is_empty() {
                 let change = sqlx::AssertSqlSafe(format!("UPDATE t_resource_schedule SET {change}"));
                 sqlx::raw_sql(change).execute(&mut conn).await.unwrap();
             }
-            let claimed = take(&mut conn, &ask, &seen).await.unwrap().is_some();
+            let claimed = if takes_over {
+                Sqlite::take_over(&mut conn, &ask, &seen).await.unwrap()
+            } else {
+                Sqlite::take_free(&mut conn, &ask, &[&seen], known[0].lease).await.unwrap() == [true]
+            };
             let holder = "SELECT count(*) FROM t_resource_schedule WHERE holder = ?";
             let holder = sqlx::query_scalar::<_, i64>(holder).bind(*ask.holder.as_uuid());
             let held = holder.fetch_one(&mut conn).await.unwrap() == 1;
