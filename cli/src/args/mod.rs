@@ -211,3 +211,22 @@ pub enum TableAction {
     #[command(after_help = "Example: rowlock ui --listen 127.0.0.1:8080 --allow-changes")]
     Ui(ui::Ui),
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_reference_has_each_option() {
+        let reference = include_str!("../../../docs/cli-reference.md");
+        for command in Arguments::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let options = command.get_arguments().filter(|argument| !argument.is_hide_set());
+            for option in options.filter_map(|argument| argument.get_long()) {
+                let name = command.get_name();
+                assert!(reference.contains(&format!("`--{option}")), "rowlock {name} --{option}");
+            }
+        }
+    }
+}
