@@ -12,10 +12,9 @@ use crate::{
     key::{Claim, Holder, Key},
     lease::lock::LeaseLock,
     pacing,
-    schedule::{ends::Ends, spec::Schedule},
+    schedule::spec::Schedule,
     schema::schema,
     session::{
-        queue::Queue,
         sessions::Sessions,
         threads,
         time::Instant,
@@ -66,9 +65,6 @@ pub struct Core<DB: Database> {
     /// The build of the application, for display.
     pub build: String,
     pub renewals: Sessions<DB>,
-    /// Ends runs, and does so on the sessions that renew.
-    pub ends: Arc<Queue<DB, Ends>>,
-    pub last_ends: Arc<Queue<DB, Ends>>,
     /// Takes the keys of schedules that share one with other programs.
     pub lock: Option<LeaseLock<DB>>,
     /// The application has set the terms of that lock.

@@ -1,11 +1,12 @@
 //! The end of a run, and its record.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     action::Action,
+    key::Claim,
     pacing::Backoff,
     rules::Status,
     schedule::{
@@ -13,9 +14,9 @@ use crate::{
         plan::Then,
         tick::{InTransaction, Inner},
     },
-    session::{queue::Limits, time::Instant},
+    session::time::Instant,
     store::{
-        Database,
+        Database, Reply,
         failure::{Failure, Remedy, remedy},
         fault::Fault,
         schedule::End,
@@ -113,9 +114,9 @@ pub async fn find_success<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Dura
 }
 
 /// Emits the event of a run whose end is in the history.
-fn report<DB: Database>(tick: &Inner<DB>, end: &End) {
+fn report<DB: Database>(tick: &Inner<DB>, end: &End<'_>) {
     let (schedule, slot) = (tick.claim.key.as_str(), end.slot);
-    tracing::info!(schedule, %slot, attempt = end.attempt, status = end.status, error = end.error.as_deref(), "run");
+    tracing::info!(schedule, %slot, attempt = end.attempt, status = end.status, error = end.error, "run");
 }
 
 /// Returns the time until the schedule is due again.
@@ -134,7 +135,7 @@ async fn record_end<DB: Database>(
 ) -> Result<(Ended, Option<Duration>), Failure> {
     let error: Option<String> = result.err().map(|error| error.chars().take(ERROR).collect());
     let status = if error.is_some() { Status::Failed } else { Status::Succeeded };
-    let (end, then) = tick.end(status, error.clone());
+    let (end, then) = tick.end(status, error.as_deref());
     if !send_end(tick, &end, stopped).await? {
         return Ok((Ended::Lost, None));
     }
@@ -148,30 +149,35 @@ fn is_refused(failure: &Failure) -> bool {
     remedy(failure, 1) == Remedy::Apart && failure.fault() == Fault::Other
 }
 
+/// Ends the run. An end that was sent before has the same status in the history.
+async fn end_run<DB: Database>(conn: &mut DB::Connection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
+    let ended = DB::end_run(conn, claim, end, false).await?;
+    Ok(ended || DB::has_ended(conn, claim, end.slot, end.attempt, end.status).await?)
+}
+
 /// Sends the end until there is a reply, also after the lease: while the database cannot be
 /// reached, no other instance takes over. What it refuses, and an end after the instance was
 /// stopped, is sent for the time limit and a lease. An end that is sent again is recognized by its
 /// row in the history.
-async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End, stopped: &CancellationToken) -> Result<bool, Failure> {
+async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>, stopped: &CancellationToken) -> Result<bool, Failure> {
     let (core, schedule) = (&tick.core, &tick.claim.key);
     let some_time = || core.limit() + core.lease(&tick.schedule).to_std().unwrap_or_default();
     let (mut limit, mut pauses, mut is_late) = (some_time(), Backoff::up_to(LONGEST_PAUSE), false);
-    let plain = end.error.as_ref().map(|error| error.escape_default().take(ERROR).collect::<String>());
+    let plain = end.error.map(|error| error.escape_default().take(ERROR).collect::<String>());
     let mut end = end.clone();
-    // The sessions that renew may be the only ones that are left.
-    let (mut ends, mut others) = (&core.last_ends, &core.ends);
+    let (mut sessions, mut others) = (&core.renewals, &core.requests);
     loop {
-        (ends, others) = (others, ends);
-        let until = core.limit();
-        let ending = Arc::new((tick.claim.clone(), end.clone()));
-        let failure = match ends.send(ending, Limits { caller: until, statement: until }).await {
+        let send = async |conn: &mut _| end_run::<DB>(conn, &tick.claim, &end).await;
+        // The sessions that renew may be the only ones that are left.
+        (sessions, others) = (others, sessions);
+        let failure = match sessions.send(core.limit(), send).await {
             Err(failure) => failure,
             stands => return stands,
         };
         // The database may not hold the characters of the error.
-        if is_refused(&failure) && end.error != plain {
+        if is_refused(&failure) && end.error != plain.as_deref() {
             tracing::warn!(%schedule, %failure, "the end of a run was refused; sent with its error in ASCII");
-            end.error.clone_from(&plain);
+            end.error = plain.as_deref();
             continue;
         }
         // The end is more than what was printed.
@@ -183,7 +189,7 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End, stopped: &Cancellat
         if failure.is_connection_failure() && !stopped.is_cancelled() {
             limit = some_time();
         }
-        let End { slot, attempt, status, error, .. } = &end;
+        let End { slot, attempt, status, error, .. } = end;
         if Instant::now() >= limit || remedy(&failure, 1) == Remedy::Nothing {
             tracing::error!(%schedule, %slot, attempt, status, error, %failure, "the end of a run could not be recorded");
             return Err(failure);

@@ -22,7 +22,6 @@ pub mod declared;
 #[cfg(test)]
 mod deploys_tests;
 mod end;
-mod ends;
 mod for_test;
 mod hash;
 pub mod info;

@@ -10,7 +10,6 @@ use std::{
 use chrono::TimeDelta;
 use sqlx::Pool;
 use tokio::runtime::Handle;
-use tokio_util::task::TaskTracker;
 
 use crate::{
     error::Error,
@@ -22,7 +21,6 @@ use crate::{
     rules::Rules,
     schedule::{
         core::Core,
-        ends::Ends,
         instances::Declared,
         presence::Presence,
         run::{self, Job},
@@ -31,7 +29,6 @@ use crate::{
         tick::Tick,
     },
     session::{
-        queue::Queue,
         sessions::{Purpose, Sessions},
         threads,
     },
@@ -366,11 +363,7 @@ impl<DB: Database> Schedules<DB> {
     }
 
     fn core_with(&self, lock: Option<LeaseLock<DB>>) -> Arc<Core<DB>> {
-        let renewals = self.requests.with_purpose(Purpose::Renewals);
-        let ends = |sessions: &Sessions<DB>| Queue::new(Ends, sessions.clone(), TaskTracker::new(), true);
         Arc::new(Core {
-            ends: ends(&self.requests),
-            last_ends: ends(&renewals),
             requests: self.requests.clone(),
             label: self.label.clone(),
             default_lease: self.lease,
@@ -379,7 +372,7 @@ impl<DB: Database> Schedules<DB> {
             max_concurrent_runs: self.max_concurrent_runs,
             max_runs: self.max_runs.clone(),
             build: self.build.clone(),
-            renewals,
+            renewals: self.requests.with_purpose(Purpose::Renewals),
             lock,
             has_terms: self.lock.is_some(),
         })

@@ -177,16 +177,16 @@ impl<DB: Database> Inner<DB> {
     }
 
     /// Returns the end of the run, and what follows from it.
-    pub fn end(&self, status: Status, error: Option<String>) -> (End, Then) {
+    pub fn end<'a>(&'a self, status: Status, error: Option<&'a str>) -> (End<'a>, Then) {
         let row = Row { stopped: self.stopped.load(Ordering::Relaxed), ..self.row.clone() };
         let then = plan::end(&self.schedule, &row, status, self.now());
         let (next, pause) = match then {
             Then::Next(next) => (Some(next), chrono::TimeDelta::zero()),
             Then::Again(pause) => (None, pause),
         };
-        let (times, status, output) = (self.times.clone(), status.letter(), self.output.get().cloned());
+        let (status, output) = (status.letter(), self.output.get().map(Vec::as_slice));
         let Row { slot, attempt, missed, .. } = row;
-        (End { times, slot, attempt, missed, status, error, next, pause, output }, then)
+        (End { times: &self.times, slot, attempt, missed, status, error, next, pause, output }, then)
     }
 }
 

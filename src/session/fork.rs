@@ -6,8 +6,8 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// The process that has the threads; 0 before they are started. It is read before any lock is
-/// taken: a process that was forked has none of the threads, and copies of locks that they may have
+/// The process that has the threads; 0 before they are started. It is read before a lock is waited
+/// for: a process that was forked has none of the threads, and copies of locks that they may have
 /// held.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 

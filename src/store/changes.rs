@@ -4,7 +4,7 @@ use std::future::Future;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use crate::store::{Reply, Store, in_transaction, stored_row::StoredRow};
+use crate::store::{Reply, Store, commit_error, stored_row::StoredRow, unanswered};
 
 /// A change that an operator makes.
 #[derive(Clone, Debug)]
@@ -61,10 +61,17 @@ pub async fn recorded<DB: ChangeStore, T>(
     change: &Change<'_>,
     statements: impl AsyncFnOnce(&mut DB::Connection) -> Reply<Option<(T, String)>>,
 ) -> Reply<Option<T>> {
-    let change_and_record = async |conn: &mut DB::Connection| {
+    DB::execute_text(conn, DB::BEGIN_TEXT).await?;
+    let done = async {
         let Some((value, detail)) = statements(conn).await? else { return Ok(None) };
         DB::record(conn, change, &detail).await?;
+        DB::execute_text(conn, DB::COMMIT_TEXT).await.map_err(commit_error)?;
         Ok(Some(value))
-    };
-    in_transaction::<DB, _>(conn, change_and_record).await
+    }
+    .await;
+    if !matches!(done, Ok(Some(_))) && DB::execute_text(conn, DB::ROLLBACK_TEXT).await.is_err() {
+        // The session may be in a transaction still: it is closed.
+        return done.and(Err(sqlx::Error::Protocol("the change could not be undone".into()))).map_err(unanswered);
+    }
+    done
 }

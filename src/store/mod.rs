@@ -431,23 +431,6 @@ pub trait Store: sqlx::Database {
     ) -> impl Future<Output = Reply<Vec<Outcome>>> + Send;
 }
 
-/// Executes statements in a transaction. If they return `None`, they are undone.
-pub async fn in_transaction<DB: Store, T>(
-    conn: &mut DB::Connection,
-    statements: impl AsyncFnOnce(&mut DB::Connection) -> Reply<Option<T>>,
-) -> Reply<Option<T>> {
-    DB::execute_text(conn, DB::BEGIN_TEXT).await?;
-    let done = match statements(conn).await {
-        Ok(Some(value)) => DB::execute_text(conn, DB::COMMIT_TEXT).await.map_err(commit_error).map(|()| Some(value)),
-        undone => undone,
-    };
-    if !matches!(done, Ok(Some(_))) && DB::execute_text(conn, DB::ROLLBACK_TEXT).await.is_err() {
-        // The session may be in a transaction still: it is closed.
-        return done.and(Err(sqlx::Error::Protocol("the change could not be undone".into()))).map_err(unanswered);
-    }
-    done
-}
-
 /// Fails unless the transaction that [`Store::open`] began is still open and sound, on every
 /// database.
 ///

@@ -121,21 +121,21 @@ pub struct Pass<'a> {
 
 /// The end of a run.
 #[derive(Clone, Debug)]
-pub struct End {
+pub struct End<'a> {
     /// The times with which the next slot was computed. Of other times the slot is left alone.
-    pub times: Times,
+    pub times: &'a Times,
     pub slot: DateTime<Utc>,
     pub attempt: u32,
     pub missed: u32,
     /// `S` or `F`.
     pub status: &'static str,
-    pub error: Option<String>,
+    pub error: Option<&'a str>,
     /// The next slot; that of a triggered run is left alone. `None`: the tick is run again.
     pub next: Option<DateTime<Utc>>,
     /// The pause before the tick is run again.
     pub pause: TimeDelta,
     /// The end of what the run printed.
-    pub output: Option<Vec<u8>>,
+    pub output: Option<&'a [u8]>,
 }
 
 /// The outcome of a renewal of a run.
@@ -285,7 +285,7 @@ pub trait ScheduleStore: Store {
     fn end_run(
         conn: &mut Self::Connection,
         claim: &Claim,
-        end: &End,
+        end: &End<'_>,
         within: bool,
     ) -> impl Future<Output = Reply<bool>> + Send;
 

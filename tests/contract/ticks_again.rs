@@ -199,7 +199,7 @@ async fn a_locked_schedule_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(running.shutdown(PATIENCE).await);
 }
 
-/// Runs end at one moment, and are recorded together. The database refuses the record of one.
+/// Runs end at one moment, and the database refuses the record of one.
 async fn an_end_that_is_refused_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     let names: Vec<String> = (0..20).map(|number| format!("k{number}")).collect();
     let all_run = Arc::new(Barrier::new(names.len()));

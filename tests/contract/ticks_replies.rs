@@ -28,6 +28,7 @@ harness::tests!(
     servers(
         an_end_between_a_look_and_a_claim_is_seen,
         a_pause_between_a_look_and_a_claim_is_seen,
+        a_trigger_between_a_look_and_a_claim_is_run_too,
         a_message_that_is_lost_loses_no_tick_and_repeats_no_success,
         ticks_that_were_passed_over_without_a_reply_are_not_lost
     ),
@@ -142,6 +143,37 @@ async fn a_pause_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb
         assert_eq!(told(&db, &name).await, "", "paused after {passed} replies, then {outcome:?}");
     }
     assert!(pauses > 0 && pauses < MESSAGES, "{pauses}");
+}
+
+/// The claim is decided before the trigger, and carried out after it.
+async fn a_trigger_between_a_look_and_a_claim_is_run_too<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let mut triggers = 0;
+    for passed in 0..MESSAGES {
+        let name = format!("k{passed}");
+        let schedule = due(&db, &name).await;
+        let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE);
+        proxy.hold_after(Way::Replies, passed);
+        let own = name.clone();
+        let run = tokio::spawn(async move { schedules.try_tick(&own).await });
+        held_or_over(&proxy, Way::Replies, &run).await;
+        if info(&db, &name).await.running || !told(&db, &name).await.is_empty() {
+            proxy.open();
+            timeout(PATIENCE, run).await.unwrap().unwrap().unwrap();
+            break;
+        }
+        instance(&db, "operator").trigger(&name).await.unwrap();
+        triggers += 1;
+        proxy.open();
+        let outcome = timeout(PATIENCE, run).await.unwrap().unwrap();
+        let rest = idle(&db, schedule);
+        eventually("nothing is left", || async {
+            matches!(rest.try_tick(&name).await, Ok(TickOutcome::NotDue { .. }))
+        })
+        .await;
+        assert_eq!(told(&db, &name).await, "S1 S1", "triggered after {passed} replies, then {outcome:?}");
+    }
+    assert!(triggers > 0 && triggers < MESSAGES, "{triggers}");
 }
 
 /// The connection is lost at each message of a run, before or after the server has executed it.

@@ -95,7 +95,7 @@ impl ScheduleStore for MySql {
         settle(conn, passed).await
     }
 
-    async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End, within: bool) -> Reply<bool> {
+    async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
         if within {
             return end_run(conn, claim, end).await;
         }
@@ -172,7 +172,7 @@ async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -
     Ok(true)
 }
 
-async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End) -> Reply<bool> {
+async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {
     let (spec, zone, slot) = (&end.times.spec, &end.times.zone, stored(end.slot));
     let next = end.next.map(stored);
     let query = sqlx::query(END.as_str()).bind(next).bind(micros(end.pause));
@@ -182,9 +182,9 @@ async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End) -> Reply<
         return Ok(false);
     }
     let query = sqlx::query(RECORD_ENDED).bind(slot).bind(to_stored_count(end.attempt)).bind(end.status);
-    let query = query.bind(to_stored_count(end.missed)).bind(end.error.as_deref());
+    let query = query.bind(to_stored_count(end.missed)).bind(end.error);
     query.bind(claim.key.as_str()).bind(claim.token.get()).execute(&mut *conn).await?;
-    if let Some(output) = end.output.as_deref() {
+    if let Some(output) = end.output {
         let query = sqlx::query(KEEP).bind(claim.key.as_str()).bind(slot).bind(to_stored_count(end.attempt));
         query.bind(claim.token.get()).bind(output).execute(conn).await?;
     }

@@ -64,11 +64,8 @@ impl SeenStore for MySql {
         let mut query = sqlx::query(AssertSqlSafe(claim_statement(named.len())));
         for seen in named {
             query = query.bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
-            query = query
-                .bind(seen.token)
-                .bind(stored(seen.slot))
-                .bind(to_stored_count(seen.attempt))
-                .bind(stored(seen.due_at));
+            query = query.bind(seen.token).bind(stored(seen.slot)).bind(to_stored_count(seen.attempt));
+            query = query.bind(stored(seen.due_at)).bind(seen.triggered_at.map(stored));
         }
         let holder: Uuid = *ask.holder.as_uuid();
         let query = query.bind(holder).bind(ask.label).bind(stored(now)).bind(now.timestamp_micros());

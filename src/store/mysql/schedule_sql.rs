@@ -41,7 +41,7 @@ UPDATE t_resource_schedule SET due_at = IF(paused = 1 AND ? = 0, GREATEST(due_at
 WHERE name = ? AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
 /// A row that is still as it was seen.
-const AS_SEEN: &str = "c.name = ? AND c.spec = ? AND c.zone = ? AND c.token = ? AND c.slot = ? AND c.attempt = ? AND c.due_at = ? AND c.paused = 0";
+const AS_SEEN: &str = "c.name = ? AND c.spec = ? AND c.zone = ? AND c.token = ? AND c.slot = ? AND c.attempt = ? AND c.due_at = ? AND c.triggered_at <=> ? AND c.paused = 0";
 
 /// Claims those of the rows that are as they were seen. The derived table skips locked rows; the
 /// update takes what it found. Its assignments depend on no column that it changes.

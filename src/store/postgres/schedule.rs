@@ -97,11 +97,11 @@ impl ScheduleStore for Postgres {
         query.bind(pass.error).fetch_one(conn).await?.try_get(0)
     }
 
-    async fn end_run(conn: &mut PgConnection, claim: &Claim, end: &End, _: bool) -> Reply<bool> {
+    async fn end_run(conn: &mut PgConnection, claim: &Claim, end: &End<'_>, _: bool) -> Reply<bool> {
         let query = bind_claim(END, claim).bind(&end.times.spec).bind(&end.times.zone).bind(end.next).bind(end.pause);
         let query =
             query.bind(end.slot).bind(to_stored_count(end.attempt)).bind(end.status).bind(to_stored_count(end.missed));
-        query.bind(end.error.as_deref()).bind(end.output.as_deref()).fetch_one(conn).await?.try_get(0)
+        query.bind(end.error).bind(end.output).fetch_one(conn).await?.try_get(0)
     }
 
     async fn pause(conn: &mut PgConnection, name: &Key, paused: bool) -> Reply<bool> {

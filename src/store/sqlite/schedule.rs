@@ -81,16 +81,13 @@ impl ScheduleStore for Sqlite {
         transaction(query, conn).await
     }
 
-    async fn end_run(conn: &mut SqliteConnection, claim: &Claim, end: &End, within: bool) -> Reply<bool> {
+    async fn end_run(conn: &mut SqliteConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
         let query = bind_claim(if within { END_WITHIN } else { END }, claim);
         let query = query.bind(end.next.map(stored)).bind(&end.times.spec);
         let query = query.bind(&end.times.zone).bind(micros(end.pause)).bind(stored(end.slot));
-        let query = query
-            .bind(to_stored_count(end.attempt))
-            .bind(end.status)
-            .bind(to_stored_count(end.missed))
-            .bind(end.error.as_deref());
-        let query = query.bind(end.output.as_deref());
+        let query =
+            query.bind(to_stored_count(end.attempt)).bind(end.status).bind(to_stored_count(end.missed)).bind(end.error);
+        let query = query.bind(end.output);
         if within { Ok(written(query, conn).await?.is_some()) } else { transaction(query, conn).await }
     }
 
@@ -167,36 +164,33 @@ impl SeenStore for Sqlite {
         rows: &[&Seen],
         lease: TimeDelta,
     ) -> Reply<Vec<bool>> {
-        if let [row] = rows {
-            return Ok(vec![written(bind_seen(CLAIM, ask, row, lease), conn).await?.is_some()]);
-        }
-        let mut taken = Vec::with_capacity(rows.len());
-        let take_each = async |conn: &mut SqliteConnection| {
-            for row in rows {
-                taken.push(written(bind_seen(CLAIM, ask, row, lease), &mut *conn).await?.is_some());
-            }
-            Ok(taken.contains(&true))
-        };
-        begun(conn, take_each).await?;
-        Ok(taken)
+        // The runs begin at the time by which they were decided.
+        let Some(now) = rows.first().map(|seen| seen.now) else { return Ok(Vec::new()) };
+        let claims = json(rows.iter().map(|seen| {
+            let Seen { times, token, slot, attempt, due_at, .. } = seen;
+            let [name, spec, zone] = [times.name.as_str(), &times.spec, &times.zone].map(hex);
+            let [slot, due_at, to_run] = [*slot, *due_at, seen.to_run()].map(stored);
+            let next = seen.next_token();
+            format!(r#"["{name}","{spec}","{zone}",{token},{slot},{attempt},{due_at},{next},{to_run}]"#)
+        }));
+        let query = sqlx::query(CLAIM).bind(claims).bind(*ask.holder.as_uuid()).bind(ask.label);
+        let query = query.bind(micros(lease)).bind(stored(now)).bind(limit_micros(ask.not_after));
+        let taken = query.fetch_all(conn).await?;
+        let taken = taken.iter().map(|row| row.text("name")).collect::<Reply<Vec<_>>>()?;
+        Ok(rows.iter().map(|seen| taken.iter().any(|name| name == seen.times.name.as_str())).collect())
     }
 
     async fn take_over(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<bool> {
-        let query = bind_seen(TAKE_OVER, ask, seen, ask.lease_of(&seen.times.name));
-        transaction(query.bind(&seen.label).bind(stored(seen.began())).bind(LOST), conn).await
+        let query = sqlx::query(TAKE_OVER).bind(seen.times.name.as_str()).bind(&seen.times.spec);
+        let query = query.bind(&seen.times.zone).bind(seen.token).bind(stored(seen.slot));
+        let query = query.bind(to_stored_count(seen.attempt)).bind(stored(seen.due_at)).bind(*ask.holder.as_uuid());
+        let query = query.bind(seen.next_token()).bind(ask.label).bind(stored(seen.to_run()));
+        let query = query.bind(micros(ask.lease_of(&seen.times.name))).bind(stored(seen.now));
+        let query = query.bind(limit_micros(ask.not_after)).bind(&seen.label).bind(stored(seen.began()));
+        transaction(query.bind(LOST), conn).await
     }
 
     async fn now(conn: &mut SqliteConnection) -> Reply<DateTime<Utc>> {
         read_now(conn).await
     }
-}
-
-/// Binds a claim of a row that was seen.
-fn bind_seen<'q>(sql: &'static str, ask: &'q DueRequest<'_>, seen: &'q Seen, lease: TimeDelta) -> Query<'q> {
-    let query = sqlx::query(sql).bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
-    let query = query.bind(seen.token).bind(stored(seen.slot)).bind(to_stored_count(seen.attempt));
-    let query = query.bind(stored(seen.due_at)).bind(*ask.holder.as_uuid()).bind(seen.next_token());
-    let query = query.bind(ask.label).bind(stored(seen.to_run()));
-    // The run begins at the time by which it was decided.
-    query.bind(micros(lease)).bind(stored(seen.now)).bind(limit_micros(ask.not_after))
 }

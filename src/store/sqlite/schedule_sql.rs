@@ -1,6 +1,6 @@
 //! The statements of schedules. All assignments of an UPDATE see the row as it was.
 
-use crate::store::sqlite::row::now;
+use crate::store::sqlite::row::{listed, now};
 
 /// The columns of `s`, with the orders that a claim obeys.
 macro_rules! select {
@@ -62,13 +62,6 @@ SELECT name, token, client_ip, COALESCE(begin_time, ",
     };
 }
 
-/// ?1 to ?7 are what was seen.
-macro_rules! seen {
-    () => {
-        "name = ?1 AND spec = ?2 AND zone = ?3 AND token = ?4 AND slot = ?5 AND attempt = ?6 AND due_at = ?7 AND NOT paused"
-    };
-}
-
 /// The schedule whose run a claim holds.
 macro_rules! held {
     () => {
@@ -76,31 +69,33 @@ macro_rules! held {
     };
 }
 
-/// ?14 is the limit.
-macro_rules! claim {
-    () => {
-        concat!(
-            "
+/// Claims those of the list ?1 that are as they were seen: each item is what was seen (the name, the
+/// spec and the zone in hex, the token, the slot, the attempt, the due time), and then the token and
+/// the slot of the claim. ?2 holder, ?3 label, ?4 lease, ?5 when the runs begin, ?6 the limit.
+pub(super) const CLAIM: &str = concat!(
+    listed!(),
+    "
+UPDATE t_resource_schedule AS s
+SET holder = ?2, token = j.value ->> 7, client_ip = ?3, run_slot = j.value ->> 8, attempt = s.attempt + 1, begin_time = ?5, due_at = ",
+    now!(),
+    " + ?4 FROM j
+WHERE s.name = CAST(unhex(j.value ->> 0) AS TEXT) AND s.spec = CAST(unhex(j.value ->> 1) AS TEXT)
+  AND s.zone = CAST(unhex(j.value ->> 2) AS TEXT) AND s.token = j.value ->> 3 AND s.slot = j.value ->> 4
+  AND s.attempt = j.value ->> 5 AND s.due_at = j.value ->> 6 AND NOT s.paused AND ",
+    now!(),
+    " <= ?6 RETURNING name"
+);
+
+/// A claim of a row that is as it was seen (?1 to ?7), whose run was lost: that since ?16 by ?15 is
+/// recorded with the error ?17. ?14 is the limit. Whether it was in time is decided once.
+pub(super) const TAKE_OVER: &str = concat!(
+    "BEGIN IMMEDIATE;
 UPDATE t_resource_schedule
 SET holder = ?8, token = ?9, client_ip = ?10, run_slot = ?11, attempt = attempt + 1, begin_time = ?13, due_at = ",
-            now!(),
-            " + ?12 WHERE ",
-            seen!(),
-            " AND ",
-            now!(),
-            " <= ?14 RETURNING 1;"
-        )
-    };
-}
-
-pub(super) const CLAIM: &str = claim!();
-
-/// A claim that records the run that it took over, which was that of ?15 since ?16, as lost with
-/// the error ?17. Whether it was in time is decided once.
-pub(super) const TAKE_OVER: &str = concat!(
-    "BEGIN IMMEDIATE;",
-    claim!(),
-    "
+    now!(),
+    " + ?12 WHERE name = ?1 AND spec = ?2 AND zone = ?3 AND token = ?4 AND slot = ?5 AND attempt = ?6 AND due_at = ?7 AND NOT paused AND ",
+    now!(),
+    " <= ?14 RETURNING 1;
 INSERT INTO t_resource_schedule_run (name, token, client_ip, begin_time, end_time, slot, attempt, status, missed, error)
 SELECT name, ?4, ?15, ?16, ",
     now!(),

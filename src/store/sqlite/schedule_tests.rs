@@ -64,8 +64,9 @@ async fn assert_undone<T>(conn: &mut SqliteConnection, reply: Reply<T>) {
 #[tokio::test]
 async fn an_end_that_is_refused_is_undone() {
     let (mut conn, claim) = claimed().await;
+    let times = times();
     let end = End {
-        times: times(),
+        times: &times,
         slot: SLOT,
         attempt: 1,
         missed: 0,
