@@ -264,3 +264,63 @@ pub(super) async fn look(
 fn by_key(rows: &[SqliteRow]) -> Reply<HashMap<&str, &SqliteRow>> {
     rows.iter().map(|row| Ok((row.try_get("key_resource")?, row))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use chrono::TimeDelta;
+    use sqlx::{Connection as _, Sqlite};
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::{
+        key::{Holder, Key},
+        rules::Rules,
+        store::{
+            Form, Store as _,
+            schema::{Part, Schema, SchemaStore as _},
+        },
+    };
+
+    /// A takeover after each change that another statement may make after the row was judged.
+    #[tokio::test]
+    async fn a_row_that_has_changed_since_it_was_judged_is_not_claimed() {
+        let changes = [
+            ("", true),
+            ("client_ip = 'another'", true),
+            ("token = token + 1", false),
+            ("lock_flag = 0", false),
+            ("holder = NULL", false),
+            ("status = 'F'", false),
+            ("begin_time = begin_time + 1000000", false),
+            ("claimed_at = NULL", false),
+            ("expires_at = expires_at + 1", false),
+            ("end_time = begin_time", false),
+        ];
+        let (rules, min_interval, lease) = (Rules::Recover, TimeDelta::zero(), TimeDelta::seconds(60));
+        let terms =
+            Terms { rules, min_interval, lease, retry_failed: false, article_clients: None, label: "test".into() };
+        let request = || {
+            let holder = Holder::new(Uuid::new_v4());
+            [ClaimRequest { key: Key::new("k").unwrap(), holder, waited: false }]
+        };
+        for (change, is_claimed) in changes {
+            let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+            Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::empty(), Part::Locks)).await.unwrap();
+            let key = [Key::new("k").unwrap()];
+            Sqlite::create(&mut conn, &key, 0, Duration::ZERO, Form::Common).await.unwrap();
+            Sqlite::claim(&mut conn, &request(), &terms, None, Form::Common).await.unwrap();
+            sqlx::raw_sql("UPDATE t_resource_lock SET expires_at = 1").execute(&mut conn).await.unwrap();
+            let (busy_timeout, mut found) = find(&mut conn, &request(), &terms).await.unwrap();
+            if !change.is_empty() {
+                let change = AssertSqlSafe(format!("UPDATE t_resource_lock SET {change}"));
+                sqlx::raw_sql(change).execute(&mut conn).await.unwrap();
+            }
+            let grants = json(found.iter_mut().flatten().filter_map(|found| found.grant.take()));
+            assert_ne!(grants, "[]", "it may be taken over");
+            let take = Take { grants, of_a_set: None, busy_timeout, sql: TAKE, terms: &terms, limit: i64::MAX };
+            assert_eq!(take.execute(&mut conn).await.unwrap().contains_key("k"), is_claimed, "{change}");
+        }
+    }
+}
