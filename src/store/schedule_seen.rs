@@ -116,8 +116,11 @@ pub fn lost_run(row: &impl StoredRow) -> Reply<LostRun> {
 
 /// The statements of a claim, for databases that look first.
 pub trait SeenStore: ScheduleStore {
-    /// Reads the schedules that the holder has already.
-    fn held(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<Vec<ClaimedRow>>> + Send;
+    /// Reads the rows that the holder has already.
+    fn held(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<Vec<Seen>>> + Send;
+
+    /// Reads the run that the claim of a row took over, if it was lost.
+    fn taken_over(conn: &mut Self::Connection, held: &Seen) -> impl Future<Output = Reply<Option<LostRun>>> + Send;
 
     /// Reads the known schedules that are due first, `more` than are wanted, and the first one that
     /// is not.
@@ -150,8 +153,12 @@ pub trait SeenStore: ScheduleStore {
 
 /// Claims the earliest of what is due, up to as many as are asked for.
 pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueRequest<'_>) -> Reply<DueReply> {
+    let mut reply = DueReply { claimed: Vec::new(), next_in: None, too_late: None };
     let held = if ask.resent { DB::held(conn, ask).await? } else { Vec::new() };
-    let mut reply = DueReply { claimed: held, next_in: None, too_late: None };
+    for seen in held {
+        let lost = DB::taken_over(conn, &seen).await?;
+        reply.claimed.push(seen.held(lost, seen.began()));
+    }
     let mut free = Vec::new();
     for seen in DB::look_for_due(conn, ask, reply.claimed.len()).await? {
         if reply.claimed.iter().any(|row| row.name == seen.times.name) {

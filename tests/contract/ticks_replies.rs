@@ -118,62 +118,55 @@ async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<
     }
 }
 
-/// The schedule is paused before its tick is claimed, after any of the replies that come until
-/// then.
-async fn a_pause_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<DB>) {
+/// An operator acts between a look and its claim: after each reply of a run, until it has begun.
+/// Then the outcome of the run is known, and the history is as expected.
+async fn acts_before_the_claim<DB: TestDatabase>(
+    db: &TestDb<DB>,
+    act: impl AsyncFn(&str),
+    settled: impl AsyncFn(&str, Schedule),
+    expected: &str,
+) {
     let proxy = db.proxy().await;
-    let mut pauses = 0;
+    let mut acts = 0;
     for passed in 0..MESSAGES {
         let name = format!("k{passed}");
-        let schedule = due(&db, &name).await;
-        let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE);
+        let schedule = due(db, &name).await;
+        let schedules = behind(db, &proxy, &schedule).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
         let run = tokio::spawn(async move { schedules.try_tick(&own).await });
         held_or_over(&proxy, Way::Replies, &run).await;
-        if info(&db, &name).await.running || !told(&db, &name).await.is_empty() {
+        if info(db, &name).await.running || !told(db, &name).await.is_empty() {
             proxy.open();
             timeout(PATIENCE, run).await.unwrap().unwrap().unwrap();
             break;
         }
-        instance(&db, "operator").pause(&name).await.unwrap();
-        pauses += 1;
+        act(&name).await;
+        acts += 1;
         proxy.open();
         let outcome = timeout(PATIENCE, run).await.unwrap().unwrap();
-        assert_eq!(told(&db, &name).await, "", "paused after {passed} replies, then {outcome:?}");
+        settled(&name, schedule).await;
+        assert_eq!(told(db, &name).await, expected, "after {passed} replies, then {outcome:?}");
     }
-    assert!(pauses > 0 && pauses < MESSAGES, "{pauses}");
+    assert!(acts > 0 && acts < MESSAGES, "{acts}");
+}
+
+/// The schedule is paused before its tick is claimed, after any of the replies that come until
+/// then.
+async fn a_pause_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<DB>) {
+    let pause = async |name: &str| instance(&db, "operator").pause(name).await.unwrap();
+    acts_before_the_claim(&db, pause, async |_, _| {}, "").await;
 }
 
 /// The claim is decided before the trigger, and carried out after it.
 async fn a_trigger_between_a_look_and_a_claim_is_run_too<DB: TestDatabase>(db: TestDb<DB>) {
-    let proxy = db.proxy().await;
-    let mut triggers = 0;
-    for passed in 0..MESSAGES {
-        let name = format!("k{passed}");
-        let schedule = due(&db, &name).await;
-        let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE);
-        proxy.hold_after(Way::Replies, passed);
-        let own = name.clone();
-        let run = tokio::spawn(async move { schedules.try_tick(&own).await });
-        held_or_over(&proxy, Way::Replies, &run).await;
-        if info(&db, &name).await.running || !told(&db, &name).await.is_empty() {
-            proxy.open();
-            timeout(PATIENCE, run).await.unwrap().unwrap().unwrap();
-            break;
-        }
-        instance(&db, "operator").trigger(&name).await.unwrap();
-        triggers += 1;
-        proxy.open();
-        let outcome = timeout(PATIENCE, run).await.unwrap().unwrap();
+    let trigger = async |name: &str| instance(&db, "operator").trigger(name).await.unwrap();
+    let run_the_rest = async |name: &str, schedule| {
         let rest = idle(&db, schedule);
-        eventually("nothing is left", || async {
-            matches!(rest.try_tick(&name).await, Ok(TickOutcome::NotDue { .. }))
-        })
-        .await;
-        assert_eq!(told(&db, &name).await, "S1 S1", "triggered after {passed} replies, then {outcome:?}");
-    }
-    assert!(triggers > 0 && triggers < MESSAGES, "{triggers}");
+        let is_over = || async { matches!(rest.try_tick(name).await, Ok(TickOutcome::NotDue { .. })) };
+        eventually("nothing is left", is_over).await;
+    };
+    acts_before_the_claim(&db, trigger, run_the_rest, "S1 S1").await;
 }
 
 /// The connection is lost at each message of a run, before or after the server has executed it.

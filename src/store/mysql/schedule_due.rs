@@ -10,14 +10,14 @@ use crate::store::{
         row::{Query, marks, micros, padded, settle, stored},
         schedule_sql::{COLUMNS, LOOK, LOST_RUN, RECORD_LOST, claim_statement},
     },
-    schedule::{ClaimedRow, DueRequest, Known, LOST, to_stored_count},
+    schedule::{DueRequest, Known, LOST, LostRun, to_stored_count},
     schedule_seen::{Seen, SeenStore, lost_run},
     stored_row::StoredRow as _,
     unanswered,
 };
 
 impl SeenStore for MySql {
-    async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<ClaimedRow>> {
+    async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<Seen>> {
         if ask.known.is_empty() {
             return Ok(Vec::new());
         }
@@ -25,17 +25,14 @@ impl SeenStore for MySql {
         let sql = format!("SELECT {COLUMNS} FROM t_resource_schedule s WHERE holder = ? AND name IN ({names})");
         let query = sqlx::query(AssertSqlSafe(sql)).bind(*ask.holder.as_uuid());
         let query = ask.known.iter().fold(query, |query, known| query.bind(known.times.name.as_str()));
-        let mut claimed = Vec::new();
-        for row in query.fetch_all(&mut *conn).await? {
-            let seen = Seen::read(&row)?;
-            let query = sqlx::query(LOST_RUN)
-                .bind(seen.times.name.as_str())
-                .bind(seen.run_slot.map(stored))
-                .bind(to_stored_count(seen.attempt) - 1);
-            let lost = query.fetch_optional(&mut *conn).await?.map(|run| lost_run(&run)).transpose()?;
-            claimed.push(seen.held(lost, seen.began()));
-        }
-        Ok(claimed)
+        let rows = query.fetch_all(conn).await?;
+        rows.iter().map(Seen::read).collect()
+    }
+
+    async fn taken_over(conn: &mut MySqlConnection, held: &Seen) -> Reply<Option<LostRun>> {
+        let query = sqlx::query(LOST_RUN).bind(held.times.name.as_str()).bind(held.run_slot.map(stored));
+        let run = query.bind(to_stored_count(held.attempt) - 1).fetch_optional(conn).await?;
+        run.map(|run| lost_run(&run)).transpose()
     }
 
     async fn look_for_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<Seen>> {

@@ -10,8 +10,8 @@ use crate::{
     store::{
         Outcome, Reply, hex, limit_micros, not_extended,
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedRun,
-            ListedSchedule, Pass, Registered, RunPage, STEP, ScheduleStore, operations, to_stored_count,
+            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule,
+            LostRun, Pass, Registered, RunPage, STEP, ScheduleStore, operations, to_stored_count,
         },
         schedule_row::{listed, run},
         schedule_seen::{Seen, SeenStore, claim_due, lost_run},
@@ -134,19 +134,16 @@ fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
 }
 
 impl SeenStore for Sqlite {
-    async fn held(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<ClaimedRow>> {
+    async fn held(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<Seen>> {
         let names = keys(ask.known.iter().map(|known| &known.times.name));
-        let mut claimed = Vec::new();
-        for row in sqlx::query(HELD).bind(*ask.holder.as_uuid()).bind(names).fetch_all(&mut *conn).await? {
-            let seen = Seen::read(&row)?;
-            let query = sqlx::query(LOST_RUN)
-                .bind(seen.times.name.as_str())
-                .bind(seen.run_slot.map(stored))
-                .bind(to_stored_count(seen.attempt) - 1);
-            let lost = query.fetch_optional(&mut *conn).await?.map(|run| lost_run(&run)).transpose()?;
-            claimed.push(seen.held(lost, seen.began()));
-        }
-        Ok(claimed)
+        let rows = sqlx::query(HELD).bind(*ask.holder.as_uuid()).bind(names).fetch_all(conn).await?;
+        rows.iter().map(Seen::read).collect()
+    }
+
+    async fn taken_over(conn: &mut SqliteConnection, held: &Seen) -> Reply<Option<LostRun>> {
+        let query = sqlx::query(LOST_RUN).bind(held.times.name.as_str()).bind(held.run_slot.map(stored));
+        let run = query.bind(to_stored_count(held.attempt) - 1).fetch_optional(conn).await?;
+        run.map(|run| lost_run(&run)).transpose()
     }
 
     async fn look_for_due(conn: &mut SqliteConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<Seen>> {
