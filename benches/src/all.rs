@@ -31,16 +31,17 @@ pub struct Options {
 }
 
 pub async fn run(options: &Options, log: Option<&str>) -> Result<(), Error> {
+    let mut failed = Vec::new();
     for (scenario, csv) in SCENARIOS {
         println!("\n## {scenario}\n");
         let mut command = Command::new(std::env::current_exe()?);
         command.args(log.map(|log| format!("--log={log}"))).args(arguments(scenario, csv, &options.common));
         let status = command.stdin(Stdio::null()).kill_on_drop(true).status().await?;
         if !status.success() {
-            return Err(format!("{scenario}: {status}").into());
+            failed.push(format!("{scenario}: {status}"));
         }
     }
-    Ok(())
+    if failed.is_empty() { Ok(()) } else { Err(failed.join(", ").into()) }
 }
 
 fn arguments(scenario: &str, csv: bool, common: &Common) -> Vec<OsString> {

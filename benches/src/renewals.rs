@@ -16,8 +16,8 @@ use tracing_subscriber::{
 
 use crate::Error;
 
-/// The renewal event is the only one of its target at level TRACE.
-const RENEWAL: &str = "rowlock::lease::state";
+/// The renewal event is the only one of this room at level TRACE.
+const RENEWAL: &str = "rowlock::lease";
 
 #[derive(Clone, Default)]
 pub struct Renewals(Arc<AtomicI64>);
@@ -45,5 +45,30 @@ impl<S: Subscriber> Layer<S> for Renewals {
         if *event.metadata().level() == Level::TRACE {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_renewal_is_counted() {
+        let renewals = Renewals::install(None, true).unwrap();
+        let pool = sqlx::SqlitePool::connect("sqlite::memory:").await.unwrap();
+        rowlock::migrate(&pool).await.unwrap();
+        let lock = rowlock::LeaseLock::new(pool).lease(Duration::from_secs(3));
+        let lease = lock.acquire("held", Duration::from_secs(60)).await.unwrap();
+        let counted = async {
+            while renewals.so_far() == 0 {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), counted).await.unwrap();
+        lease.release().await.unwrap();
     }
 }

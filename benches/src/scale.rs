@@ -3,11 +3,11 @@
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use clap::{Args, ValueEnum};
-use rowlock::{Attempt, LeaseLock, Schedule, Schedules, Tick};
+use rowlock::{Attempt, LeaseLock};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
@@ -23,10 +23,6 @@ use crate::{
 
 /// How long a waiter holds its key, and how long it rests on average before it waits again.
 const HOLD: Duration = Duration::from_secs(2);
-/// Each schedule is due every ten seconds.
-const PATTERN: &str = "*/10 * * * * *";
-/// How long a run takes on average.
-const RUN: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
@@ -36,8 +32,6 @@ enum Part {
     Waiting,
     /// Candidates of one election, whose leaders stop to renew after a while.
     Successions,
-    /// All instances know the same schedules, which are due every ten seconds.
-    Schedules,
 }
 
 #[derive(Args)]
@@ -53,9 +47,6 @@ pub struct Options {
     /// The keys of `waiting`.
     #[arg(long, default_value_t = 3)]
     keys: usize,
-    /// The schedules.
-    #[arg(long, default_value_t = 200)]
-    schedules: usize,
     /// Keys are granted in the order of arrival.
     #[arg(long)]
     fair: bool,
@@ -75,7 +66,7 @@ struct Measured(Arc<Mutex<Record>>);
 
 #[derive(Default)]
 struct Record {
-    /// How long tasks waited, or how late ticks began.
+    /// How long tasks waited.
     waits: Vec<Duration>,
     /// From a release, or the end of a leader, to the next grant.
     gaps: Vec<Duration>,
@@ -123,13 +114,12 @@ async fn measure<DB: Bench>(kind: Kind, server: &str, part: Part, options: &Opti
         let mut instances = JoinSet::new();
         for number in 0..options.instances {
             let pool = pool::<DB>(&site.url, options.connections).await?;
-            let lock = LeaseLock::new(pool.clone()).fair(options.fair).lease(options.lease);
+            let lock = LeaseLock::new(pool).fair(options.fair).lease(options.lease);
             let measured = measured.clone();
             match part {
                 Part::Held => drop(instances.spawn(hold(lock, number))),
                 Part::Waiting => drop(instances.spawn(wait(lock, number % options.keys, measured))),
                 Part::Successions => drop(instances.spawn(lead(lock, options.lease, measured))),
-                Part::Schedules => drop(instances.spawn(tick(Schedules::new(pool), options.schedules, measured))),
             }
         }
         // All have begun, and the first renewals are over.
@@ -201,24 +191,4 @@ async fn lead<DB: Bench>(lock: LeaseLock<DB>, lease: Duration, measured: Measure
         leadership.detach();
         sleep(about(2 * lease)).await;
     }
-}
-
-async fn tick<DB: Bench>(mut schedules: Schedules<DB>, count: usize, measured: Measured) -> Result<(), Error> {
-    for number in 0..count {
-        let measured = measured.clone();
-        let work = move |tick: Tick<DB>| {
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            let due = Duration::from_millis(u64::try_from(tick.slot().timestamp_millis()).unwrap_or_default());
-            measured.change(|record| record.waits.push(now.saturating_sub(due)));
-            async {
-                sleep(about(RUN)).await;
-                Ok::<_, std::io::Error>(())
-            }
-        };
-        schedules = schedules.on(Schedule::cron(&format!("schedule {number}"), PATTERN), work);
-    }
-    let running = schedules.start().await?;
-    std::future::pending::<()>().await;
-    drop(running);
-    Ok(())
 }

@@ -17,8 +17,6 @@ pub struct Database {
     pub read: Time,
     pub write: Time,
     pub row: Time,
-    /// What a look of an instance takes for each schedule that it knows.
-    pub known: Time,
     /// How long a commit waits for the disk or for a standby.
     pub commit: Time,
     /// What opening a connection takes of a core.
@@ -37,7 +35,6 @@ impl Database {
             read: 110,
             write: 300,
             row: 20,
-            known: 2,
             commit: MILLISECOND,
             connect: 4 * MILLISECOND,
             notify: 35,

@@ -60,9 +60,4 @@ constants! {
     alive: number = "store/queue.rs", "pub const ALIVE_SECONDS: u64 = ";
     /// How many tickets of a queue are read.
     front: number = "store/queue.rs", "pub const FRONT: u64 = ";
-    poll_interval: duration = "schedule/schedules.rs", "time_limit: TIME_LIMIT,\n            poll_interval: ";
-    /// The most runs of an instance at a time.
-    max_concurrent_runs: number = "schedule/schedules.rs", "            max_concurrent_runs: ";
-    /// The most schedules of one instance.
-    known: number = "schedule/schedules.rs", "const MAX_SCHEDULES: usize = ";
 }

@@ -9,7 +9,7 @@ pub type Time = u64;
 
 pub const MILLISECOND: Time = 1_000;
 pub const SECOND: Time = 1_000_000;
-/// When the simulation begins on the wall clock: a moment before a full hour.
+/// When the simulation begins on the wall clock.
 const BEGIN: i64 = 1_767_261_480; // 2026-01-01 09:58:00 UTC
 
 pub fn micros(duration: Duration) -> Time {
@@ -23,11 +23,6 @@ pub fn duration(time: Time) -> Duration {
 /// The database's clock.
 pub fn clock(time: Time) -> DateTime<Utc> {
     DateTime::from_timestamp_micros(BEGIN * 1_000_000 + i64::try_from(time).unwrap()).unwrap()
-}
-
-/// The simulated time of a clock, zero for what lies before the beginning.
-pub fn time(clock: DateTime<Utc>) -> Time {
-    u64::try_from(clock.timestamp_micros() - BEGIN * 1_000_000).unwrap_or_default()
 }
 
 /// Events in the order of their times, and of their creation where times are equal.

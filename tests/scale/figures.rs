@@ -18,9 +18,9 @@ pub struct Figures {
     pub connections: usize,
     /// The longest that a statement waited for a core.
     pub queued: Time,
-    /// How long tasks waited for a key, or ticks for their run.
+    /// How long tasks waited for a key.
     pub waits: Vec<Time>,
-    /// From the death of an instance until its key or tick had another holder.
+    /// From the death of an instance until its key had another holder.
     pub takeovers: Vec<Time>,
     /// From a release until the next claim.
     pub hand_overs: Vec<Time>,

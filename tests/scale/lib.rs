@@ -2,9 +2,8 @@
 //! with latencies and failures that are drawn with a seed. `docs/scale.md` has the results.
 //!
 //! What the instances decide is the code's own: when a key may be claimed (`src/rules.rs`), all
-//! pauses (`src/pacing.rs`, `src/schedule/pacing.rs`), who is next in a queue
-//! (`src/queue/position.rs`), what a claimed tick is for (`src/schedule/plan.rs`) and when the next
-//! one is due (`src/schedule/cron.rs`). What sends and waits is repeated here.
+//! pauses (`src/pacing.rs`), and who is next in a queue (`src/queue/position.rs`). What sends and
+//! waits is repeated here.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 // The unit tests of the included files are not compiled here.
@@ -21,12 +20,9 @@ mod net;
 mod notifications;
 mod rows;
 pub mod run;
-mod schedule;
 mod server;
-mod slots;
 mod statements;
 mod tickets;
-mod ticks;
 
 pub use events::{MILLISECOND, SECOND, Time};
 

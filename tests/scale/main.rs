@@ -16,7 +16,6 @@ enum What {
     Waiting,
     Election,
     Successions,
-    Schedules,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -41,22 +40,8 @@ struct Options {
     trouble: Trouble,
     #[arg(long, default_value_t = 1000)]
     instances: usize,
-    /// Keys, or schedules.
     #[arg(long, default_value_t = 100_000)]
     keys: usize,
-    /// How many schedules an instance knows.
-    #[arg(long, default_value_t = 1000)]
-    known: usize,
-    /// The pattern of all schedules; a mixture by default.
-    #[arg(long)]
-    pattern: Option<String>,
-    /// The most connections of an instance's pool, of which a lock takes as many for requests, up
-    /// to eight.
-    #[arg(long, default_value_t = 10)]
-    pool: usize,
-    /// The longest pause between two looks, in seconds; that of the code by default.
-    #[arg(long)]
-    poll_interval: Option<f64>,
     /// Waiters are served in the order of their tickets.
     #[arg(long)]
     fair: bool,
@@ -105,12 +90,9 @@ fn main() {
         What::Waiting => Scenario::Waiting,
         What::Election => Scenario::Election,
         What::Successions => Scenario::Successions,
-        What::Schedules => Scenario::Schedules,
     };
     let mut setup = Setup::new(scenario, options.instances, options.keys, conditions);
-    (setup.known, setup.pool, setup.pattern) = (options.known, options.pool, options.pattern);
     setup.lease = Duration::from_secs_f64(options.lease);
-    setup.poll_interval = options.poll_interval.map(Duration::from_secs_f64);
     setup.death = matches!(options.trouble, Trouble::Death).then_some(begin);
     setup.fair = options.fair;
     (setup.end, setup.seed) = (options.seconds * 1_000_000, options.seed);

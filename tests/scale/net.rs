@@ -1,27 +1,24 @@
-//! Instances, their pools of connections, and the way of a statement to the server and back.
+//! Instances, their sessions, and the way of a statement to the server and back.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::{
     assumptions::{Conditions, Database, Fault, Loss},
     code::Constants,
-    events::{Events, MILLISECOND, SECOND, Time},
+    events::{Events, Time, micros},
     figures::Figures,
+    pacing,
     server::Server,
 };
 
 pub type Instance = usize;
 type Id = u64;
 
-/// The pauses of sqlx's pool between attempts to connect, when the server refuses: they double from
-/// the first to a fifth of the pool's own limit, without jitter.
-const CONNECT_PAUSES: (Time, Time) = (10 * MILLISECOND, 6 * SECOND);
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     Requests,
     Renewals,
-    /// The connection that listens, which is opened outside of pools.
+    /// The session that listens.
     Listening,
 }
 
@@ -135,9 +132,9 @@ pub struct Net<A: App> {
 }
 
 impl<A: App> Net<A> {
-    pub fn new(instances: usize, requests: usize, conditions: Conditions) -> Self {
+    pub fn new(instances: usize, conditions: Conditions) -> Self {
         let constants = Constants::read();
-        let most = [requests.min(constants.requests), constants.renewals, 1];
+        let most = [constants.requests, constants.renewals, 1];
         let mut events = Events::new();
         if let Some((Fault::FailOver(_), begin, _)) = conditions.fault {
             events.at(begin, Event::Fault);
@@ -312,7 +309,9 @@ impl<A: App> Net<A> {
             }
             _ if purpose == Purpose::Listening => self.failed(app, id, Failure::NoConnection),
             _ => {
-                let pause = CONNECT_PAUSES.0.saturating_mul(1 << tries.min(30)).min(CONNECT_PAUSES.1);
+                let mut pauses = pacing::open_backoff();
+                (0..tries).for_each(|_| _ = pauses.next());
+                let pause = micros(pauses.next());
                 self.after(pause, Event::Connect { id, tries: tries + 1 });
             }
         }

@@ -4,13 +4,10 @@ use std::{fmt, time::Duration};
 
 use crate::{
     assumptions::Conditions,
-    code::Constants,
     events::{SECOND, Time, micros},
     figures::{Figures, seconds, summary},
     locks::{self, Locks},
     net::Net,
-    slots::Slots,
-    ticks::{self, Ticks},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,16 +20,12 @@ pub enum Scenario {
     Election,
     /// The same, and each leader dies after a while and comes back later.
     Successions,
-    /// The keys are schedules, many of which are due at the full hour.
-    Schedules,
 }
 
 /// How long a waiter holds its key.
 const HOLD: Time = 2 * SECOND;
 /// How long it then rests, on average.
 const REST: Duration = Duration::from_secs(2);
-/// How long the run of a tick takes at the median.
-const RUN: Time = SECOND;
 /// Each instance begins at a time of its own within this time, as in a deploy.
 const DEPLOY: Time = 20 * SECOND;
 /// From here on figures are counted, when all instances have begun.
@@ -43,19 +36,11 @@ pub struct Setup {
     pub scenario: Scenario,
     pub instances: usize,
     pub keys: usize,
-    /// How many schedules an instance knows, and others with it.
-    pub known: usize,
-    /// The pattern of all schedules; a mixture by default.
-    pub pattern: Option<String>,
     /// Waiters are served in the order of their tickets.
     pub fair: bool,
-    /// The most connections of an instance's pool.
-    pub pool: usize,
     pub lease: Duration,
-    /// The longest pause between two looks; that of the code by default.
-    pub poll_interval: Option<Duration>,
     pub conditions: Conditions,
-    /// When an instance dies: the holder of the first key, or the one with the most runs.
+    /// When the holder of the first key dies.
     pub death: Option<Time>,
     pub end: Time,
     pub seed: u64,
@@ -69,14 +54,11 @@ pub struct Report {
 
 pub fn run(setup: Setup) -> Report {
     fastrand::seed(setup.seed);
-    let figures = match setup.scenario {
-        Scenario::Schedules => run_ticks(&setup),
-        _ => run_locks(&setup),
-    };
+    let figures = figures(&setup);
     Report { setup, figures }
 }
 
-fn run_locks(setup: &Setup) -> Figures {
+fn figures(setup: &Setup) -> Figures {
     let (hold, rest, dies) = match setup.scenario {
         Scenario::Waiting => (Some(HOLD), REST, false),
         Scenario::Successions => (Some(micros(2 * setup.lease)), 2 * setup.lease, true),
@@ -89,7 +71,7 @@ fn run_locks(setup: &Setup) -> Figures {
         _ => vec![instance % keys],
     };
     let mut locks = Locks::new(work, keys, (0..setup.instances).map(share).collect());
-    let mut net = Net::new(setup.instances, setup.pool, setup.conditions.clone());
+    let mut net = Net::new(setup.instances, setup.conditions.clone());
     for instance in 0..setup.instances {
         net.timer(fastrand::u64(0..DEPLOY), locks::Timer::Start(instance));
     }
@@ -98,59 +80,14 @@ fn run_locks(setup: &Setup) -> Figures {
     net.figures
 }
 
-fn run_ticks(setup: &Setup) -> Figures {
-    let constants = Constants::read();
-    let groups = setup.keys.div_ceil(setup.known.min(constants.known));
-    let poll_interval = setup.poll_interval.unwrap_or(Duration::from_micros(constants.poll_interval));
-    let work = ticks::Work {
-        lease: setup.lease,
-        poll_interval,
-        max_concurrent_runs: constants.max_concurrent_runs,
-        runs: RUN,
-    };
-    let slots = match &setup.pattern {
-        Some(pattern) => Slots::new(groups, std::slice::from_ref(pattern), std::iter::repeat_n(0, setup.keys)),
-        None => Slots::new(groups, &patterns(), (0..setup.keys).map(|_| pattern())),
-    };
-    let mut ticks = Ticks::new(work, slots, setup.instances, groups);
-    let mut net = Net::new(setup.instances, setup.pool, setup.conditions.clone());
-    for instance in 0..setup.instances {
-        ticks.poll_at(&mut net, instance, fastrand::u64(0..DEPLOY));
-    }
-    setup.death.into_iter().for_each(|death| net.timer(death, ticks::Timer::Death));
-    net.run(&mut ticks, setup.end);
-    net.figures
-}
-
-/// Every minute, every five minutes, and each minute of the hour.
-fn patterns() -> Vec<String> {
-    let hourly = (0..60).map(|minute| format!("{minute} * * * *"));
-    ["* * * * *".to_owned(), "*/5 * * * *".to_owned()].into_iter().chain(hourly).collect()
-}
-
-/// Draws a pattern: one in a hundred is due every minute, one in twenty every five minutes, one in
-/// ten at the full hour, and the others at any minute of the hour.
-fn pattern() -> usize {
-    match fastrand::usize(..100) {
-        0 => 0,
-        1..6 => 1,
-        6..16 => 2,
-        _ => 2 + fastrand::usize(..60),
-    }
-}
-
 impl Setup {
     pub fn new(scenario: Scenario, instances: usize, keys: usize, conditions: Conditions) -> Self {
         Self {
             scenario,
             instances,
             keys,
-            known: 1_000,
-            pattern: None,
             fair: false,
-            pool: 10,
             lease: Duration::from_secs(30),
-            poll_interval: None,
             conditions,
             death: None,
             end: 300 * SECOND,

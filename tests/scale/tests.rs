@@ -37,7 +37,7 @@ fn held(fault: Fault) -> Setup {
 
 #[test]
 fn a_seed_has_one_outcome() {
-    for scenario in [Scenario::Held, Scenario::Waiting, Scenario::Election, Scenario::Schedules] {
+    for scenario in [Scenario::Held, Scenario::Waiting, Scenario::Election] {
         let figures = |seed| -> Figures {
             let conditions = with(postgres(), Fault::FailOver(Loss::Refused));
             run(Setup { instances: 50, seed, ..setup(scenario, 500, conditions) }).figures
@@ -162,43 +162,11 @@ fn a_thousand_instances_send_what_the_document_says() {
         (Scenario::Waiting, 100, postgres(), 2_195.0),
         (Scenario::Waiting, 100, mysql(), 2_225.0),
         (Scenario::Election, 1, postgres(), 1_330.0),
-        (Scenario::Schedules, 100_000, postgres(), 638.0),
     ] {
-        let pool = if scenario == Scenario::Schedules { 2 } else { 10 };
-        let report = run(Setup { pool, ..Setup::new(scenario, 1_000, keys, conditions) });
+        let report = run(Setup::new(scenario, 1_000, keys, conditions));
         let (from, to) = report.steady();
         let rate = report.figures.rate(from, to);
         assert!((rate / documented - 1.0).abs() < 0.1, "{scenario:?}: {rate}, documented {documented}");
         assert_eq!(report.figures.overlaps, 0);
     }
-}
-
-/// Each tick runs, also if an instance dies in the midst of its runs, at the end of its lease.
-#[test]
-fn ticks_of_a_dead_instance_run_elsewhere() {
-    for conditions in [postgres(), mysql()] {
-        let death = Some(121 * SECOND);
-        let setup = Setup { death, pool: 2, known: 100, ..setup(Scenario::Schedules, 5_000, conditions) };
-        let alive = run(Setup { death: None, ..setup.clone() }).figures;
-        let figures = run(setup).figures;
-        assert!(!figures.takeovers.is_empty(), "no run was hit");
-        let longest = summary(&figures.takeovers).longest;
-        assert!(longest < 32 * SECOND, "{longest} µs");
-        assert_eq!(figures.granted, alive.granted + figures.takeovers.len());
-        assert!(summary(&alive.waits).longest < SECOND, "{}", summary(&alive.waits));
-    }
-}
-
-/// The ticks that are due in a fail-over run after it.
-#[test]
-fn ticks_of_a_fail_over_run_afterwards() {
-    let conditions = with(postgres(), Fault::FailOver(Loss::Refused));
-    let conditions =
-        Conditions { fault: conditions.fault.map(|(fault, _, _)| (fault, 110 * SECOND, 140 * SECOND)), ..conditions };
-    let figures = run(Setup { pool: 2, known: 100, ..setup(Scenario::Schedules, 5_000, conditions) }).figures;
-    let ran = run(Setup { pool: 2, known: 100, ..setup(Scenario::Schedules, 5_000, postgres()) }).figures.granted;
-    assert_eq!(figures.granted, ran);
-    // Those of the full hour, twenty seconds before the end.
-    let late = summary(&figures.waits).longest;
-    assert!((20 * SECOND..24 * SECOND).contains(&late), "{late} µs");
 }
