@@ -77,7 +77,7 @@ impl<DB: Database> Core<DB> {
         let limit = self.limit();
         let mut conn = self.requests.take(limit).await?;
         let (label, not_after) = (self.label.as_str(), conn.not_after(limit));
-        let ask = DueRequest { known, holder, label, most, not_after, resent: false };
+        let ask = DueRequest { known, holder, label, most, not_after };
         let reply = timeout_at(limit, DB::claim_due(conn.get(), &ask)).await;
         let (mut conn, reply) = conn.proceed(reply)?;
         if let Some(TooLate { now }) = reply.too_late {

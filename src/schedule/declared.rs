@@ -176,6 +176,9 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, the schedule may be removed.
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
+        if self.inspect(name.as_str()).await?.is_none() {
+            return Err(Error::NotFound(NotFound::Schedule { name, renamed_to: None }));
+        }
         let declared = declared(&core).await?.remove(&name).unwrap_or_default();
         if declared.times.iter().any(|(times, _)| !times.are_removed()) {
             let wrong = "instances that are alive declare it: deploy the application without it, or stop them";
@@ -191,13 +194,11 @@ impl<DB: Database> Schedules<DB> {
         };
         let removed =
             answered!(&*core, Action::Forget, &quoted(&name), conn => recorded::<DB, _>(conn, &change, remove))?;
-        if removed.is_some() {
-            return Ok(());
+        // A removal whose reply was lost is sent again, and finds no row.
+        if removed.is_none() && self.inspect(name.as_str()).await?.is_some() {
+            return Err(refused(&name, "a run is under way: it can be removed after that".to_owned()));
         }
-        match self.inspect(name.as_str()).await? {
-            Some(_) => Err(refused(&name, "a run is under way: it can be removed after that".to_owned())),
-            None => Err(Error::NotFound(NotFound::Schedule { name, renamed_to: None })),
-        }
+        Ok(())
     }
 
     /// Moves the slot of a schedule to the first one from now on: what was due is passed over, and

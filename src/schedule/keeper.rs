@@ -1,7 +1,10 @@
 //! Renews the lease of one run in the background, and reports its loss.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -31,6 +34,7 @@ use crate::{
 
 /// The longest pause between two renewals, after which an order to stop is noticed.
 const NOTICED: Duration = Duration::from_secs(20);
+const NOT_RECORDED: &str = "its end was not recorded under its claim";
 
 /// The lease of a run. Dropping it ends the renewals.
 pub struct Keeper {
@@ -47,6 +51,8 @@ struct Kept {
     /// When the lease counts as lost unless it is renewed.
     deadline: Mutex<Instant>,
     lost: CancellationToken,
+    /// The event of the loss was emitted, or is left to the end of the run.
+    told: AtomicBool,
     /// An operator has stopped the tick.
     stopped: CancellationToken,
     subscriber: Subscriber,
@@ -64,6 +70,9 @@ impl Kept {
     /// Cancels the token of the loss, and then emits the event.
     fn report_lost(&self, why: &'static str) {
         self.lost.cancel();
+        if self.told.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let claim = self.claim.clone();
         self.subscriber.emit_loss(move || tracing::error!(schedule = %claim.key, token = %claim.token, "lost: {why}"));
     }
@@ -87,6 +96,7 @@ impl Keeper {
             lease,
             deadline: Mutex::new(sent + trusted(lease, lease)),
             lost: CancellationToken::new(),
+            told: AtomicBool::new(false),
             stopped: CancellationToken::new(),
             subscriber: Subscriber::current(),
         });
@@ -111,6 +121,18 @@ impl Keeper {
     /// Waits until an operator has stopped the tick.
     pub async fn stopped_by_an_operator(&self) {
         self.kept.stopped.cancelled().await;
+    }
+
+    /// Leaves it to the end of the run to tell of a loss: a renewal may see the row after its end.
+    /// `false` if a loss was told before.
+    pub fn leave_loss_to_end(&self) -> bool {
+        !self.kept.told.swap(true, Ordering::Relaxed)
+    }
+
+    /// Emits the event of the loss that the end of the run has found.
+    pub fn tell_not_recorded(&self) {
+        self.kept.told.store(false, Ordering::Relaxed);
+        self.kept.report_lost(NOT_RECORDED);
     }
 
     /// Stops the renewals, and waits for one in flight, which might revive a claim that was ended.

@@ -16,6 +16,7 @@
 //! `store/schedule.rs`, `store/instances.rs` and `store/orders.rs` have the statements.
 
 pub mod admin;
+mod busy;
 mod core;
 mod cron;
 pub mod declared;

@@ -16,7 +16,7 @@ use crate::{
     store::{
         Database,
         changes::{Change, recorded},
-        orders::{AttemptOf, Order, What},
+        orders::{AttemptOf, Given, Order, What},
         schedule::{ListedSchedule, Registered},
     },
 };
@@ -43,6 +43,18 @@ fn next_of(row: &ListedSchedule, is_begun: bool, now: DateTime<Utc>) -> Result<D
         Some(schedule) => Ok(schedule.next(row.slot.max(now))),
         None => Err(refused(name, format!("its times {:?} have no next tick", row.times.spec))),
     }
+}
+
+/// Returns whether this operator has given an order.
+async fn has_ordered<DB: Database>(
+    core: &Core<DB>,
+    what: What,
+    name: &Key,
+    until: DateTime<Utc>,
+) -> Result<bool, Error> {
+    let given: Option<Given> =
+        answered!(core, Action::Inspect, &quoted(name), conn => DB::ordered(conn, what, name.as_str()))?;
+    Ok(given.is_some_and(|given| given.until == until && given.who == core.label))
 }
 
 impl<DB: Database> Schedules<DB> {
@@ -79,8 +91,7 @@ impl<DB: Database> Schedules<DB> {
             let Some(until) = row.run_slot.filter(|_| row.attempt > 0) else {
                 // An order whose reply was lost may have ended the tick.
                 let Some(tried) = tried else { return Ok(false) };
-                let given = answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::ordered(conn, What::Stop, name.as_str()))?;
-                return Ok(given.is_some_and(|given| given.until == tried && given.who == core.label));
+                return has_ordered(&core, What::Stop, &name, tried).await;
             };
             tried = Some(until);
             let stop = async |conn: &mut DB::Connection| {
@@ -140,8 +151,15 @@ impl<DB: Database> Schedules<DB> {
 
     async fn order_skip(&self, name: &Key, until: Option<DateTime<Utc>>) -> Result<DateTime<Utc>, Error> {
         let core = self.core()?;
+        let mut tried = None;
         loop {
             let (row, now) = found(&core, name).await?;
+            // An order whose reply was lost may stand, and the tick be passed over since.
+            if let Some(tried) = tried
+                && has_ordered(&core, What::Skip, name, tried).await?
+            {
+                return Ok(tried);
+            }
             let is_begun = row.attempt > 0 && row.run_slot == Some(row.slot);
             let until = match until {
                 Some(until) => until,
@@ -155,6 +173,7 @@ impl<DB: Database> Schedules<DB> {
             }
             // A tick that was begun is finished. Otherwise, whatever comes until then is passed
             // over.
+            tried = Some(until);
             let since = if is_begun { row.slot + TimeDelta::microseconds(1) } else { DateTime::UNIX_EPOCH };
             let change = Change { who: &core.label, what: "skipped", name: name.as_str() };
             let skip = async |conn: &mut DB::Connection| {

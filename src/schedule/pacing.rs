@@ -11,12 +11,14 @@ const LEAST_CLAIMS: u32 = 4;
 const FOR_EACH_RUN: Duration = Duration::from_millis(1);
 /// The first pause while something is due that cannot be claimed, or the database fails.
 const FIRST: Duration = Duration::from_millis(20);
+/// The longest one, in which other schedules may come due.
+const LONGEST: Duration = Duration::from_secs(2);
 /// By how much a poll is late, so that instances do not all poll at the same moment.
 const JITTER: Duration = Duration::from_millis(20);
 
 /// The pauses while something is due that cannot be claimed, or the database fails.
 pub fn poll_backoff(poll_interval: Duration) -> Backoff {
-    Backoff::between(FIRST, poll_interval)
+    Backoff::between(FIRST, poll_interval.min(LONGEST))
 }
 
 /// Returns how many schedules one poll of this many instances claims: few, so that ticks that are

@@ -180,11 +180,13 @@ fn pending(schedule: &Schedule, slot: DateTime<Utc>, now: DateTime<Utc>, most: u
     match schedule.timing {
         Timing::After(_) => Pending { first: slot, last: slot, before: 0 },
         Timing::Every(period) => {
-            let periods = ((now - slot).num_milliseconds().max(0)) / period.num_milliseconds();
-            let kept = periods.min(i64::from(most) - 1);
-            let at = |number: i64| slot + TimeDelta::milliseconds(period.num_milliseconds() * number);
-            let before = u32::try_from(periods - kept).unwrap_or(u32::MAX);
-            Pending { first: at(periods - kept), last: at(periods), before }
+            // The slot may be one of other times, from before they were changed.
+            let (next, period) = (schedule.next(slot), period.num_milliseconds());
+            let later = if next > now { 0 } else { (now - next).num_milliseconds() / period + 1 };
+            let kept = later.min(i64::from(most) - 1);
+            let at = |number| if number == 0 { slot } else { next + TimeDelta::milliseconds(period * (number - 1)) };
+            let before = u32::try_from(later - kept).unwrap_or(u32::MAX);
+            Pending { first: at(later - kept), last: at(later), before }
         }
         Timing::Cron { .. } => pending_of_cron(schedule, slot, now, most),
     }

@@ -34,6 +34,22 @@ fn moved(to: &str, missed: u32, skipped: u32) -> Start {
     Start::Move { to: at(to), missed, skipped }
 }
 
+/// Every 30 seconds has become every minute.
+#[test]
+fn a_slot_of_other_times_is_followed_by_ticks_of_the_present_ones() {
+    let every = Schedule::every("k", MINUTE);
+    for (catch_up, expected) in [
+        (CatchUp::Once, moved("10:05:00", 5, 0)),
+        (CatchUp::All(2), moved("10:04:00", 4, 0)),
+        (CatchUp::All(6), Start::Run),
+        (CatchUp::Skip, moved("10:05:00", 0, 5)),
+    ] {
+        let schedule = every.clone().catch_up(catch_up).grace(Duration::from_secs(20));
+        assert_eq!(start(&schedule, &row("10:00:30"), at("10:05:10")), expected, "{catch_up:?}");
+    }
+    assert_eq!(start(&every, &row("10:00:30"), at("10:00:59")), Start::Run);
+}
+
 #[test]
 fn what_a_fresh_claim_runs() {
     let skip = |next, skipped| Start::Skip { next: at(next), skipped };

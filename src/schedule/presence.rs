@@ -7,6 +7,7 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
@@ -25,7 +26,7 @@ use crate::{
     store::{
         Database,
         instances::{Announcement, Beat, DeclaredSet, Past},
-        orders::What,
+        orders::{Given, What},
         schedule::{ListedSchedule, Registered, Times},
     },
 };
@@ -209,12 +210,16 @@ impl Presence {
         self.look_at(core, beat, Some(until)).await
     }
 
-    /// Ends the word of the instance.
-    pub async fn leave<DB: Database>(mut self, core: &Core<DB>) -> Result<(), Error> {
+    /// Ends the word of the instance. Cancels the token if an operator has ordered that it ends,
+    /// which may have been since the last beat.
+    pub async fn leave<DB: Database>(mut self, core: &Core<DB>, drained: &CancellationToken) -> Result<(), Error> {
         let id = self.id();
         answered!(core, Action::Update, INSTANCES, conn => DB::end_instance(conn, id))?;
-        if self.is_drained {
-            let name = id.simple().to_string();
+        let name = id.simple().to_string();
+        let ordered: Option<Given> =
+            answered!(core, Action::Inspect, INSTANCES, conn => DB::ordered(conn, What::Drain, &name))?;
+        if ordered.is_some() {
+            drained.cancel();
             let done: Result<bool, Error> =
                 answered!(core, Action::Update, INSTANCES, conn => DB::cancel(conn, What::Drain, &name, None));
             if let Err(error) = done {

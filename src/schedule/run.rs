@@ -127,13 +127,14 @@ async fn run_claimed<DB: Database>(
     match pass_over(&core, &job.schedule, claim, &tick, start).await {
         Ok(true) => {}
         passed => {
-            if let Err(error) = passed {
+            if let Err(error) = &passed {
                 tracing::error!(schedule = %claim.key, ?error, "the slot could not be moved");
             }
-            // A pass that had no reply may have ended the claim. If other times are in effect by
-            // then, an instance that has them runs the tick.
-            let stood = stop_and_hand_back(&core, claim, keeper).await;
-            return (if stood { Ended::HandedBack } else { Ended::Lost }, None);
+            // No work was begun. If other times are in effect by then, an instance that has them
+            // runs the tick.
+            let ended = put_back_unbegun(&core, claim, keeper).await;
+            // A pass that had no reply may have ended the claim.
+            return (if passed.is_ok() { ended } else { Ended::Lost }, None);
         }
     }
     match start {
@@ -149,22 +150,20 @@ async fn run_claimed<DB: Database>(
         _ => None,
     };
     if let Some(error) = unrun {
-        return end(of(claimed, None).inner(), Err(error), &tokens.stopped).await;
+        return end_kept(keeper, of(claimed, None).inner(), Err(error), &tokens.stopped).await;
     }
     let mut lease = match acquire_exclusive(&core, &job.schedule, &keeper, &tokens.closed).await {
         Exclusive::Acquired(lease) => lease,
-        Exclusive::Failed(error) => return end(of(claimed, None).inner(), Err(error), &tokens.stopped).await,
+        Exclusive::Failed(error) => {
+            return end_kept(keeper, of(claimed, None).inner(), Err(error), &tokens.stopped).await;
+        }
         Exclusive::Stopped => {
             let (tick, error) = (of(claimed, None), by_order(&core, What::Stop, &name).await);
             tick.inner().stop();
-            return end(tick.inner(), Err(error), &tokens.stopped).await;
+            return end_kept(keeper, tick.inner(), Err(error), &tokens.stopped).await;
         }
         Exclusive::Lost => return (Ended::Lost, None),
-        Exclusive::Closed => {
-            keeper.stop().await;
-            put_back(&core, claim.holder, std::slice::from_ref(&claim.key)).await;
-            return (Ended::HandedBack, None);
-        }
+        Exclusive::Closed => return (put_back_unbegun(&core, claim, keeper).await, None),
     };
     metrics::started(name.as_str(), delay.to_std().unwrap_or_default());
     let tick = of(claimed, lease.as_ref().map(|lease| lease.claim().clone()));
@@ -198,15 +197,14 @@ async fn work_and_end<DB: Database>(
             if result.is_err() && inner.row.attempt <= inner.schedule.retries.times && is_stopped(inner).await {
                 inner.stop();
             }
-            let ended = end(inner, result, stopped).await;
-            drop(keeper);
-            ended
+            end_kept(keeper, inner, result, stopped).await
         }
         // The transaction that ends the tick may have been committed.
         Stop::Lost => find_success(inner).await,
         Stop::HandBack(_) if inner.in_transaction() == InTransaction::Committed => find_success(inner).await,
         Stop::HandBack(ended) => {
-            let stood = stop_and_hand_back(&inner.core, &inner.claim, keeper).await;
+            keeper.stop().await;
+            let stood = hand_back(&inner.core, &inner.claim).await;
             let found = if stood { None } else { Some(find_success(inner).await) };
             // If it did not succeed, an earlier attempt to hand it back had no reply.
             found.filter(|found| matches!(found.0, Ended::Succeeded)).unwrap_or((ended, None))
@@ -220,11 +218,26 @@ async fn work_and_end<DB: Database>(
     }
 }
 
-/// Stops the renewals of a claim whose work has stopped, and hands it back. Returns `false` if the
-/// claim did not stand.
-async fn stop_and_hand_back<DB: Database>(core: &Core<DB>, claim: &Claim, keeper: Keeper) -> bool {
+/// Records the end of a run, whose lease is renewed until then.
+async fn end_kept<DB: Database>(
+    keeper: Keeper,
+    tick: &Inner<DB>,
+    result: Result<(), String>,
+    stopped: &CancellationToken,
+) -> (Ended, Option<Duration>) {
+    let tells = keeper.leave_loss_to_end();
+    let ended = end(tick, result, stopped).await;
+    if tells && matches!(ended.0, Ended::Lost) {
+        keeper.tell_not_recorded();
+    }
+    ended
+}
+
+/// Stops the renewals of a claim under which no work was begun, and undoes it.
+async fn put_back_unbegun<DB: Database>(core: &Core<DB>, claim: &Claim, keeper: Keeper) -> Ended {
     keeper.stop().await;
-    hand_back(core, claim).await
+    put_back(core, claim.holder, std::slice::from_ref(&claim.key)).await;
+    Ended::HandedBack
 }
 
 /// What came of the wait for the key that a run needs as well.

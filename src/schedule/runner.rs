@@ -1,10 +1,6 @@
 //! The loop of an instance: it looks when something is due, and runs what it has claimed.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -15,6 +11,7 @@ use crate::{
     key::{Claim, Holder, Key},
     pacing::Backoff,
     schedule::{
+        busy::Busy,
         core::{Core, put_back},
         pacing::{most_claims, poll_backoff, poll_pause, precedence_of_others},
         presence::{Presence, beat_pause},
@@ -26,7 +23,6 @@ use crate::{
         timers::{sleep_until, timeout},
     },
     store::{Database, failure::Failure, fault::Fault, schedule::Known},
-    sync::lock,
 };
 
 /// A time that does not come.
@@ -60,18 +56,37 @@ pub struct Running {
     closed: CancellationToken,
     /// Runs are stopped.
     stopped: CancellationToken,
+    /// An operator has ordered that it ends.
+    drained: CancellationToken,
+    pub(super) busy: Arc<Busy>,
     driver: Option<JoinHandle<()>>,
 }
 
 impl Running {
-    pub(super) fn start<DB: Database>(core: Arc<Core<DB>>, jobs: HashMap<Key, Job<DB>>, presence: Presence) -> Self {
-        let (closed, stopped) = (CancellationToken::new(), CancellationToken::new());
+    pub(super) fn start<DB: Database>(
+        core: Arc<Core<DB>>,
+        jobs: HashMap<Key, Job<DB>>,
+        presence: Presence,
+        busy: Arc<Busy>,
+    ) -> Self {
+        let (closed, stopped, drained) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
         let tokens = StopTokens { closed: closed.clone(), stopped: stopped.clone() };
         let pauses = poll_backoff(core.poll_interval);
         let known = jobs.values().map(|job| core.known(&job.schedule)).collect();
-        let (presence, busy, due_at) = (Some(presence), Arc::default(), Instant::now());
-        let runner = Runner { core, jobs, known, presence, busy, tokens, pauses, failing: None, due_at, unheard: 0 };
-        Self { closed, stopped, driver: Some(tokio::spawn(runner.drive())) }
+        let runner = Runner {
+            core,
+            jobs,
+            known,
+            presence: Some(presence),
+            busy: busy.clone(),
+            tokens,
+            drained: drained.clone(),
+            pauses,
+            failing: None,
+            due_at: Instant::now(),
+            unheard: 0,
+        };
+        Self { closed, stopped, drained, busy, driver: Some(tokio::spawn(runner.drive())) }
     }
 
     /// Claims nothing more, and waits for the runs to end. A run that waits for its key does not
@@ -98,12 +113,13 @@ impl Running {
 
     /// Waits until an operator has [drained](crate::Schedules::drain) the instance: it claims
     /// nothing more, and its runs go on. What is left to the application is to call
-    /// [`shutdown`](Self::shutdown), and to end.
+    /// [`shutdown`](Self::shutdown), and to end. An order that comes while the instance is being
+    /// shut down is noticed too.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
-    pub async fn drained(&self) {
-        self.closed.cancelled().await;
+    pub fn drained(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.drained.clone().cancelled_owned()
     }
 }
 
@@ -120,10 +136,9 @@ struct Runner<DB: Database> {
     known: Arc<[Known]>,
     /// It is absent once it has left.
     presence: Option<Presence>,
-    /// The schedules whose work has not ended here. They are not claimed: their lease may have
-    /// ended while the work blocks a thread, or while the end of the run cannot be recorded.
-    busy: Arc<Mutex<HashSet<Key>>>,
+    busy: Arc<Busy>,
     tokens: StopTokens,
+    drained: CancellationToken,
     /// The pauses while something is due that cannot be claimed, or the database fails.
     pauses: Backoff,
     /// Why the last poll failed, if it did.
@@ -136,18 +151,6 @@ struct Runner<DB: Database> {
 
 /// An instance counts as alive for four beats. One that fails is nothing to report.
 const REPORTED: u32 = 2;
-
-/// Marks a schedule as busy, until it is dropped.
-struct Busy {
-    all: Arc<Mutex<HashSet<Key>>>,
-    name: Key,
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        lock(&self.all).remove(&self.name);
-    }
-}
 
 /// Waits until `at`. A timer takes at least a millisecond, so a time that has passed is not waited
 /// for.
@@ -179,7 +182,7 @@ impl<DB: Database> Runner<DB> {
         let mut poll_at = Instant::now();
         let (mut polled_at, mut beat_at) = (poll_at, poll_at + self.until_beat());
         loop {
-            let free = self.core.max_concurrent_runs.saturating_sub(u32::try_from(runs.len()).unwrap_or(u32::MAX));
+            let free = self.busy.room(self.core.max_concurrent_runs);
             tokio::select! {
                 biased;
                 () = self.tokens.closed.cancelled() => break,
@@ -192,13 +195,15 @@ impl<DB: Database> Runner<DB> {
                         (poll_at, self.due_at) = (poll_at.min(due_at), self.due_at.min(due_at));
                     }
                 }
+                () = self.busy.freed.notified(), if free == 0 => poll_at = Instant::now(),
                 () = until(if free > 0 { poll_at.min(beat_at) } else { beat_at }) => {
                     let (now, pause) = (Instant::now(), self.core.poll_interval);
-                    // A beat takes the place of a poll if nothing is due before the next one, and
-                    // the last poll was not long ago.
-                    let quiet = free == 0 || (self.due_at > now + pause && polled_at + 2 * pause > now);
-                    let early = pause.min(beat_pause(pause)) / 2;
-                    let beats = beat_at <= if quiet { now + early } else { now };
+                    // A beat takes the place of a poll that comes soon, if nothing is due before
+                    // the next one. It does not take that of two polls in a row.
+                    let soon = now + pause.min(beat_pause(pause)) / 2;
+                    let is_idle = self.due_at > now + pause && polled_at + pause * 3 / 2 > now;
+                    let quiet = free == 0 || (poll_at <= soon && is_idle);
+                    let beats = beat_at <= if quiet { soon } else { now };
                     let mut changed = false;
                     if beats {
                         changed = self.beat().await;
@@ -245,6 +250,7 @@ impl<DB: Database> Runner<DB> {
         self.presence = Some(presence);
         if presence_is_drained {
             tracing::warn!("an operator has ordered that the instance ends: it claims nothing more");
+            self.drained.cancel();
             self.tokens.closed.cancel();
         }
         let changed = *beaten.as_ref().unwrap_or(&false);
@@ -270,8 +276,10 @@ impl<DB: Database> Runner<DB> {
 
     /// Tells the other instances that this one claims nothing more.
     async fn leave(&mut self) {
-        let (Some(presence), core) = (self.presence.take(), self.core.clone()) else { return };
-        if let Some(Err(error)) = apart(async move { presence.leave(&core).await }).await {
+        let (Some(presence), core, drained) = (self.presence.take(), self.core.clone(), self.drained.clone()) else {
+            return;
+        };
+        if let Some(Err(error)) = apart(async move { presence.leave(&core, &drained).await }).await {
             tracing::warn!(?error, "the instance could not tell the others that it ends; they notice it");
         }
     }
@@ -290,7 +298,7 @@ impl<DB: Database> Runner<DB> {
     /// Returns what may be claimed: sets of schedules, and how many of each. A group that has a
     /// limit is a set.
     fn claimable(&self, most: u32) -> Vec<(Vec<Known>, u32)> {
-        let busy = lock(&self.busy);
+        let busy = self.busy.names();
         let group_of = |name: &Key| self.jobs.get(name).and_then(|job| job.schedule.group.as_ref());
         let mut sets: HashMap<Option<&Key>, Vec<Known>> = HashMap::new();
         for known in self.known.iter().filter(|known| !busy.contains(&known.times.name)) {
@@ -308,11 +316,10 @@ impl<DB: Database> Runner<DB> {
     /// Returns a schedule and its work, and marks it as busy until the run and the work have ended.
     fn job(&self, name: &Key) -> Option<Job<DB>> {
         let Job { schedule, work } = self.jobs.get(name)?.clone();
-        lock(&self.busy).insert(name.clone());
-        let busy = Busy { all: self.busy.clone(), name: name.clone() };
+        let mark = self.busy.mark(name);
         // The run has a copy of the work, and so has the task that does it.
         let work = move |tick| {
-            let _ = &busy;
+            let _ = &mark;
             work(tick)
         };
         Some(Job { schedule, work: Arc::new(work) })
@@ -329,8 +336,12 @@ impl<DB: Database> Runner<DB> {
                 break;
             }
             match self.claim(runs, known, room.min(most)).await {
-                Ok((claimed, next)) => (most, next_in) = (most - claimed, next_in.min(next)),
-                Err(pause) => failed = failed.max(Some(pause)),
+                Ok((claimed, next)) => (most, next_in) = (most.saturating_sub(claimed), next_in.min(next)),
+                // What is due is not known.
+                Err(pause) => (failed, next_in) = (failed.max(Some(pause)), Duration::ZERO),
+            }
+            if self.failing == Some(Fault::Outage) || self.tokens.closed.is_cancelled() {
+                break;
             }
         }
         self.due_at = Instant::now() + next_in.min(FAR);

@@ -10,6 +10,7 @@ use std::{
 use chrono::TimeDelta;
 use sqlx::Pool;
 use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
@@ -20,6 +21,7 @@ use crate::{
     retry::{TIME_LIMIT, time_limit, within},
     rules::Rules,
     schedule::{
+        busy::Busy,
         core::Core,
         instances::Declared,
         presence::Presence,
@@ -86,6 +88,8 @@ pub struct Schedules<DB: Database> {
     /// Schedules that the application had once.
     removed: Vec<Key>,
     lock: Option<LeaseLock<DB>>,
+    /// That of the instance whose place this one takes.
+    busy: Option<Arc<Busy>>,
     pub(super) jobs: Vec<Job<DB>>,
     faults: Faults,
 }
@@ -104,6 +108,7 @@ impl<DB: Database> Schedules<DB> {
             build: String::new(),
             removed: Vec::new(),
             lock: None,
+            busy: None,
             jobs: Vec::new(),
             faults: Faults::default(),
         }
@@ -167,7 +172,8 @@ impl<DB: Database> Schedules<DB> {
 
     /// Sets the longest pause between two polls of the table: 10 ms to one hour, 2 s by default. An
     /// instance knows when its schedules are due; the pause delays a trigger, and what other
-    /// instances hand back.
+    /// instances hand back. A beat takes the place of some polls, so that the delay is two pauses
+    /// at most.
     pub fn poll_interval(mut self, pause: Duration) -> Self {
         let (least, most) = (Duration::from_millis(10), Duration::from_secs(3600));
         let checked = within("a poll interval", pause, least, most, "it has to be from 10 ms to one hour");
@@ -254,6 +260,27 @@ impl<DB: Database> Schedules<DB> {
         self
     }
 
+    /// Takes the place of an instance of this process, as when a program has read its schedules
+    /// anew: the runs that it still has count among those that this one may have at the same time,
+    /// in all and of each group. It is shut down when this one has been started.
+    ///
+    /// # Examples
+    /// ```
+    /// # async fn example<DB: rowlock::Database>(
+    /// #     jobs: rowlock::Schedules<DB>,
+    /// #     running: rowlock::jobs::Running,
+    /// # ) -> Result<(), rowlock::Error> {
+    /// let others = jobs.in_place_of(&running).start().await?;
+    /// running.shutdown(std::time::Duration::MAX).await;
+    /// # drop(others);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn in_place_of(mut self, running: &Running) -> Self {
+        self.busy = Some(running.busy.clone());
+        self
+    }
+
     /// Sends all statements over the application's pool. By default, schedules share the
     /// sessions that locks open for themselves; see
     /// [`LeaseLockBuilder::share_pool`](crate::leases::LeaseLockBuilder::share_pool).
@@ -290,11 +317,11 @@ impl<DB: Database> Schedules<DB> {
         let mut presence = Presence::new(&core, declared.chain(removed).collect());
         if let Err(error) = presence.join(&core).await {
             // Others may have seen it.
-            threads::spawn(async move { drop(presence.leave(&core).await) });
+            threads::spawn(async move { drop(presence.leave(&core, &CancellationToken::new()).await) });
             return Err(error);
         }
         let jobs = self.jobs.iter().map(|job| (job.schedule.name.clone(), job.clone())).collect();
-        Ok(Running::start(core, jobs, presence))
+        Ok(Running::start(core, jobs, presence, self.busy.clone().unwrap_or_default()))
     }
 
     /// Checks what these jobs need, and returns what their runs share.
@@ -391,8 +418,8 @@ impl<DB: Database> Clone for Schedules<DB> {
     fn clone(&self) -> Self {
         let (label, build, lock) = (self.label.clone(), self.build.clone(), self.lock.clone());
         let (requests, removed, jobs) = (self.requests.clone(), self.removed.clone(), self.jobs.clone());
-        let (max_runs, faults) = (self.max_runs.clone(), self.faults.clone());
-        Self { requests, label, build, removed, lock, jobs, max_runs, faults, ..*self }
+        let (max_runs, busy, faults) = (self.max_runs.clone(), self.busy.clone(), self.faults.clone());
+        Self { requests, label, build, removed, lock, jobs, max_runs, busy, faults, ..*self }
     }
 }
 

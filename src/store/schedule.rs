@@ -48,13 +48,10 @@ pub struct DueRequest<'a> {
     pub known: &'a [Known],
     pub holder: Holder,
     pub label: &'a str,
-    /// The most schedules that the holder has in the end.
+    /// The most schedules that are claimed.
     pub most: u32,
     /// After this time on the server's clock nothing is claimed.
     pub not_after: Option<DateTime<Utc>>,
-    /// The request was sent before, and may have been carried out: the reply has what the holder
-    /// has already, too.
-    pub resent: bool,
 }
 
 /// A schedule that was claimed.

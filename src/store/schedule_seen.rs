@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, future::Future};
 
 use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::Error;
 
 use crate::{
     key::{Key, Token},
@@ -81,54 +82,25 @@ impl Seen {
         let label = || self.label.clone();
         let lost = || LostRun { token: Token::new(self.token), label: label(), begin_time: self.began() };
         ClaimedRow {
-            token: Token::new(self.next_token()),
-            attempt: self.attempt + 1,
-            ..self.held(self.running.then(lost), self.now)
-        }
-    }
-
-    /// The row as the holder has it already since `now`, after it took over the run that was
-    /// lost.
-    pub fn held(&self, lost: Option<LostRun>, now: DateTime<Utc>) -> ClaimedRow {
-        ClaimedRow {
             name: self.times.name.clone(),
-            token: Token::new(self.token),
+            token: Token::new(self.next_token()),
             slot: self.to_run(),
             own: self.to_run() == self.slot,
-            attempt: self.attempt,
+            attempt: self.attempt + 1,
             missed: self.missed,
-            lost,
+            lost: self.running.then(lost),
             skip: self.skip,
             stopped: self.stop_slot == Some(self.to_run()),
-            now,
+            now: self.now,
         }
     }
-}
-
-/// Reads the run that a claim took over.
-pub fn lost_run(row: &impl StoredRow) -> Reply<LostRun> {
-    Ok(LostRun {
-        token: Token::new(row.number("token")?),
-        label: row.text("client_ip")?,
-        begin_time: row.time("begin_time")?,
-    })
 }
 
 /// The statements of a claim, for databases that look first.
 pub trait SeenStore: ScheduleStore {
-    /// Reads the rows that the holder has already.
-    fn held(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<Vec<Seen>>> + Send;
-
-    /// Reads the run that the claim of a row took over, if it was lost.
-    fn taken_over(conn: &mut Self::Connection, held: &Seen) -> impl Future<Output = Reply<Option<LostRun>>> + Send;
-
-    /// Reads the known schedules that are due first, `more` than are wanted, and the first one that
-    /// is not.
-    fn look_for_due(
-        conn: &mut Self::Connection,
-        ask: &DueRequest<'_>,
-        more: usize,
-    ) -> impl Future<Output = Reply<Vec<Seen>>> + Send;
+    /// Reads the known schedules that are due first, one more than are wanted.
+    fn look_for_due(conn: &mut Self::Connection, ask: &DueRequest<'_>)
+    -> impl Future<Output = Reply<Vec<Seen>>> + Send;
 
     /// Claims those rows that are as they were seen, and under which nothing ran, for this lease.
     /// Returns for each whether it was claimed. An error that is undone has claimed none.
@@ -151,29 +123,20 @@ pub trait SeenStore: ScheduleStore {
     fn now(conn: &mut Self::Connection) -> impl Future<Output = Reply<DateTime<Utc>>> + Send;
 }
 
-/// Claims the earliest of what is due, up to as many as are asked for.
+/// Claims the earliest of what is due, up to as many as are asked for. A row that the server
+/// refuses to change holds up no other.
 pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueRequest<'_>) -> Reply<DueReply> {
-    let mut reply = DueReply { claimed: Vec::new(), next_in: None, too_late: None };
-    let held = if ask.resent { DB::held(conn, ask).await? } else { Vec::new() };
-    for seen in held {
-        let lost = DB::taken_over(conn, &seen).await?;
-        reply.claimed.push(seen.held(lost, seen.began()));
+    let mut claims = Claims::default();
+    let mut due = DB::look_for_due(conn, ask).await?;
+    let wanted = due.iter().take(ask.most as usize).take_while(|seen| seen.left() <= TimeDelta::zero()).count();
+    claims.next_in = due.get(wanted).map(Seen::left);
+    due.truncate(wanted);
+    let (lost, free): (Vec<Seen>, Vec<Seen>) = due.into_iter().partition(|seen| seen.running);
+    take_all::<DB>(conn, ask, &free, &mut claims).await?;
+    for seen in &lost {
+        claims.add(seen, DB::take_over(conn, ask, seen).await)?;
     }
-    let mut free = Vec::new();
-    for seen in DB::look_for_due(conn, ask, reply.claimed.len()).await? {
-        if reply.claimed.iter().any(|row| row.name == seen.times.name) {
-            continue;
-        }
-        if !reply.wants(&seen, ask.most, free.len()) {
-            break;
-        }
-        if !seen.running {
-            free.push(seen);
-        } else if !reply.add(&seen, DB::take_over(conn, ask, &seen).await)? {
-            return Ok(reply);
-        }
-    }
-    take_all::<DB>(conn, ask, &free, &mut reply).await?;
+    let mut reply = claims.reply()?;
     if ask.not_after.is_some() && reply.claims_nothing() {
         reply.too_late = TooLate::at(DB::now(conn).await?, ask.not_after);
     }
@@ -185,7 +148,7 @@ async fn take_all<DB: SeenStore>(
     conn: &mut DB::Connection,
     ask: &DueRequest<'_>,
     free: &[Seen],
-    reply: &mut DueReply,
+    claims: &mut Claims,
 ) -> Reply<()> {
     let mut by_lease: BTreeMap<TimeDelta, Vec<&Seen>> = BTreeMap::new();
     for seen in free {
@@ -195,23 +158,19 @@ async fn take_all<DB: SeenStore>(
         match DB::take_free(conn, ask, &rows, lease).await {
             Ok(taken) => {
                 for (seen, taken) in rows.iter().zip(taken) {
-                    reply.add(seen, Ok(taken))?;
+                    claims.add(seen, Ok(taken))?;
                 }
             }
             // A trigger may refuse one of them.
             Err(error) if rows.len() > 1 && is_undone(&error) => {
                 for seen in rows {
                     let taken = DB::take_free(conn, ask, &[seen], lease).await;
-                    if !reply.add(seen, taken.map(|taken| taken == [true]))? {
-                        return Ok(());
-                    }
+                    claims.add(seen, taken.map(|taken| taken == [true]))?;
                 }
             }
             Err(error) => {
                 let Some(seen) = rows.first() else { return Err(error) };
-                if !reply.add(seen, Err(error))? {
-                    return Ok(());
-                }
+                claims.add(seen, Err(error))?;
             }
         }
     }
@@ -225,32 +184,41 @@ impl DueRequest<'_> {
     }
 }
 
-impl DueReply {
-    /// Returns whether a row is to be claimed, besides as many others. Otherwise it is the next
-    /// one.
-    fn wants(&mut self, seen: &Seen, most: u32, others: usize) -> bool {
-        let (left, claimed) = (seen.left(), u32::try_from(self.claimed.len() + others));
-        let wants = left <= TimeDelta::zero() && claimed.is_ok_and(|claimed| claimed < most);
-        if !wants {
-            self.next_in = Some(self.next_in.map_or(left, |next| next.min(left)));
-        }
-        wants
-    }
+/// What was claimed so far.
+#[derive(Default)]
+struct Claims {
+    claimed: Vec<ClaimedRow>,
+    next_in: Option<TimeDelta>,
+    /// Why the server has refused a row last, if it did.
+    refused: Option<Error>,
+}
 
-    /// Adds the reply to the claim of a row. Returns whether to go on.
-    fn add(&mut self, seen: &Seen, taken: Reply<bool>) -> Reply<bool> {
+impl Claims {
+    fn add(&mut self, seen: &Seen, taken: Reply<bool>) -> Reply<()> {
         match taken {
-            Ok(true) => self.claimed.push(seen.claimed()),
-            Ok(false) => self.next_in = Some(seen.left()),
-            // Those before were granted, and are run.
-            Err(error) if !self.claimed.is_empty() && is_undone(&error) => {
-                let error = said(&error);
-                tracing::warn!(error, "a schedule could not be claimed; trying again");
-                self.next_in = Some(seen.left());
-                return Ok(false);
+            Ok(true) => {
+                self.claimed.push(seen.claimed());
+                return Ok(());
             }
+            Ok(false) => {}
+            Err(error) if is_undone(&error) => self.refused = Some(error),
             Err(error) => return Err(error),
         }
-        Ok(true)
+        // It is due still.
+        self.next_in = Some(seen.left());
+        Ok(())
+    }
+
+    fn reply(self) -> Reply<DueReply> {
+        let Self { claimed, next_in, refused } = self;
+        match refused {
+            Some(error) if claimed.is_empty() => return Err(error),
+            Some(error) => {
+                let error = said(&error);
+                tracing::warn!(error, "a schedule could not be claimed; trying again");
+            }
+            None => {}
+        }
+        Ok(DueReply { claimed, next_in, too_late: None })
     }
 }

@@ -19,6 +19,7 @@ use crate::ticks::{LONG, SHORT, back, due, info, instance, told};
 
 harness::tests!(everywhere(
     a_group_runs_no_more_than_its_limit,
+    runs_of_an_instance_whose_place_is_taken_count,
     a_group_needs_a_limit,
     a_schedule_has_a_lease_of_its_own,
     an_instance_leaves_a_part_to_others,
@@ -97,6 +98,25 @@ async fn a_group_runs_no_more_than_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
         eventually("it runs", || async { told(&db, &name).await.ends_with("S1") }).await;
     }
     others.open.send_replace(true);
+    assert!(running.shutdown(PATIENCE).await);
+}
+
+/// As when a program reads its schedules anew while one of them runs.
+async fn runs_of_an_instance_whose_place_is_taken_count<DB: TestDatabase>(db: TestDb<DB>) {
+    let gate = Gate::closed();
+    let (first, second) = (due(&db, "first").await, due(&db, "second").await);
+    let one = || instance(&db, "one").max_concurrent_runs(1);
+    let before = gate.add_to(one(), first.clone()).start().await.unwrap();
+    eventually("the first runs", || async { gate.inside() == 1 }).await;
+    let schedules = gate.add_to(gate.add_to(one(), first), second).in_place_of(&before);
+    let running = schedules.start().await.unwrap();
+    let ends = tokio::spawn(before.shutdown(PATIENCE));
+    // An instance that may run one more claims the second at once.
+    sleep(5 * SHORT).await;
+    assert!(!listed(&db).await.iter().any(|row| row.name == "second" && row.running), "it is claimed, and waits");
+    gate.open.send_replace(true);
+    assert!(ends.await.unwrap());
+    eventually("the second has run", || async { told(&db, "second").await.ends_with("S1") }).await;
     assert!(running.shutdown(PATIENCE).await);
 }
 

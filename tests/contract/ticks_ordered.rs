@@ -28,6 +28,7 @@ harness::tests!(everywhere(
     orders_for_no_tick_are_refused,
     a_pause_ends_by_itself,
     a_drained_instance_ends_its_runs_and_claims_nothing,
+    an_order_that_comes_during_a_shutdown_is_noticed,
     the_end_of_an_output_is_kept_with_its_run,
     a_note_is_shown_while_the_run_goes_on,
     a_forced_release_is_kept_with_the_one_that_it_was_taken_from,
@@ -291,6 +292,20 @@ async fn a_drained_instance_ends_its_runs_and_claims_nothing<DB: TestDatabase>(d
     let again = instance(&db, "one").on(later, async |_| Never::Ok(())).start().await.unwrap();
     eventually("it has run", || async { told(&db, "later").await.ends_with("S1") }).await;
     assert!(again.shutdown(PATIENCE).await);
+}
+
+/// The order comes before the next beat, which the instance does not reach.
+async fn an_order_that_comes_during_a_shutdown_is_noticed<DB: TestDatabase>(db: TestDb<DB>) {
+    for is_ordered in [false, true] {
+        let one = instance(&db, "one").poll_interval(Duration::from_secs(3600));
+        let running = one.on(Schedule::every("k", LONG), async |_| Never::Ok(())).start().await.unwrap();
+        let ordered = instance(&db, "alice").drain(if is_ordered { "one" } else { "two" }).await.unwrap();
+        assert_eq!(ordered, usize::from(is_ordered));
+        let drained = running.drained();
+        assert!(running.shutdown(PATIENCE).await);
+        assert_eq!(timeout(Duration::ZERO, drained).await.is_ok(), is_ordered);
+    }
+    assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_order").await, Some(0), "it is obeyed");
 }
 
 async fn the_end_of_an_output_is_kept_with_its_run<DB: TestDatabase>(db: TestDb<DB>) {

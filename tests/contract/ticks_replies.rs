@@ -30,7 +30,8 @@ harness::tests!(
         a_pause_between_a_look_and_a_claim_is_seen,
         a_trigger_between_a_look_and_a_claim_is_run_too,
         a_message_that_is_lost_loses_no_tick_and_repeats_no_success,
-        ticks_that_were_passed_over_without_a_reply_are_not_lost
+        ticks_that_were_passed_over_without_a_reply_are_not_lost,
+        a_skip_that_is_sent_again_skips_one_tick
     ),
     servers[DIRECT](a_pass_that_was_made_and_given_up_is_not_handed_back),
     mysql_and_mariadb(a_claim_that_is_carried_out_late_is_undone_beside_a_locked_run)
@@ -220,6 +221,33 @@ async fn ticks_that_were_passed_over_without_a_reply_are_not_lost<DB: TestDataba
         if told.starts_with('M') {
             passed_over += 1;
             assert_eq!(outcome.unwrap(), TickOutcome::PassedOver, "after {passed} replies");
+        }
+    }
+    assert!(passed_over > 0);
+}
+
+/// The connection is lost at each reply of an order, after the tick has come. If the order was
+/// given, the tick is passed over, and the next one is not.
+async fn a_skip_that_is_sent_again_skips_one_tick<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let mut passed_over = 0;
+    for passed in 0..MESSAGES {
+        let name = format!("k{passed}");
+        let schedule = due(&db, &name).await;
+        let slot = info(&db, &name).await.slot;
+        let operator = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE);
+        proxy.hold_after(Way::Replies, passed);
+        let own = name.clone();
+        let skip = tokio::spawn(async move { operator.skip(&own).await });
+        held_or_over(&proxy, Way::Replies, &skip).await;
+        // The transaction of the order may hold the row.
+        let comes = idle(&db, schedule).time_limit(LIMIT).try_tick(&name).await;
+        proxy.cut();
+        let skipped = timeout(PATIENCE, skip).await.unwrap().unwrap().unwrap();
+        if matches!(comes, Ok(TickOutcome::PassedOver)) {
+            passed_over += 1;
+            let next = info(&db, &name).await;
+            assert_eq!((skipped, next.skipped_until), (slot, None), "after {passed} replies: {next:?}");
         }
     }
     assert!(passed_over > 0);

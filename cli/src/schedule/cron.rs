@@ -6,7 +6,7 @@ use rowlock::{Database, Schedules, Tick, jobs::Running};
 use sqlx::Pool;
 use tokio::{
     signal::unix::{Signal as Signals, SignalKind},
-    sync::{Semaphore, mpsc, watch},
+    sync::{mpsc, watch},
     task::{JoinSet, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout},
 };
@@ -82,14 +82,14 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     let (stop, stopped) = watch::channel(false);
     let (commands, no_commands) = mpsc::channel(1);
     let (works, no_works) = mpsc::channel(1);
-    let runs = Arc::new(Semaphore::new(0));
-    let shared = Shared { source, grace: cron.grace, runs, stop: stopped, commands: commands.downgrade() };
+    let (ordered, mut is_ordered) = watch::channel(false);
+    let shared = Shared { source, grace: cron.grace, stop: stopped, commands: commands.downgrade() };
     let mut instance = Instance {
         pool,
         label: cron.label.clone(),
         build: cron.build.clone(),
         max_runs: cron.max_runs,
-        places: 0,
+        ordered,
         shared,
         works,
         jobs: Jobs::default(),
@@ -109,7 +109,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     loop {
         tokio::select! {
             () = signals.stop.received() => break,
-            () = drained(instance.running.as_ref()) => {
+            () = drained(instance.running.as_ref(), &mut is_ordered) => {
                 out::print_info("an operator has ordered that this instance ends");
                 break;
             }
@@ -154,11 +154,12 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-/// Waits until an operator has ordered that the instance ends.
-async fn drained(running: Option<&Running>) {
-    match running {
-        Some(running) => running.drained().await,
-        None => std::future::pending().await,
+/// Waits until an operator has ordered that the instance ends, or one before a reload.
+async fn drained(running: Option<&Running>, before: &mut watch::Receiver<bool>) {
+    let Some(running) = running else { return std::future::pending().await };
+    tokio::select! {
+        () = running.drained() => {}
+        _ = before.wait_for(|is_ordered| *is_ordered) => {}
     }
 }
 
@@ -223,8 +224,8 @@ struct Instance<DB: Database> {
     build: Option<String>,
     /// The arguments' number of commands at the same time, which goes before that of the file.
     max_runs: Option<u32>,
-    /// The number that is in effect.
-    places: u32,
+    /// Turns true when an operator has ordered that an instance of before a reload ends.
+    ordered: watch::Sender<bool>,
     shared: Shared,
     /// The works of all jobs have a clone, so that the channel closes when no instance of the
     /// library is left.
@@ -243,7 +244,6 @@ impl<DB: Database> Instance<DB> {
     /// the file, and nothing stops if the new ones cannot start. Other times of a job apply at the
     /// next beat.
     async fn start(&mut self, jobs: Jobs) -> Result<(), Failure> {
-        self.have_places(self.max_runs.or(jobs.max_runs).unwrap_or(MAX_RUNS));
         let started = self.schedules(&jobs)?.start().await?;
         self.let_end();
         self.running = Some(started);
@@ -262,25 +262,12 @@ impl<DB: Database> Instance<DB> {
         self.jobs.unable().next().map(|_| Instant::now() + LOOK)
     }
 
-    /// Lets this many commands run at the same time. Runs that are under way go on.
-    fn have_places(&mut self, places: u32) {
-        let runs = self.shared.runs.clone();
-        match places.checked_sub(self.places) {
-            Some(more) => runs.add_permits(more as usize),
-            None => {
-                let fewer = self.places - places;
-                tokio::spawn(async move {
-                    if let Ok(permits) = runs.acquire_many_owned(fewer).await {
-                        permits.forget();
-                    }
-                });
-            }
-        }
-        self.places = places;
-    }
-
     fn schedules(&self, jobs: &Jobs) -> Result<Schedules<DB>, Failure> {
-        let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(self.places);
+        let max_runs = self.max_runs.or(jobs.max_runs).unwrap_or(MAX_RUNS);
+        let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(max_runs);
+        if let Some(running) = &self.running {
+            schedules = schedules.in_place_of(running);
+        }
         if let Some(label) = &self.label {
             schedules = schedules.label(label);
         }
@@ -311,8 +298,15 @@ impl<DB: Database> Instance<DB> {
     /// Claims nothing more for the jobs that run, and lets their runs end.
     fn let_end(&mut self) {
         if let Some(running) = self.running.take() {
+            let (drained, ordered) = (running.drained(), self.ordered.clone());
             self.ending.spawn(async move {
-                running.shutdown(Duration::MAX).await;
+                let mut shutdown = std::pin::pin!(running.shutdown(Duration::MAX));
+                tokio::select! {
+                    biased;
+                    () = drained => drop(ordered.send_replace(true)),
+                    _ = &mut shutdown => return,
+                }
+                shutdown.await;
             });
         }
     }

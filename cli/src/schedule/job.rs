@@ -13,7 +13,7 @@ use chrono::{DateTime, Utc};
 use rowlock::{Database, Tick};
 use rustix::process::Pid;
 use tokio::{
-    sync::{Semaphore, mpsc, oneshot, watch},
+    sync::{mpsc, oneshot, watch},
     task::JoinHandle,
     time::sleep,
 };
@@ -45,8 +45,6 @@ pub struct Shared {
     pub source: Arc<Source>,
     /// How long a command that is to stop may take.
     pub grace: Duration,
-    /// How many commands may run. Those of an earlier file count too.
-    pub runs: Arc<Semaphore>,
     /// Turns true when all commands are to stop.
     pub stop: watch::Receiver<bool>,
     /// Each command holds a sender, so that the channel closes after the last one.
@@ -62,7 +60,6 @@ impl Shared {
 
 /// The work of a tick: starts the command, and waits for its end.
 pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) -> Result<(), String> {
-    let permit = shared.runs.clone().acquire_owned().await;
     let (reply, ended) = oneshot::channel();
     let Some(counted) = shared.commands.upgrade() else { return std::future::pending().await };
     let (slot, attempt) = (tick.slot(), tick.attempt());
@@ -93,7 +90,7 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
         let began = Instant::now();
         let result = run.watch(started, reply).await;
         run.tell_end(began.elapsed(), result.as_ref());
-        drop((going_on, permit));
+        drop(going_on);
         if let Some(result) = result {
             run.follow(result).await;
         }

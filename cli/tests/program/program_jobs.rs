@@ -385,6 +385,11 @@ async fn fewer_commands_run_once_others_have_ended<DB: TestDatabase>(db: TestDb<
     ended_as(&db, "a", "succeeded").await;
     sleep(Duration::from_secs(1)).await;
     assert_eq!(said(&stage, 2).await.lines().count(), 2, "b still runs");
+    assert_eq!(
+        db.number("SELECT COUNT(*) FROM t_resource_schedule WHERE holder IS NOT NULL").await,
+        Some(1),
+        "c waits"
+    );
     std::fs::write(stage.file("b"), "").unwrap();
     assert!(said(&stage, 3).await.ends_with("\nc"));
     std::fs::write(stage.file("c"), "").unwrap();

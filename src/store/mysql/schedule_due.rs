@@ -8,39 +8,21 @@ use crate::store::{
     Reply, limit_micros,
     mysql::{
         row::{Query, marks, micros, padded, settle, stored},
-        schedule_sql::{COLUMNS, LOOK, LOST_RUN, RECORD_LOST, claim_statement},
+        schedule_sql::{COLUMNS, LOOK, RECORD_LOST, claim_statement},
     },
-    schedule::{DueRequest, Known, LOST, LostRun, to_stored_count},
-    schedule_seen::{Seen, SeenStore, lost_run},
+    schedule::{DueRequest, Known, LOST, to_stored_count},
+    schedule_seen::{Seen, SeenStore},
     stored_row::StoredRow as _,
     unanswered,
 };
 
 impl SeenStore for MySql {
-    async fn held(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<Seen>> {
-        if ask.known.is_empty() {
-            return Ok(Vec::new());
-        }
-        let names = marks("?", ask.known.len());
-        let sql = format!("SELECT {COLUMNS} FROM t_resource_schedule s WHERE holder = ? AND name IN ({names})");
-        let query = sqlx::query(AssertSqlSafe(sql)).bind(*ask.holder.as_uuid());
-        let query = ask.known.iter().fold(query, |query, known| query.bind(known.times.name.as_str()));
-        let rows = query.fetch_all(conn).await?;
-        rows.iter().map(Seen::read).collect()
-    }
-
-    async fn taken_over(conn: &mut MySqlConnection, held: &Seen) -> Reply<Option<LostRun>> {
-        let query = sqlx::query(LOST_RUN).bind(held.times.name.as_str()).bind(held.run_slot.map(stored));
-        let run = query.bind(to_stored_count(held.attempt) - 1).fetch_optional(conn).await?;
-        run.map(|run| lost_run(&run)).transpose()
-    }
-
-    async fn look_for_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<Seen>> {
+    async fn look_for_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<Seen>> {
         if ask.known.is_empty() {
             return Ok(Vec::new());
         }
         let known = marks("(?, ?, ?)", ask.known.len());
-        let limit = u64::from(ask.most) + 1 + more as u64;
+        let limit = u64::from(ask.most) + 1;
         let query = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
         let bind = |query: Query<'static>, Known { times, .. }: &Known| {
             query.bind(times.name.as_str().to_owned()).bind(times.spec.clone()).bind(times.zone.clone())

@@ -59,11 +59,6 @@ SET t.holder = ?, t.client_ip = ?, t.begin_time = ?, t.token = GREATEST(j.token 
     )
 }
 
-/// The run that a claim took over, if it was lost.
-pub(super) const LOST_RUN: &str = "
-SELECT token, CONVERT(client_ip USING utf8mb4) AS client_ip, begin_time FROM t_resource_schedule_run
-WHERE name = ? AND slot = ? AND attempt = ? AND status = 'L'";
-
 /// The names of the rows that a holder has claimed, or may be claiming in a statement that is still
 /// carried out. The rows of other runs are not among them.
 pub(super) const MAY_BE_HELD: &str =

@@ -47,8 +47,7 @@ impl ScheduleStore for Postgres {
         let leases: Vec<TimeDelta> = ask.known.iter().map(|known| known.lease).collect();
         let query = sqlx::query(CLAIM).bind(part(|times| times.name.as_str())).bind(part(|times| &times.spec));
         let query = query.bind(part(|times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(leases);
-        let rows =
-            query.bind(i64::from(ask.most)).bind(LOST).bind(ask.not_after).bind(ask.resent).fetch_all(&mut *conn).await;
+        let rows = query.bind(i64::from(ask.most)).bind(LOST).bind(ask.not_after).fetch_all(&mut *conn).await;
         let rows = once_ended(conn, rows).await?;
         let mut reply = DueReply { claimed: Vec::with_capacity(rows.len()), next_in: None, too_late: None };
         for row in &rows {

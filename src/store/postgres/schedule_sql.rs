@@ -30,34 +30,27 @@ macro_rules! select {
 pub(super) const REGISTERED: &str = select!("WHERE name = ANY ($1::text[])");
 
 /// $1 to $3 the known schedules, $4 holder, $5 label, $6 their leases, $7 the most rows, $8 the error
-/// of a lost run, $9 the limit, $10 whether the request was sent before.
-///
-/// What the holder has already shows the run that it took over as the history has it.
+/// of a lost run, $9 the limit.
 ///
 /// The look compares with now(), because a volatile function is no condition of an index. A row is
-/// judged again when it is locked.
+/// judged again when it is locked. The rows are locked once: a plan that looks for each row of the
+/// update again would claim more than $7.
 pub(super) const CLAIM: &str = concat!(
     "
 WITH known AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $6::interval[]) AS k (name, spec, zone, lease)
-), held AS (
-    SELECT s.name, s.token, s.run_slot, s.run_slot = s.slot AS own, s.attempt, s.missed, s.begin_time AS now,
-           r.name IS NOT NULL AS taken_over, r.token AS prior_token, s.attempt - 1 AS prior_attempt, r.client_ip AS prior_label,
-           r.begin_time AS prior_begin
-    FROM known k JOIN t_resource_schedule s ON s.name = k.name
-    LEFT JOIN t_resource_schedule_run r ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'
-    WHERE $10 AND s.holder = $4
-), taken AS (
+), due AS MATERIALIZED (
+    SELECT s.name, s.holder, s.token, s.attempt, s.client_ip, s.begin_time, n.now, k.lease
+    FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
+    CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, s.token) n
+    WHERE NOT s.paused AND s.due_at <= now()
+    ORDER BY s.due_at LIMIT $7 FOR UPDATE OF s SKIP LOCKED
+), claimed AS (
     UPDATE t_resource_schedule t
     SET holder = $4, client_ip = $5, begin_time = j.now, due_at = j.now + j.lease, attempt = t.attempt + 1,
         run_slot = CASE WHEN t.attempt > 0 THEN t.run_slot ELSE coalesce(t.triggered_at, t.slot) END,
         token = greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint)
-    FROM (SELECT s.name, s.holder, s.token, s.attempt, s.client_ip, s.begin_time, n.now, k.lease
-          FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
-          CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, s.token) n
-          WHERE NOT s.paused AND s.due_at <= now() AND s.holder IS DISTINCT FROM $4
-          ORDER BY s.due_at LIMIT greatest($7 - (SELECT count(*) FROM held), 0) FOR UPDATE OF s SKIP LOCKED) j
-    WHERE t.name = j.name AND ",
+    FROM due j WHERE t.name = j.name AND ",
     in_time!("$9"),
     "
     RETURNING t.name, t.token, t.run_slot, t.run_slot = t.slot AS own, t.attempt, t.missed, j.now,
@@ -65,10 +58,8 @@ WITH known AS (
               j.begin_time AS prior_begin
 ), lost AS (
     INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-    SELECT name, run_slot, prior_attempt, prior_token, prior_label, prior_begin, now, 'L', missed, $8 FROM taken
+    SELECT name, run_slot, prior_attempt, prior_token, prior_label, prior_begin, now, 'L', missed, $8 FROM claimed
     WHERE taken_over ON CONFLICT DO NOTHING
-), claimed AS (
-    SELECT * FROM taken UNION ALL SELECT * FROM held
 )
 SELECT t.name::text AS name, t.token, t.own, t.attempt, t.missed, t.now, clock_timestamp() AS clock,
        t.taken_over, t.prior_token, t.prior_label::text AS prior_label,

@@ -212,14 +212,9 @@ async fn due(conn: &mut Conn, names: &[&str]) -> Vec<Times> {
     names.iter().map(|name| times(name)).collect()
 }
 
-async fn claim_due(
-    conn: &mut Conn,
-    known: &[Times],
-    holder: Holder,
-    (most, not_after, resent): (u32, Option<DateTime<Utc>>, bool),
-) -> DueReply {
+async fn claim_due(conn: &mut Conn, known: &[Times], holder: Holder, not_after: Option<DateTime<Utc>>) -> DueReply {
     let known: Vec<Known> = known.iter().map(|times| Known { times: times.clone(), lease: LEASE }).collect();
-    let ask = DueRequest { known: &known, holder, label: "test", most, not_after, resent };
+    let ask = DueRequest { known: &known, holder, label: "test", most: 1, not_after };
     DB::claim_due(conn, &ask).await.unwrap()
 }
 
@@ -229,22 +224,22 @@ async fn a_late_claim_of_what_is_due_takes_and_records_nothing() {
     let known = due(conn, &["a"]).await;
     for takes_over in [false, true] {
         if takes_over {
-            assert_eq!(claim_due(conn, &known, Holder::unique(), (1, None, false)).await.claimed.len(), 1);
+            assert_eq!(claim_due(conn, &known, Holder::unique(), None).await.claimed.len(), 1);
             execute(conn, "UPDATE t_resource_schedule SET due_at = slot").await;
         }
         let limit = over(conn).await;
-        let reply = claim_due(conn, &known, Holder::unique(), (1, limit, false)).await;
+        let reply = claim_due(conn, &known, Holder::unique(), limit).await;
         assert!(reply.claimed.is_empty(), "{reply:?}");
         assert!(reply.too_late.is_some_and(|late| Some(late.now) > limit), "{reply:?}");
         assert_eq!(DB::history(conn, &known[0].name, 9).await.unwrap().len(), 0);
         let limit = soon(conn).await;
-        let reply = claim_due(conn, &known, Holder::unique(), (1, limit, false)).await;
+        let reply = claim_due(conn, &known, Holder::unique(), limit).await;
         assert_eq!((reply.claimed.len(), reply.too_late), (1, None), "{reply:?}");
         let history = DB::history(conn, &known[0].name, 9).await.unwrap();
         assert_eq!(history.len(), usize::from(takes_over));
         assert!(history.iter().all(|run| run.error.as_deref() == Some(LOST) && run.attempt == 1), "{history:?}");
         let limit = soon(conn).await;
-        let reply = claim_due(conn, &known, Holder::unique(), (1, limit, false)).await;
+        let reply = claim_due(conn, &known, Holder::unique(), limit).await;
         assert_eq!((reply.claimed.len(), reply.too_late), (0, None), "nothing is due: {reply:?}");
         execute(conn, "UPDATE t_resource_schedule SET due_at = slot, holder = NULL, attempt = 0").await;
     }
@@ -259,7 +254,7 @@ async fn a_late_extension_of_a_run_extends_nothing() {
     let conn = &mut tables().await;
     let known = due(conn, &["a"]).await;
     let holder = Holder::unique();
-    let row = claim_due(conn, &known, holder, (1, None, false)).await.claimed.remove(0);
+    let row = claim_due(conn, &known, holder, None).await.claimed.remove(0);
     let claim = Claim { key: row.name, holder, token: row.token };
     let names = [claim.key.clone()];
     let ends = DB::registered(conn, &names).await.unwrap().rows[0].due_at;
@@ -276,44 +271,17 @@ async fn a_late_extension_of_a_run_extends_nothing() {
     assert_eq!(extend(conn, &other, limit).await, Extended::Is(Outcome::Lost));
 }
 
-/// The reply to the first request was lost. One of the runs takes over another one.
-#[tokio::test]
-async fn a_claim_that_is_sent_again_returns_what_the_holder_has() {
-    let conn = &mut tables().await;
-    let known = due(conn, &["a", "b", "c", "d"]).await;
-    assert_eq!(claim_due(conn, &known[..1], Holder::unique(), (1, None, false)).await.claimed.len(), 1);
-    execute(conn, "UPDATE t_resource_schedule SET due_at = slot").await;
-    let holder = Holder::unique();
-    let first = claim_due(conn, &known[..2], holder, (3, None, false)).await;
-    assert_eq!(first.claimed.len(), 2);
-    // Even if its lease has ended.
-    execute(conn, "UPDATE t_resource_schedule SET due_at = slot WHERE name = 'b'").await;
-    let again = claim_due(conn, &known, holder, (3, None, true)).await;
-    assert_eq!(again.claimed.len(), 3, "one more: {again:?}");
-    for row in &first.claimed {
-        let found = again.claimed.iter().find(|found| found.name == row.name).unwrap();
-        assert_eq!(format!("{found:?}"), format!("{row:?}"));
-        assert_eq!(found.lost.is_some(), found.name.as_str() == "a");
-    }
-    let next = claim_due(conn, &known[2..], Holder::unique(), (3, None, false)).await;
-    assert_eq!(next.claimed.len(), 1, "the last one: {next:?}");
-    // A request that is late returns what the holder has.
-    let limit = over(conn).await;
-    let late = claim_due(conn, &known, holder, (4, limit, true)).await;
-    assert_eq!((late.claimed.len(), late.too_late), (3, None), "{late:?}");
-}
-
 #[tokio::test]
 async fn a_hand_back_that_is_sent_again_is_recognized() {
     let conn = &mut tables().await;
     let known = due(conn, &["a"]).await;
     let (holder, vacant) = (Holder::unique(), Holder::unique());
-    let row = claim_due(conn, &known, holder, (1, None, false)).await.claimed.remove(0);
+    let row = claim_due(conn, &known, holder, None).await.claimed.remove(0);
     let claim = Claim { key: row.name, holder, token: row.token };
     for _ in 0..2 {
         assert!(DB::hand_back(conn, &claim, vacant).await.unwrap());
     }
-    let next = claim_due(conn, &known, Holder::unique(), (1, None, false)).await.claimed.remove(0);
+    let next = claim_due(conn, &known, Holder::unique(), None).await.claimed.remove(0);
     assert!(DB::hand_back(conn, &claim, vacant).await.unwrap(), "after the next claim");
     assert!(!DB::hand_back(conn, &Claim { token: next.token, ..claim }, vacant).await.unwrap(), "another claim's");
     assert_eq!(DB::history(conn, &known[0].name, 9).await.unwrap().len(), 1);
@@ -326,7 +294,7 @@ async fn a_pass_that_is_sent_again_moves_nothing_further() {
     let known = due(conn, &["a", "b"]).await;
     for (times, runs) in known.iter().zip([true, false]) {
         let holder = Holder::unique();
-        let row = claim_due(conn, std::slice::from_ref(times), holder, (1, None, false)).await.claimed.remove(0);
+        let row = claim_due(conn, std::slice::from_ref(times), holder, None).await.claimed.remove(0);
         let claim = Claim { key: row.name, holder, token: row.token };
         let to = row.slot + TimeDelta::minutes(7);
         let pass = Pass { times, from: row.slot, to, runs, missed: 0, skipped: 7, error: None };

@@ -10,17 +10,17 @@ use crate::{
     store::{
         Outcome, Reply, hex, limit_micros, not_extended,
         schedule::{
-            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule,
-            LostRun, Pass, Registered, RunPage, STEP, ScheduleStore, operations, to_stored_count,
+            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule, Pass,
+            Registered, RunPage, STEP, ScheduleStore, operations, to_stored_count,
         },
         schedule_row::{listed, run},
-        schedule_seen::{Seen, SeenStore, claim_due, lost_run},
+        schedule_seen::{Seen, SeenStore, claim_due},
         sqlite::{
             row::{Query, json, keys, micros, read_now, stored},
             schedule_sql::{
-                CLAIM, END, END_WITHIN, EXTEND, FORGET, FORGET_DETAILS, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HELD,
-                HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, LOST_RUN, PASS, PAUSE, PUT_BACK, REGISTERED,
-                SELECTED, SINCE, TAKE_OVER, TRIGGER,
+                CLAIM, END, END_WITHIN, EXTEND, FORGET, FORGET_DETAILS, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED,
+                HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE,
+                TAKE_OVER, TRIGGER,
             },
             write::{begun, undo, written},
         },
@@ -134,24 +134,11 @@ fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
 }
 
 impl SeenStore for Sqlite {
-    async fn held(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<Seen>> {
-        let names = keys(ask.known.iter().map(|known| &known.times.name));
-        let rows = sqlx::query(HELD).bind(*ask.holder.as_uuid()).bind(names).fetch_all(conn).await?;
-        rows.iter().map(Seen::read).collect()
-    }
-
-    async fn taken_over(conn: &mut SqliteConnection, held: &Seen) -> Reply<Option<LostRun>> {
-        let query = sqlx::query(LOST_RUN).bind(held.times.name.as_str()).bind(held.run_slot.map(stored));
-        let run = query.bind(to_stored_count(held.attempt) - 1).fetch_optional(conn).await?;
-        run.map(|run| lost_run(&run)).transpose()
-    }
-
-    async fn look_for_due(conn: &mut SqliteConnection, ask: &DueRequest<'_>, more: usize) -> Reply<Vec<Seen>> {
+    async fn look_for_due(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<Seen>> {
         let known = json(ask.known.iter().map(|Known { times, .. }| {
             format!("[\"{}\",\"{}\",\"{}\"]", hex(times.name.as_str()), hex(&times.spec), hex(&times.zone))
         }));
-        let limit = i64::from(ask.most) + 1 + more as i64;
-        let rows = sqlx::query(LOOK).bind(known).bind(limit).fetch_all(conn).await?;
+        let rows = sqlx::query(LOOK).bind(known).bind(i64::from(ask.most) + 1).fetch_all(conn).await?;
         rows.iter().map(Seen::read).collect()
     }
 

@@ -104,14 +104,6 @@ ON CONFLICT DO NOTHING;
 COMMIT"
 );
 
-/// The rows that the holder ?1 has already.
-pub(super) const HELD: &str =
-    select!("WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))");
-
-/// The run that a claim took over, if it was lost.
-pub(super) const LOST_RUN: &str = "
-SELECT token, client_ip, begin_time FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND status = 'L'";
-
 /// ?3 the holder until the next takeover. The slot of a claim that was not run is due, also if
 /// other times took effect since, which left the row at the slot after it.
 ///

@@ -26,7 +26,7 @@ fn known() -> Known {
 }
 
 async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueReply> {
-    let ask = DueRequest { known: &[known()], holder, label: "test", most: 1, not_after: None, resent: false };
+    let ask = DueRequest { known: &[known()], holder, label: "test", most: 1, not_after: None };
     Sqlite::claim_due(conn, &ask).await
 }
 
@@ -152,14 +152,14 @@ async fn a_row_that_has_changed_since_the_look_is_not_claimed() {
             let mut conn = due().await;
             let (known, mut runs) = ([known()], 0);
             let holder = Holder::new(Uuid::new_v4());
-            let mut ask = DueRequest { known: &known, holder, label: "a", most: 1, not_after: None, resent: false };
+            let mut ask = DueRequest { known: &known, holder, label: "a", most: 1, not_after: None };
             if takes_over {
                 Sqlite::claim_due(&mut conn, &ask).await.unwrap();
                 sqlx::raw_sql("UPDATE t_resource_schedule SET due_at = 0").execute(&mut conn).await.unwrap();
                 ask.holder = Holder::new(Uuid::new_v4());
                 runs = 1;
             }
-            let seen = Sqlite::look_for_due(&mut conn, &ask, 0).await.unwrap().remove(0);
+            let seen = Sqlite::look_for_due(&mut conn, &ask).await.unwrap().remove(0);
             if !change.is_empty() {
                 let change = sqlx::AssertSqlSafe(format!("UPDATE t_resource_schedule SET {change}"));
                 sqlx::raw_sql(change).execute(&mut conn).await.unwrap();
