@@ -12,7 +12,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::Instrument as _;
 
 use crate::{
-    action::Action,
+    action::{Action, Certainty},
     error::Error,
     key::{Claim, Key},
     lease::guard::Lease,
@@ -134,7 +134,10 @@ async fn run_claimed<DB: Database>(
             // runs the tick.
             let ended = put_back_unbegun(&core, claim, keeper).await;
             // A pass that had no reply may have ended the claim.
-            return (if passed.is_ok() { ended } else { Ended::Lost }, None);
+            let is_known =
+                |error| matches!(error, Error::Database(fault) if fault.outcome() == Certainty::NothingChanged);
+            let is_unknown = passed.is_err_and(|error| !is_known(error));
+            return (if is_unknown { Ended::Lost } else { ended }, None);
         }
     }
     match start {
