@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use chrono::{DateTime, FixedOffset, Utc};
+use chrono::{DateTime, FixedOffset, TimeDelta, Utc};
 use rowlock::Key;
 
 pub fn duration(text: &str) -> Result<Duration, String> {
@@ -40,7 +40,10 @@ pub fn instant(text: &str) -> Result<DateTime<Utc>, String> {
 pub fn coming(text: &str) -> Result<DateTime<Utc>, String> {
     let wrong = |_| "write a time like 2026-10-25T00:00:00Z, or a duration like 8h".to_owned();
     match duration(text) {
-        Ok(time) => Ok(std::time::SystemTime::now().checked_add(time).map(Into::into).ok_or("it is too far ahead")?),
+        Ok(time) => {
+            let then = TimeDelta::from_std(time).ok().and_then(|time| Utc::now().checked_add_signed(time));
+            then.ok_or_else(|| "it is too far ahead".to_owned())
+        }
         Err(_) => text.parse().map_err(wrong),
     }
 }
@@ -102,6 +105,14 @@ mod tests {
         for text in ["5m", "5min", "5 minutes", "30ms", "1h 30m", "1w", "1y"] {
             duration(text).unwrap();
         }
+    }
+
+    #[test]
+    fn a_time_to_come_has_to_be_one_of_the_calendar() {
+        for text in ["300000y", "500000000000y"] {
+            assert_eq!(coming(text), Err("it is too far ahead".to_owned()));
+        }
+        assert!(coming("8h").unwrap() > Utc::now());
     }
 
     #[test]
