@@ -104,14 +104,14 @@ pub fn object(level: &str, mut line: Value) -> Vec<u8> {
     format!("{line}\n").into_bytes()
 }
 
-/// What a notice begins with.
-pub const NOTICE: u8 = b'\x1e';
+/// What a notice begins with. No command prints it by accident.
+pub const NOTICE: &[u8] = b"\x1erowlock\x1e";
 
-/// Writes what the process above a command has done. `rowlock cron` tells it by its first byte from
+/// Writes what the process above a command has done. `rowlock cron` tells it by its beginning from
 /// what the command writes to the same stderr.
 pub fn print_notice(text: impl Display) {
     let line = format!("rowlock: {}\n", printable(&text.to_string()));
-    STDERR.write(&[&[NOTICE], line.as_bytes()].concat());
+    STDERR.write(&[NOTICE, line.as_bytes()].concat());
 }
 
 /// Writes why nothing was run. If that counts as success, cron would mail a line for each tick of

@@ -17,8 +17,8 @@ static KNOWN: RwLock<Vec<String>> = RwLock::new(Vec::new());
 pub fn keep(passwords: impl Iterator<Item = String>) {
     let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
     known.extend(passwords.filter(|secret| secret.chars().count() >= SHORTEST));
-    // One may contain another.
-    known.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+    // One may contain another. Equal ones have to be neighbours.
+    known.sort_by(|one, other| other.len().cmp(&one.len()).then_with(|| one.cmp(other)));
     known.dedup();
 }
 
@@ -35,6 +35,17 @@ pub fn mask(line: &mut Vec<u8>) {
     }
 }
 
+/// Returns how many bytes at the end of a text may be a password, or the first part of one.
+pub fn begun(text: &[u8]) -> usize {
+    let known = KNOWN.read().unwrap_or_else(PoisonError::into_inner);
+    known.iter().map(|secret| begun_of(text, secret.as_bytes())).max().unwrap_or_default()
+}
+
+/// Returns how many bytes at the end of a text are the first ones of this word.
+pub fn begun_of(text: &[u8], word: &[u8]) -> usize {
+    (1..=word.len()).rev().find(|length| text.ends_with(&word[..*length])).unwrap_or_default()
+}
+
 fn without<'a>(text: &'a str, known: &[String]) -> Cow<'a, str> {
     let found = known.iter().filter(|secret| text.contains(secret.as_str()));
     found.fold(Cow::Borrowed(text), |text, secret| text.replace(secret, MASK).into())
@@ -49,6 +60,23 @@ mod tests {
         let known = ["a secret", "word"].map(str::to_owned);
         assert_eq!(without("of a secret, wordword", &known), "of ***, ******");
         assert!(matches!(without("nothing of it", &known), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_password_is_kept_once() {
+        for _ in 0..3 {
+            keep(["one-of-ten", "two-of-ten", "one-of-ten"].map(str::to_owned).into_iter());
+        }
+        let known = KNOWN.read().unwrap();
+        assert_eq!(known.iter().filter(|secret| secret.ends_with("-of-ten")).count(), 2);
+    }
+
+    #[test]
+    fn a_password_may_be_cut() {
+        for (text, begun) in [("a sec", 3), ("a secsec", 3), ("a secret", 6), ("a secret ", 0), ("", 0)] {
+            assert_eq!(begun_of(text.as_bytes(), b"secret"), begun, "{text}");
+        }
+        assert_eq!(begun_of(b"abcab", b"abcab"), 5, "its end is its beginning, too");
     }
 
     #[test]

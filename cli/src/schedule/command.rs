@@ -93,7 +93,8 @@ impl Started {
         command
             .arg0("rowlock")
             .arg("supervise")
-            .args([std::process::id().to_string(), humantime::format_duration(*grace).to_string()])
+            // A text of a long duration would have months, which are refused.
+            .args([std::process::id().to_string(), format!("{}ms", grace.as_millis())])
             .arg(format!("--job={job}"))
             .args(surroundings.beginning.words())
             .arg("--")
@@ -234,25 +235,32 @@ async fn pass_on(
     last_line: Option<LastLine>,
 ) {
     let mut from = BufReader::new(from);
-    let mut line = Vec::new();
+    let mut held = Vec::new();
     loop {
-        line.clear();
-        match (&mut from).take(LINE).read_until(b'\n', &mut line).await {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {}
+        let mut said = std::mem::take(&mut held);
+        match (&mut from).take(LINE).read_until(b'\n', &mut said).await {
+            Ok(0) | Err(_) if said.is_empty() => return,
+            // The line is cut here, perhaps within a password, which is found in the next part.
+            Ok(read) if read as u64 == LINE && !said.ends_with(b"\n") => {
+                let begun = secrets::begun(&said).max(secrets::begun_of(&said, NOTICE));
+                held = said.split_off(said.len() - begun);
+            }
+            _ => {}
         }
-        secrets::mask(&mut line);
         // What the process above the command says may follow a line that has no end.
-        let notice = last_line.as_ref().and_then(|_| line.iter().position(|byte| *byte == NOTICE));
-        let (said, notice) = line.split_at(notice.unwrap_or(line.len()));
-        tail.add(said);
-        if let Some((last_line, said)) = last_line.as_ref().zip(recorded(&String::from_utf8_lossy(said))) {
+        let notice = last_line.as_ref().and_then(|_| said.windows(NOTICE.len()).position(|part| part == NOTICE));
+        let mut notice = said.split_off(notice.unwrap_or(said.len()));
+        notice.drain(..NOTICE.len().min(notice.len()));
+        secrets::mask(&mut said);
+        secrets::mask(&mut notice);
+        tail.add(&said);
+        if let Some((last_line, said)) = last_line.as_ref().zip(recorded(&String::from_utf8_lossy(&said))) {
             *last_line.lock().unwrap_or_else(PoisonError::into_inner) = said;
         }
-        for text in [said, notice.strip_prefix(&[NOTICE]).unwrap_or_default()] {
+        for text in [said, notice] {
             if !text.is_empty() {
                 // One write for each line, so that the lines of several commands do not mix.
-                to.pass(&of_job(&job, stream, text)).await;
+                to.pass(&of_job(&job, stream, &text)).await;
             }
         }
     }
@@ -270,6 +278,39 @@ fn of_job(job: &str, stream: &str, text: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Returns what is kept of these bytes on stderr, and the last line that is recorded.
+    async fn kept(bytes: &[u8]) -> (String, String) {
+        static TO: Writer = Writer::new(|| Box::new(std::io::sink()), |_| ());
+        let (tail, last_line) = (Tail::new(1 << 20), LastLine::default());
+        pass_on("k".to_owned(), bytes, ("stderr", &TO), tail.clone(), Some(last_line.clone())).await;
+        let last_line = last_line.lock().unwrap().clone();
+        (String::from_utf8(tail.take().unwrap_or_default()).unwrap(), last_line)
+    }
+
+    #[tokio::test]
+    async fn output_is_no_notice() {
+        for text in ["\x1e{\"a\":1}\n", "a\x1eb\x1erow\n", "rowlock\n"] {
+            let printable = out::printable(text.trim());
+            assert_eq!(kept(text.as_bytes()).await, (text.to_owned(), printable.clone()));
+            let with_notice = [text.trim_end().as_bytes(), NOTICE, b"rowlock: stopped\n"].concat();
+            assert_eq!(kept(&with_notice).await, (text.trim_end().to_owned(), printable));
+        }
+    }
+
+    /// The cut is at each place of the password.
+    #[tokio::test]
+    async fn a_password_across_the_cut_of_a_line_is_masked() {
+        let (line, secret) = (usize::try_from(LINE).unwrap(), "of-two-parts");
+        secrets::keep(std::iter::once(secret.to_owned()));
+        for before in line - secret.len() - 1..=line {
+            let (x, y) = ("x".repeat(before), "y".repeat(line));
+            for (said, kept_of_it) in [("of-two-parts", "***"), ("of-two-party", "of-two-party"), ("of-tw", "of-tw")] {
+                let text = kept(format!("{x}{said}{y}{said}").as_bytes()).await.0;
+                assert!(text == format!("{x}{kept_of_it}{y}{kept_of_it}"), "{said} after {before}");
+            }
+        }
+    }
 
     #[test]
     fn the_code_of_a_signal_has_its_name() {

@@ -142,8 +142,20 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
         }
     }
     let end = End { stop, commands, no_commands, no_works, drain: cron.drain.unwrap_or(cron.grace) };
-    end.end(instance, signals.stop).await;
+    let CronSignals { mut children, stop, .. } = signals;
+    tokio::select! {
+        () = end.end(instance, stop) => {}
+        () = bury(&mut children) => {}
+    }
     Ok(exit::OK)
+}
+
+/// Waits for orphans of commands for as long as it is awaited. A drain may take hours.
+async fn bury(children: &mut Option<Signals>) {
+    loop {
+        received(children).await;
+        command::reap_orphans();
+    }
 }
 
 /// Waits until then, if there is such a time.

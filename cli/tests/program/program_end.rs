@@ -11,7 +11,7 @@ use tokio::{process::Command, time::sleep};
 
 use crate::{
     program::{PROGRAM, Program as _, STAYS, Stage, Started, ended, read, start, within},
-    program_cron::job,
+    program_cron::{cron, ended_as, job, jobs},
     program_terminal::{TICKS, is_stopped, signal, state},
 };
 
@@ -31,6 +31,7 @@ harness::tests!(
     ),
     sqlite(
         orphans_are_buried_while_the_command_works,
+        orphans_are_buried_while_a_cron_drains,
         descendants_in_other_sessions_are_stopped_too,
         what_the_command_leaves_behind_is_ended_first,
         the_status_of_a_command_that_has_ended_stays
@@ -87,6 +88,29 @@ async fn orphans_are_buried_while_the_command_works<DB: TestDatabase>(db: TestDb
     }
     stage.go();
     job.ended().await.with(0);
+}
+
+/// The command of the orphan has ended, and the program waits for another one.
+async fn orphans_are_buried_while_a_cron_drains<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let daemon = r#"echo $$ > "$0/daemon"; while [ ! -e "$0/end" ]; do sleep 0.05; done"#;
+    std::fs::write(stage.file("child"), daemon).unwrap();
+    let leaves =
+        r#"setsid sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 & while [ ! -s "$0/daemon" ]; do sleep 0.05; done"#;
+    let terms = "after = \"1h\"";
+    let file = jobs(&stage, &[("leaves", terms, leaves), ("stays", terms, STAYS)]);
+    let cron = cron(&db, "--drain 1h", &file);
+    stage.up().await;
+    ended_as(&db, "leaves", "succeeded").await;
+    let daemon = format!("/proc/{}", read(&stage.file("daemon")));
+    assert!(std::path::Path::new(&daemon).exists());
+    cron.signal(Signal::TERM);
+    // It claims nothing more.
+    sleep(Duration::from_millis(500)).await;
+    std::fs::write(stage.file("end"), "").unwrap();
+    eventually("it is buried", async || !std::path::Path::new(&daemon).exists()).await;
+    stage.go();
+    cron.ended().await.with(0);
 }
 
 /// This includes a descendant that has created a session of its own.

@@ -15,6 +15,7 @@ harness::tests!(
     everywhere(what_follows_the_end_of_a_tick_is_run_once, a_drain_is_longer_than_the_grace),
     sqlite(
         a_command_finds_what_its_job_says,
+        a_grace_may_be_longer_than_a_month,
         a_command_runs_as_its_user,
         a_command_of_another_user_dies_with_the_process_above_it,
         a_command_that_is_missing_costs_its_job_alone,
@@ -82,8 +83,16 @@ async fn a_command_finds_what_its_job_says<DB: TestDatabase>(db: TestDb<DB>) {
     let mut command = rowlock("cron", &[path.to_str().unwrap()]);
     command.env("DATABASE_URL_FILE", stage.file("url")).env("PGPASSWORD", "a word");
     let running = start(command);
-    let said = said(&stage, 4).await;
-    assert!(said.contains("none none none") && said.contains(&format!("{} none none", db.url)), "{said}");
+    let lines = said(&stage, 4).await;
+    assert!(lines.contains("none none none") && lines.contains(&format!("{} none none", db.url)), "{lines}");
+    ends(running).await;
+}
+
+/// The process above the command is told the grace, too.
+async fn a_grace_may_be_longer_than_a_month<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let running = cron(&db, "--grace 31d", &job(&stage, "k", "after = \"1h\"", "true"));
+    ended_as(&db, "k", "succeeded").await;
     ends(running).await;
 }
 
