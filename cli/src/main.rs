@@ -106,11 +106,11 @@ async fn run_on_tables(source: &SourceArguments, action: TableAction, front: Opt
         out::never_stop();
     }
     let source = choose_source(source)?;
-    let Source { kind, url, own_file, timeout, .. } = &*source;
+    let Source { kind, own_file, timeout, .. } = &*source;
     let create = *own_file || matches!(&action, TableAction::Migrate(migrate) if !migrate.dry_run && !migrate.undo);
     match kind {
         Kind::Sqlite => {
-            let opened = open(&action, async || database::open_sqlite(url, create, *timeout).await).await?;
+            let opened = open(&action, async || database::open_sqlite(&source.url(), create, *timeout).await).await?;
             if *own_file {
                 rowlock::migrate(&opened.pool).await?;
             }

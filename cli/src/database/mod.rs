@@ -89,12 +89,14 @@ where
     DB: sqlx::Database<Connection: Connection<Options: Server>>,
 {
     let secrets = source.secrets()?;
+    secrets.keep();
     let options = <DB::Connection as Connection>::Options::read(&secrets)?;
     let address = is_plain(&secrets.url).then(|| options.address());
     let next = "check that the server runs, and the database URL";
     let opened: Opened<DB> = connect(options, address, next, source.timeout).await?;
+    source.use_url(&secrets.url);
     let (pool, mut closed, source) = (opened.pool.clone(), opened.pool.close_event(), source.clone());
-    tokio::spawn(async move { closed.do_until(rotation::follow(pool, source)).await });
+    tokio::spawn(async move { closed.do_until(rotation::follow(pool, source, secrets)).await });
     Ok(opened)
 }
 

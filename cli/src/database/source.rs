@@ -1,6 +1,11 @@
 //! The choice of the database, and the files that have its URL or its password.
 
-use std::{os::unix::fs::DirBuilderExt as _, path::PathBuf, time::Duration};
+use std::{
+    os::unix::fs::DirBuilderExt as _,
+    path::PathBuf,
+    sync::{PoisonError, RwLock},
+    time::Duration,
+};
 
 use crate::{
     args::source::SourceArguments,
@@ -25,7 +30,8 @@ pub enum Kind {
 /// The database that was chosen.
 pub struct Source {
     pub kind: Kind,
-    pub url: String,
+    /// The URL that is used, also if its file has another one by now.
+    url: RwLock<String>,
     /// The file that has the URL.
     pub file: Option<PathBuf>,
     /// The program's own file, which is created and migrated as needed.
@@ -37,7 +43,8 @@ impl Source {
     pub fn choose(arguments: &SourceArguments) -> Result<Self, Failure> {
         let timeout = arguments.connect_timeout.min(LONGEST);
         if arguments.local {
-            return Ok(Self { kind: Kind::Sqlite, url: local_file()?, file: None, own_file: true, timeout });
+            let url = RwLock::new(local_file()?);
+            return Ok(Self { kind: Kind::Sqlite, url, file: None, own_file: true, timeout });
         }
         let file = arguments.database_url_file.clone();
         let url = match &file {
@@ -48,15 +55,24 @@ impl Source {
             let text = "no database: give --database-url-file FILE, set DATABASE_URL, or use --local for a lock on this machine only";
             return Err(Failure::new(USAGE, text));
         }
-        let source = Self { kind: kind(&url)?, url, file, own_file: false, timeout };
+        let source = Self { kind: kind(&url)?, url: RwLock::new(url), file, own_file: false, timeout };
         source.secrets()?.keep();
         Ok(source)
+    }
+
+    pub fn url(&self) -> String {
+        self.url.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says that this URL is used from now on.
+    pub fn use_url(&self, url: &str) {
+        url.clone_into(&mut self.url.write().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Reads what may change while the program runs: the URL, and the text of the file that has
     /// passwords.
     pub fn secrets(&self) -> Result<Secrets, Failure> {
-        let url = self.file.as_ref().map_or_else(|| Ok(self.url.clone()), url_of)?;
+        let url = self.file.as_ref().map_or_else(|| Ok(self.url()), url_of)?;
         let home = |name: &str| std::env::home_dir().map(|home| home.join(name));
         let passwords = match self.kind {
             Kind::Sqlite => None,

@@ -159,10 +159,8 @@ impl Run {
 
     fn start(&self, words: &[OsString]) -> Result<Started, String> {
         let surroundings = &self.job.surroundings;
-        // The file of the URL may have a new one.
-        let secrets = surroundings.database_url.then(|| self.shared.source.secrets()).transpose();
-        let secrets = secrets.map_err(|failure| failure.to_string())?;
-        let (job, database_url) = (self.name(), secrets.map(|secrets| secrets.url));
+        let database_url = surroundings.database_url.then(|| self.shared.source.url());
+        let job = self.name();
         let (variables, keep, grace) = (self.variables.as_slice(), self.job.keep_output, self.shared.grace);
         Started::start(words, &How { job, surroundings, database_url, variables, keep, grace })
     }

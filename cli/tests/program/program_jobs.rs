@@ -85,6 +85,10 @@ async fn a_command_finds_what_its_job_says<DB: TestDatabase>(db: TestDb<DB>) {
     let running = start(command);
     let lines = said(&stage, 4).await;
     assert!(lines.contains("none none none") && lines.contains(&format!("{} none none", db.url)), "{lines}");
+    // The program reads it for itself, and not for each command.
+    std::fs::remove_file(stage.file("url")).unwrap();
+    db.rowlock("trigger four", &[]).await.with(0);
+    assert!(said(&stage, 5).await.ends_with(&format!("\n{} none none", db.url)));
     ends(running).await;
 }
 
