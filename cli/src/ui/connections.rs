@@ -32,17 +32,23 @@ use tokio::{
 pub const LONGEST: Duration = Duration::from_secs(10);
 /// The most connections at a time.
 const MOST: u64 = 1000;
+/// The most connections of `rowlock cron`, whose commands need the other files.
+pub const FOR_NUMBERS: usize = 16;
+/// How many bytes of a request are read ahead, and so the longest head.
+const AHEAD: usize = 16 * 1024;
 /// How many files the program may need beside its connections: those of the database above all.
 const OTHER_FILES: u64 = 32;
 /// The pause after a connection that could not be accepted.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Serves connections, for as long as it is awaited. Connections that were accepted go on.
-pub async fn serve(listener: TcpListener, router: Router) {
-    let (places, waiting) = (Arc::new(Semaphore::new(places())), Arc::new(Waiting::default()));
+/// Serves this many connections at a time, for as long as it is awaited. Connections that were
+/// accepted go on.
+pub async fn serve(listener: TcpListener, router: Router, places: usize) {
+    let (places, waiting) = (Arc::new(Semaphore::new(places)), Arc::new(Waiting::default()));
     let service = TowerToHyperService::new(router);
     for number in 0.. {
         let (stream, from) = accept(&listener).await;
+        end_if_unread(&stream);
         let Some(place) = waiting.place(&places).await else { return };
         let (service, ended) = (service.clone(), waiting.clone());
         let arriving = Arriving { waiting: waiting.clone(), number };
@@ -52,7 +58,7 @@ pub async fn serve(listener: TcpListener, router: Router) {
             service.call(request)
         });
         let mut connection = http1::Builder::new();
-        connection.timer(TokioTimer::new()).header_read_timeout(LONGEST).keep_alive(false);
+        connection.timer(TokioTimer::new()).header_read_timeout(LONGEST).keep_alive(false).max_buf_size(AHEAD);
         let connection = connection.serve_connection(TokioIo::new(stream), service);
         let task = tokio::spawn(async move {
             // What goes wrong concerns this client alone.
@@ -82,6 +88,16 @@ impl Arriving {
 pub fn places() -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(files.saturating_sub(OTHER_FILES).clamp(8, MOST)).unwrap_or(8)
+}
+
+/// Has the system end the connection of a client that has read nothing of an answer for half a
+/// minute, also if its machine is there.
+#[cfg_attr(not(target_os = "linux"), allow(unused_variables))]
+fn end_if_unread(stream: &TcpStream) {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(stream, 30_000) {
+        tracing::debug!(%error, "a client that does not read keeps its place");
+    }
 }
 
 async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {

@@ -1,8 +1,10 @@
 //! Which requests are answered, and what all answers tell the browser.
 //!
 //! The name in `Host` has to be one of this server's, so that no other site becomes this one by
-//! pointing its name here. `Origin` has to be this server where a browser sends it, and a change
-//! has to have it.
+//! pointing its name here. A program may know the server by another name, as Prometheus does. Two
+//! requests are answered under any name: `/metrics` with its token, which no other site has, and
+//! `/healthz` of a server that has a token or passwords, which tells only whether the database can
+//! be read. `Origin` has to be this server where a browser sends it, and a change has to have it.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -41,16 +43,29 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Returns whether the request needs no name and password.
+    /// Returns whether the request may name the server as it likes.
+    fn takes_any_name(&self, request: &Request) -> bool {
+        match (request.uri().path(), &self.metrics_token) {
+            (HEALTH, token) => token.is_some() || self.passwords.is_some(),
+            // A wrong token is refused later, as slowly as a wrong password.
+            (METRICS, Some(_)) => sent_token(request).is_some(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether the request needs no name and password of an operator.
     fn is_open(&self, request: &Request) -> bool {
-        let sent = request.headers().get(header::AUTHORIZATION).and_then(|sent| sent.to_str().ok());
-        let bearer = sent.and_then(|sent| sent.strip_prefix("Bearer "));
         match (request.uri().path(), &self.metrics_token) {
             (HEALTH, _) => true,
-            (METRICS, Some(token)) => bearer.is_some_and(|sent| is_same(sent.trim(), token)),
+            (METRICS, Some(token)) => sent_token(request).is_some_and(|sent| is_same(sent, token)),
             _ => self.passwords.is_none(),
         }
     }
+}
+
+fn sent_token(request: &Request) -> Option<&str> {
+    let sent = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?;
+    sent.strip_prefix("Bearer ").map(str::trim)
 }
 
 /// Who sent a request.
@@ -64,8 +79,8 @@ pub struct Who {
 /// Answers the request, or says why not.
 pub async fn admit(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     let headers = request.headers();
-    if !host_is_ours(headers, &guard.hosts) {
-        let text = "this is not a name of this server: reach it as localhost or by its address, or start rowlock ui with --host NAME";
+    if !host_is_ours(headers, &guard.hosts) && !guard.takes_any_name(&request) {
+        let text = "this is not a name of this server: reach it as localhost or by its address, start rowlock ui with --host NAME, or read /metrics with the token of --metrics-token-file";
         return (StatusCode::MISDIRECTED_REQUEST, text).into_response();
     }
     if !origin_is_ours(request.method(), headers) {
@@ -177,6 +192,28 @@ mod tests {
             assert!(!host_is_ours(&headers(&[(header::HOST, other)]), &names), "{other}");
         }
         assert!(!host_is_ours(&HeaderMap::new(), &names));
+    }
+
+    #[test]
+    fn programs_may_use_any_name() {
+        let (token, bearer) = (Some("a-token".to_owned()), Some("Bearer a-token"));
+        let (local, guard) = (Guard::default(), Guard { metrics_token: token, ..Guard::default() });
+        for (guard, path, sent, any_name, is_open) in [
+            (&guard, HEALTH, None, true, true),
+            (&guard, METRICS, bearer, true, true),
+            (&guard, METRICS, Some("Bearer another"), true, false),
+            (&guard, METRICS, Some("Basic a-token"), false, false),
+            (&guard, METRICS, None, false, false),
+            (&guard, "/", bearer, false, true),
+            (&local, HEALTH, None, false, true),
+            (&local, METRICS, bearer, false, true),
+        ] {
+            let mut request = Request::new(axum::body::Body::empty());
+            *request.uri_mut() = path.parse().unwrap();
+            request.headers_mut().extend(sent.map(|sent| (header::AUTHORIZATION, HeaderValue::from_static(sent))));
+            let found = (guard.takes_any_name(&request), guard.is_open(&request));
+            assert_eq!(found, (any_name, is_open), "{path} {sent:?}");
+        }
     }
 
     #[test]

@@ -75,7 +75,7 @@ pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> R
 
     out::say(format_args!("http://{address}/"))?;
     tokio::select! {
-        () = connections::serve(listener, router(app, guard)) => {}
+        () = connections::serve(listener, router(app, guard), connections::places()) => {}
         // Live pages would never let the server end by itself.
         _ = stop.next() => {}
     }
@@ -136,7 +136,8 @@ pub async fn serve_numbers<DB: Database>(
     let guard = Arc::new(Guard { metrics_token, ..Guard::default() });
     let app = Arc::new(App::new(looks, output::outputs(schedules), None, mpsc::channel(1).0.downgrade(), ""));
     out::print_info(format_args!("http://{address}{METRICS} and {HEALTH}"));
-    tokio::spawn(connections::serve(listener, guarded(numbers().with_state(app), guard)));
+    let places = connections::FOR_NUMBERS.min(connections::places());
+    tokio::spawn(connections::serve(listener, guarded(numbers().with_state(app), guard), places));
     Ok(())
 }
 

@@ -127,9 +127,16 @@ async fn a_cron_serves_numbers<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(ui.get("/healthz").await.with(200).body, "ok\n");
     ui.get("/metrics").await.with(401);
     ui.get("/").await.with(404);
-    let headers = [("Host", ui.address.as_str()), ("Authorization", "Bearer a-token")];
-    let numbers = ui.send("GET", "/metrics", &headers, "").await.with(200).body;
-    assert!(numbers.contains("rowlock_job_running{job=\"k\"} 0"), "{numbers}");
+    // Prometheus asks by the name of its target.
+    for host in [ui.address.as_str(), "app-1:9100"] {
+        let get = async |path, sent: &[_]| ui.send("GET", path, &[&[("Host", host)], sent].concat(), "").await;
+        let numbers = get("/metrics", &[("Authorization", "Bearer a-token")]).await.with(200).body;
+        assert!(numbers.contains("rowlock_job_running{job=\"k\"} 0"), "{numbers}");
+        get("/metrics", &[("Authorization", "Bearer another")]).await.with(401);
+        get("/healthz", &[]).await.with(200);
+    }
+    let nameless = ui.send("GET", "/metrics", &[("Host", "app-1:9100")], "").await.with(421);
+    assert!(nameless.body.contains("--metrics-token-file"), "{nameless:?}");
     ui.program.signal(Signal::TERM);
     ui.program.ended().await.with(0);
 }
