@@ -26,6 +26,9 @@ pub type Outputs = Box<
         + Sync,
 >;
 
+/// How many pages of one look are kept. Each query is a page of its own.
+const MOST: usize = 64;
+
 pub struct App {
     pub looks: Looks,
     pub outputs: Outputs,
@@ -67,10 +70,32 @@ impl App {
 
     /// Returns what `render` returns. Pages with the same query share the work.
     pub fn rendered(&self, view: &View, page: &str, render: impl FnOnce() -> String) -> Arc<str> {
-        let mut rendered = self.rendered.lock().unwrap_or_else(PoisonError::into_inner);
-        if rendered.look != view.number {
-            *rendered = Rendered { look: view.number, parts: HashMap::new() };
+        self.rendered.lock().unwrap_or_else(PoisonError::into_inner).part(view.number, page, render)
+    }
+}
+
+impl Rendered {
+    fn part(&mut self, look: u64, page: &str, render: impl FnOnce() -> String) -> Arc<str> {
+        let is_full = self.parts.len() >= MOST && !self.parts.contains_key(page);
+        if self.look != look || is_full {
+            *self = Self { look, parts: HashMap::new() };
         }
-        rendered.parts.entry(page.to_owned()).or_insert_with(|| render().into()).clone()
+        self.parts.entry(page.to_owned()).or_insert_with(|| render().into()).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_of_a_look_are_shared_and_few_are_kept() {
+        let mut rendered = Rendered::default();
+        for number in 0..1_000 {
+            let page = rendered.part(1, &number.to_string(), || format!("page {number}"));
+            let same = rendered.part(1, &number.to_string(), || unreachable!("it is kept"));
+            assert!(Arc::ptr_eq(&page, &same) && rendered.parts.len() <= MOST, "{number}");
+        }
+        assert_eq!(&*rendered.part(2, "999", || "of the next look".to_owned()), "of the next look");
     }
 }

@@ -108,19 +108,18 @@ impl Looks {
         looks
     }
 
-    /// Returns what is known now, after a look if the last one is old. While the database does not
-    /// answer, the next look is not waited for.
+    /// Returns what is known now, after a look if the last one is old. After a failure, the next look
+    /// is waited for a moment only: the database may still not answer.
     pub async fn fresh(&self) -> View {
         let mut view = self.view.clone();
         let seen = view.borrow_and_update().clone();
         if seen.is_fresh() {
             return seen;
         }
-        if seen.problem.is_some() {
-            self.wanted.notify_one();
-            return seen;
+        match seen.problem {
+            Some(_) => timeout(BACK, self.after(view)).await.unwrap_or(seen),
+            None => self.after(view).await,
         }
-        self.after(view).await
     }
 
     /// Returns the result of the next look.
@@ -160,6 +159,8 @@ fn panicked(error: &JoinError) -> Failure {
 
 /// How long a change waits for the look that shows it.
 const AT_ONCE: Duration = Duration::from_secs(10);
+/// How long the look after one that failed is waited for.
+const BACK: Duration = Duration::from_secs(4);
 /// The pause after a look that failed.
 const AGAIN: Duration = Duration::from_secs(2);
 
@@ -245,12 +246,14 @@ impl<DB: Database> Reader<DB> {
         Ok(Snapshot { now, locks, waiting, jobs, runs: self.runs.clone(), instances, changes, unread })
     }
 
-    /// Reads the runs that are new, or at first those of a week. Returns how many statements it
-    /// took beside the one that every look needs.
+    /// Reads the runs that are new, or at first those of a week. If there may be more of them than
+    /// one statement reads, the last ones of each schedule are read too. Returns how many statements
+    /// it took beside the one that every look needs.
     async fn read_runs(&mut self, now: DateTime<Utc>) -> Result<u32, Error> {
         let since = if self.is_complete { self.runs.newest().map(|end| end - LATE) } else { None };
         let mut found = self.schedules.runs_since(since.unwrap_or(now - WEEK), MAX_RUNS).await?;
-        let more = !self.is_complete;
+        // What ended between the last look and the first of these runs is not among them.
+        let more = !self.is_complete || found.len() >= MAX_RUNS as usize;
         if more {
             found.extend(self.schedules.latest_runs(EACH).await?);
         }
@@ -309,6 +312,23 @@ mod tests {
         assert!(failed.problem.is_some_and(|problem| problem.text.contains("a fault")) && failed.snapshot.is_some());
         looks.urgent.notify_one();
         assert!(looks.next().await.problem.is_none());
+    }
+
+    #[tokio::test]
+    async fn an_old_failure_is_not_reported_again() {
+        let mut number = 0;
+        let looks = Looks::by(move || {
+            number += 1;
+            async move {
+                let failed = Failure::new(exit::UNAVAILABLE, "away");
+                (if number == 1 { Err(failed) } else { Ok(empty()) }, 2)
+            }
+        });
+        assert!(looks.fresh().await.problem.is_some());
+        while looks.last().is_fresh() {
+            sleep(Duration::from_millis(10)).await;
+        }
+        assert!(looks.fresh().await.problem.is_none(), "the database is back");
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use crate::{
 };
 
 harness::tests!(
-    sqlite(the_timeline_is_filtered, ticks_to_come_are_drawn),
+    sqlite(the_timeline_is_filtered, ticks_to_come_are_drawn, runs_after_a_quiet_time_are_not_missed),
     everywhere(runs_that_are_close_become_one_bar)
 );
 
@@ -77,4 +77,24 @@ async fn runs_that_are_close_become_one_bar<DB: TestDatabase>(db: TestDb<DB>) {
             }
         }
     }
+}
+
+/// While no page was open, more runs have ended than one statement reads.
+async fn runs_after_a_quiet_time_are_not_missed<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let ui = open(&db, "").await;
+    assert!(ui.get("/job?name=k").await.with(200).body.contains("It has not run so far."));
+    for (name, ago, number) in [("k", 90_000, 1), ("other", 1_000, 20_000)] {
+        let at = DB::ago(ago);
+        db.execute(&format!(
+            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status)
+             WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {number})
+             SELECT '{name}', {at} - n, 1, 1, 'me', {at}, {at}, 'S' FROM n"
+        ))
+        .await;
+    }
+    eventually("its run is shown", async || {
+        !ui.get("/job?name=k").await.with(200).body.contains("It has not run so far.")
+    })
+    .await;
 }
