@@ -53,7 +53,7 @@ impl<DB: Database> Request<DB> for ChangeRequest<'_> {
     /// was renewed and is gone is lost.
     fn combined(&self, earlier: Vec<Outcome>, later: Vec<Outcome>) -> Vec<Outcome> {
         let tells_most = match self.change {
-            Change::Renew(_) | Change::Resume { .. } => [Outcome::Lost, Outcome::Done],
+            Change::Renew(_) => [Outcome::Lost, Outcome::Done],
             _ => [Outcome::Done, Outcome::Lost],
         };
         let both = earlier.into_iter().zip(later);

@@ -2,7 +2,6 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
-use chrono::{DateTime, Utc};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -277,13 +276,8 @@ impl<DB: Database, K> Lease<DB, K> {
 
 /// Methods of a lease on one key.
 impl<DB: Database> Lease<DB> {
-    /// `seen`: when the claim's lease was seen to end.
-    pub(crate) async fn resume(
-        key_terms: &Arc<KeyTerms<DB>>,
-        claim: Claim,
-        seen: Option<DateTime<Utc>>,
-    ) -> Result<Self, Error> {
-        let handle = LeaseHandle::resume(key_terms, claim, seen).await?;
+    pub(crate) async fn resume(key_terms: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
+        let handle = LeaseHandle::resume(key_terms, claim).await?;
         // Another process may have worked under the claim, and may have taken it over.
         Ok(Self { can_be_put_back: false, ..Self::new(Granted { handle, priors: vec![None] }) })
     }

@@ -3,7 +3,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::TimeDelta;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -82,17 +82,12 @@ impl<DB: Database> LeaseHandle<DB> {
         self
     }
 
-    /// Takes up a claim that stands in the table, whose lease was seen to end at `seen`: it is
-    /// renewed once and then held like any other.
-    pub async fn resume(
-        key_terms: &Arc<KeyTerms<DB>>,
-        claim: Claim,
-        seen: Option<DateTime<Utc>>,
-    ) -> Result<Self, Error> {
+    /// Takes up a claim that stands in the table: it is renewed once and then held like any other.
+    pub async fn resume(key_terms: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
         let mut handle = Self::begin(key_terms, vec![claim], Instant::now(), ABANDON);
         // Until the renewal is answered, the claim is not this handle's to abandon.
         handle.state = HandleState::Ended;
-        handle.renew_with(Change::Resume { lease: key_terms.terms.lease, seen }).await?;
+        handle.renew().await?;
         handle.state = HandleState::Open;
         Ok(handle.delivered())
     }
@@ -149,13 +144,9 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     pub async fn renew(&self) -> Result<(), Error> {
-        self.renew_with(Change::Renew(self.key_terms.terms.lease)).await
-    }
-
-    async fn renew_with(&self, change: Change) -> Result<(), Error> {
         let renewed = self.copy();
         let tracker = self.key_terms.renewer.tracker.clone();
-        threads::run(&tracker, async move { renewed.renew_here(change).await }).await?
+        threads::run(&tracker, async move { renewed.renew_here().await }).await?
     }
 
     /// Returns a handle that does nothing when it is dropped.
@@ -165,7 +156,7 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     /// Renews the lease, within [`threads::run`].
-    async fn renew_here(&self, change: Change) -> Result<(), Error> {
+    async fn renew_here(&self) -> Result<(), Error> {
         if !self.is_held() {
             self.key_terms.renewer.report_lost(&self.held, 0, "its time was up before it was renewed");
             return Err(self.error_lost());
@@ -173,7 +164,7 @@ impl<DB: Database> LeaseHandle<DB> {
         let limit = Instant::now() + self.key_terms.time_limit;
         let (mut pauses, mut before, mut is_busy) = (pauses(), Certainty::NothingChanged, false);
         loop {
-            let Exchange { reply, unanswered } = self.key_terms.renewer.renew(&self.held, change, limit).await;
+            let Exchange { reply, unanswered } = self.key_terms.renewer.renew(&self.held, limit).await;
             if unanswered {
                 before = Certainty::Unknown;
             }

@@ -318,9 +318,10 @@ impl<DB: Database> LeaseLock<DB> {
     /// Takes up a claim by the id of its holder: one that another process was granted and
     /// [detached](Lease::detach).
     ///
-    /// The claim is renewed if it stands, even if it has expired. Nothing is acquired anew. The
-    /// lease and the lock-delay are those of this handle, whatever they were before. The call takes
-    /// three round trips.
+    /// The claim is renewed if it stands, even if it has expired. Nothing is acquired anew. From
+    /// then on the lease and the lock-delay are those of this handle. A renewal shortens nothing:
+    /// if the claim stood for longer before, the key is closed until then, unless it is released or
+    /// abandoned. The call takes three round trips.
     ///
     /// # Errors
     /// [`Error::NotFound`] or [`Error::Lost`] if the claim does not stand; otherwise as
@@ -353,7 +354,7 @@ impl<DB: Database> LeaseLock<DB> {
         match entry {
             Some(entry) => {
                 let claim = Claim { key, holder, token: entry.token };
-                Lease::resume(&self.key_terms, claim, entry.until).await
+                Lease::resume(&self.key_terms, claim).await
             }
             None => Err(Error::NotFound(NotFound::Claim { key, holder })),
         }

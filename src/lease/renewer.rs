@@ -120,11 +120,12 @@ impl<DB: Database> Renewer<DB> {
     }
 
     /// Renews one lease now.
-    pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, change: Change, limit: Instant) -> Exchange<Outcome> {
+    pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, limit: Instant) -> Exchange<Outcome> {
         held.row_lasts_until(limit + held.span.of_row());
         held.renewing_until(limit);
         let limits = ChangeLimits { limit, silence: pacing::hedge_delay(held.span.lease) };
-        let Exchange { reply, unanswered } = changes::send(&self.sessions, &held.claims, change, limits).await;
+        let Exchange { reply, unanswered } =
+            changes::send(&self.sessions, &held.claims, held.span.renewal(), limits).await;
         if !unanswered {
             held.renewal_answered(limit);
         }

@@ -129,12 +129,8 @@ pub fn is_undone(error: &sqlx::Error) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// `expires_at = now + lease`, and never earlier than before: a renewal that was delayed may be
-    /// carried out after one with a longer lease.
+    /// carried out after one with a longer lease, and two handles may hold the claim.
     Renew(TimeDelta),
-    /// `expires_at = now + lease`, for a claim that is taken up, perhaps with a shorter lease. If
-    /// the row no longer has the `expires_at` that was `seen`, never earlier than before: a request
-    /// that was delayed may be carried out after another one for the same claim.
-    Resume { lease: TimeDelta, seen: Option<DateTime<Utc>> },
     /// Frees the row after work that has completed.
     Release {
         status: Status,
@@ -261,7 +257,7 @@ pub fn unmatched(
         }
         Change::Abandon(delay) if ours && seen.left <= delay => Outcome::Done,
         _ if !ours => Outcome::Lost,
-        Change::Renew(_) | Change::Resume { .. } => not_extended(seen.left, seen.now, not_after),
+        Change::Renew(_) => not_extended(seen.left, seen.now, not_after),
         _ => Outcome::Skipped { left: seen.left },
     }
 }

@@ -18,10 +18,9 @@ pub struct Renew {
     /// The holder's id, as `acquire` printed it
     #[arg(long, value_name = "UUID", value_parser = Holder::parse)]
     pub holder: Holder,
-    /// How long the claim holds from now: longer or shorter than it did [default: 30s, or as long
-    /// as it does already]
-    #[arg(long, value_name = "D", value_parser = duration)]
-    pub lease: Option<Duration>,
+    /// How long the claim holds from now at least: as long as it does already, if that is longer
+    #[arg(long, value_name = "D", default_value = "30s", value_parser = duration)]
+    pub lease: Duration,
 }
 
 #[derive(Debug, Args)]

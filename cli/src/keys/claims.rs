@@ -26,8 +26,6 @@ use crate::{
     process::signals::{StopSignals, number},
 };
 
-/// How long a renewal holds at least, unless it says so.
-const LEASE: Duration = Duration::from_secs(30);
 /// How long the database has to end a claim whose holder id was not printed.
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -58,18 +56,8 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
 }
 
 pub async fn renew<DB: Database>(pool: Pool<DB>, renew: Renew) -> Result<u8, Failure> {
-    let (lock, key) = (database::lock(pool, None)?, renew.key.as_str());
-    let lease = match renew.lease {
-        Some(lease) => lease,
-        // A renewal that says nothing must not shorten the claim.
-        None => {
-            let row = lock.inspect(key).await?;
-            let left = row.and_then(|row| (row.until? - row.now).to_std().ok());
-            left.unwrap_or_default().max(LEASE)
-        }
-    };
-    let lock = lock.lease(lease);
-    let claim = lock.resume(key, renew.holder).await?.detach();
+    let lock = database::lock(pool, None)?.lease(renew.lease);
+    let claim = lock.resume(renew.key.as_str(), renew.holder).await?.detach();
     print(&lock, &claim, None).await
 }
 

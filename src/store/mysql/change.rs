@@ -8,9 +8,7 @@ use sqlx::{
     mysql::{MySqlQueryResult, MySqlRow},
 };
 
-use crate::store::mysql::row::{
-    IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded, stored,
-};
+use crate::store::mysql::row::{IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded};
 use crate::{
     key::Claim,
     store::{
@@ -156,7 +154,7 @@ async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], chan
     let set = match change {
         Change::Release { status, offset, .. } => vec![text(status.letter()), micros(offset).to_string()],
         Change::Abandon(delay) => vec![micros(delay).to_string()],
-        Change::Renew(_) | Change::Resume { .. } | Change::PutBack => Vec::new(),
+        Change::Renew(_) | Change::PutBack => Vec::new(),
     };
     let sql = format!(
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION; {}; {}; {}",
@@ -212,17 +210,9 @@ static RENEW: LazyLock<String> = LazyLock::new(|| {
     format!("t.expires_at = GREATEST(IFNULL(t.expires_at, t.claimed_at), {NOW} + INTERVAL ? MICROSECOND)")
 });
 
-static RESUME: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "t.expires_at = IF(t.expires_at <=> ?, {NOW} + INTERVAL ? MICROSECOND,
-            GREATEST(IFNULL(t.expires_at, t.claimed_at), {NOW} + INTERVAL ? MICROSECOND))"
-    )
-});
-
 fn set_of(change: Change) -> &'static str {
     match change {
         Change::Renew(_) => &RENEW,
-        Change::Resume { .. } => &RESUME,
         Change::Release { .. } => {
             "t.lock_flag = 0, t.status = ?, t.end_time = UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND, t.holder = NULL,
              t.expires_at = NULL, t.claimed_at = NULL, t.prior_token = NULL, t.prior_client_ip = NULL"
@@ -242,7 +232,6 @@ fn is_all(reply: &MySqlQueryResult, claims: &[Claim]) -> bool {
 fn bind_change(query: Query<'_>, change: Change) -> Query<'_> {
     match change {
         Change::Renew(time) | Change::Abandon(time) => query.bind(micros(time)),
-        Change::Resume { lease, seen } => query.bind(seen.map(stored)).bind(micros(lease)).bind(micros(lease)),
         Change::Release { status, offset, .. } => query.bind(status.letter()).bind(micros(offset)),
         Change::PutBack => query,
     }

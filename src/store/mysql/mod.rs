@@ -248,7 +248,7 @@ impl Store for MySql {
         form: Form,
     ) -> Reply<Vec<Outcome>> {
         match change {
-            Change::Renew(_) | Change::Resume { .. } => change::extend(conn, claims, change, not_after).await,
+            Change::Renew(_) => change::extend(conn, claims, change, not_after).await,
             _ if claims.len() == 1 => change::end_one(conn, claims, change, form == Form::NoWait).await,
             Change::Release { .. } | Change::Abandon(_) | Change::PutBack => {
                 change::end_several(conn, claims, change).await

@@ -72,14 +72,6 @@ static RENEW: LazyLock<ChangeStatement> = LazyLock::new(|| {
     let set = "expires_at = greatest(t.expires_at, clock_timestamp() + $4::interval)";
     ChangeStatement::limited(set, concat!(" AND ", in_time!("$5")), "")
 });
-static RESUME: LazyLock<ChangeStatement> = LazyLock::new(|| {
-    ChangeStatement::limited(
-        "expires_at = CASE WHEN t.expires_at IS NOT DISTINCT FROM $5 THEN clock_timestamp() + $4::interval
-                           ELSE greatest(t.expires_at, clock_timestamp() + $4::interval) END",
-        concat!(" AND ", in_time!("$6")),
-        "",
-    )
-});
 static RELEASE: LazyLock<ChangeStatement> = LazyLock::new(|| {
     ChangeStatement::new(
         "lock_flag = 0, status = $4, end_time = clock_timestamp() + $5::interval, holder = NULL, expires_at = NULL,
@@ -148,7 +140,6 @@ pub(super) async fn change(
 ) -> Reply<Vec<Outcome>> {
     let ChangeStatement { one, many }: &'static ChangeStatement = match change {
         Change::Renew(_) => &RENEW,
-        Change::Resume { .. } => &RESUME,
         Change::Release { .. } => &RELEASE,
         Change::Abandon(_) => &ABANDON,
         Change::PutBack => &PUT_BACK,
@@ -166,7 +157,6 @@ pub(super) async fn change(
     };
     let query = match change {
         Change::Renew(lease) => query.bind(lease).bind(not_after),
-        Change::Resume { lease, seen } => query.bind(lease).bind(seen).bind(not_after),
         Change::Abandon(delay) => query.bind(delay),
         Change::Release { status, offset, asynchronous } => query.bind(status.letter()).bind(offset).bind(asynchronous),
         Change::PutBack => query,

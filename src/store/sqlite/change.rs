@@ -9,7 +9,7 @@ use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Outcome, Reply, RowSnapshot, hex, limit_micros,
-        sqlite::row::{json, kept, listed, micros, now, read_row, stored},
+        sqlite::row::{json, kept, listed, micros, now, read_row},
         stored_row::snapshot,
         unanswered, unconfirmed, unmatched,
     },
@@ -61,16 +61,6 @@ macro_rules! in_time {
 }
 
 const RENEW: &str = change!(concat!("expires_at = max(ifnull(expires_at, 0), ", now!(), " + ?2)"), in_time!());
-const RESUME: &str = change!(
-    concat!(
-        "expires_at = CASE WHEN expires_at IS ?4 THEN ",
-        now!(),
-        " + ?2 ELSE max(ifnull(expires_at, 0), ",
-        now!(),
-        " + ?2) END"
-    ),
-    in_time!()
-);
 const RELEASE: &str = change!(release!(kept!("end_time", now!(), " + ?3")));
 /// The same for a table that keeps times as integers.
 const RELEASE_MICROS: &str = change!(release!(now!(), " + ?3"));
@@ -95,7 +85,7 @@ const PUT_BACK: &str = change!(
 
 /// The statements of many claims.
 #[cfg(test)]
-pub(super) const TEXTS: [&str; 7] = [RENEW, RESUME, RELEASE, RELEASE_MICROS, RELEASE_ALL, ABANDON, PUT_BACK];
+pub(super) const TEXTS: [&str; 6] = [RENEW, RELEASE, RELEASE_MICROS, RELEASE_ALL, ABANDON, PUT_BACK];
 
 /// `$set` decides whether the statement counts a confirmation, or only waits until no other
 /// transaction writes.
@@ -157,10 +147,6 @@ pub(super) async fn change(
     }
     let query = match change {
         Change::Renew(lease) => sqlx::query(RENEW).bind(named).bind(micros(lease)).bind(limit_micros(not_after)),
-        Change::Resume { lease, seen } => {
-            let seen = seen.map(stored);
-            sqlx::query(RESUME).bind(named).bind(micros(lease)).bind(limit_micros(not_after)).bind(seen)
-        }
         Change::Release { status, offset, .. } => {
             let release = if in_micros { RELEASE_MICROS } else { RELEASE };
             sqlx::query(release).bind(named).bind(status.letter()).bind(micros(offset))

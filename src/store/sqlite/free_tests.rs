@@ -1,16 +1,16 @@
 //! Batches in which some rows are free and others are not.
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::TimeDelta;
 use sqlx::{AssertSqlSafe, Connection as _, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
 use crate::{
-    key::{Claim, Holder, Key},
+    key::{Holder, Key},
     rules::{Rules, Terms},
     store::{
-        Change, ClaimReply, ClaimRequest, Reply,
+        ClaimReply, ClaimRequest, Reply,
         schema::{Part, Schema, SchemaStore as _},
-        sqlite::{change::change, claim::claim},
+        sqlite::claim::claim,
     },
 };
 
@@ -161,30 +161,4 @@ async fn a_row_that_cannot_be_read_beside_one_that_was_granted_is_a_lost_reply()
     assert!(is_locked(&claims(conn, &["free"]).await.unwrap()[0]));
     let error = claims(conn, &["unreadable"]).await.unwrap_err();
     assert!(matches!(error, sqlx::Error::ColumnDecode { .. }), "{error:?}");
-}
-
-/// Two processes have seen the same end of a lease. The request of the first one is carried out
-/// after that of the second.
-#[tokio::test]
-async fn a_late_request_for_a_claim_shortens_no_later_one() {
-    let mut conn = table().await;
-    free(&mut conn, &["k"]).await;
-    let request = request("k");
-    let ClaimReply::Granted { token, .. } = send(&mut conn, std::slice::from_ref(&request)).await.unwrap().remove(0)
-    else {
-        panic!("the key is free");
-    };
-    let claim = Claim { key: request.key, holder: request.holder, token };
-    let seen = ends_at(&mut conn).await;
-    for (seconds, seen, sooner) in [(90, seen, false), (5, seen, false), (5, None, true)] {
-        let before = ends_at(&mut conn).await;
-        let resume = Change::Resume { lease: TimeDelta::seconds(seconds), seen: seen.or(before) };
-        change(&mut conn, std::slice::from_ref(&claim), resume, None, true).await.unwrap();
-        assert_eq!(ends_at(&mut conn).await < before, sooner, "{resume:?}");
-    }
-}
-
-async fn ends_at(conn: &mut SqliteConnection) -> Option<DateTime<Utc>> {
-    let micros = sqlx::query_scalar("SELECT expires_at FROM t_resource_lock").fetch_one(conn).await.unwrap();
-    DateTime::from_timestamp_micros(micros)
 }

@@ -163,25 +163,23 @@ async fn a_late_renewal_extends_nothing() {
     let conn = &mut tables().await;
     let held = [claimed(conn, "a").await, claimed(conn, "b").await];
     let ends = ends_at(conn, &held[0]).await;
-    let lease = LEASE * 2;
-    for change in [Change::Renew(lease), Change::Resume { lease, seen: Some(ends) }] {
-        for claims in [&held[..1], &held] {
-            let limit = over(conn).await;
-            let outcomes = DB::change(conn, claims, change, limit, Form::Common).await.unwrap();
-            let late = |outcome: &Outcome| matches!(outcome, Outcome::TooLate(TooLate { now }) if Some(*now) > limit);
-            assert!(outcomes.iter().all(late), "{change:?} {outcomes:?}");
-            assert_eq!(ends_at(conn, &held[0]).await, ends, "{change:?}");
-        }
+    let renewal = Change::Renew(LEASE * 2);
+    for claims in [&held[..1], &held] {
+        let limit = over(conn).await;
+        let outcomes = DB::change(conn, claims, renewal, limit, Form::Common).await.unwrap();
+        let late = |outcome: &Outcome| matches!(outcome, Outcome::TooLate(TooLate { now }) if Some(*now) > limit);
+        assert!(outcomes.iter().all(late), "{outcomes:?}");
+        assert_eq!(ends_at(conn, &held[0]).await, ends);
     }
     let limit = soon(conn).await;
-    let outcomes = DB::change(conn, &held, Change::Renew(lease), limit, Form::Common).await.unwrap();
+    let outcomes = DB::change(conn, &held, renewal, limit, Form::Common).await.unwrap();
     assert_eq!(outcomes, [Outcome::Done, Outcome::Done]);
     assert!(ends_at(conn, &held[0]).await > ends);
     // An ending is carried out at any time, and the claim is then lost, however late a renewal is.
     let release = Change::release(Status::Succeeded, &terms(), TimeDelta::zero());
     let limit = over(conn).await;
     assert_eq!(DB::change(conn, &held, release, limit, Form::Common).await.unwrap(), [Outcome::Done, Outcome::Done]);
-    let outcomes = DB::change(conn, &held, Change::Renew(lease), limit, Form::Common).await.unwrap();
+    let outcomes = DB::change(conn, &held, renewal, limit, Form::Common).await.unwrap();
     assert_eq!(outcomes, [Outcome::Lost, Outcome::Lost]);
 }
 
