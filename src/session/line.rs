@@ -38,7 +38,8 @@ const OPENING: Duration = Duration::from_secs(10);
 const SLOW: Duration = Duration::from_secs(1);
 /// How long closing a session may take.
 const CLOSING: Duration = Duration::from_secs(1);
-/// How long a session is kept without a use, if there is another one, and if there is none.
+/// How long a session is kept without a use, if there is another one, and if there is none: for
+/// less than the `wait_timeout` of MySQL's own sessions.
 const UNUSED: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(50)];
 
 /// The sessions of one purpose.
@@ -52,7 +53,9 @@ pub(super) struct Line<DB: Store> {
     changed: Notify,
     /// How long a reply usually takes, in microseconds.
     usual_reply: AtomicU64,
-    /// The application's pool is used instead.
+    /// The database was found to be one that may have own sessions.
+    may_have_own: AtomicBool,
+    /// It has none after all. The application's pool is used instead.
     unusable: AtomicBool,
 }
 
@@ -101,7 +104,6 @@ enum Next<DB: Store> {
 
 impl<DB: Store> Line<DB> {
     pub fn new(application: &Pool<DB>, most: usize, renewals: bool) -> Arc<Self> {
-        let unusable = AtomicBool::new(!DB::has_own_sessions(application));
         let state = State {
             idle: Vec::new(),
             count: 0,
@@ -119,12 +121,21 @@ impl<DB: Store> Line<DB> {
             state,
             changed: Notify::new(),
             usual_reply: AtomicU64::new(0),
-            unusable,
+            may_have_own: AtomicBool::new(false),
+            unusable: AtomicBool::new(false),
         })
     }
 
+    /// A file of SQLite may be created after its first lock. Until then it may be a database in
+    /// memory.
     pub fn is_usable(&self) -> bool {
-        !self.unusable.load(Ordering::Relaxed)
+        if self.unusable.load(Ordering::Relaxed) {
+            return false;
+        }
+        if !self.may_have_own.load(Ordering::Relaxed) {
+            self.may_have_own.store(DB::has_own_sessions(&self.application), Ordering::Relaxed);
+        }
+        self.may_have_own.load(Ordering::Relaxed)
     }
 
     /// Waits for a session, up to the limit. Returns `None` if the application's pool is to be

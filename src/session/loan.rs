@@ -14,7 +14,7 @@ use crate::{
         time::Instant,
         timers::{Elapsed, sleep, timeout_at},
     },
-    store::{Options, Reply, Store, failure::Failure},
+    store::{Reply, Store, failure::Failure},
 };
 
 /// A session that is lent. If it is dropped with a statement in flight (a cancelled future, a limit
@@ -27,8 +27,8 @@ pub struct Loan<DB: Store> {
 
 enum Conn<DB: Store> {
     Own(Session<DB>, Arc<Line<DB>>),
-    /// Of the application's pool.
-    Borrowed(PoolConnection<DB>, Arc<Options<DB>>),
+    /// Of this pool.
+    Borrowed(PoolConnection<DB>, Pool<DB>),
 }
 
 /// The error of connections on which nothing of the caller's can begin.
@@ -40,16 +40,16 @@ impl<DB: Store> Loan<DB> {
         Self { conn: Some(Conn::Own(conn, line.clone())) }
     }
 
-    /// Waits for a connection of the application's pool, up to the limit. Its state is not checked.
+    /// Waits for a connection of a pool, up to the limit. Its state is not checked.
     pub async fn borrow(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
-        let (pool, options) = (pool.clone(), pool.connect_options());
+        let (pool, lender) = (pool.clone(), pool.clone());
         // The pool's timers run on the library's thread too. An acquisition whose caller has left
         // completes there: the pool would close the connection that it opens, and a database in
         // memory with it.
         let acquiring = threads::run_to_end(async move { timeout_at(limit, acquire(&pool)).await });
         match acquiring.await {
             Ok(Ok(Ok(conn))) => {
-                let loan = Self { conn: Some(Conn::Borrowed(conn, options)) };
+                let loan = Self { conn: Some(Conn::Borrowed(conn, lender)) };
                 if Instant::now() < limit {
                     return Ok(loan);
                 }
@@ -156,10 +156,12 @@ impl<DB: Store> Loan<DB> {
         }
     }
 
-    /// Lets the caller hold an idle connection for its next statement, if the pool has another one.
-    /// Otherwise the loan ends.
-    pub fn keep(self, pool: &Pool<DB>) -> Option<IdleLoan<DB>> {
-        if pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections() {
+    /// Lets the caller hold an idle connection for its next statement, if the pool that lent it has
+    /// another one. Otherwise the loan ends.
+    pub fn keep(self) -> Option<IdleLoan<DB>> {
+        if let Some(Conn::Borrowed(_, pool)) = &self.conn
+            && (pool.num_idle() > 0 || pool.size() < pool.options().get_max_connections())
+        {
             return Some(IdleLoan(Some(self), Instant::now()));
         }
         self.give_back();
@@ -235,7 +237,7 @@ impl<DB: Store> Drop for Loan<DB> {
                 drop(conn);
                 line.closed();
             }
-            Some(Conn::Borrowed(conn, options)) if DB::may_be_in_memory(&options) => {
+            Some(Conn::Borrowed(conn, pool)) if DB::may_be_in_memory(&pool.connect_options()) => {
                 threads::spawn(make_idle(conn));
             }
             Some(Conn::Borrowed(conn, _)) => drop(conn.detach()),

@@ -126,8 +126,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         left.open = false;
         match self.attempt(conn.get(), row, start, limit, left, compute).await {
             Ok(Some(row)) if age + 1 < MAX_CHANGES_PER_READ => {
-                let known =
-                    conn.keep(self.rows.pool.application()).map(|conn| Known { row: row.clone(), conn, age: age + 1 });
+                let known = conn.keep().map(|conn| Known { row: row.clone(), conn, age: age + 1 });
                 Ok(Some((row, known)))
             }
             result => {

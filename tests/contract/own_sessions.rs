@@ -7,9 +7,9 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, database_of, eventually, proxy::Way};
+use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, database_of, eventually, proxy::Way, refused};
 use rowlock::{
-    Attempt, Error, Lease, LeaseLock, LeaseSet, Reason, Schedules, admin::ListOptions, errors::DatabaseFault,
+    Attempt, Error, Lease, LeaseLock, LeaseSet, Reason, Schedules, Status, admin::ListOptions, errors::DatabaseFault,
     jobs::TickOutcome,
 };
 use sqlx::pool::PoolOptions;
@@ -37,6 +37,7 @@ harness::tests!(
         locks_of_one_pool_need_two_connections,
         a_wrong_password_costs_few_logins_and_is_named
     ),
+    servers[DIRECT].long(a_transaction_that_is_left_open_ends_by_itself),
     postgres[DIRECT](
         defaults_of_the_database_reach_no_lock,
         a_default_of_read_only_stands,
@@ -169,6 +170,22 @@ async fn a_renewal_that_arrives_after_the_abandonment_takes_nothing<DB: TestData
         sleep(Duration::from_millis(10)).await;
     }
     assert!(acquired(db.lock().try_acquire("k").await).taken_over_from().is_some());
+}
+
+/// As by a process that is stopped, or whose machine has no power any more.
+async fn a_transaction_that_is_left_open_ends_by_itself<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let lock = LeaseLock::new(proxy.pool::<DB>(2));
+    for _ in 0..2 {
+        acquired(db.lock().try_acquire("k").await).detach();
+        lock.force_release("k", Status::Failed).await.unwrap(); // prepares its statements
+    }
+    proxy.hold_after(Way::Requests, 2); // the begin, and the release of the row
+    let forced = tokio::spawn(async move { lock.force_release("k", Status::Failed).await });
+    proxy.held(Way::Requests).await;
+    assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Busy);
+    acquired(db.lock().acquire("k", 6 * PATIENCE).await);
+    forced.abort();
 }
 
 /// While a session opens, the server's clock is read. It is ahead of what the session knows by the

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool};
 use rowlock::{Error, LeaseLock, VersionedTable, balances::Columns, errors::Setup};
+use sqlx::pool::PoolOptions;
 use tokio::time::{Instant, timeout};
 
 harness::tests!(sqlite(
     a_file_in_utf_16_is_refused_unchanged,
+    a_lock_that_is_older_than_its_file_has_sessions_of_its_own,
     a_write_transaction_longer_than_a_lease_loses_it_in_time
 ));
 
@@ -36,6 +38,20 @@ async fn a_file_in_utf_16_is_refused_unchanged<DB: TestDatabase>(_: TestDb<DB>) 
         assert!(error.to_string().contains("UTF-16"), "{error}");
         assert_eq!(DB::number(&pool, "SELECT count(*) FROM t_resource_lock").await, Some(0));
     }
+}
+
+/// The pool creates the file when it is first used.
+async fn a_lock_that_is_older_than_its_file_has_sessions_of_its_own<DB: TestDatabase>(_: TestDb<DB>) {
+    let folder = tempfile::tempdir().unwrap();
+    let options = PoolOptions::<DB>::new()
+        .max_connections(2)
+        .after_connect(|conn, _| Box::pin(async { DB::execute_on(conn, "PRAGMA journal_mode = WAL").await.map(drop) }));
+    let pool = options.connect_lazy(&format!("sqlite://{}?mode=rwc", folder.path().join("new.db").display())).unwrap();
+    let lock = LeaseLock::new(pool.clone());
+    rowlock::migrate(&pool).await.unwrap();
+    let taken = [pool.acquire().await.unwrap(), pool.acquire().await.unwrap()];
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
+    drop(taken);
 }
 
 fn assert_refused(error: Error, encoding: &str) {

@@ -11,7 +11,7 @@ use rowlock::{
 use sqlx::Pool;
 use tokio::time::{sleep, timeout};
 
-use crate::ledger::{COLUMNS, ledger, row, updated};
+use crate::ledger::{COLUMNS, insert, ledger, row, updated};
 
 harness::tests!(
     everywhere(
@@ -20,7 +20,7 @@ harness::tests!(
         the_only_connection_is_never_kept,
         what_a_trigger_made_of_a_balance_counts_and_not_what_was_written
     ),
-    servers(a_connection_that_was_closed_while_idle_costs_no_outcome)
+    servers(a_connection_that_was_closed_while_idle_costs_no_outcome, two_keys_do_not_keep_both_connections)
 );
 
 type Deduction<'a> = Pin<Box<dyn Future<Output = Result<Updated<i64>, UpdateError<Insufficient<i64>>>> + Send + 'a>>;
@@ -139,6 +139,32 @@ async fn the_only_connection_is_never_kept<DB: TestDatabase>(db: TestDb<DB>) {
         deduction.await.unwrap();
     }
     assert_eq!(row(&db).await, (96, 4));
+}
+
+/// The connections are those of the pool for values, which has as many as the application's.
+async fn two_keys_do_not_keep_both_connections<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    insert(&db, COLUMNS.table, "'b'", 100).await;
+    let table = VersionedTable::new(db.pool_of(2).await, COLUMNS);
+    table.deduct("a", 1).await.unwrap();
+    let mut deductions: Vec<Deduction<'_>> =
+        ["a", "a", "b", "b"].iter().map(|key| Box::pin(table.deduct(key, 1)) as Deduction<'_>).collect();
+    poll_fn(|context| {
+        for deduction in &mut deductions {
+            assert!(deduction.as_mut().poll(context).is_pending(), "it waits");
+        }
+        Poll::Ready(())
+    })
+    .await;
+    for first in [0, 2] {
+        deductions[first].as_mut().await.unwrap();
+    }
+    // The others have not been polled since. Each of them may have been left a connection.
+    table.read("other").await.unwrap();
+    for second in [1, 3] {
+        deductions[second].as_mut().await.unwrap();
+    }
+    assert_eq!(row(&db).await, (97, 3));
 }
 
 async fn what_a_trigger_made_of_a_balance_counts_and_not_what_was_written<DB: TestDatabase>(db: TestDb<DB>) {

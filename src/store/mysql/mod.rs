@@ -99,15 +99,18 @@ async fn end(conn: &mut MySqlConnection, sql: &'static str) -> Reply<bool> {
 }
 
 /// The state of an own session. A statement waits for a metadata lock for a year by default, also
-/// when its client is gone. At READ COMMITTED, a binary log of statements cannot be written.
+/// when its client is gone. The server ends a session whose client stands still in a transaction,
+/// and with it the locks on rows: after `wait_timeout`, which is longer than a session is kept
+/// without a use, on MariaDB sooner. At READ COMMITTED, a binary log of statements cannot be
+/// written.
 const BEGIN_SESSION: &str = concat!(
     rollback!(),
     // Short: a hook may have set a time limit.
-    "; SET SESSION /*M! max_statement_time = 0, */ autocommit = 1;
+    "; SET SESSION /*M! max_statement_time = 0, idle_transaction_timeout = 10, */ autocommit = 1;
        SET SESSION completion_type = NO_CHAIN, time_zone = '+00:00', timestamp = DEFAULT,
         sql_mode = 'STRICT_TRANS_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION,PIPES_AS_CONCAT',
         sql_safe_updates = 0, sql_big_selects = 1, sql_auto_is_null = 0, sql_select_limit = DEFAULT,
-        group_concat_max_len = 1048576, wait_timeout = 28800, lock_wait_timeout = 10,
+        group_concat_max_len = 1048576, wait_timeout = 60, lock_wait_timeout = 10,
         /*!80000 max_execution_time = 0, transaction_isolation */
         /*M! tx_isolation */
             = IF(@@binlog_format = 'STATEMENT', 'REPEATABLE-READ', 'READ-COMMITTED')"

@@ -57,7 +57,7 @@ const LEAVE: &str = "ROLLBACK";
 /// forget a commit. Behind a pooler that shares sessions nothing is set.
 const BEGIN_SESSION: &str = concat!(
     "ROLLBACK; SELECT set_config(name, value, false) FROM (VALUES
-        ('statement_timeout', '0'), ('lock_timeout', '10s'), ('client_connection_check_interval', '1s'), ('idle_in_transaction_session_timeout', '0'),
+        ('statement_timeout', '0'), ('lock_timeout', '10s'), ('client_connection_check_interval', '1s'), ('idle_in_transaction_session_timeout', '10s'),
         ('idle_session_timeout', '0'), ('transaction_timeout', '0'), ('jit', 'off'), ('client_min_messages', 'error')
     ) AS settings (name, value)
     WHERE current_setting('rowlock.own_session', true) = 'on' AND current_setting(name, true) IS NOT NULL;
@@ -67,12 +67,13 @@ const BEGIN_SESSION: &str = concat!(
     WHERE current_setting('rowlock.own_session', true) = 'on' AND current_setting('synchronous_commit') = 'off'"
 );
 /// Settings of an own session, which travel with its start and stay whatever the defaults of the
-/// database and the role are.
+/// database and the role are. The server ends a session whose client stands still in a transaction,
+/// and with it the locks on rows.
 const SETTINGS: [(&str, &str); 7] = [
     OWN_SESSION,
     ("lock_timeout", "10s"),
     ("statement_timeout", "0"),
-    ("idle_in_transaction_session_timeout", "0"),
+    ("idle_in_transaction_session_timeout", "10s"),
     ("jit", "off"),
     ("client_min_messages", "error"),
     ("default_transaction_deferrable", "off"),
