@@ -99,6 +99,9 @@ impl<T> Batch<T> {
     }
 }
 
+/// Leases of one span to renew.
+pub(crate) type RenewalBatch = (Span, Batch<Arc<LeaseState>>);
+
 /// Claims to end with one change, each with the number of its ending.
 pub(crate) type EndingBatch = (Span, Change, Batch<(u64, Claim)>);
 
@@ -137,9 +140,15 @@ impl Agenda {
         Some(held)
     }
 
+    /// Returns what is due, and marks it as in flight. The endings come first: where renewals of
+    /// their span are always due, they would wait for ever.
+    pub fn due(&mut self) -> (Option<EndingBatch>, Vec<RenewalBatch>) {
+        (self.endings(), std::iter::from_fn(|| self.renewals()).collect())
+    }
+
     /// Returns leases of one span whose renewal is due, as many as one statement has room for, and
     /// marks it as in flight. What is left over was due before what comes next, and is first then.
-    pub fn renewals(&mut self) -> Option<(Span, Batch<Arc<LeaseState>>)> {
+    fn renewals(&mut self) -> Option<RenewalBatch> {
         let now = Instant::now();
         let mut due = self.renewals.iter_mut().filter_map(|(span, renewals)| Some((renewals.next()?, span, renewals)));
         let (_, span, renewals) = due.find(|(at, ..)| *at <= now)?;
@@ -178,7 +187,7 @@ impl Agenda {
     ///
     /// An ending waits for the renewals of its span in flight, of which one might revive the claim
     /// that it ended.
-    pub fn endings(&mut self) -> Option<EndingBatch> {
+    fn endings(&mut self) -> Option<EndingBatch> {
         let now = Instant::now();
         let renewals = &self.renewals;
         let may_end = |ending: &Ending| !renewals.get(&ending.held.span).is_some_and(|renewals| renewals.in_flight);
@@ -326,10 +335,28 @@ mod tests {
         assert_eq!(agenda.next(), Some(start));
     }
 
+    fn ending() -> Ending {
+        Ending::new(lease(), Change::Abandon(TimeDelta::zero()), TaskTracker::new().token()).0
+    }
+
+    /// A renewal takes as long as leases are renewed after.
+    #[test]
+    fn an_ending_is_sent_although_renewals_of_its_span_are_always_due() {
+        let (mut agenda, start) = agenda();
+        let held = lease();
+        agenda.add(held.clone(), start);
+        assert_eq!(agenda.due().1.len(), 1);
+        agenda.end(ending());
+        assert!(agenda.due().0.is_none(), "a renewal is in flight");
+        agenda.reschedule(held.id(), start, false);
+        agenda.renewed(held.span);
+        let (endings, renewals) = agenda.due();
+        assert!(endings.is_some_and(|(_, _, batch)| batch.items.len() == 1) && renewals.len() == 1);
+    }
+
     #[test]
     fn an_ending_that_must_wait_does_not_join_others() {
         let (mut agenda, _) = agenda();
-        let ending = || Ending::new(lease(), Change::Abandon(TimeDelta::zero()), TaskTracker::new().token()).0;
         let (mut later, mut postponed) = (ending(), ending());
         let at = Instant::now() + 10 * SECOND;
         later.at = at;

@@ -7,7 +7,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::{
     action::Certainty,
-    key::Claim,
+    key::{Claim, Key, Token},
     lease::{
         changes::{ChangeReply, GroupReply},
         state::LeaseState,
@@ -18,10 +18,14 @@ use crate::{
 };
 
 /// The outcome of an ending.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EndOutcome {
     Done,
-    Lost,
+    /// The row of this key was seen without the claim.
+    Lost {
+        key: Key,
+        token: Token,
+    },
     /// The ending did not succeed while the lease lasted, as far as is known.
     GivenUp(Certainty),
 }
@@ -42,7 +46,8 @@ pub(crate) struct Ending {
     pub was_refused: bool,
     /// A request was sent whose outcome is unknown.
     unanswered: bool,
-    lost: bool,
+    /// The first claim that is lost.
+    lost: Option<Claim>,
     pauses: Backoff,
     outcome: oneshot::Sender<EndOutcome>,
     _token: TaskTrackerToken,
@@ -64,7 +69,7 @@ impl Ending {
             first_sent: None,
             was_refused: false,
             unanswered: false,
-            lost: false,
+            lost: None,
             pauses: held.span.pauses(),
             held,
             outcome,
@@ -95,8 +100,8 @@ impl Ending {
                 Ok(ChangeReply { reply: outcomes, .. }) => match outcomes.first() {
                     Some(Outcome::Done) => drop(self.left.remove(index)),
                     Some(Outcome::Lost) => {
-                        self.lost = true;
-                        self.left.remove(index);
+                        let claim = self.left.remove(index);
+                        self.lost.get_or_insert(claim);
                     }
                     Some(Outcome::Skipped { .. } | Outcome::TooLate(_)) | None => permanent = false,
                 },
@@ -116,9 +121,9 @@ impl Ending {
 
     fn ended(&self) -> EndOutcome {
         let some_done = self.left.len() < self.held.claims.len();
-        match (self.left.is_empty(), self.lost) {
-            (true, false) => EndOutcome::Done,
-            (true, true) if !self.unanswered => EndOutcome::Lost,
+        match (self.left.is_empty(), &self.lost) {
+            (true, None) => EndOutcome::Done,
+            (true, Some(claim)) if !self.unanswered => EndOutcome::Lost { key: claim.key.clone(), token: claim.token },
             // An unanswered request may have ended the claim before another holder took the key.
             _ if self.unanswered || some_done => EndOutcome::GivenUp(Certainty::Unknown),
             _ => EndOutcome::GivenUp(Certainty::NothingChanged),
@@ -128,9 +133,9 @@ impl Ending {
     /// Reports the outcome to the waiting caller, and wakes the next waiters of this process.
     pub fn complete(self, ended: EndOutcome) {
         self.held.release_kept();
-        let held = self.held;
+        let (held, outcome) = (self.held, ended.clone());
         held.emit(move |claim| tracing::info!(key = %claim.key, token = %claim.token, ?ended, "the claim was ended in the background"));
         // A dropped lease has no receiver.
-        let _ = self.outcome.send(ended);
+        let _ = self.outcome.send(outcome);
     }
 }

@@ -283,7 +283,7 @@ impl<DB: Database> LeaseHandle<DB> {
         let limit = self.held.deadline().max(Instant::now() + self.key_terms.time_limit);
         match timeout_at(limit, ended).await {
             Ok(Ok(EndOutcome::Done)) => Ok(()),
-            Ok(Ok(EndOutcome::Lost)) => Err(self.error_lost()),
+            Ok(Ok(EndOutcome::Lost { key, token })) => Err(Error::Lost { key, token }),
             Ok(Ok(EndOutcome::GivenUp(outcome))) => Err(self.error_busy(Action::Abandon, outcome)),
             Ok(Err(_)) | Err(_) => Err(self.error_busy(Action::Abandon, Certainty::Unknown)),
         }

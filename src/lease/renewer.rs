@@ -211,14 +211,15 @@ impl<DB: Database> Renewer<DB> {
             agenda.looks_at = None;
             return None;
         }
-        while let Some((span, batch)) = agenda.renewals() {
+        let (endings, renewals) = agenda.due();
+        for (span, batch) in renewals {
             let in_flight = InFlight { renewer: self.clone(), over: move |agenda| agenda.renewed(span) };
             threads::spawn_renewal(async move {
                 in_flight.renewer.renew_batch(span, batch).await;
                 drop(in_flight);
             });
         }
-        if let Some((span, change, batch)) = agenda.endings() {
+        if let Some((span, change, batch)) = endings {
             let in_flight = InFlight { renewer: self.clone(), over: Agenda::ended };
             threads::spawn_renewal(async move {
                 in_flight.renewer.end_batch(span, batch, change).await;

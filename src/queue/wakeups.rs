@@ -28,11 +28,11 @@ impl Wakeups {
         Subscription { keys: keys.clone(), wakeups: self.clone(), notify }
     }
 
-    /// Wakes the subscribers of this key, which may be free.
+    /// Wakes the subscribers of this key, which may be free. Not under the lock: a waker may poll
+    /// its task at once, or wait for one that ends a subscription.
     pub fn notify(&self, key: &str) {
-        for notify in lock(&self.0).get(key).into_iter().flatten() {
-            notify.notify_one();
-        }
+        let subscribed = lock(&self.0).get(key).cloned().unwrap_or_default();
+        subscribed.iter().for_each(|notify| notify.notify_one());
     }
 
     /// Counts the subscriptions, of each key.
@@ -42,9 +42,8 @@ impl Wakeups {
 
     /// Wakes all subscribers: any key may be free.
     pub fn notify_all(&self) {
-        for notify in lock(&self.0).values().flatten() {
-            notify.notify_one();
-        }
+        let subscribed: Vec<_> = lock(&self.0).values().flatten().cloned().collect();
+        subscribed.iter().for_each(|notify| notify.notify_one());
     }
 }
 
@@ -75,5 +74,45 @@ impl Drop for Subscription {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        sync::atomic::{AtomicUsize, Ordering},
+        task::{Context, Wake, Waker},
+    };
+
+    use super::*;
+
+    /// Counts the wakes that find the lock free.
+    #[derive(Default)]
+    struct Waiter {
+        wakeups: Arc<Wakeups>,
+        woken: AtomicUsize,
+    }
+
+    impl Wake for Waiter {
+        fn wake(self: Arc<Self>) {
+            self.woken.fetch_add(usize::from(self.wakeups.0.try_lock().is_ok()), Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_waker_may_end_a_subscription() {
+        let waiter = Arc::<Waiter>::default();
+        let waker = Waker::from(waiter.clone());
+        let subscription = waiter.wakeups.subscribe(&[Key::new("k").unwrap()].into());
+        let wakes = |notify: &dyn Fn()| {
+            let (mut notified, mut context) = (pin!(subscription.notify.notified()), Context::from_waker(&waker));
+            assert!(notified.as_mut().poll(&mut context).is_pending());
+            notify();
+            assert!(notified.poll(&mut context).is_ready());
+            waiter.woken.swap(0, Ordering::Relaxed)
+        };
+        assert_eq!(wakes(&|| waiter.wakeups.notify("k")), 1);
+        assert_eq!(wakes(&|| waiter.wakeups.notify_all()), 1);
     }
 }

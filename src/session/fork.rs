@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-/// The process that has the threads; 0 before they are started. It is read before a lock is waited
+/// The process that has the threads, or starts them; 0 before. It is read before a lock is waited
 /// for: a process that was forked has none of the threads, and copies of locks that they may have
 /// held.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -39,12 +39,12 @@ pub(crate) fn is_own() -> bool {
     Own::current() != Own::No
 }
 
-/// Records that this process has the threads.
+/// Records that this process has the threads, or is about to start them.
 pub(crate) fn has_threads() {
     PROCESS.store(std::process::id(), Ordering::Release);
 }
 
-/// Returns whether this process was forked from one that had started the threads.
+/// Returns whether this process was forked from one that had begun to start the threads.
 pub(crate) fn is_forked() -> bool {
     // A forked process has no thread but a copy of the one that forked it, which is none of these.
     // They are spared a system call.

@@ -100,12 +100,13 @@ fn threads() -> Result<&'static Threads, Error> {
     if let Some(threads) = THREADS.get() {
         return Ok(threads);
     }
+    // Before the lock, of which a process that is forked from now on has a copy that nothing frees.
+    has_threads();
     let _starting = lock(&STARTING);
     if let Some(threads) = THREADS.get() {
         return Ok(threads);
     }
     let threads = Threads::start().map_err(|source| Error::Setup(Setup::NoThreads { source }))?;
-    has_threads();
     Ok(THREADS.get_or_init(|| threads))
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLock as _};
+use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLock as _, Status};
 use tokio::{task::JoinSet, time::timeout};
 
 use crate::upgrade::all_columns;
@@ -13,6 +13,7 @@ harness::tests!(
         each_key_has_its_row_and_its_token,
         one_that_cannot_be_had_leaves_the_others_as_they_were,
         the_loss_of_one_is_the_loss_of_all,
+        an_abandonment_names_the_key_that_is_lost,
         a_dropped_set_is_abandoned,
         it_waits_for_all_and_holds_none_until_then,
         sets_do_not_deadlock,
@@ -110,6 +111,14 @@ async fn the_loss_of_one_is_the_loss_of_all<DB: TestDatabase>(db: TestDb<DB>) {
         assert_eq!(db.column("b", "client_ip").await.as_deref(), Some("thief"));
         db.execute("DELETE FROM t_resource_lock").await;
     }
+}
+
+async fn an_abandonment_names_the_key_that_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    let set = acquired(db.lock().try_acquire_all(["a", "b", "c"]).await);
+    let token = set.token("b").unwrap();
+    db.lock().force_release("b", Status::Failed).await.unwrap();
+    let ended = set.abandon().await;
+    assert!(matches!(&ended, Err(Error::Lost { key, token: t }) if key.as_str() == "b" && *t == token), "{ended:?}");
 }
 
 async fn a_dropped_set_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
