@@ -138,11 +138,8 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     pub async fn run(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
         let attempt = self.attempt().await?;
         match &attempt {
-            Attempt::Acquired(granted) => self.settle(granted.keys()),
-            Attempt::Refused(_) => self.settle(self.asked_keys()),
-        }
-        match &attempt {
             Attempt::Acquired(granted) => {
+                self.settle(granted.keys());
                 let taken_over = granted.priors.iter().any(Option::is_some);
                 metrics::acquired(granted.handle.claims()[0].key.as_str(), taken_over);
                 for (Claim { key, token, .. }, prior) in granted.handle.claims().iter().zip(&granted.priors) {
@@ -150,6 +147,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
                 }
             }
             Attempt::Refused(refusal) => {
+                self.settle(self.asked_keys());
                 metrics::refused(refusal.key.as_str(), refusal.reason);
                 tracing::debug!(key = %refusal.key, reason = %refusal.reason, %refusal, "refused");
             }

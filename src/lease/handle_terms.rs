@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     invalid::Invalid,
-    lease::{lock::LeaseLock, span::Bounds},
+    lease::{lock::LeaseLock, span::Bounds, terms::KeyTerms},
     retry::{DAY, Retry, within},
     rules::{Rules, Terms},
     store::Database,
@@ -38,7 +38,7 @@ impl<DB: Database> LeaseLock<DB> {
             return self;
         };
         let delay = self.key_terms.bounds.lock_delay;
-        self.with(|terms, _| terms.lease = lease + delay)
+        self.with(|terms, _, _| terms.lease = lease + delay)
     }
 
     /// Sets how long a key stays closed after a holder that has not ended its claim had to stop:
@@ -67,9 +67,10 @@ impl<DB: Database> LeaseLock<DB> {
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         let checked = within("a lock-delay", delay, Duration::ZERO, 30 * DAY, "it has to be at most 30 days");
         let Some(delay) = self.faults.accept(checked) else { return self };
-        let (mut terms, fair, bounds) = (self.key_terms.terms.clone(), self.key_terms.fair, self.key_terms.bounds);
-        terms.lease += delay - bounds.lock_delay;
-        self.on_terms(terms, fair, Bounds { lock_delay: delay, ..bounds })
+        self.with(|terms, _, bounds| {
+            terms.lease += delay - bounds.lock_delay;
+            bounds.lock_delay = delay;
+        })
     }
 
     /// Sets how long a key is held at most: 1 s to ten years; without a limit by default.
@@ -95,8 +96,7 @@ impl<DB: Database> LeaseLock<DB> {
         if self.faults.accept(checked).is_none() {
             return self;
         }
-        let (terms, fair, bounds) = (self.key_terms.terms.clone(), self.key_terms.fair, self.key_terms.bounds);
-        self.on_terms(terms, fair, Bounds { max_hold: most, ..bounds })
+        self.with(|_, _, bounds| bounds.max_hold = most)
     }
 
     /// Sets the minimum interval between two starts: zero (no interval) to ten years, zero by
@@ -108,20 +108,20 @@ impl<DB: Database> LeaseLock<DB> {
     pub fn min_interval(mut self, distance: Duration) -> Self {
         let rule = "it has to be at most ten years";
         match self.faults.accept(within("a min_interval", distance, Duration::ZERO, 3653 * DAY, rule)) {
-            Some(distance) => self.with(|terms, _| terms.min_interval = distance),
+            Some(distance) => self.with(|terms, _, _| terms.min_interval = distance),
             None => self,
         }
     }
 
     /// Sets what happens after a failure or a crash; [`Rules::Recover`] by default.
     pub fn rules(self, rules: Rules) -> Self {
-        self.with(|terms, _| terms.rules = rules)
+        self.with(|terms, _, _| terms.rules = rules)
     }
 
     /// Allows a failed run to be repeated within its minimum interval. Has no effect under
     /// [`Rules::Article`].
     pub fn retry_failed_at_once(self) -> Self {
-        self.with(|terms, _| terms.retry_failed = true)
+        self.with(|terms, _, _| terms.retry_failed = true)
     }
 
     /// Sets whether keys are granted first come, first served, also across processes. Off by
@@ -135,7 +135,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// A waiter whose process died is skipped after 12 s. A fair claim reads the queue first, which
     /// is one statement more.
     pub fn fair(self, fair: bool) -> Self {
-        self.with(|_, is_fair| *is_fair = fair)
+        self.with(|_, is_fair, _| *is_fair = fair)
     }
 
     /// Sets how long a [`transaction`](Self::transaction) of this handle is
@@ -153,13 +153,10 @@ impl<DB: Database> LeaseLock<DB> {
         self.faults.check()
     }
 
-    fn with(self, change: impl FnOnce(&mut Terms, &mut bool)) -> Self {
-        let (mut terms, mut fair, bounds) = (self.key_terms.terms.clone(), self.key_terms.fair, self.key_terms.bounds);
-        change(&mut terms, &mut fair);
-        self.on_terms(terms, fair, bounds)
-    }
-
-    fn on_terms(mut self, terms: Terms, fair: bool, bounds: Bounds) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut Terms, &mut bool, &mut Bounds)) -> Self {
+        let KeyTerms { terms, fair, bounds, .. } = &*self.key_terms;
+        let (mut terms, mut fair, mut bounds) = (terms.clone(), *fair, *bounds);
+        change(&mut terms, &mut fair, &mut bounds);
         self.key_terms = self.shared.key_terms(terms, fair, bounds);
         self
     }

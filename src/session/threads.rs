@@ -157,14 +157,16 @@ async fn run_boxed<T: Send + 'static>(tracker: TaskTracker, mut work: Work<T>) -
     let mut task = DropOnThread { task: Some(task), tracker };
     let ended = (&mut task).await;
     task.task = None;
-    match ended {
-        Ok(output) => Ok(output),
-        Err(ended) => match ended.try_into_panic() {
-            Ok(panic) => resume_unwind(panic),
-            // The runtime is never shut down, and only the caller aborts the task.
-            Err(_) => Err(Error::Setup(Setup::Forked)),
-        },
-    }
+    output_of(ended)
+}
+
+/// Returns the output of a task. A panic of the task is the caller's.
+fn output_of<T>(ended: Result<T, JoinError>) -> Result<T, Error> {
+    ended.map_err(|ended| match ended.try_into_panic() {
+        Ok(panic) => resume_unwind(panic),
+        // The runtime is never shut down, and only the caller aborts the task.
+        Err(_) => Setup::Forked.into(),
+    })
 }
 
 /// Polls the work, and returns whether it waits for the reply to a request.
@@ -231,13 +233,7 @@ pub(crate) fn run_to_end<T: Send + 'static>(
 async fn run_to_end_boxed<T: Send + 'static>(work: Pin<Box<dyn Future<Output = T> + Send>>) -> Result<T, Error> {
     let threads = threads()?;
     let runtime = if Own::current() == Own::Renewals { threads.renewals.handle() } else { &threads.requests };
-    match runtime.spawn(work.in_current_span().with_current_subscriber()).await {
-        Ok(output) => Ok(output),
-        Err(ended) => match ended.try_into_panic() {
-            Ok(panic) => resume_unwind(panic),
-            Err(_) => Err(Error::Setup(Setup::Forked)),
-        },
-    }
+    output_of(runtime.spawn(work.in_current_span().with_current_subscriber()).await)
 }
 
 /// Acts with the runtime of the thread `rowlock`, for code of the drivers that spawns.

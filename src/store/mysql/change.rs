@@ -101,8 +101,7 @@ pub(super) async fn extend(
         return Ok(vec![Outcome::Done; claims.len()]);
     }
     let not_after = not_after.filter(|_| reply.rows_affected() == 0);
-    let seen = snapshots(conn, &named).await?;
-    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied(), not_after)).collect())
+    Ok(outcomes(change, claims, &snapshots(conn, &named).await?, not_after))
 }
 
 /// Ends a claim in one statement. If the reply does not show that it was ended, a later read does.
@@ -125,8 +124,17 @@ pub(super) async fn end_one(
     if is_all(&reply, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
     }
-    let seen = snapshots(conn, &named).await?;
-    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied(), None)).collect())
+    Ok(outcomes(change, claims, &snapshots(conn, &named).await?, None))
+}
+
+/// Derives the outcomes of a change that did not match all rows.
+fn outcomes(
+    change: Change,
+    claims: &[Claim],
+    seen: &HashMap<String, RowSnapshot>,
+    not_after: Option<DateTime<Utc>>,
+) -> Vec<Outcome> {
+    claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied(), not_after)).collect()
 }
 
 /// Ends all claims in one statement, if all of them stand. A row that it frees could be claimed by
@@ -167,8 +175,7 @@ async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], chan
         Ok(rows) => rows,
         Err(error) => return Err(undone(conn, claims, change, error).await),
     };
-    let seen = snapshots_of(&rows).map_err(unanswered)?;
-    Ok(claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied(), None)).collect())
+    Ok(outcomes(change, claims, &snapshots_of(&rows).map_err(unanswered)?, None))
 }
 
 /// Returns the statement's own error if nothing was committed, which is certain where all claims
@@ -184,10 +191,8 @@ async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, er
         return error;
     }
     let Ok(seen) = snapshots(conn, &Named::new(claims)).await else { return unanswered(error) };
-    let stands = |claim: &Claim| {
-        matches!(unmatched(change, claim, seen.get(claim.key.as_str()).copied(), None), Outcome::Skipped { .. })
-    };
-    if claims.iter().all(stands) { error } else { unanswered(error) }
+    let stand = outcomes(change, claims, &seen, None).iter().all(|outcome| matches!(outcome, Outcome::Skipped { .. }));
+    if stand { error } else { unanswered(error) }
 }
 
 /// Writes a text as an expression, in which nothing needs escaping.
