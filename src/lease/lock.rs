@@ -366,11 +366,11 @@ impl<DB: Database> LeaseLock<DB> {
     /// of the lock.
     ///
     /// Call it before the program ends, so that the next holder need not wait for them to expire. A
-    /// claim under way is waited for, and put back if it is granted. One that has no reply may stand
-    /// until its lease ends. The key of a dropped lease stays closed for its lock-delay, for which
-    /// this call does not wait. Leases that are still held stay held. Sessions that are idle by then
-    /// are closed in the background; another lock on the same pool opens new ones. At the limit the
-    /// background work continues with what is left, as long as the process lives.
+    /// claim under way is waited for, and put back if it is granted. One that has no reply may
+    /// stand until its lease ends. The key of a dropped lease stays closed for its lock-delay, for
+    /// which this call does not wait. Leases that are still held stay held. Sessions that are idle
+    /// by then are closed in the background; another lock on the same pool opens new ones. At the
+    /// limit the background work continues with what is left, as long as the process lives.
     ///
     /// # Cancel safety
     /// If the future is dropped, the wait stops. Nothing else changes.

@@ -7,7 +7,8 @@
 //! This file has the claims and the changes of claims. `admin.rs`, `queue.rs`, `schema.rs`,
 //! `version.rs`, `schedule.rs`, `instances.rs`, `orders.rs` and `changes.rs` have the other traits,
 //! and `database.rs` all of them under one name. `stored_row.rs` reads rows. Each database has a
-//! folder with a file for each trait. `fault.rs` is the one place that knows the codes of the servers.
+//! folder with a file for each trait. `fault.rs` is the one place that knows the codes of the
+//! servers.
 //!
 //! # The row of a claim
 //!

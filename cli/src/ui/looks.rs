@@ -108,8 +108,8 @@ impl Looks {
         looks
     }
 
-    /// Returns what is known now, after a look if the last one is old. After a failure, the next look
-    /// is waited for a moment only: the database may still not answer.
+    /// Returns what is known now, after a look if the last one is old. After a failure, the next
+    /// look is waited for a moment only: the database may still not answer.
     pub async fn fresh(&self) -> View {
         let mut view = self.view.clone();
         let seen = view.borrow_and_update().clone();
@@ -247,8 +247,8 @@ impl<DB: Database> Reader<DB> {
     }
 
     /// Reads the runs that are new, or at first those of a week. If there may be more of them than
-    /// one statement reads, the last ones of each schedule are read too. Returns how many statements
-    /// it took beside the one that every look needs.
+    /// one statement reads, the last ones of each schedule are read too. Returns how many
+    /// statements it took beside the one that every look needs.
     async fn read_runs(&mut self, now: DateTime<Utc>) -> Result<u32, Error> {
         let since = if self.is_complete { self.runs.newest().map(|end| end - LATE) } else { None };
         let mut found = self.schedules.runs_since(since.unwrap_or(now - WEEK), MAX_RUNS).await?;

@@ -29,8 +29,8 @@ macro_rules! select {
 
 pub(super) const REGISTERED: &str = select!("WHERE name = ANY ($1::text[])");
 
-/// $1 to $3 the known schedules, $4 holder, $5 label, $6 their leases, $7 the most rows, $8 the error
-/// of a lost run, $9 the limit.
+/// $1 to $3 the known schedules, $4 holder, $5 label, $6 their leases, $7 the most rows, $8 the
+/// error of a lost run, $9 the limit.
 ///
 /// The look compares with now(), because a volatile function is no condition of an index. A row is
 /// judged again when it is locked. The rows are locked once: a plan that looks for each row of the
@@ -128,8 +128,8 @@ SELECT EXISTS (SELECT FROM freed)
 pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND status = 'L' AND error = $3";
 
-/// $4 the slot, $5 and $6 the times with which it was computed, $7 whether it is run, $8 missed,
-/// $9 skipped, $10 the slot before, $11 the error. A tick that an operator has stopped is not moved.
+/// $4 the slot, $5 and $6 the times with which it was computed, $7 whether it is run, $8 missed, $9
+/// skipped, $10 the slot before, $11 the error. A tick that an operator has stopped is not moved.
 pub(super) const PASS: &str = "
 WITH moved AS (
     UPDATE t_resource_schedule

@@ -69,9 +69,10 @@ macro_rules! held {
     };
 }
 
-/// Claims those of the list ?1 that are as they were seen: each item is what was seen (the name, the
-/// spec and the zone in hex, the token, the slot, the attempt, the due time), and then the token and
-/// the slot of the claim. ?2 holder, ?3 label, ?4 lease, ?5 when the runs begin, ?6 the limit.
+/// Claims those of the list ?1 that are as they were seen: each item is what was seen (the name,
+/// the spec and the zone in hex, the token, the slot, the attempt, the due time), and then the
+/// token and the slot of the claim. ?2 holder, ?3 label, ?4 lease, ?5 when the runs begin, ?6 the
+/// limit.
 pub(super) const CLAIM: &str = concat!(
     listed!(),
     "
