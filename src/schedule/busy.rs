@@ -1,7 +1,7 @@
 //! The schedules whose work has not ended here, which is what the limits of an instance count.
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -14,8 +14,9 @@ use crate::{key::Key, sync::lock};
 /// has the same.
 #[derive(Debug, Default)]
 pub struct Busy {
-    names: Mutex<HashSet<Key>>,
-    /// Notified when the work of a schedule has ended.
+    /// The group of each, as it was when its run began.
+    groups: Mutex<HashMap<Key, Option<Key>>>,
+    /// Notified when a run of an instance that claims nothing more has ended.
     pub freed: Notify,
 }
 
@@ -26,24 +27,24 @@ pub struct Mark {
 }
 
 impl Busy {
-    pub fn names(&self) -> MutexGuard<'_, HashSet<Key>> {
-        lock(&self.names)
+    /// Returns the groups of the schedules, by their names.
+    pub fn groups(&self) -> MutexGuard<'_, HashMap<Key, Option<Key>>> {
+        lock(&self.groups)
     }
 
     /// Returns how many of `most` runs may begin.
     pub fn room(&self, most: u32) -> u32 {
-        most.saturating_sub(u32::try_from(self.names().len()).unwrap_or(u32::MAX))
+        most.saturating_sub(u32::try_from(self.groups().len()).unwrap_or(u32::MAX))
     }
 
-    pub fn mark(self: &Arc<Self>, name: &Key) -> Mark {
-        self.names().insert(name.clone());
+    pub fn mark(self: &Arc<Self>, name: &Key, group: Option<&Key>) -> Mark {
+        self.groups().insert(name.clone(), group.cloned());
         Mark { all: self.clone(), name: name.clone() }
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        self.all.names().remove(&self.name);
-        self.all.freed.notify_one();
+        self.all.groups().remove(&self.name);
     }
 }

@@ -165,13 +165,15 @@ impl<DB: Database> Core<DB> {
 }
 
 /// Undoes a claim of these schedules under which no work was begun. A takeover is left to the next
-/// claim. If no statement succeeds, what was claimed is taken over when its lease ends.
-pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, names: &[Key]) {
+/// claim. If no statement succeeds, what was claimed is taken over when its lease ends. Returns
+/// whether a claim stood, as far as is known.
+pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, names: &[Key]) -> bool {
     let vacant = Holder::unique();
     let done = answered!(core, Action::Abandon, "schedules", conn => DB::put_back(conn, holder, vacant, names));
-    if let Err(error) = done {
+    done.unwrap_or_else(|error| {
         tracing::warn!(?error, "a claim of schedules was not undone; it ends with its lease");
-    }
+        false
+    })
 }
 
 /// Ends a claim of work that has stopped, so that another instance may take over at once. If no

@@ -70,9 +70,12 @@ impl Kept {
     /// Cancels the token of the loss, and then emits the event.
     fn report_lost(&self, why: &'static str) {
         self.lost.cancel();
-        if self.told.swap(true, Ordering::Relaxed) {
-            return;
+        if !self.told.swap(true, Ordering::Relaxed) {
+            self.tell(why);
         }
+    }
+
+    fn tell(&self, why: &'static str) {
         let claim = self.claim.clone();
         self.subscriber.emit_loss(move || tracing::error!(schedule = %claim.key, token = %claim.token, "lost: {why}"));
     }
@@ -131,8 +134,7 @@ impl Keeper {
 
     /// Emits the event of the loss that the end of the run has found.
     pub fn tell_not_recorded(&self) {
-        self.kept.told.store(false, Ordering::Relaxed);
-        self.kept.report_lost(NOT_RECORDED);
+        self.kept.tell(NOT_RECORDED);
     }
 
     /// Stops the renewals, and waits for one in flight, which might revive a claim that was ended.

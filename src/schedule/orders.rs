@@ -1,6 +1,6 @@
 //! Orders of operators that instances obey, and what operators have changed.
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, SubsecRound as _, TimeDelta, Utc};
 
 use crate::{
     action::Action,
@@ -151,7 +151,8 @@ impl<DB: Database> Schedules<DB> {
 
     async fn order_skip(&self, name: &Key, until: Option<DateTime<Utc>>) -> Result<DateTime<Utc>, Error> {
         let core = self.core()?;
-        let mut tried = None;
+        // As the databases keep it.
+        let (wanted, mut tried) = (until.map(|until| until.trunc_subsecs(6)), None);
         loop {
             let (row, now) = found(&core, name).await?;
             // An order whose reply was lost may stand, and the tick be passed over since.
@@ -161,7 +162,7 @@ impl<DB: Database> Schedules<DB> {
                 return Ok(tried);
             }
             let is_begun = row.attempt > 0 && row.run_slot == Some(row.slot);
-            let until = match until {
+            let until = match wanted {
                 Some(until) => until,
                 None => next_of(&row, is_begun, now)?,
             };

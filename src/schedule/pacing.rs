@@ -1,4 +1,4 @@
-//! When an instance polls for ticks: pure, so that `tests/scale` can run it in simulated time.
+//! When an instance polls for ticks: pure.
 
 use std::time::Duration;
 

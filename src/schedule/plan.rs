@@ -127,7 +127,7 @@ fn choose(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
     };
     let is_delay = matches!(schedule.timing, Timing::After(_));
     let end = if is_delay { now } else { until.min(now) };
-    let passed = pending(schedule, row.slot, end, 1).before + 1;
+    let passed = pending(schedule, row.slot, end, 1).before.saturating_add(1);
     let first = schedule.next(end.max(row.slot));
     if first > now || is_delay {
         return Start::Skip { next: first, skipped: passed };
@@ -146,7 +146,7 @@ fn choose_due(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
     // for.
     let skips = schedule.catch_up == CatchUp::Skip && !matches!(schedule.timing, Timing::After(_));
     if skips && now - last > schedule.grace.max(PROMPT) {
-        return Start::Skip { next: schedule.next(now.max(last)), skipped: before + 1 };
+        return Start::Skip { next: schedule.next(now.max(last)), skipped: before.saturating_add(1) };
     }
     match (before, skips) {
         (0, _) => Start::Run,

@@ -130,14 +130,17 @@ async fn run_claimed<DB: Database>(
             if let Err(error) = &passed {
                 tracing::error!(schedule = %claim.key, ?error, "the slot could not be moved");
             }
-            // No work was begun. If other times are in effect by then, an instance that has them
-            // runs the tick.
-            let ended = put_back_unbegun(&core, claim, keeper).await;
-            // A pass that had no reply may have ended the claim.
-            let is_known =
-                |error| matches!(error, Error::Database(fault) if fault.outcome() == Certainty::NothingChanged);
-            let is_unknown = passed.is_err_and(|error| !is_known(error));
-            return (if is_unknown { Ended::Lost } else { ended }, None);
+            keeper.stop().await;
+            let stood = match passed {
+                // A pass that is refused is an attempt, so that it is not made for ever.
+                Err(Error::Database(fault)) if fault.outcome() == Certainty::NothingChanged => {
+                    hand_back(&core, claim).await
+                }
+                // No work was begun. If other times are in effect by then, an instance that has
+                // them runs the tick. A pass that had no reply may have ended the claim.
+                passed => put_back(&core, claim.holder, std::slice::from_ref(&claim.key)).await && passed.is_ok(),
+            };
+            return (if stood { Ended::HandedBack } else { Ended::Lost }, None);
         }
     }
     match start {
@@ -166,7 +169,11 @@ async fn run_claimed<DB: Database>(
             return end_kept(keeper, tick.inner(), Err(error), &tokens.stopped).await;
         }
         Exclusive::Lost => return (Ended::Lost, None),
-        Exclusive::Closed => return (put_back_unbegun(&core, claim, keeper).await, None),
+        Exclusive::Closed => {
+            keeper.stop().await;
+            put_back(&core, claim.holder, std::slice::from_ref(&claim.key)).await;
+            return (Ended::HandedBack, None);
+        }
     };
     metrics::started(name.as_str(), delay.to_std().unwrap_or_default());
     let tick = of(claimed, lease.as_ref().map(|lease| lease.claim().clone()));
@@ -234,13 +241,6 @@ async fn end_kept<DB: Database>(
         keeper.tell_not_recorded();
     }
     ended
-}
-
-/// Stops the renewals of a claim under which no work was begun, and undoes it.
-async fn put_back_unbegun<DB: Database>(core: &Core<DB>, claim: &Claim, keeper: Keeper) -> Ended {
-    keeper.stop().await;
-    put_back(core, claim.holder, std::slice::from_ref(&claim.key)).await;
-    Ended::HandedBack
 }
 
 /// What came of the wait for the key that a run needs as well.

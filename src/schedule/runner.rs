@@ -20,7 +20,7 @@ use crate::{
     session::{
         threads::RECOVERED,
         time::Instant,
-        timers::{sleep_until, timeout},
+        timers::{sleep_until, timeout, timeout_at},
     },
     store::{Database, failure::Failure, fault::Fault, schedule::Known},
 };
@@ -172,6 +172,14 @@ async fn apart<T: Send + 'static>(request: impl Future<Output = T> + Send + 'sta
     }
 }
 
+/// Tells the other instances that this one claims nothing more.
+async fn leave<DB: Database>(presence: Option<Presence>, core: Arc<Core<DB>>, drained: CancellationToken) {
+    let Some(presence) = presence else { return };
+    if let Err(error) = presence.leave(&core, &drained).await {
+        tracing::warn!(?error, "the instance could not tell the others that it ends; they notice it");
+    }
+}
+
 /// The runs of an instance. A run tells whether it was one of a group that has a limit, and how
 /// long from its end until the schedule is due again.
 type Runs = JoinSet<(bool, Option<Duration>)>;
@@ -195,7 +203,7 @@ impl<DB: Database> Runner<DB> {
                         (poll_at, self.due_at) = (poll_at.min(due_at), self.due_at.min(due_at));
                     }
                 }
-                () = self.busy.freed.notified(), if free == 0 => poll_at = Instant::now(),
+                () = self.busy.freed.notified() => poll_at = Instant::now(),
                 () = until(if free > 0 { poll_at.min(beat_at) } else { beat_at }) => {
                     let (now, pause) = (Instant::now(), self.core.poll_interval);
                     // A beat takes the place of a poll that comes soon, if nothing is due before
@@ -210,7 +218,10 @@ impl<DB: Database> Runner<DB> {
                         beat_at = now + self.until_beat();
                     }
                     if beats && quiet && !changed {
-                        poll_at = Instant::now() + poll_pause(pause, pause);
+                        // A run may have ended since, so that what waits for a place is polled for.
+                        if free > 0 {
+                            poll_at = Instant::now() + poll_pause(pause, pause);
+                        }
                     } else if (changed || poll_at <= now) && free > 0 {
                         let pause = self.poll(&mut runs, free).await;
                         (polled_at, poll_at) = (Instant::now(), Instant::now() + pause);
@@ -218,10 +229,14 @@ impl<DB: Database> Runner<DB> {
                 }
             }
         }
-        let ended = async { while runs.join_next().await.is_some() {} };
+        let limit = Instant::now() + FAREWELL;
+        let leaving = leave(self.presence.take(), self.core.clone(), self.drained.clone());
+        let leaving = AbortOnDropHandle::new(tokio::spawn(leaving.in_current_span()));
+        while runs.join_next().await.is_some() {
+            self.busy.freed.notify_one();
+        }
         // A database that does not answer holds up no shutdown.
-        let (left, ()) = tokio::join!(timeout(FAREWELL, self.leave()), ended);
-        if left.is_err() {
+        if !matches!(timeout_at(limit, leaving).await, Ok(Ok(()))) {
             tracing::warn!("the instance could not tell the others that it ends; they notice it");
         }
     }
@@ -274,16 +289,6 @@ impl<DB: Database> Runner<DB> {
         }
     }
 
-    /// Tells the other instances that this one claims nothing more.
-    async fn leave(&mut self) {
-        let (Some(presence), core, drained) = (self.presence.take(), self.core.clone(), self.drained.clone()) else {
-            return;
-        };
-        if let Some(Err(error)) = apart(async move { presence.leave(&core, &drained).await }).await {
-            tracing::warn!(?error, "the instance could not tell the others that it ends; they notice it");
-        }
-    }
-
     /// Reports that claims fail: as a warning when that begins, and when it has another reason.
     fn report(&mut self, failure: &Failure) {
         // An outage shows itself in two ways, by turns.
@@ -298,15 +303,15 @@ impl<DB: Database> Runner<DB> {
     /// Returns what may be claimed: sets of schedules, and how many of each. A group that has a
     /// limit is a set.
     fn claimable(&self, most: u32) -> Vec<(Vec<Known>, u32)> {
-        let busy = self.busy.names();
+        let busy = self.busy.groups();
         let group_of = |name: &Key| self.jobs.get(name).and_then(|job| job.schedule.group.as_ref());
         let mut sets: HashMap<Option<&Key>, Vec<Known>> = HashMap::new();
-        for known in self.known.iter().filter(|known| !busy.contains(&known.times.name)) {
+        for known in self.known.iter().filter(|known| !busy.contains_key(&known.times.name)) {
             sets.entry(group_of(&known.times.name)).or_default().push(known.clone());
         }
         let room = |group: Option<&Key>| {
             let Some(limit) = group.and_then(|group| self.core.max_runs.get(group)) else { return most };
-            let runs = busy.iter().filter(|name| group_of(name) == group).count();
+            let runs = busy.values().filter(|busy| busy.as_ref() == group).count();
             most.min(limit.saturating_sub(u32::try_from(runs).unwrap_or(u32::MAX)))
         };
         let sets = sets.into_iter().map(|(group, known)| (known, room(group)));
@@ -316,7 +321,7 @@ impl<DB: Database> Runner<DB> {
     /// Returns a schedule and its work, and marks it as busy until the run and the work have ended.
     fn job(&self, name: &Key) -> Option<Job<DB>> {
         let Job { schedule, work } = self.jobs.get(name)?.clone();
-        let mark = self.busy.mark(name);
+        let mark = self.busy.mark(name, schedule.group.as_ref());
         // The run has a copy of the work, and so has the task that does it.
         let work = move |tick| {
             let _ = &mark;

@@ -239,12 +239,13 @@ pub trait ScheduleStore: Store {
 
     /// Undoes a claim of these schedules under which no work was begun: they are due again, and the
     /// attempt does not count. If it was a takeover, `vacant` holds the row until the next one.
+    /// Returns whether a claim stood.
     fn put_back(
         conn: &mut Self::Connection,
         holder: Holder,
         vacant: Holder,
         names: &[Key],
-    ) -> impl Future<Output = Reply<()>> + Send;
+    ) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Makes the claim's lease end later. Never waits for a row that another transaction has
     /// locked.

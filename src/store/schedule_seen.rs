@@ -124,7 +124,7 @@ pub trait SeenStore: ScheduleStore {
 }
 
 /// Claims the earliest of what is due, up to as many as are asked for. A row that the server
-/// refuses to change holds up no other.
+/// refuses to change counts among them, and holds up no other of them.
 pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueRequest<'_>) -> Reply<DueReply> {
     let mut claims = Claims::default();
     let mut due = DB::look_for_due(conn, ask).await?;

@@ -103,21 +103,32 @@ async fn a_group_runs_no_more_than_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// As when a program reads its schedules anew while one of them runs.
 async fn runs_of_an_instance_whose_place_is_taken_count<DB: TestDatabase>(db: TestDb<DB>) {
-    let gate = Gate::closed();
-    let (first, second) = (due(&db, "first").await, due(&db, "second").await);
-    let one = || instance(&db, "one").max_concurrent_runs(1);
-    let before = gate.add_to(one(), first.clone()).start().await.unwrap();
-    eventually("the first runs", || async { gate.inside() == 1 }).await;
-    let schedules = gate.add_to(gate.add_to(one(), first), second).in_place_of(&before);
-    let running = schedules.start().await.unwrap();
-    let ends = tokio::spawn(before.shutdown(PATIENCE));
-    // An instance that may run one more claims the second at once.
-    sleep(5 * SHORT).await;
-    assert!(!listed(&db).await.iter().any(|row| row.name == "second" && row.running), "it is claimed, and waits");
-    gate.open.send_replace(true);
-    assert!(ends.await.unwrap());
-    eventually("the second has run", || async { told(&db, "second").await.ends_with("S1") }).await;
-    assert!(running.shutdown(PATIENCE).await);
+    for in_group in [false, true] {
+        let gate = Gate::closed();
+        let [first, second] = ["first", "second"].map(|name| format!("{name} {in_group}"));
+        let one = |schedules: Schedules<DB>| match in_group {
+            true => schedules.max_runs("group", 1),
+            false => schedules.max_concurrent_runs(1),
+        };
+        let of = async |name: &str| {
+            let schedule = due(&db, name).await;
+            if in_group { schedule.group("group") } else { schedule }
+        };
+        let before = gate.add_to(one(instance(&db, "one")), of(&first).await).start().await.unwrap();
+        eventually("the first runs", || async { gate.inside() == 1 }).await;
+        // The first is gone from the application. The instance polls when it has a place, or late.
+        let late = one(instance(&db, "one").poll_interval(Duration::from_secs(3600)));
+        let schedules = gate.add_to(late, of(&second).await).in_place_of(&before);
+        let running = schedules.start().await.unwrap();
+        let ends = tokio::spawn(before.shutdown(PATIENCE));
+        // An instance that may run one more claims the second at once.
+        sleep(5 * SHORT).await;
+        assert!(!listed(&db).await.iter().any(|row| row.name == second && row.running), "{second} is claimed");
+        gate.open.send_replace(true);
+        assert!(ends.await.unwrap());
+        eventually("the second has run", || async { told(&db, &second).await.ends_with("S1") }).await;
+        assert!(running.shutdown(PATIENCE).await);
+    }
 }
 
 async fn a_group_needs_a_limit<DB: TestDatabase>(db: TestDb<DB>) {

@@ -49,19 +49,19 @@ impl ScheduleStore for MySql {
         claim_due::<Self>(conn, ask).await
     }
 
-    async fn put_back(conn: &mut MySqlConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<()> {
+    async fn put_back(conn: &mut MySqlConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<bool> {
         let query = sqlx::query_as(AssertSqlSafe(format!("{MAY_BE_HELD} ({})", marks("?", names.len().max(1)))));
         let query = names.iter().fold(query.bind(*holder.as_uuid()), |query, name| query.bind(name.as_str()));
         let held: Vec<(Vec<u8>,)> = query.fetch_all(&mut *conn).await?;
         // An UPDATE locks the rows of all names that it is given, and waits for those of other
         // runs.
         if held.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let query = sqlx::query(AssertSqlSafe(format!("{PUT_BACK} ({})", marks("?", held.len()))));
         let query = query.bind(*vacant.as_uuid()).bind(*holder.as_uuid());
         let query = held.into_iter().fold(query, |query, (name,)| query.bind(name));
-        query.execute(conn).await.map(drop)
+        Ok(query.execute(conn).await?.rows_affected() > 0)
     }
 
     async fn extend_run(

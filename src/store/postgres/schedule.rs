@@ -62,10 +62,10 @@ impl ScheduleStore for Postgres {
         Ok(reply)
     }
 
-    async fn put_back(conn: &mut PgConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<()> {
+    async fn put_back(conn: &mut PgConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<bool> {
         let names: Vec<&str> = names.iter().map(Key::as_str).collect();
         let query = sqlx::query(PUT_BACK).bind(holder.as_uuid()).bind(names).bind(vacant.as_uuid());
-        query.execute(conn).await.map(drop)
+        Ok(query.execute(conn).await?.rows_affected() > 0)
     }
 
     async fn extend_run(

@@ -45,9 +45,9 @@ impl ScheduleStore for Sqlite {
         claim_due::<Self>(conn, ask).await
     }
 
-    async fn put_back(conn: &mut SqliteConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<()> {
+    async fn put_back(conn: &mut SqliteConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<bool> {
         let query = sqlx::query(PUT_BACK).bind(*holder.as_uuid()).bind(keys(names)).bind(*vacant.as_uuid());
-        query.execute(conn).await.map(drop)
+        Ok(query.execute(conn).await?.rows_affected() > 0)
     }
 
     async fn extend_run(
