@@ -8,8 +8,8 @@ use crate::{
     store::fault::said,
 };
 
-/// What the database, its tables or this process lack for the call. Whoever operates them has to
-/// change it first.
+/// What the database, its tables or this process lack for the call. An operator has to change it
+/// first.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Setup {

@@ -213,7 +213,7 @@ impl<T: Send + 'static> Drop for DropOnThread<T> {
         let Some(task) = self.task.take() else { return };
         task.abort();
         if !is_forked() {
-            // An output that nobody takes is dropped as the work is.
+            // An output that is not taken is dropped as the work is.
             spawn(self.tracker.track_future(async move { drop(task.await) }));
         }
     }

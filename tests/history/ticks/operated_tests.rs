@@ -307,7 +307,7 @@ fn forgotten_runs_pass() {
     // One about the limit may go, or stay.
     forgotten(&HAD.replace("10.7", "11.000005"), LAST).breaks(&[]);
     forgotten(&HAD.replace("10.7", "11.000005"), &format!("{LAST}\nk 110 11 1 2 F 0 11.000005")).breaks(&[]);
-    // The attempts at a tick that goes on stay. If it ended meanwhile, they may go.
+    // The attempts at a tick that goes on stay. If it has ended by then, they may go.
     let failed = "k 120 12 1 3 F 0 10.9";
     let (had, left) = (format!("{LAST}\n{failed}"), LAST);
     forgotten_during(&had, &had, (Some(12), Some(12))).breaks(&[]);
