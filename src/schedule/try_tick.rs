@@ -54,8 +54,8 @@ pub enum TickOutcome {
     /// run the tick.
     Lost,
     /// The work was stopped, or did not begin: the schedule was paused while the run waited for its
-    /// key, or earlier ticks could not be passed over. Another instance may run the tick at once, or
-    /// when the schedule is resumed.
+    /// key, or earlier ticks could not be passed over. Another instance may run the tick at once,
+    /// or when the schedule is resumed.
     HandedBack,
     /// Nothing was run: the tick is not due, another instance runs it, or the schedule is paused.
     NotDue {
