@@ -13,6 +13,7 @@ use tracing::Instrument as _;
 
 use crate::{
     action::{Action, Certainty},
+    causes::DatabaseFault,
     error::Error,
     key::{Claim, Key},
     lease::guard::Lease,
@@ -133,9 +134,7 @@ async fn run_claimed<DB: Database>(
             keeper.stop().await;
             let stood = match passed {
                 // A pass that is refused is an attempt, so that it is not made for ever.
-                Err(Error::Database(fault)) if fault.outcome() == Certainty::NothingChanged => {
-                    hand_back(&core, claim).await
-                }
+                Err(ref error) if is_refusal(error) => hand_back(&core, claim).await,
                 // No work was begun. If other times are in effect by then, an instance that has
                 // them runs the tick. A pass that had no reply may have ended the claim.
                 passed => put_back(&core, claim.holder, std::slice::from_ref(&claim.key)).await && passed.is_ok(),
@@ -182,6 +181,12 @@ async fn run_claimed<DB: Database>(
     metrics::ran(name.as_str(), ended.0.name(), began.elapsed());
     release(lease, &ended.0).await;
     ended
+}
+
+/// Returns whether the server has refused a statement, and would refuse it again.
+fn is_refusal(error: &Error) -> bool {
+    let Error::Database(fault) = error else { return false };
+    matches!(fault, DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. }) && !error.is_harmless()
 }
 
 /// Does the work of a tick, and records its end.

@@ -83,6 +83,7 @@ impl Running {
             drained: drained.clone(),
             pauses,
             failing: None,
+            fault: None,
             due_at: Instant::now(),
             unheard: 0,
         };
@@ -141,8 +142,9 @@ struct Runner<DB: Database> {
     drained: CancellationToken,
     /// The pauses while something is due that cannot be claimed, or the database fails.
     pauses: Backoff,
-    /// Why the last poll failed, if it did.
+    /// Why the last poll failed, if it did, and why this one has.
     failing: Option<Fault>,
+    fault: Option<Fault>,
     /// When a schedule is due, as far as is known.
     due_at: Instant,
     /// How many beats in a row have failed.
@@ -293,7 +295,7 @@ impl<DB: Database> Runner<DB> {
     fn report(&mut self, failure: &Failure) {
         // An outage shows itself in two ways, by turns.
         let fault = if failure.is_connection_failure() { Fault::Outage } else { failure.fault() };
-        if self.failing.replace(fault) == Some(fault) {
+        if [self.failing, self.fault.replace(fault)].contains(&Some(fault)) {
             tracing::debug!(%failure, "schedules still cannot be claimed; trying again");
         } else {
             tracing::warn!(%failure, "schedules could not be claimed; trying until they can");
@@ -335,6 +337,7 @@ impl<DB: Database> Runner<DB> {
         let instances = self.presence.as_ref().map_or(1, Presence::instances);
         let (mut most, mut next_in, mut failed) = (free.min(most_claims(instances)), Duration::MAX, None);
         let (sets, all) = (self.claimable(most), most);
+        let asks = !sets.is_empty();
         for (known, room) in sets {
             if most == 0 {
                 next_in = Duration::ZERO;
@@ -345,10 +348,17 @@ impl<DB: Database> Runner<DB> {
                 // What is due is not known.
                 Err(pause) => (failed, next_in) = (failed.max(Some(pause)), Duration::ZERO),
             }
-            if self.failing == Some(Fault::Outage) || self.tokens.closed.is_cancelled() {
+            if self.fault == Some(Fault::Outage) || self.tokens.closed.is_cancelled() {
                 break;
             }
         }
+        self.failing = match (self.failing, self.fault.take()) {
+            (Some(_), None) if asks => {
+                tracing::info!(target: RECOVERED, "schedules can be claimed again");
+                None
+            }
+            (failing, fault) => fault.or(failing),
+        };
         self.due_at = Instant::now() + next_in.min(FAR);
         if let Some(pause) = failed {
             return pause;
@@ -377,8 +387,8 @@ impl<DB: Database> Runner<DB> {
                 return Err(self.pauses.next());
             }
         };
-        if self.failing.take().is_some() {
-            tracing::info!(target: RECOVERED, "schedules can be claimed again");
+        if let Some(refused) = reply.refused {
+            self.report(&Failure::Failed(refused));
         }
         let claimed = u32::try_from(reply.claimed.len()).unwrap_or(u32::MAX);
         if claimed > 0 && self.tokens.closed.is_cancelled() {

@@ -85,10 +85,12 @@ pub struct LostRun {
 }
 
 /// What was claimed, and how long from now until another of the known schedules is due.
-#[derive(Clone, Debug)]
+#[derive(Debug, Default)]
 pub struct DueReply {
     pub claimed: Vec<ClaimedRow>,
     pub next_in: Option<TimeDelta>,
+    /// Why the server has refused to change another row, if it did.
+    pub refused: Option<sqlx::Error>,
     /// Nothing was claimed, because the request was carried out too late.
     pub too_late: Option<TooLate>,
 }

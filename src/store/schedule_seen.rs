@@ -4,14 +4,11 @@
 use std::{collections::BTreeMap, future::Future};
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::Error;
 
 use crate::{
     key::{Key, Token},
     store::{
-        Reply, TooLate,
-        fault::said,
-        is_undone,
+        Reply, TooLate, is_undone,
         schedule::{ClaimedRow, DueReply, DueRequest, LostRun, ScheduleStore, Times},
         schedule_row::times,
         stored_row::StoredRow,
@@ -126,17 +123,19 @@ pub trait SeenStore: ScheduleStore {
 /// Claims the earliest of what is due, up to as many as are asked for. A row that the server
 /// refuses to change counts among them, and holds up no other of them.
 pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueRequest<'_>) -> Reply<DueReply> {
-    let mut claims = Claims::default();
+    let mut reply = DueReply::default();
     let mut due = DB::look_for_due(conn, ask).await?;
     let wanted = due.iter().take(ask.most as usize).take_while(|seen| seen.left() <= TimeDelta::zero()).count();
-    claims.next_in = due.get(wanted).map(Seen::left);
+    reply.next_in = due.get(wanted).map(Seen::left);
     due.truncate(wanted);
     let (lost, free): (Vec<Seen>, Vec<Seen>) = due.into_iter().partition(|seen| seen.running);
-    take_all::<DB>(conn, ask, &free, &mut claims).await?;
+    take_all::<DB>(conn, ask, &free, &mut reply).await?;
     for seen in &lost {
-        claims.add(seen, DB::take_over(conn, ask, seen).await)?;
+        reply.add(seen, DB::take_over(conn, ask, seen).await)?;
     }
-    let mut reply = claims.reply()?;
+    if let Some(refused) = reply.refused.take_if(|_| reply.claimed.is_empty()) {
+        return Err(refused);
+    }
     if ask.not_after.is_some() && reply.claims_nothing() {
         reply.too_late = TooLate::at(DB::now(conn).await?, ask.not_after);
     }
@@ -148,7 +147,7 @@ async fn take_all<DB: SeenStore>(
     conn: &mut DB::Connection,
     ask: &DueRequest<'_>,
     free: &[Seen],
-    claims: &mut Claims,
+    reply: &mut DueReply,
 ) -> Reply<()> {
     let mut by_lease: BTreeMap<TimeDelta, Vec<&Seen>> = BTreeMap::new();
     for seen in free {
@@ -158,19 +157,19 @@ async fn take_all<DB: SeenStore>(
         match DB::take_free(conn, ask, &rows, lease).await {
             Ok(taken) => {
                 for (seen, taken) in rows.iter().zip(taken) {
-                    claims.add(seen, Ok(taken))?;
+                    reply.add(seen, Ok(taken))?;
                 }
             }
             // A trigger may refuse one of them.
             Err(error) if rows.len() > 1 && is_undone(&error) => {
                 for seen in rows {
                     let taken = DB::take_free(conn, ask, &[seen], lease).await;
-                    claims.add(seen, taken.map(|taken| taken == [true]))?;
+                    reply.add(seen, taken.map(|taken| taken == [true]))?;
                 }
             }
             Err(error) => {
                 let Some(seen) = rows.first() else { return Err(error) };
-                claims.add(seen, Err(error))?;
+                reply.add(seen, Err(error))?;
             }
         }
     }
@@ -184,16 +183,7 @@ impl DueRequest<'_> {
     }
 }
 
-/// What was claimed so far.
-#[derive(Default)]
-struct Claims {
-    claimed: Vec<ClaimedRow>,
-    next_in: Option<TimeDelta>,
-    /// Why the server has refused a row last, if it did.
-    refused: Option<Error>,
-}
-
-impl Claims {
+impl DueReply {
     fn add(&mut self, seen: &Seen, taken: Reply<bool>) -> Reply<()> {
         match taken {
             Ok(true) => {
@@ -207,18 +197,5 @@ impl Claims {
         // It is due still.
         self.next_in = Some(seen.left());
         Ok(())
-    }
-
-    fn reply(self) -> Reply<DueReply> {
-        let Self { claimed, next_in, refused } = self;
-        match refused {
-            Some(error) if claimed.is_empty() => return Err(error),
-            Some(error) => {
-                let error = said(&error);
-                tracing::warn!(error, "a schedule could not be claimed; trying again");
-            }
-            None => {}
-        }
-        Ok(DueReply { claimed, next_in, too_late: None })
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, events, eventually};
 use rowlock::{Error, Schedule, Tick, jobs::TickOutcome};
 use tokio::{
     sync::{Barrier, mpsc},
@@ -160,7 +160,7 @@ async fn a_run_that_is_lost_after_it_could_not_finish_is_cancelled<DB: TestDatab
     assert_eq!(timeout(PATIENCE, running).await.unwrap().unwrap(), TickOutcome::Lost);
 }
 
-/// A trigger refuses to have them claimed.
+/// A trigger refuses to have them claimed. It is warned of once, though others are claimed.
 async fn a_schedule_that_is_refused_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     // They are due in this order. The process that ran the second one has died.
     let names = ["first", "second", "third", "fourth"];
@@ -170,19 +170,23 @@ async fn a_schedule_that_is_refused_holds_up_no_other<DB: TestDatabase>(db: Test
         back(&db, name, times * LONG).await;
     }
     steal(&db, "second").await;
+    let text = format!("claims are refused on {}", db.server.name);
+    let these = "NEW.name IN ('first', 'second') AND NEW.holder IS NOT NULL";
     let refuse = match db.server.name {
-        "sqlite" => {
-            "WHEN NEW.name IN ('first', 'second') AND NEW.holder IS NOT NULL BEGIN SELECT RAISE(ABORT, 'refused'); END"
-        }
-        _ => {
-            "FOR EACH ROW IF NEW.name IN ('first', 'second') AND NEW.holder IS NOT NULL THEN SIGNAL SQLSTATE '45000'; END IF"
-        }
+        "sqlite" => format!("WHEN {these} BEGIN SELECT RAISE(ABORT, '{text}'); END"),
+        _ => format!("FOR EACH ROW IF {these} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{text}'; END IF"),
     };
     db.execute(&format!("CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_schedule {refuse}")).await;
     let running = schedules.start().await.unwrap();
     for name in ["third", "fourth"] {
         eventually(name, || async { runs(&db, name).await.len() == 1 }).await;
     }
+    for times in 2..4 {
+        instance(&db, "operator").trigger("third").await.unwrap();
+        eventually("it is run again", || async { runs(&db, "third").await.len() == times }).await;
+    }
+    let warned = || events::with(&text).into_iter().filter(|line| line.contains("WARN"));
+    assert_eq!(warned().count(), 1, "{:?}", warned().collect::<Vec<_>>());
     db.execute("DROP TRIGGER refuse").await;
     for name in ["first", "second"] {
         eventually(name, || async { told(&db, name).await.contains('S') }).await;

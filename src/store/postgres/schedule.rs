@@ -49,7 +49,7 @@ impl ScheduleStore for Postgres {
         let query = query.bind(part(|times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(leases);
         let rows = query.bind(i64::from(ask.most)).bind(LOST).bind(ask.not_after).fetch_all(&mut *conn).await;
         let rows = once_ended(conn, rows).await?;
-        let mut reply = DueReply { claimed: Vec::with_capacity(rows.len()), next_in: None, too_late: None };
+        let mut reply = DueReply::default();
         for row in &rows {
             reply.next_in = interval(row, "next_in")?;
             if row.try_get::<Option<&str>, _>("name")?.is_some() {
