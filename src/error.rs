@@ -145,6 +145,11 @@ impl Error {
             }
     }
 
+    /// Returns whether a fail-over may be under way: the server takes no writes, or is behind.
+    pub(crate) fn is_of_a_failover(&self) -> bool {
+        matches!(self, Self::Database(DatabaseFault::ReadOnly { .. }) | Self::Setup(Setup::RowNotVisible { .. }))
+    }
+
     /// Returns whether the same call may succeed a little later without any intervention.
     ///
     /// It is `false` for a change of a value and for a commit that may have been carried out,

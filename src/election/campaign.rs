@@ -3,23 +3,22 @@
 use std::{
     fmt,
     sync::{Arc, Mutex, Weak},
-    time::Duration,
 };
 
 use crate::{
-    causes::{DatabaseFault, Setup},
     election::{leaders::Leaders, leadership::Leadership},
     error::Error,
     key::Key,
-    lease::{held::Held, lock::LeaseLock, state::LeaseState},
+    lease::{
+        held::Held,
+        lock::{LeaseLock, PAUSES},
+        state::LeaseState,
+    },
     pacing::Backoff,
     session::time::Instant,
     store::Database,
     sync::lock,
 };
-
-/// The bounds of the pause between a loss and the next campaign.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// An election of one leader among the instances that campaign under one name.
 ///
@@ -101,28 +100,21 @@ impl<DB: Database> Election<DB> {
     /// Campaigns, for an instance that takes part in the election since that instant.
     async fn campaign_since(&self, since: Instant) -> Result<Leadership<DB>, Error> {
         self.lock.check()?;
-        let mut pauses = Backoff::between(PAUSES.0, PAUSES.1);
-        loop {
-            match self.lock.acquire(self.name.as_str(), Duration::MAX).await {
-                Ok(lease) => {
-                    *lock(&self.term) = Arc::downgrade(lease.lease_state());
-                    tracing::info!(name = %self.name, term = %lease.token(), "leading");
-                    return Ok(Leadership::new(lease));
-                }
-                // Refused for longer than a wait can last.
-                Err(Error::Refused(_)) => {}
-                // An instance whose first requests find a read-only database may have been given
-                // the wrong one.
-                Err(
-                    error @ (Error::Database(DatabaseFault::ReadOnly { .. })
-                    | Error::Setup(Setup::RowNotVisible { .. })),
-                ) if since.elapsed() > PAUSES.1 => {
-                    tracing::warn!(name = %self.name, %error, "no leader can be elected; trying again");
-                }
-                Err(error) => return Err(error),
+        let goes_on = |error: &Error| match error {
+            // Refused for longer than a wait can last.
+            Error::Refused(_) => true,
+            // An instance whose first requests find a read-only database may have been given the
+            // wrong one.
+            error if error.is_of_a_failover() && since.elapsed() > PAUSES.1 => {
+                tracing::warn!(name = %self.name, %error, "no leader can be elected; trying again");
+                true
             }
-            pauses.pause(PAUSES.1).await;
-        }
+            _ => false,
+        };
+        let lease = self.lock.acquire_while(&self.name, goes_on).await?;
+        *lock(&self.term) = Arc::downgrade(lease.lease_state());
+        tracing::info!(name = %self.name, term = %lease.token(), "leading");
+        Ok(Leadership::new(lease))
     }
 
     /// Leads: campaigns, runs `work` as the leader, and resigns when it returns. If the leadership

@@ -21,6 +21,7 @@ use crate::{
         wanted::Wanted,
     },
     metrics,
+    pacing::Backoff,
     retry::Retry,
     session::{threads, time::Instant},
     spans,
@@ -30,6 +31,8 @@ use crate::{
 /// The maximum number of keys in a set. Except on PostgreSQL, each key takes a statement of its
 /// own.
 const MAX_KEYS: usize = 100;
+/// The bounds of the pause after an error that is waited out.
+pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// A lock on named resources, kept in the table `t_resource_lock`.
 ///
@@ -175,6 +178,17 @@ impl<DB: Database> LeaseLock<DB> {
     pub async fn acquire(&self, key: &str, wait: Duration) -> Result<Lease<DB>, Error> {
         let granted = self.granted(&Wanted::all([Key::new(key)?].into()), wait).await?;
         Ok(Lease::new(granted.into_result()?))
+    }
+
+    /// Acquires a key however long that takes, and after errors as long as `goes_on` says so.
+    pub(crate) async fn acquire_while(&self, key: &Key, goes_on: impl Fn(&Error) -> bool) -> Result<Lease<DB>, Error> {
+        let mut pauses = Backoff::between(PAUSES.0, PAUSES.1);
+        loop {
+            match self.acquire(key.as_str(), Duration::MAX).await {
+                Err(error) if goes_on(&error) => pauses.pause(PAUSES.1).await,
+                acquired => return acquired,
+            }
+        }
     }
 
     /// Attempts to acquire several keys once, all of them or none; see

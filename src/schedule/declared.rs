@@ -237,6 +237,10 @@ impl<DB: Database> Schedules<DB> {
                 let detail = format!("to {}", change.slot);
                 let recorded: Result<(), Error> =
                     answered!(&*core, Action::Update, &quoted(&name), conn => DB::record(conn, &made, &detail));
+                // The clock was ahead when the pause before the next attempt began, perhaps.
+                if row.due_at > change.slot {
+                    answered!(&*core, Action::Update, &quoted(&name), conn => DB::wake(conn, &name))?;
+                }
                 if let Err(error) = recorded {
                     tracing::warn!(schedule = %name, ?error, "the slot was moved, which is not recorded");
                 }

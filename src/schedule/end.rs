@@ -156,9 +156,9 @@ async fn end_run<DB: Database>(conn: &mut DB::Connection, claim: &Claim, end: &E
 }
 
 /// Sends the end until there is a reply, also after the lease: while the database cannot be
-/// reached, no other instance takes over. What it refuses, and an end after the instance was
-/// stopped, is sent for the time limit and a lease. An end that is sent again is recognized by its
-/// row in the history.
+/// reached, or takes no writes, no other instance takes over. What it refuses, and an end after the
+/// instance was stopped, is sent for the time limit and a lease. An end that is sent again is
+/// recognized by its row in the history.
 async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>, stopped: &CancellationToken) -> Result<bool, Failure> {
     let (core, schedule) = (&tick.core, &tick.claim.key);
     let some_time = || core.limit() + core.lease(&tick.schedule).to_std().unwrap_or_default();
@@ -186,7 +186,8 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>, stopped: &Cance
             end.output = None;
             continue;
         }
-        if failure.is_connection_failure() && !stopped.is_cancelled() {
+        let may_pass = failure.fault().is_transient() || failure.fault() == Fault::ReadOnly;
+        if may_pass && !stopped.is_cancelled() {
             limit = some_time();
         }
         let End { slot, attempt, status, error, .. } = end;

@@ -262,9 +262,10 @@ fn known_with(row: Option<(&ListedSchedule, &Past)>, times: &Times, word: &Word)
 }
 
 /// Returns whether no clock that was right, within [`AHEAD`], could have led to the slot of a row
-/// with the times of this schedule.
+/// with the times of this schedule. A tick that ran before its shift was changed is followed by the
+/// next one, which may be later by that.
 pub fn is_ahead(schedule: &Schedule, row: &ListedSchedule, now: DateTime<Utc>) -> bool {
-    !row.running && row.slot > schedule.next(now + AHEAD)
+    !row.running && row.slot > schedule.next(now + AHEAD + schedule.shift)
 }
 
 /// Returns whether a run is under way whose lease has not ended.

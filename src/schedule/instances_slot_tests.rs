@@ -5,7 +5,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use crate::{
     key::Key,
     schedule::{
-        instances::{Decision, Declared, Judge, Word, moved},
+        instances::{Decision, Declared, Judge, Word, is_ahead, moved},
         spec::Schedule,
     },
     store::{
@@ -84,6 +84,8 @@ fn another_jitter_moves_the_next_tick() {
                 // A smaller jitter makes no tick late.
                 let is_late = plain(slot_now, &new) != next && new.later_than(&old).unwrap() < TimeDelta::zero();
                 let kept = if begun { old.next(slot) } else { slot };
+                let moved = ListedSchedule { running: false, ..ListedSchedule::unrun(new.times(), slot_now) };
+                assert!(!is_ahead(&new, &moved, now), "{name}: {slot} {slot_now} {begun}");
                 let is_kept = is_late && slot_now == kept && next + new.later_than(&cron("report", 0)).unwrap() <= now;
                 assert!(is_kept || plain(slot_now, &new) == next, "{name}: {slot} {slot_now} {begun}");
             }

@@ -21,14 +21,22 @@ use crate::{
     },
 };
 
-/// Returns the row of a schedule that is not removed, and the database's time.
+/// Returns the row of a schedule, and the database's time.
 async fn found<DB: Database>(core: &Core<DB>, name: &Key) -> Result<(ListedSchedule, DateTime<Utc>), Error> {
     let names = std::slice::from_ref(name);
     let Registered { rows, now } =
         answered!(core, Action::Inspect, &quoted(name), conn => DB::registered(conn, names))?;
-    match rows.into_iter().find(|row| !row.times.are_removed()) {
+    match rows.into_iter().next() {
         Some(row) => Ok((row, now)),
         None => Err(unknown(core, name.clone()).await),
+    }
+}
+
+/// Returns the row of a schedule that is not removed, and the database's time.
+async fn in_effect<DB: Database>(core: &Core<DB>, name: &Key) -> Result<(ListedSchedule, DateTime<Utc>), Error> {
+    match found(core, name).await? {
+        (row, _) if row.times.are_removed() => Err(unknown(core, name.clone()).await),
+        found => Ok(found),
     }
 }
 
@@ -154,7 +162,7 @@ impl<DB: Database> Schedules<DB> {
         // As the databases keep it.
         let (wanted, mut tried) = (until.map(|until| until.trunc_subsecs(6)), None);
         loop {
-            let (row, now) = found(&core, name).await?;
+            let (row, now) = in_effect(&core, name).await?;
             // An order whose reply was lost may stand, and the tick be passed over since.
             if let Some(tried) = tried
                 && has_ordered(&core, What::Skip, name, tried).await?
@@ -205,7 +213,7 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, the schedule may be paused.
     pub async fn pause_until(&self, name: &str, until: DateTime<Utc>) -> Result<(), Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
-        let (_, now) = found(&core, &name).await?;
+        let (_, now) = in_effect(&core, &name).await?;
         if until <= now {
             return Err(refused(&name, format!("it cannot be paused until {until}, which has passed")));
         }

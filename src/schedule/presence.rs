@@ -389,6 +389,7 @@ async fn end_pauses<DB: Database>(core: &Core<DB>, declared: &[Declared], view: 
             false => forget_pause(core, name, until).await,
         };
         if let Err(error) = done {
+            next = Some(Duration::ZERO);
             tracing::warn!(schedule = %name, ?error, "the end of its pause was not carried out; trying again");
         }
     }

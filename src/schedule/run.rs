@@ -143,7 +143,11 @@ async fn run_claimed<DB: Database>(
         }
     }
     match start {
-        Start::Skip { next, .. } => return (Ended::PassedOver, (next - row.now).to_std().ok()),
+        Start::Skip { next, .. } => {
+            // A renewal in flight may see the row after the pass.
+            keeper.leave_loss_to_end();
+            return (Ended::PassedOver, (next - row.now).to_std().ok());
+        }
         Start::Move { to, missed, .. } => (tick.slot, tick.missed, tick.attempt) = (to, missed, 1),
         Start::Run | Start::GiveUp | Start::Stop => {}
     }
@@ -274,7 +278,15 @@ async fn acquire_exclusive<DB: Database>(
     };
     let (mut held, has_said) = (None, AtomicBool::new(false));
     let acquiring = async {
-        match lock.acquire(key.as_str(), Duration::MAX).await {
+        // A claim has just shown that the database takes writes.
+        let goes_on = |error: &Error| {
+            let goes_on = error.is_of_a_failover();
+            if goes_on {
+                tracing::warn!(schedule = %schedule.name, %error, "a run cannot acquire its key; trying again");
+            }
+            goes_on
+        };
+        match lock.acquire_while(key, goes_on).await {
             Ok(lease) => held = Some(lease),
             Err(error) => return Some(Exclusive::Failed(error.to_string())),
         }

@@ -1,6 +1,6 @@
 //! The loop of an instance: it looks when something is due, and runs what it has claimed.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -18,7 +18,7 @@ use crate::{
         run::{self, Job, StopTokens},
     },
     session::{
-        threads::RECOVERED,
+        threads::{RECOVERED, Subscriber},
         time::Instant,
         timers::{sleep_until, timeout, timeout_at},
     },
@@ -77,7 +77,7 @@ impl Running {
             core,
             jobs,
             known,
-            presence: Some(presence),
+            presence,
             busy: busy.clone(),
             tokens,
             drained: drained.clone(),
@@ -86,6 +86,7 @@ impl Running {
             fault: None,
             due_at: Instant::now(),
             unheard: 0,
+            subscriber: Subscriber::current(),
         };
         Self { closed, stopped, drained, busy, driver: Some(tokio::spawn(runner.drive())) }
     }
@@ -104,12 +105,12 @@ impl Running {
     pub async fn shutdown(mut self, limit: Duration) -> bool {
         self.closed.cancel();
         let Some(mut driver) = self.driver.take() else { return true };
-        let ended = timeout(limit, &mut driver).await.is_ok();
+        let ended = timeout(limit, &mut driver).await;
         self.stopped.cancel();
-        if !ended {
+        if ended.is_err() {
             driver.await.ok();
         }
-        ended
+        matches!(ended, Ok(Ok(())))
     }
 
     /// Waits until an operator has [drained](crate::Schedules::drain) the instance: it claims
@@ -135,8 +136,7 @@ struct Runner<DB: Database> {
     core: Arc<Core<DB>>,
     jobs: HashMap<Key, Job<DB>>,
     known: Arc<[Known]>,
-    /// It is absent once it has left.
-    presence: Option<Presence>,
+    presence: Presence,
     busy: Arc<Busy>,
     tokens: StopTokens,
     drained: CancellationToken,
@@ -149,6 +149,8 @@ struct Runner<DB: Database> {
     due_at: Instant,
     /// How many beats in a row have failed.
     unheard: u32,
+    /// The events of the loop are emitted in the background: a panic of the subscriber ends no loop.
+    subscriber: Subscriber,
 }
 
 /// An instance counts as alive for four beats. One that fails is nothing to report.
@@ -164,19 +166,22 @@ async fn until(at: Instant) {
 
 /// Sends a request in a task of its own. Its panic, as of a driver that cannot represent a value of
 /// a row, ends this request and not the instance.
-async fn apart<T: Send + 'static>(request: impl Future<Output = T> + Send + 'static) -> Option<T> {
-    match AbortOnDropHandle::new(tokio::spawn(request.in_current_span())).await {
-        Ok(reply) => Some(reply),
-        Err(error) => {
-            tracing::error!(%error, "a request of the schedules was not completed; trying again");
-            None
-        }
-    }
+async fn apart<T: Send + 'static>(
+    subscriber: Subscriber,
+    request: impl Future<Output = T> + Send + 'static,
+) -> Option<T> {
+    let reply = AbortOnDropHandle::new(tokio::spawn(request.in_current_span())).await;
+    let told = |error| {
+        subscriber.emit(move || tracing::error!(%error, "a request of the schedules was not completed; trying again"));
+    };
+    reply.map_err(told).ok()
 }
 
+/// A beat that is under way, which gives the presence back. `None`: it panicked.
+type Beating = Pin<Box<dyn Future<Output = Option<(Presence, Result<bool, Error>)>> + Send>>;
+
 /// Tells the other instances that this one claims nothing more.
-async fn leave<DB: Database>(presence: Option<Presence>, core: Arc<Core<DB>>, drained: CancellationToken) {
-    let Some(presence) = presence else { return };
+async fn leave<DB: Database>(presence: Presence, core: Arc<Core<DB>>, drained: CancellationToken) {
     if let Err(error) = presence.leave(&core, &drained).await {
         tracing::warn!(?error, "the instance could not tell the others that it ends; they notice it");
     }
@@ -188,7 +193,7 @@ type Runs = JoinSet<(bool, Option<Duration>)>;
 
 impl<DB: Database> Runner<DB> {
     async fn drive(mut self) {
-        let mut runs = Runs::new();
+        let (mut runs, mut beating) = (Runs::new(), None::<Beating>);
         let mut poll_at = Instant::now();
         let (mut polled_at, mut beat_at) = (poll_at, poll_at + self.until_beat());
         loop {
@@ -206,6 +211,12 @@ impl<DB: Database> Runner<DB> {
                     }
                 }
                 () = self.busy.freed.notified() => poll_at = Instant::now(),
+                Some(beaten) = async { Some(beating.as_mut()?.await) } => {
+                    (beating, beat_at) = (None, Instant::now() + self.until_beat());
+                    if self.end_beat(beaten) {
+                        poll_at = Instant::now();
+                    }
+                }
                 () = until(if free > 0 { poll_at.min(beat_at) } else { beat_at }) => {
                     let (now, pause) = (Instant::now(), self.core.poll_interval);
                     // A beat takes the place of a poll that comes soon, if nothing is due before
@@ -213,18 +224,14 @@ impl<DB: Database> Runner<DB> {
                     let soon = now + pause.min(beat_pause(pause)) / 2;
                     let is_idle = self.due_at > now + pause && polled_at + pause * 3 / 2 > now;
                     let quiet = free == 0 || (poll_at <= soon && is_idle);
-                    let beats = beat_at <= if quiet { soon } else { now };
-                    let mut changed = false;
-                    if beats {
-                        changed = self.beat().await;
-                        beat_at = now + self.until_beat();
-                    }
-                    if beats && quiet && !changed {
-                        // A run may have ended since, so that what waits for a place is polled for.
-                        if free > 0 {
-                            poll_at = Instant::now() + poll_pause(pause, pause);
+                    if beat_at <= if quiet { soon } else { now } {
+                        (beating, beat_at) = (Some(self.begin_beat()), now + FAR);
+                        // A run that ends before that is polled for.
+                        if quiet && free > 0 {
+                            poll_at = now + poll_pause(pause, pause);
                         }
-                    } else if (changed || poll_at <= now) && free > 0 {
+                    }
+                    if poll_at <= now && free > 0 {
                         let pause = self.poll(&mut runs, free).await;
                         (polled_at, poll_at) = (Instant::now(), Instant::now() + pause);
                     }
@@ -232,7 +239,8 @@ impl<DB: Database> Runner<DB> {
             }
         }
         let limit = Instant::now() + FAREWELL;
-        let leaving = leave(self.presence.take(), self.core.clone(), self.drained.clone());
+        drop(beating);
+        let leaving = leave(self.presence, self.core.clone(), self.drained.clone());
         let leaving = AbortOnDropHandle::new(tokio::spawn(leaving.in_current_span()));
         while runs.join_next().await.is_some() {
             self.busy.freed.notify_one();
@@ -248,25 +256,24 @@ impl<DB: Database> Runner<DB> {
         beat_pause(self.core.poll_interval).mul_f64(0.9 + fastrand::f64() / 10.0)
     }
 
-    /// Tells the other instances that this one lives, and applies its times where that is due.
-    /// Returns whether rows were changed. A shutdown does not wait for it.
-    async fn beat(&mut self) -> bool {
-        let (Some(mut presence), core) = (self.presence.clone(), self.core.clone()) else { return false };
-        let beaten = apart(async move {
+    /// Tells the other instances that this one lives, and applies its times where that is due. Rows
+    /// that others have locked hold up no poll, and no shutdown.
+    fn begin_beat(&self) -> Beating {
+        let (mut presence, core) = (self.presence.clone(), self.core.clone());
+        let beat = async move {
             let beaten = presence.beat(&core).await;
             (presence, beaten)
-        });
-        let closed = self.tokens.closed.clone();
-        let beaten = tokio::select! {
-            biased;
-            () = closed.cancelled() => None,
-            beaten = beaten => beaten,
         };
+        Box::pin(apart(self.subscriber.clone(), beat))
+    }
+
+    /// Returns whether the beat has changed rows.
+    fn end_beat(&mut self, beaten: Option<(Presence, Result<bool, Error>)>) -> bool {
         let Some((presence, beaten)) = beaten else { return false };
-        let presence_is_drained = presence.is_drained;
-        self.presence = Some(presence);
-        if presence_is_drained {
-            tracing::warn!("an operator has ordered that the instance ends: it claims nothing more");
+        self.presence = presence;
+        if self.presence.is_drained {
+            self.subscriber
+                .emit(|| tracing::warn!("an operator has ordered that the instance ends: it claims nothing more"));
             self.drained.cancel();
             self.tokens.closed.cancel();
         }
@@ -279,8 +286,9 @@ impl<DB: Database> Runner<DB> {
     fn report_beat(&mut self, beaten: Result<(), Error>) {
         let before = self.unheard;
         self.unheard = if beaten.is_err() { before.saturating_add(1) } else { 0 };
-        match beaten {
-            Err(error) if self.unheard == REPORTED => {
+        let unheard = self.unheard;
+        self.subscriber.emit(move || match beaten {
+            Err(error) if unheard == REPORTED => {
                 tracing::warn!(?error, "the instance could not tell the others that it lives; trying until it can");
             }
             Err(error) => tracing::debug!(?error, "a beat of the instance failed; trying again"),
@@ -288,18 +296,21 @@ impl<DB: Database> Runner<DB> {
                 tracing::info!(target: RECOVERED, "the instance can tell the others again that it lives");
             }
             Ok(()) => {}
-        }
+        });
     }
 
     /// Reports that claims fail: as a warning when that begins, and when it has another reason.
-    fn report(&mut self, failure: &Failure) {
+    fn report(&mut self, failure: Failure) {
         // An outage shows itself in two ways, by turns.
         let fault = if failure.is_connection_failure() { Fault::Outage } else { failure.fault() };
-        if [self.failing, self.fault.replace(fault)].contains(&Some(fault)) {
-            tracing::debug!(%failure, "schedules still cannot be claimed; trying again");
-        } else {
-            tracing::warn!(%failure, "schedules could not be claimed; trying until they can");
-        }
+        let is_known = [self.failing, self.fault.replace(fault)].contains(&Some(fault));
+        self.subscriber.emit(move || {
+            if is_known {
+                tracing::debug!(%failure, "schedules still cannot be claimed; trying again");
+            } else {
+                tracing::warn!(%failure, "schedules could not be claimed; trying until they can");
+            }
+        });
     }
 
     /// Returns what may be claimed: sets of schedules, and how many of each. A group that has a
@@ -334,7 +345,7 @@ impl<DB: Database> Runner<DB> {
 
     /// Claims what is due and runs it. Returns the time until the next poll.
     async fn poll(&mut self, runs: &mut Runs, free: u32) -> Duration {
-        let instances = self.presence.as_ref().map_or(1, Presence::instances);
+        let instances = self.presence.instances();
         let (mut most, mut next_in, mut failed) = (free.min(most_claims(instances)), Duration::MAX, None);
         let (sets, all) = (self.claimable(most), most);
         let asks = !sets.is_empty();
@@ -354,7 +365,7 @@ impl<DB: Database> Runner<DB> {
         }
         self.failing = match (self.failing, self.fault.take()) {
             (Some(_), None) if asks => {
-                tracing::info!(target: RECOVERED, "schedules can be claimed again");
+                self.subscriber.emit(|| tracing::info!(target: RECOVERED, "schedules can be claimed again"));
                 None
             }
             (failing, fault) => fault.or(failing),
@@ -376,19 +387,20 @@ impl<DB: Database> Runner<DB> {
     async fn claim(&mut self, runs: &mut Runs, known: Vec<Known>, most: u32) -> Result<(u32, Duration), Duration> {
         let (core, holder) = (self.core.clone(), Holder::unique());
         let names: Vec<Key> = known.iter().map(|known| known.times.name.clone()).collect();
-        let Some((sent, reply)) = apart(async move { core.claim(&known, holder, most).await }).await else {
+        let claim = async move { core.claim(&known, holder, most).await };
+        let Some((sent, reply)) = apart(self.subscriber.clone(), claim).await else {
             put_back(&self.core, holder, &names).await;
             return Err(self.pauses.next());
         };
         let reply = match reply {
             Ok(reply) => reply,
             Err(failure) => {
-                self.report(&failure);
+                self.report(failure);
                 return Err(self.pauses.next());
             }
         };
         if let Some(refused) = reply.refused {
-            self.report(&Failure::Failed(refused));
+            self.report(Failure::Failed(refused));
         }
         let claimed = u32::try_from(reply.claimed.len()).unwrap_or(u32::MAX);
         if claimed > 0 && self.tokens.closed.is_cancelled() {

@@ -70,7 +70,7 @@ pub struct Schedule {
     /// The times as the row keeps them.
     text: String,
     /// How much later than its times each tick comes.
-    shift: TimeDelta,
+    pub(super) shift: TimeDelta,
     pub(super) description: String,
     pub(super) catch_up: CatchUp,
     pub(super) grace: TimeDelta,

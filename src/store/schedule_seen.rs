@@ -93,9 +93,12 @@ impl Seen {
     }
 }
 
+/// How many rows a look reads: more than a claim wants, because others may have locked some.
+pub const SEEN: u32 = 32;
+
 /// The statements of a claim, for databases that look first.
 pub trait SeenStore: ScheduleStore {
-    /// Reads the known schedules that are due first, one more than are wanted.
+    /// Reads the known schedules that are due first, at most [`SEEN`].
     fn look_for_due(conn: &mut Self::Connection, ask: &DueRequest<'_>)
     -> impl Future<Output = Reply<Vec<Seen>>> + Send;
 
@@ -120,22 +123,28 @@ pub trait SeenStore: ScheduleStore {
     fn now(conn: &mut Self::Connection) -> impl Future<Output = Reply<DateTime<Utc>>> + Send;
 }
 
-/// Claims the earliest of what is due, up to as many as are asked for. A row that the server
-/// refuses to change counts among them, and holds up no other of them.
+/// Claims the earliest of what is due, up to as many as are asked for. In place of a row that is
+/// locked, that another instance has claimed, or that the server refuses to change, a later one is
+/// claimed.
 pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueRequest<'_>) -> Reply<DueReply> {
     let mut reply = DueReply::default();
-    let mut due = DB::look_for_due(conn, ask).await?;
-    let wanted = due.iter().take(ask.most as usize).take_while(|seen| seen.left() <= TimeDelta::zero()).count();
-    reply.next_in = due.get(wanted).map(Seen::left);
-    due.truncate(wanted);
-    let (lost, free): (Vec<Seen>, Vec<Seen>) = due.into_iter().partition(|seen| seen.running);
-    take_all::<DB>(conn, ask, &free, &mut reply).await?;
-    for seen in &lost {
-        reply.add(seen, DB::take_over(conn, ask, seen).await)?;
+    let seen = DB::look_for_due(conn, ask).await?;
+    let (mut due, later) = seen.split_at(seen.partition_point(|seen| seen.left() <= TimeDelta::zero()));
+    loop {
+        let room = (ask.most as usize).saturating_sub(reply.claimed.len()).min(due.len());
+        let Some((next, rest)) = due.split_at_checked(room).filter(|_| room > 0) else { break };
+        let (lost, free): (Vec<&Seen>, Vec<&Seen>) = next.iter().partition(|seen| seen.running);
+        take_all::<DB>(conn, ask, &free, &mut reply).await?;
+        for seen in lost {
+            reply.add(seen, DB::take_over(conn, ask, seen).await)?;
+        }
+        due = rest;
     }
     if let Some(refused) = reply.refused.take_if(|_| reply.claimed.is_empty()) {
         return Err(refused);
     }
+    // What was not claimed is due still.
+    reply.next_in = reply.next_in.or_else(|| due.first().or(later.first()).map(Seen::left));
     if ask.not_after.is_some() && reply.claims_nothing() {
         reply.too_late = TooLate::at(DB::now(conn).await?, ask.not_after);
     }
@@ -146,11 +155,11 @@ pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueReques
 async fn take_all<DB: SeenStore>(
     conn: &mut DB::Connection,
     ask: &DueRequest<'_>,
-    free: &[Seen],
+    free: &[&Seen],
     reply: &mut DueReply,
 ) -> Reply<()> {
     let mut by_lease: BTreeMap<TimeDelta, Vec<&Seen>> = BTreeMap::new();
-    for seen in free {
+    for &seen in free {
         by_lease.entry(ask.lease_of(&seen.times.name)).or_default().push(seen);
     }
     for (lease, rows) in by_lease {

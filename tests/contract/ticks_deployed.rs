@@ -340,13 +340,14 @@ async fn an_instance_with_nothing_to_do_sends_one_statement_a_poll<DB: TestDatab
 
 /// Another transaction has locked the row of the instance. Each beat waits for it up to its limit.
 async fn a_beat_that_waits_holds_up_no_run<DB: TestDatabase>(db: TestDb<DB>) {
-    let running = every(&db, "one", LONG).time_limit(10 * SHORT).start().await.unwrap();
+    let running = every(&db, "one", LONG).time_limit(2 * PATIENCE).start().await.unwrap();
     let other = db.pool_of(1).await;
     let mut tx = other.begin().await.unwrap();
     DB::execute_on(&mut tx, "UPDATE t_resource_schedule_instance SET build = 'locked'").await.unwrap();
     for number in 1..=3 {
         instance(&db, "operator").trigger("k").await.unwrap();
         eventually("it is run", || async { runs(&db, "k").await.len() == number }).await;
+        sleep(A_WHILE).await;
     }
     tx.rollback().await.unwrap();
     ends(running).await;

@@ -21,25 +21,29 @@ use tokio::{
 
 use crate::{
     child,
-    ticks::{LONG, Never, SHORT, back, due, info, instance, steal, told},
+    ticks::{LONG, Never, SHORT, back, due, idle, info, instance, steal, told},
+    ticks_again::{refuse_writes, take_writes},
 };
 
-harness::tests!(everywhere(
-    a_run_and_another_program_exclude_each_other,
-    a_runner_that_is_killed_is_taken_over_from_with_both,
-    the_loss_of_the_key_cancels_the_work,
-    the_key_and_the_tick_are_confirmed_together,
-    a_transaction_that_has_lost_the_key_says_so,
-    a_run_that_is_stopped_while_it_waits_is_put_back,
-    a_takeover_that_is_stopped_while_it_waits_stays_one,
-    a_run_that_waits_does_not_begin_after_a_shutdown,
-    a_run_that_waits_does_not_begin_after_a_pause,
-    a_run_that_is_lost_while_it_waits_takes_no_key,
-    the_tick_is_kept_while_a_command_is_stopped,
-    the_key_is_kept_while_a_command_is_stopped,
-    two_schedules_with_one_key_exclude_each_other,
-    what_cannot_work_is_refused_at_the_door
-));
+harness::tests!(
+    servers(a_run_waits_for_a_server_that_takes_no_writes),
+    everywhere(
+        a_run_and_another_program_exclude_each_other,
+        a_runner_that_is_killed_is_taken_over_from_with_both,
+        the_loss_of_the_key_cancels_the_work,
+        the_key_and_the_tick_are_confirmed_together,
+        a_transaction_that_has_lost_the_key_says_so,
+        a_run_that_is_stopped_while_it_waits_is_put_back,
+        a_takeover_that_is_stopped_while_it_waits_stays_one,
+        a_run_that_waits_does_not_begin_after_a_shutdown,
+        a_run_that_waits_does_not_begin_after_a_pause,
+        a_run_that_is_lost_while_it_waits_takes_no_key,
+        the_tick_is_kept_while_a_command_is_stopped,
+        the_key_is_kept_while_a_command_is_stopped,
+        two_schedules_with_one_key_exclude_each_other,
+        what_cannot_work_is_refused_at_the_door
+    )
+);
 
 /// Short enough for a test to wait for its end.
 const LEASE: Duration = Duration::from_secs(2);
@@ -87,6 +91,19 @@ async fn ended(run: JoinHandle<TickOutcome>) -> TickOutcome {
 
 async fn is_run<DB: TestDatabase>(db: &TestDb<DB>) {
     eventually("it is run", || async { info(db, "k").await.running }).await;
+}
+
+/// It may be about to hand its work to another server.
+async fn a_run_waits_for_a_server_that_takes_no_writes<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedules = idle(&db, due_with_key(&db).await);
+    refuse_writes(&db, "t_resource_lock").await;
+    let run = tokio::spawn(async move { schedules.try_tick("k").await.unwrap() });
+    is_run(&db).await;
+    sleep(LEASE / 2).await;
+    assert!(!run.is_finished() && told(&db, "k").await.is_empty());
+    take_writes(&db, "t_resource_lock").await;
+    assert_eq!(ended(run).await, TickOutcome::Succeeded);
+    assert_eq!(told(&db, "k").await, "S1");
 }
 
 async fn a_run_and_another_program_exclude_each_other<DB: TestDatabase>(db: TestDb<DB>) {

@@ -50,6 +50,8 @@ async fn infinite_times_of_one_schedule_stop_no_other<DB: TestDatabase>(db: Test
         }
     }
     assert!(running.shutdown(PATIENCE).await);
+    db.execute("UPDATE t_resource_schedule SET paused = false, run_slot = 'infinity' WHERE name = 'never'").await;
+    timeout(PATIENCE, instance(&db, "operator").reset("never")).await.unwrap().unwrap();
 }
 
 async fn a_paused_schedule_runs_when_it_is_resumed<DB: TestDatabase>(db: TestDb<DB>) {

@@ -12,10 +12,14 @@ use rowlock::{
 };
 use tokio::{sync::mpsc, time::timeout};
 
-use crate::ticks::{LONG, Never, SHORT, back, due, idle, info, instance, runs, told};
+use crate::{
+    ticks::{LONG, Never, SHORT, back, due, idle, info, instance, runs, told},
+    ticks_apart::Run,
+};
 
 harness::tests!(everywhere(
     a_run_is_stopped_on_the_instance_that_has_it,
+    a_run_of_a_schedule_that_was_removed_is_stopped,
     a_tick_that_waits_for_its_next_attempt_is_stopped,
     a_tick_whose_process_died_is_stopped,
     a_run_that_waits_for_its_key_says_so_and_is_stopped,
@@ -77,6 +81,16 @@ async fn a_run_is_stopped_on_the_instance_that_has_it<DB: TestDatabase>(db: Test
     assert!(!next.cancellation_token().is_cancelled() && info(&db, "k").await.running);
     assert_eq!(said(&db, "k").await, "alice stopped, alice triggered");
     assert!(!running.shutdown(SHORT).await);
+}
+
+async fn a_run_of_a_schedule_that_was_removed_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
+    let run = Run::begin(instance(&db, "one").lease(LEASE), due(&db, "k").await).await;
+    let new = instance(&db, "new").removed("k").start().await.unwrap();
+    eventually("it is removed", || async { info(&db, "k").await.is_removed() }).await;
+    assert!(instance(&db, "alice").stop("k").await.unwrap());
+    timeout(PATIENCE, run.tick.cancellation_token().cancelled()).await.unwrap();
+    eventually("it has ended", || async { told(&db, "k").await == "F1" }).await;
+    assert!(new.shutdown(PATIENCE).await);
 }
 
 async fn a_tick_that_waits_for_its_next_attempt_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {

@@ -11,11 +11,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
-use rowlock::{
-    Schedule, Schedules, Tick,
-    admin::RunStatus,
-    jobs::{CatchUp, TickOutcome},
-};
+use rowlock::{Schedule, Schedules, Tick, admin::RunStatus, jobs::CatchUp};
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
@@ -24,11 +20,7 @@ use crate::{
 };
 
 harness::tests!(
-    everywhere(
-        sixteen_instances_claim_each_tick_once,
-        an_end_that_comes_late_is_not_claimed_again,
-        ticks_survive_processes_that_are_killed
-    ),
+    everywhere(sixteen_instances_claim_each_tick_once, ticks_survive_processes_that_are_killed),
     postgres[harness::DIRECT].alone(the_cost_of_idling_is_that_of_the_looks, a_run_takes_two_statements)
 );
 
@@ -65,38 +57,6 @@ async fn sixteen_instances_claim_each_tick_once<DB: TestDatabase>(db: TestDb<DB>
         assert_eq!(told(&db, &format!("k{number}")).await, "S1");
     }
     assert_eq!(count.load(Ordering::Relaxed), SCHEDULES);
-}
-
-/// A claim is granted on the whole of what was seen. An end that comes after the lease leaves the
-/// token, moves the slot, and leaves the row due, because more ticks are pending.
-async fn an_end_that_comes_late_is_not_claimed_again<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await.catch_up(CatchUp::All(1_000));
-    crate::ticks::back(&db, "k", 59 * LONG).await;
-    let mut tasks = JoinSet::new();
-    for number in 0..8 {
-        let schedules = instance(&db, &format!("instance {number}")).lease(SHORT);
-        let schedules = schedules.on(schedule.clone(), async |_| Ok::<_, Infallible>(()));
-        tasks.spawn(async move {
-            for _ in 0..60 {
-                match schedules.try_tick("k").await {
-                    Ok(TickOutcome::Succeeded | TickOutcome::Lost | TickOutcome::NotDue { .. }) => {}
-                    // SQLite: another connection writes.
-                    Err(error) if error.is_retryable() => {}
-                    other => panic!("{other:?}"),
-                }
-            }
-        });
-    }
-    tasks.join_all().await;
-    let slot = info(&db, "k").await.slot;
-    let runs = runs(&db, "k").await;
-    let succeeded: Vec<_> = runs.iter().filter(|run| run.status == RunStatus::Succeeded).map(|run| run.slot).collect();
-    assert!(
-        succeeded.windows(2).all(|pair| pair[1] - pair[0] == chrono::TimeDelta::from_std(LONG).unwrap()),
-        "{runs:?}"
-    );
-    assert!(succeeded.last().is_none_or(|last| *last + LONG == slot), "{slot} {runs:?}");
-    assert!(runs.iter().all(|run| run.status != RunStatus::Failed), "{runs:?}");
 }
 
 /// The job of a process: two schedules whose work is an effect in a table, one of them committed

@@ -62,15 +62,15 @@ async fn behind<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy, schedule: &Sch
 }
 
 /// Waits until a message is held, or the task has ended without it.
-pub async fn held_or_over<T>(proxy: &Proxy, way: Way, task: &JoinHandle<T>) {
+pub async fn held_or_over<T>(proxy: &Proxy, way: Way, task: &JoinHandle<T>) -> bool {
     let over = async {
         while !task.is_finished() {
             sleep(SHORT / 20).await;
         }
     };
     tokio::select! {
-        () = proxy.held(way) => {}
-        () = over => {}
+        () = proxy.held(way) => true,
+        () = over => false,
     }
 }
 
@@ -90,6 +90,7 @@ async fn assert_once<DB: TestDatabase>(db: &TestDb<DB>, name: &str, first: DateT
 /// leaves the token as it is, moves the slot, and leaves the row due.
 async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
+    let mut held = 0;
     for passed in 0..MESSAGES {
         let name = format!("k{passed}");
         let schedule = two_due(&db, &name).await;
@@ -110,13 +111,14 @@ async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
         let other = tokio::spawn(async move { schedules.try_tick(&own).await });
-        held_or_over(&proxy, Way::Replies, &other).await;
+        held += u32::from(held_or_over(&proxy, Way::Replies, &other).await);
         finish.send(true).unwrap();
         let late = timeout(PATIENCE, late).await.unwrap().unwrap();
         proxy.open();
         let other = timeout(PATIENCE, other).await.unwrap().unwrap();
         assert_once(&db, &name, first, &format!("{passed} replies, then {late:?}, {other:?}")).await;
     }
+    assert!(held > 1, "both a look and a claim are held");
 }
 
 /// An operator acts between a look and its claim: after each reply of a run, until it has begun.
@@ -174,6 +176,7 @@ async fn a_trigger_between_a_look_and_a_claim_is_run_too<DB: TestDatabase>(db: T
 async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let points = [Way::Requests, Way::Replies].into_iter().flat_map(|way| (0..MESSAGES).map(move |n| (way, n)));
+    let mut held = 0;
     for (way, passed) in points {
         let name = format!("{way:?}{passed}");
         let schedule = two_due(&db, &name).await;
@@ -182,7 +185,7 @@ async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDat
         proxy.hold_after(way, passed);
         let own = name.clone();
         let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
-        held_or_over(&proxy, way, &cut).await;
+        held += u32::from(held_or_over(&proxy, way, &cut).await);
         proxy.cut();
         let outcome = timeout(PATIENCE, cut).await.unwrap().unwrap();
         let other = idle(&db, schedule);
@@ -201,6 +204,7 @@ async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDat
         assert_once(&db, &name, first, &at).await;
         assert_eq!(info(&db, &name).await.slot, first + 2 * LONG, "{at}");
     }
+    assert!(held > 2, "messages of each way are held");
 }
 
 /// The connection is lost at each reply of a run that passes its tick over.

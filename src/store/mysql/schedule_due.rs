@@ -11,7 +11,7 @@ use crate::store::{
         schedule_sql::{COLUMNS, LOOK, RECORD_LOST, claim_statement},
     },
     schedule::{DueRequest, Known, LOST, to_stored_count},
-    schedule_seen::{Seen, SeenStore},
+    schedule_seen::{SEEN, Seen, SeenStore},
     stored_row::StoredRow as _,
     unanswered,
 };
@@ -22,12 +22,11 @@ impl SeenStore for MySql {
             return Ok(Vec::new());
         }
         let known = marks("(?, ?, ?)", ask.known.len());
-        let limit = u64::from(ask.most) + 1;
         let query = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
         let bind = |query: Query<'static>, Known { times, .. }: &Known| {
             query.bind(times.name.as_str().to_owned()).bind(times.spec.clone()).bind(times.zone.clone())
         };
-        let rows = ask.known.iter().fold(query, bind).bind(limit).fetch_all(conn).await?;
+        let rows = ask.known.iter().fold(query, bind).bind(SEEN).fetch_all(conn).await?;
         rows.iter().map(Seen::read).collect()
     }
 

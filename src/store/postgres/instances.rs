@@ -95,8 +95,10 @@ WITH changed AS (
         triggered_at = CASE WHEN $11 AND holder IS NULL THEN NULL ELSE triggered_at END,
         due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT $11) THEN due_at
                       WHEN triggered_at IS NOT NULL AND NOT $11 THEN clock_timestamp() ELSE $4 END
-    WHERE name = $1 AND spec = $7 AND zone = $8 AND run_slot IS NOT DISTINCT FROM $9 AND attempt = $10
+    WHERE name = $1 AND spec = $7 AND zone = $8 AND attempt = $10
       AND ",
+    finite!("run_slot"),
+    " IS NOT DISTINCT FROM $9 AND ",
     finite!("slot"),
     " = $13
     RETURNING name

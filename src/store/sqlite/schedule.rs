@@ -14,7 +14,7 @@ use crate::{
             Registered, RunPage, STEP, ScheduleStore, operations, to_stored_count,
         },
         schedule_row::{listed, run},
-        schedule_seen::{Seen, SeenStore, claim_due},
+        schedule_seen::{SEEN, Seen, SeenStore, claim_due},
         sqlite::{
             row::{Query, json, keys, micros, read_now, stored},
             schedule_sql::{
@@ -138,7 +138,7 @@ impl SeenStore for Sqlite {
         let known = json(ask.known.iter().map(|Known { times, .. }| {
             format!("[\"{}\",\"{}\",\"{}\"]", hex(times.name.as_str()), hex(&times.spec), hex(&times.zone))
         }));
-        let rows = sqlx::query(LOOK).bind(known).bind(i64::from(ask.most) + 1).fetch_all(conn).await?;
+        let rows = sqlx::query(LOOK).bind(known).bind(SEEN).fetch_all(conn).await?;
         rows.iter().map(Seen::read).collect()
     }
 
