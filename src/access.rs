@@ -180,7 +180,7 @@ impl<DB: Database> Access<DB> {
             Of::Readers(names) => {
                 let names = names.clone();
                 let read = |lock: LeaseLock<DB>| async move { Call::new(&lock, &names, wait).await?.read().await };
-                self.lock.on_thread(read).await?
+                self.lock.on_thread(read).await?.map(Lease::of_reader)
             }
             Of::Writer(names) => {
                 let names = names.clone();

@@ -72,12 +72,16 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn list(&self, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {
-        let limit = self.checked_deadline().await?;
-        let terms = &self.key_terms.terms;
-        let mut conn = self.checkout(limit, Action::Inspect, TABLE).await?;
-        let reply = timeout_at(limit, DB::list(conn.get(), &filter.0, terms)).await;
-        let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, TABLE))?;
-        Ok(listed.into_iter().map(|listed| LockInfo::new(listed, terms)).collect())
+        let filter = filter.clone();
+        let list = |lock: Self| async move {
+            let limit = lock.checked_deadline().await?;
+            let terms = &lock.key_terms.terms;
+            let mut conn = lock.checkout(limit, Action::Inspect, TABLE).await?;
+            let reply = timeout_at(limit, DB::list(conn.get(), &filter.0, terms)).await;
+            let listed = conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, TABLE))?;
+            Ok(listed.into_iter().map(|listed| LockInfo::new(listed, terms)).collect())
+        };
+        self.on_thread(list).await
     }
 
     /// Returns the row of `key`, or `None` if there is none.
@@ -133,19 +137,26 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn queue_lengths(&self) -> Result<Vec<(String, u64)>, Error> {
-        let limit = self.checked_deadline().await?;
-        let mut conn = self.checkout(limit, Action::Inspect, QUEUE).await?;
-        let reply = timeout_at(limit, DB::queue_lengths(conn.get())).await;
-        let lengths = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, QUEUE))?;
-        Ok(lengths.into_iter().map(|(key, length)| (key, u64::try_from(length).unwrap_or_default())).collect())
+        let lengths = |lock: Self| async move {
+            let limit = lock.checked_deadline().await?;
+            let mut conn = lock.checkout(limit, Action::Inspect, QUEUE).await?;
+            let reply = timeout_at(limit, DB::queue_lengths(conn.get())).await;
+            let lengths = conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, QUEUE))?;
+            Ok(lengths.into_iter().map(|(key, length)| (key, u64::try_from(length).unwrap_or_default())).collect())
+        };
+        self.on_thread(lengths).await
     }
 
     /// Reads the row of `key`.
     pub(crate) async fn read(&self, key: &Key) -> Result<Option<Listed>, Error> {
-        let limit = self.checked_deadline().await?;
-        let mut conn = self.checkout(limit, Action::Inspect, &quoted(key)).await?;
-        let reply = timeout_at(limit, DB::inspect(conn.get(), key, &self.key_terms.terms)).await;
-        conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, &quoted(key)))
+        let key = key.clone();
+        let read = |lock: Self| async move {
+            let limit = lock.checked_deadline().await?;
+            let mut conn = lock.checkout(limit, Action::Inspect, &quoted(&key)).await?;
+            let reply = timeout_at(limit, DB::inspect(conn.get(), &key, &lock.key_terms.terms)).await;
+            conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, &quoted(&key)))
+        };
+        self.on_thread(read).await
     }
 
     /// Releases `key` regardless of its holder and writes `status`. Returns the key's new token, or
@@ -180,7 +191,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn force_release(&self, key: &str, status: Status) -> Result<Option<Token>, Error> {
-        self.force(&Key::new(key)?, status, None).await
+        self.force(Key::new(key)?, status, None).await
     }
 
     /// Releases a key as [`force_release`](Self::force_release) does, but only if its row is still
@@ -214,7 +225,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// ```
     pub async fn force_release_if_unchanged(&self, seen: &LockInfo, status: Status) -> Result<ForcedRelease, Error> {
         let expected = seen.seen(&self.key_terms.terms);
-        Ok(match self.force(&Key::new(&seen.key)?, status, Some(&expected)).await? {
+        Ok(match self.force(Key::new(&seen.key)?, status, Some(expected)).await? {
             Some(token) => ForcedRelease::Released(token),
             None => ForcedRelease::Changed(self.inspect(&seen.key).await?),
         })
@@ -222,7 +233,11 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Releases a key by force, if its row is as expected. Returns the new token, or `None` if it
     /// was not released.
-    async fn force(&self, key: &Key, status: Status, expected: Option<&Seen>) -> Result<Option<Token>, Error> {
+    async fn force(&self, key: Key, status: Status, expected: Option<Seen>) -> Result<Option<Token>, Error> {
+        self.on_thread(move |lock| async move { lock.force_here(&key, status, expected.as_ref()).await }).await
+    }
+
+    async fn force_here(&self, key: &Key, status: Status, expected: Option<&Seen>) -> Result<Option<Token>, Error> {
         let limit = self.checked_deadline().await?;
         let busy = || {
             Error::Database(DatabaseFault::TimedOut {
@@ -311,11 +326,15 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn changes(&self, name: Option<&str>, limit: u32) -> Result<Vec<ChangeInfo>, Error> {
-        let until = self.checked_deadline().await?;
-        let mut conn = self.checkout(until, Action::Inspect, CHANGES).await?;
-        let reply = timeout_at(until, DB::changes(conn.get(), name, limit)).await;
-        let listed = conn.settle(reply).map_err(|failure| self.failed(failure, Action::Inspect, CHANGES))?;
-        Ok(listed.into_iter().map(ChangeInfo::new).collect())
+        let name = name.map(str::to_owned);
+        let changes = |lock: Self| async move {
+            let until = lock.checked_deadline().await?;
+            let mut conn = lock.checkout(until, Action::Inspect, CHANGES).await?;
+            let reply = timeout_at(until, DB::changes(conn.get(), name.as_deref(), limit)).await;
+            let listed = conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, CHANGES))?;
+            Ok(listed.into_iter().map(ChangeInfo::new).collect())
+        };
+        self.on_thread(changes).await
     }
 
     /// Deletes rows that have not been touched for `older_than` and returns their number.
@@ -349,11 +368,14 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn forget(&self, older_than: Duration) -> Result<u64, Error> {
-        let (mut forgetting, mut rows) = (self.forgetting(older_than)?, 0);
-        while let Some(deleted) = forgetting.step().await? {
-            rows += deleted;
-        }
-        Ok(rows)
+        let forget = |lock: Self| async move {
+            let (mut forgetting, mut rows) = (lock.forgetting(older_than)?, 0);
+            while let Some(deleted) = forgetting.step().await? {
+                rows += deleted;
+            }
+            Ok(rows)
+        };
+        self.on_thread(forget).await
     }
 
     pub(crate) fn forgetting(&self, older_than: Duration) -> Result<Forgetting<'_, DB>, Error> {

@@ -274,6 +274,10 @@ impl<DB: Database, K> Lease<DB, K> {
     }
 }
 
+/// A reader that was let in, the token of the last writer, and that writer if its claim was taken
+/// over.
+pub(crate) type Reader<DB> = (Granted<DB>, Token, Option<PreviousClaim>);
+
 /// Methods of a lease on one key.
 impl<DB: Database> Lease<DB> {
     pub(crate) async fn resume(key_terms: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
@@ -283,7 +287,7 @@ impl<DB: Database> Lease<DB> {
     }
 
     /// Creates the lease of a reader of a [`ReadWriteLock`](crate::ReadWriteLock).
-    pub(crate) fn of_reader(reader: Granted<DB>, writer_token: Token, writer: Option<PreviousClaim>) -> Self {
+    pub(crate) fn of_reader((reader, writer_token, writer): Reader<DB>) -> Self {
         let mut lease = Self::new(reader);
         if writer.is_some() {
             lease.priors = vec![writer];

@@ -1,8 +1,6 @@
 //! Batched releases, each of one lease or of a set.
 
-use std::sync::Arc;
-
-use tokio::sync::OnceCell;
+use std::sync::{Arc, OnceLock};
 
 use crate::{
     key::{Claim, Key},
@@ -19,7 +17,7 @@ use crate::{
 };
 
 pub(crate) struct Releases {
-    pub table: Arc<OnceCell<Table>>,
+    pub table: Arc<OnceLock<Table>>,
 }
 
 pub(crate) struct Release {

@@ -172,7 +172,7 @@ impl<DB: Database> ReadWriteLock<DB> {
         if let Err(error) = writer.release().await {
             tracing::debug!(%error, "the writer's claim ends later");
         }
-        Ok(Lease::of_reader(reader, token, None))
+        Ok(Lease::of_reader((reader, token, None)))
     }
 
     /// Attempts once to become the writer while reading, without waiting for others.

@@ -10,7 +10,7 @@ use crate::{
     lease::{
         attempt::ClaimAttempt,
         claims::Granted,
-        guard::Lease,
+        guard::Reader,
         readers::{Entrance, MAX_READERS, Number},
         wanted::Wanted,
     },
@@ -38,7 +38,7 @@ enum NameState {
 
 /// The outcome of an attempt to be let in.
 enum Entry<DB: Database> {
-    In(Lease<DB>),
+    In(Reader<DB>),
     /// The reader has to wait for the name.
     Closed(Option<Refusal>),
     /// All keys of readers are held.
@@ -48,16 +48,16 @@ enum Entry<DB: Database> {
 }
 
 impl<'a, DB: Database> Call<'a, DB> {
-    pub async fn read(&self) -> Result<Attempt<Lease<DB>>, Error> {
+    pub async fn read(&self) -> Result<Attempt<Reader<DB>>, Error> {
         self.within(self.let_in()).await
     }
 
-    async fn let_in(&self) -> Result<Attempt<Lease<DB>>, Error> {
+    async fn let_in(&self) -> Result<Attempt<Reader<DB>>, Error> {
         let (mut retry, mut pauses) = (self.retry(), retry_backoff());
         loop {
             let Some(entry) = retry.final_or_pause(self.enter().await).await else { continue };
             match entry? {
-                Entry::In(lease) => return Ok(Attempt::Acquired(lease)),
+                Entry::In(reader) => return Ok(Attempt::Acquired(reader)),
                 Entry::Closed(Some(refusal)) => return Ok(Attempt::Refused(refusal)),
                 Entry::Full(refusal) if self.is_one_attempt() => return Ok(Attempt::Refused(refusal)),
                 Entry::Closed(None) | Entry::TooLate if self.is_one_attempt() => {
@@ -107,7 +107,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         // If the look fails, dropping the reader's claim puts its row back.
         let entry = match self.access().await? {
             NameState::Open(token) if reader.handle.is_held() => {
-                return Ok(Entry::In(Lease::of_reader(reader, token, None)));
+                return Ok(Entry::In((reader, token, None)));
             }
             NameState::Open(_) => Entry::TooLate,
             NameState::Closed(refusal) => Entry::Closed(refusal),
@@ -178,9 +178,7 @@ impl<'a, DB: Database> Call<'a, DB> {
             last.claim.pass_on().await;
         }
         Ok(match claimed {
-            Attempt::Acquired(reader) if stands && reader.handle.is_held() => {
-                Entry::In(Lease::of_reader(reader, token, writer))
-            }
+            Attempt::Acquired(reader) if stands && reader.handle.is_held() => Entry::In((reader, token, writer)),
             Attempt::Acquired(_) => Entry::TooLate,
             Attempt::Refused(refusal) => Entry::Full(refusal),
         })

@@ -62,13 +62,13 @@ pub(crate) struct Answer<T> {
 /// Returns after how long a request without a reply is sent on another session as well, if its
 /// limit is this far off.
 pub(crate) fn silence<DB: Database>(sessions: &Sessions<DB>, limit: Duration) -> Duration {
-    // A database of one writer answers, or waits for another process.
-    if DB::ONE_WRITER { limit } else { (limit / 10).max(4 * sessions.usual_reply()) }
+    (limit / 10).max(4 * sessions.usual_reply())
 }
 
 /// Sends the request, on `session` if there is one. If it has no reply after `silence`, it is sent
 /// on another session too, and the first of the two replies that settles it counts. The other
-/// session is closed only then.
+/// session is closed only then. A database of one writer answers, or waits for another process, as
+/// it would on every session.
 pub(crate) async fn exchange<DB: Database, R: Request<DB>>(
     session: Option<Loan<DB>>,
     sessions: &Sessions<DB>,
@@ -78,7 +78,8 @@ pub(crate) async fn exchange<DB: Database, R: Request<DB>>(
 ) -> Exchange<Answer<R::Reply>> {
     let (first_sent, second_sent) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut first = pin!(send_once(session, sessions, silence, limit, request, &first_sent));
-    if let Ok(reply) = timeout(silence, &mut first).await {
+    let replied = if DB::ONE_WRITER { Ok(first.as_mut().await) } else { timeout(silence, &mut first).await };
+    if let Ok(reply) = replied {
         return Exchange { unanswered: is_unanswered(&reply), reply };
     }
     let mut second = pin!(send_once(None, sessions, silence, limit, request, &second_sent));

@@ -170,8 +170,9 @@ impl<DB: Store> Line<DB> {
         }
         let (now, options) = (Instant::now(), self.application.connect_options());
         match state.failed.as_ref().filter(|failed| Arc::ptr_eq(&failed.options, &options)) {
-            // A pause mends a wrong password as little as another login does.
-            Some(failed) if now < failed.again_at && !fault(&failed.error).is_transient() => {
+            // A pause mends a wrong password as little as another login does. A session that was
+            // opened before serves on.
+            Some(failed) if now < failed.again_at && state.count == 0 && !fault(&failed.error).is_transient() => {
                 Err(Failure::NoConnection(failed.error()))
             }
             Some(failed) if now < failed.again_at => Ok(Next::Wait(failed.again_at)),

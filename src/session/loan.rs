@@ -131,8 +131,8 @@ impl<DB: Store> Loan<DB> {
     }
 
     /// Returns the loan and the value if the statement succeeded. On a server error, which ended
-    /// the statement, the session returns, unless the server takes no writes. After any other error
-    /// its state is unknown.
+    /// the statement, the session returns, unless a new one may find a better server. After any
+    /// other error its state is unknown.
     pub fn proceed<T>(self, reply: Result<Reply<T>, Elapsed>) -> Result<(Self, T), Failure> {
         match reply {
             Ok(Ok(value)) => Ok((self, value)),
@@ -144,7 +144,7 @@ impl<DB: Store> Loan<DB> {
                     // Others that are idle were lost with this one.
                     self.suspicion().raise(Instant::now());
                 }
-                if !failure.may_still_run() && !failure.is_at_a_standby() {
+                if !failure.may_still_run() && !failure.is_outage() && !failure.is_at_a_standby() {
                     self.give_back();
                 }
                 Err(failure)

@@ -196,7 +196,8 @@ async fn take<DB: Store>(line: &Arc<Line<DB>>, limit: Instant) -> Result<Option<
     Ok(line.take(limit).await?.map(|session| Loan::own(session, line)))
 }
 
-/// Waits for a session for renewals. If none can be opened in time, one for requests serves them.
+/// Waits for a session for renewals. If none can be opened, or not in time, one for requests serves
+/// them.
 async fn take_first<DB: Store>(
     renewals: &Arc<Line<DB>>,
     requests: &Arc<Line<DB>>,
@@ -204,12 +205,14 @@ async fn take_first<DB: Store>(
 ) -> Result<Option<Loan<DB>>, Failure> {
     let mut own = std::pin::pin!(take(renewals, limit));
     let now = Instant::now();
-    if let Ok(taken) = timeout_at(now + (limit - now) / 4, &mut own).await {
-        return taken;
-    }
-    tokio::select! {
-        taken = own => taken,
-        Ok(taken) = take(requests, limit) => Ok(taken),
+    match timeout_at(now + (limit - now) / 4, &mut own).await {
+        Ok(Ok(taken)) => Ok(taken),
+        Ok(Err(_)) => take(requests, limit).await,
+        Err(_) => tokio::select! {
+            Ok(taken) = own => Ok(taken),
+            Ok(taken) = take(requests, limit) => Ok(taken),
+            else => Err(Failure::NoConnection(renewals.why_none())),
+        },
     }
 }
 

@@ -8,6 +8,7 @@
 
 use std::{
     cell::Cell,
+    convert::Infallible,
     future::poll_fn,
     io,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -23,6 +24,7 @@ use std::{
 
 use tokio::{
     runtime::{Builder, Handle, Runtime},
+    sync::oneshot,
     task::{JoinError, JoinHandle},
 };
 use tokio_util::task::TaskTracker;
@@ -46,7 +48,7 @@ pub const RECOVERED: &str = "rowlock::recovered";
 /// The most events that wait while a subscriber blocks. Further ones are dropped.
 const EVENTS: usize = 10_000;
 
-/// The threads of this process, once they are started. They never end.
+/// The threads of this process, once all are started. They never end.
 static THREADS: OnceLock<Threads> = OnceLock::new();
 /// Held while they are started.
 static STARTING: Mutex<()> = Mutex::new(());
@@ -57,6 +59,8 @@ struct Threads {
     requests: Handle,
     renewals: Runtime,
     events: Sender<Event>,
+    /// The thread `rowlock` ends if another one could not be started.
+    _lives: oneshot::Sender<Infallible>,
 }
 
 type Event = Box<dyn FnOnce() + Send>;
@@ -70,25 +74,32 @@ thread_local! {
 
 impl Threads {
     fn start() -> io::Result<Self> {
+        let (events, waiting) = mpsc::channel::<Event>();
+        let emit = move || waiting.into_iter().for_each(emit_one);
+        thread::Builder::new().name("rowlock-events".to_owned()).spawn(emit)?;
         let requests = Builder::new_current_thread().enable_all().build()?;
         let handle = requests.handle().clone();
+        let (lives, ended) = oneshot::channel::<Infallible>();
         let run = move || {
             Own::Requests.begins();
-            requests.block_on(std::future::pending::<()>());
+            drop(requests.block_on(ended));
         };
         thread::Builder::new().name("rowlock".to_owned()).spawn(run)?;
         let mut renewals = Builder::new_multi_thread();
         renewals.worker_threads(2).thread_name("rowlock-renew").on_thread_start(|| Own::Renewals.begins());
-        let renewals = renewals.enable_all().build()?;
+        // It panics if it can start no worker.
+        let renewals = catch_unwind(AssertUnwindSafe(|| renewals.enable_all().build()));
+        let renewals = renewals.unwrap_or_else(|_| Err(io::Error::other("no worker could be started")))?;
         // A worker that a hook of a pool blocks may be the one that waits for replies. The task of
         // a pulse wakes the other one.
         let mut pulses = [Pulse::of("rowlock-renew", renewals.handle().clone()), Pulse::of("rowlock", handle.clone())];
         let look = move || pulses.iter_mut().for_each(look_at);
-        thread::Builder::new().name("rowlock-clock".to_owned()).spawn(move || clock::run(look))?;
-        let (events, waiting) = mpsc::channel::<Event>();
-        let emit = move || waiting.into_iter().for_each(emit_one);
-        thread::Builder::new().name("rowlock-events".to_owned()).spawn(emit)?;
-        Ok(Self { requests: handle, renewals, events })
+        if let Err(error) = thread::Builder::new().name("rowlock-clock".to_owned()).spawn(move || clock::run(look)) {
+            // Its drop would block the caller's runtime.
+            renewals.shutdown_background();
+            return Err(error);
+        }
+        Ok(Self { requests: handle, renewals, events, _lives: lives })
     }
 }
 

@@ -18,7 +18,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
-use rowlock::{LeaseLock, Reason, Schedules, VersionedTable, admin::ListOptions, jobs::TickOutcome};
+use rowlock::{LeaseLock, Reason, Schedules, Status, VersionedTable, admin::ListOptions, jobs::TickOutcome};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -40,6 +40,7 @@ harness::tests!(
         a_lease_that_is_dropped_without_its_runtime_is_abandoned,
         calls_work_outside_of_a_runtime,
         a_wait_that_was_refused_goes_on_unpolled,
+        a_call_that_is_not_polled_again_holds_up_no_other,
         calls_work_while_the_clock_of_the_runtime_is_paused,
         a_tick_is_run_while_the_clock_of_the_runtime_is_paused
     )
@@ -313,6 +314,30 @@ async fn a_wait_that_was_refused_goes_on_unpolled<DB: TestDatabase>(db: TestDb<D
     assert!(!behind.is_finished(), "the first one has it");
     drop(unpolled);
     acquired(timeout(PATIENCE, behind).await.expect("it is its turn").unwrap()).release().await.unwrap();
+}
+
+/// Each call is the first one of its lock, which reads what columns the table has.
+async fn a_call_that_is_not_polled_again_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+    for turn in 0..4 {
+        // A pool of its own has sessions of its own.
+        let pool = db.pool_of(2).await;
+        let lock = LeaseLock::<DB>::new(pool);
+        let key = format!("k{turn}");
+        let call: std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>> = match turn {
+            0 => Box::pin(async { drop(lock.inspect("k").await) }),
+            1 => Box::pin(async { drop(lock.force_release("k", Status::Failed).await) }),
+            2 => Box::pin(async { drop(lock.election("k").observe().next().await) }),
+            _ => Box::pin(async { drop(lock.list(&ListOptions::default()).await) }),
+        };
+        let mut call = call;
+        tokio::select! {
+            biased;
+            () = &mut call => {}
+            () = std::future::ready(()) => {}
+        }
+        acquired(lock.try_acquire(&key).await).release().await.unwrap();
+        call.await;
+    }
 }
 
 async fn a_wait_ends_while_the_request_of_another_has_no_reply<DB: TestDatabase>(db: TestDb<DB>) {
