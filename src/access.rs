@@ -132,23 +132,23 @@ impl<DB: Database> Access<DB> {
     /// Attempts once to be granted access, without waiting for a holder.
     ///
     /// **A permit** takes one round trip if the one that is claimed first is free. This process
-    /// chooses it among those that it believes to be free. Otherwise it takes two more: a look at
+    /// chooses it among those that it believes to be free. Otherwise it takes two more: a read of
     /// all permits, and the claim on a free one. The refusal names the permit that may be free
     /// first, or the semaphore if other waiters precede the call.
     ///
-    /// **A reader** takes two round trips: a claim on a reader's key, and a look at the name's row,
+    /// **A reader** takes two round trips: a claim on a reader's key, and a read of the name's row,
     /// which concurrent readers share. The first reader after a writer that did not end its claim
     /// takes that claim over, and [`Lease::taken_over_from`] returns it: the writer's work may be
     /// half done. A reader that waited for the name holds it for a moment when it enters, and so
     /// does the first reader of a name that has no row. In that moment another attempt is refused
     /// as beside a writer. [`acquire`](Self::acquire) waits for its end.
     ///
-    /// **A writer** takes two round trips: a claim on the name, and a look at the keys of readers.
+    /// **A writer** takes two round trips: a claim on the name, and a read of the keys of readers.
     /// If there are readers, the name is freed again and the refusal names one of them.
     ///
     /// # Errors
     /// As [`LeaseLock::try_acquire`]. For a writer [`Error::Lost`] if the claim on the name did not
-    /// stand for as long as the look took.
+    /// stand while the read ran.
     ///
     /// # Cancel safety
     /// As [`LeaseLock::acquire`].

@@ -121,9 +121,9 @@ pub(crate) fn describe_outcome(action: Action, outcome: Certainty) -> String {
         (_, Action::Acquire | Action::Renew | Action::Release | Action::Abandon) => {
             " (a claim that is left behind ends with its lease)"
         }
-        (_, Action::Update) => " (read the row before it is changed again)",
-        (_, Action::ForceRelease) => " (look at the key before it is done again)",
-        (_, Action::Migrate | Action::Forget) => " (doing it again does no harm)",
+        (_, Action::Update) => " (read the row before you change it again)",
+        (_, Action::ForceRelease) => " (inspect the key before you repeat the call)",
+        (_, Action::Migrate | Action::Forget) => " (the call can be repeated)",
         // These leave nothing behind.
         (_, Action::Connect | Action::Inspect | Action::Read | Action::Begin | Action::Confirm | Action::Commit) => "",
     };

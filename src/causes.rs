@@ -89,7 +89,7 @@ pub enum Setup {
 
     /// [`Migration::undo`](crate::migration::Migration::undo) was refused, and nothing was changed.
     #[non_exhaustive]
-    #[error("the tables were not taken away, because {by}, and call again")]
+    #[error("the tables were not dropped: {by}, then call again")]
     StillUsed {
         /// What uses them, and what to do about it.
         by: String,
@@ -318,9 +318,9 @@ fn of_ended(outcome: Certainty) -> &'static str {
     match outcome {
         Certainty::NothingChanged => "nothing was changed",
         Certainty::Unknown => {
-            "roll back; what it wrote may be committed, in part or as a whole: read it before it is repeated"
+            "roll back; what it wrote may be committed, in part or as a whole: read it before you repeat the work"
         }
-        Certainty::InPart => "what it wrote before its end was committed: read it before it is repeated",
+        Certainty::InPart => "what it wrote before its end was committed: read it before you repeat the work",
     }
 }
 

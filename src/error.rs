@@ -36,8 +36,8 @@ use crate::{
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What was passed is not possible: a key, a name, an amount, a setting, a schedule, or a
-    /// connection outside a transaction. Correct the call. Nothing was changed. It has all faults.
+    /// An argument or a setting is invalid: a key, a name, an amount, a schedule, or a connection
+    /// outside a transaction. Correct the call. Nothing was changed. The error lists all faults.
     #[error(transparent)]
     Invalid(#[from] Invalid),
 

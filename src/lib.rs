@@ -223,7 +223,7 @@ pub use store::Database;
 pub use transaction::{error::RunError, tx::Tx};
 pub use version::{lock::VersionLock, table::VersionedTable};
 
-/// What operators see of locks and of jobs, and what they ask for.
+/// Types for operators: the state of locks, jobs, runs and instances, and the options of lists.
 pub mod admin {
     pub use crate::lease::info::{ChangeInfo, ForcedRelease, ListOptions, LockInfo};
     pub use crate::rules::LockState;
@@ -245,7 +245,8 @@ pub mod balances {
     pub use crate::version::update::{UpdateError, Updated, Versioned};
 }
 
-/// What belongs to an [`Error`] or a [`RunError`]: what was under way, and what is known of it.
+/// What belongs to an [`Error`] or a [`RunError`]: the action that failed, its cause, and what may
+/// have been changed.
 pub mod errors {
     pub use crate::action::{Action, Certainty};
     pub use crate::causes::{DatabaseFault, NotFound, Setup, TransactionFault};

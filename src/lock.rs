@@ -183,7 +183,7 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
     /// [`confirm`](Self::confirm) does.
     ///
     /// # Errors
-    /// As [`confirm`](Self::confirm), but for those of a transaction that is not open.
+    /// As [`confirm`](Self::confirm), except those of a transaction that is not open.
     ///
     /// # Cancel safety
     /// As [`confirm`](Self::confirm).
@@ -237,8 +237,8 @@ pub struct TransactionTerms {
     /// as possible. Otherwise it is confirmed before the work: the row stays locked until the
     /// transaction ends, and no other claim can take over.
     pub confirm_last: bool,
-    /// Whether a claim that was lost before the commit is followed by another one. Otherwise the
-    /// transaction ends with [`RunError::Lost`](crate::RunError::Lost).
+    /// Whether the transaction acquires the key again after it lost the claim before the commit.
+    /// Otherwise the transaction ends with [`RunError::Lost`](crate::RunError::Lost).
     pub reacquires: bool,
     /// How long conflicts are retried.
     pub retry: Retry,

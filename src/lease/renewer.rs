@@ -246,7 +246,10 @@ impl<DB: Database> Renewer<DB> {
             metrics::renewed(sent.elapsed());
             if failed > 0 {
                 metrics::renewals_failed(failed);
-                tracing::warn!(leases = failed, "renewal got no reply; the deadlines stand, trying again");
+                tracing::warn!(
+                    leases = failed,
+                    "a renewal received no reply; the leases are valid until their deadlines, trying again"
+                );
             }
         });
         let soon = Instant::now() + soon;

@@ -105,7 +105,7 @@ pub async fn migrate_functions<DB: Database>(pool: &Pool<DB>) -> Result<(), Erro
     Migration::new(pool.clone()).functions(true).run().await.map(drop)
 }
 
-/// What [`migrate`] does, to be looked at first, and to be taken back.
+/// A migration, as [`migrate`] runs it. Its statements can be printed before they run, and undone.
 ///
 /// # Examples
 ///

@@ -33,7 +33,7 @@ impl Plan {
         self.parts.iter().flat_map(|part| &part.steps)
     }
 
-    /// Returns what should be known before it is carried out.
+    /// Returns notes to read before the plan is run.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }

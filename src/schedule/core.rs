@@ -171,7 +171,7 @@ pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, names: &[Ke
     let vacant = Holder::unique();
     let done = answered!(core, Action::Abandon, "schedules", conn => DB::put_back(conn, holder, vacant, names));
     done.unwrap_or_else(|error| {
-        tracing::warn!(?error, "a claim of schedules was not undone; it ends with its lease");
+        tracing::warn!(?error, "a claim of schedules was not undone; it ends when its lease ends");
         false
     })
 }
@@ -182,7 +182,7 @@ pub async fn hand_back<DB: Database>(core: &Core<DB>, claim: &Claim) -> bool {
     let vacant = Holder::unique();
     let handed = answered!(core, Action::Abandon, &quoted(&claim.key), conn => DB::hand_back(conn, claim, vacant));
     handed.unwrap_or_else(|error| {
-        tracing::warn!(schedule = %claim.key, ?error, "not handed back; it ends with its lease");
+        tracing::warn!(schedule = %claim.key, ?error, "the run was not handed back; another instance takes over when its lease ends");
         true
     })
 }

@@ -152,8 +152,8 @@ impl<DB: Database> Schedules<DB> {
         Ok(listed.into_iter().map(info).collect())
     }
 
-    /// Ends the word of an instance at once, such as one whose machine was taken away. An instance
-    /// that is alive announces itself again. Returns `false` if there is none.
+    /// Removes the declarations of an instance at once, for example after its machine was shut
+    /// down. An instance that is alive announces itself again. Returns `false` if there is none.
     ///
     /// # Errors
     /// As [`list`](Self::list).
@@ -202,7 +202,7 @@ impl<DB: Database> Schedules<DB> {
     }
 
     /// Moves the slot of a schedule to the first one from now on: what was due is passed over, and
-    /// a slot far ahead, which a wrong clock has left, is put back.
+    /// a slot that a wrong clock moved far ahead is corrected.
     ///
     /// # Errors
     /// [`Error::Setup`] if a run is under way, the times of the row are of another version of
@@ -242,7 +242,7 @@ impl<DB: Database> Schedules<DB> {
                     answered!(&*core, Action::Update, &quoted(&name), conn => DB::wake(conn, &name))?;
                 }
                 if let Err(error) = recorded {
-                    tracing::warn!(schedule = %name, ?error, "the slot was moved, which is not recorded");
+                    tracing::warn!(schedule = %name, ?error, "the slot was moved, but the change was not recorded");
                 }
                 return Ok(change.slot);
             }

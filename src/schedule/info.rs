@@ -41,7 +41,7 @@ pub struct ScheduleInfo {
     pub zone: String,
     /// The tick that is next, or that is run.
     pub slot: DateTime<Utc>,
-    /// When an instance looks at the row: the slot, the next attempt, or the end of the lease.
+    /// When an instance polls the row next: the slot, the next attempt, or the end of the lease.
     pub due: DateTime<Utc>,
     /// Whether the schedule is paused.
     pub paused: bool,

@@ -77,7 +77,8 @@ impl Kept {
 
     fn tell(&self, why: &'static str) {
         let claim = self.claim.clone();
-        self.subscriber.emit_loss(move || tracing::error!(schedule = %claim.key, token = %claim.token, "lost: {why}"));
+        self.subscriber
+            .emit_loss(move || tracing::error!(schedule = %claim.key, token = %claim.token, "the run was lost: {why}"));
     }
 }
 
@@ -208,7 +209,7 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
                 is_failing = true;
                 let schedule = kept.claim.key.clone();
                 kept.subscriber.emit(move || {
-                    tracing::warn!(%schedule, %failure, "renewal got no reply; the deadline stands, trying again");
+                    tracing::warn!(%schedule, %failure, "a renewal received no reply; the lease is valid until its deadline, trying again");
                 });
                 renew_at = soon;
             }

@@ -69,8 +69,8 @@ impl<DB: Database> Schedules<DB> {
     /// Stops the tick of a schedule that was begun, wherever its run is: the instance that has it
     /// drops the work when it renews the lease, within a third of the lease and 20 s at most. The
     /// tick ends as failed, "stopped by" the [label](Self::label) of these schedules, and is not
-    /// tried again. Nor is one that waits for its next attempt, or whose process has died. Returns
-    /// `false` if no tick was begun.
+    /// tried again. A tick that waits for its next attempt ends at once. A tick whose process has
+    /// died ends when its lease is over. Returns `false` if no tick was begun.
     ///
     /// Work that succeeds before it is dropped has succeeded.
     ///
@@ -120,10 +120,10 @@ impl<DB: Database> Schedules<DB> {
         }
     }
 
-    /// Has the next tick of a schedule passed over, in place of an earlier order to skip, and
-    /// returns it. A run that is under way goes on, and those that came due during it are passed
-    /// over too. Triggers run. The history shows the tick as missed, "skipped by" the
-    /// [label](Self::label) of these schedules. [`resume`](Self::resume) takes the order back.
+    /// Skips the next tick of a schedule and returns it. The call replaces an earlier skip. A run
+    /// that is under way goes on, and ticks that came due during it are skipped too. Triggers run.
+    /// The history shows the tick as missed, "skipped by" the [label](Self::label) of these
+    /// schedules. [`resume`](Self::resume) takes the order back.
     ///
     /// # Errors
     /// [`Error::Setup`] if the next tick is not known: the times of the row are of

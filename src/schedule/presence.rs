@@ -129,7 +129,7 @@ impl Presence {
     }
 
     /// Returns all processes of one crontab, each of which runs one tick. They count as one
-    /// instance until the tick after the next.
+    /// instance until five minutes after their next tick.
     pub fn of_calls<DB: Database>(core: &Core<DB>, schedule: &Schedule) -> Self {
         let mut presence = Self::new(core, Declared::all_of(schedule));
         let announcement = &mut presence.announcement;
@@ -341,7 +341,7 @@ impl Presence {
                 (_, _, Err(live)) => {
                     if self.awaited.insert(name.clone()) {
                         tracing::info!(schedule = %name, name = %live.times.name, by = live.label,
-                            "a run is under way: its schedule has another name after it");
+                            "the schedule is renamed when its current run ends");
                     }
                 }
                 (Decision::Wait, ..) => {}

@@ -230,7 +230,7 @@ async fn work_and_end<DB: Database>(
         }
         // The work still runs. Nothing else may, until the leases end.
         Stop::Unstoppable => {
-            tracing::error!(schedule = tick.name(), "the work does not stop; its lease is left to end");
+            tracing::error!(schedule = tick.name(), "the work does not stop; its lease is no longer renewed");
             lease.take().map(Lease::detach);
             find_success(inner).await
         }
@@ -322,7 +322,7 @@ async fn say_what_it_waits_for<DB: Database>(core: &Core<DB>, claim: &Claim, key
 
 async fn say<DB: Database>(core: &Core<DB>, claim: &Claim, text: &str) {
     if let Err(error) = note(core, claim, text).await {
-        tracing::debug!(schedule = %claim.key, text, ?error, "it is not shown what the run does");
+        tracing::debug!(schedule = %claim.key, text, ?error, "the note of the run was not stored");
     }
 }
 

@@ -114,9 +114,8 @@ impl Running {
     }
 
     /// Waits until an operator has [drained](crate::Schedules::drain) the instance: it claims
-    /// nothing more, and its runs go on. What is left to the application is to call
-    /// [`shutdown`](Self::shutdown), and to end. An order that comes while the instance is being
-    /// shut down is noticed too.
+    /// nothing more, and its runs go on. The application then calls [`shutdown`](Self::shutdown)
+    /// and ends. An order that comes while the instance is being shut down is noticed too.
     ///
     /// # Cancel safety
     /// Dropping the future changes nothing.
@@ -183,7 +182,10 @@ type Beating = Pin<Box<dyn Future<Output = Option<(Presence, Result<bool, Error>
 /// Tells the other instances that this one claims nothing more.
 async fn leave<DB: Database>(presence: Presence, core: Arc<Core<DB>>, drained: CancellationToken) {
     if let Err(error) = presence.leave(&core, &drained).await {
-        tracing::warn!(?error, "the instance could not tell the others that it ends; they notice it");
+        tracing::warn!(
+            ?error,
+            "the instance could not announce its end; other instances notice it when its beats stop"
+        );
     }
 }
 
@@ -247,7 +249,7 @@ impl<DB: Database> Runner<DB> {
         }
         // A database that does not answer holds up no shutdown.
         if !matches!(timeout_at(limit, leaving).await, Ok(Ok(()))) {
-            tracing::warn!("the instance could not tell the others that it ends; they notice it");
+            tracing::warn!("the instance could not announce its end; other instances notice it when its beats stop");
         }
     }
 
@@ -289,11 +291,11 @@ impl<DB: Database> Runner<DB> {
         let unheard = self.unheard;
         self.subscriber.emit(move || match beaten {
             Err(error) if unheard == REPORTED => {
-                tracing::warn!(?error, "the instance could not tell the others that it lives; trying until it can");
+                tracing::warn!(?error, "the instance could not announce that it is alive; trying until it can");
             }
             Err(error) => tracing::debug!(?error, "a beat of the instance failed; trying again"),
             Ok(()) if before >= REPORTED => {
-                tracing::info!(target: RECOVERED, "the instance can tell the others again that it lives");
+                tracing::info!(target: RECOVERED, "the instance can announce again that it is alive");
             }
             Ok(()) => {}
         });

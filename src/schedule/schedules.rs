@@ -304,9 +304,9 @@ impl<DB: Database> Schedules<DB> {
     /// from 0.3 to 20 s. An instance counts as gone when it is shut down, or has missed four beats.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with all that is not possible in these settings, the schedules and their
-    /// names, or outside a tokio runtime; [`Error::Setup`] if the tables of schedules are missing,
-    /// or with a key that of locks; [`Error::Database`].
+    /// [`Error::Invalid`] with all faults of these settings, of the schedules and of their names,
+    /// or outside a tokio runtime; [`Error::Setup`] if the tables of schedules are missing, or with
+    /// a key that of locks; [`Error::Database`].
     ///
     /// # Cancel safety
     /// If the future is dropped, some of the schedules may be registered. The call can be repeated.
@@ -355,7 +355,7 @@ impl<DB: Database> Schedules<DB> {
     /// the instance.
     ///
     /// # Errors
-    /// [`Invalid`] with all that is not possible.
+    /// [`Invalid`] with all faults of the names and settings.
     pub fn check(&self) -> Result<(), Invalid> {
         let mut faults = self.faults.clone();
         for Job { schedule, .. } in &self.jobs {

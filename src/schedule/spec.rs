@@ -62,7 +62,7 @@ pub(super) enum Timing {
 /// let sweep = Schedule::after("sweep", Duration::from_secs(600));
 /// ```
 ///
-/// What is not possible is reported by [`check`](Self::check), and when the schedule is used.
+/// [`check`](Self::check) and the first use of the schedule report its faults.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     pub(super) name: Key,
@@ -355,7 +355,7 @@ impl Schedule {
     /// it too.
     ///
     /// # Errors
-    /// [`Invalid`] with all that is not possible, and what to write instead.
+    /// [`Invalid`] with all faults of the schedule, and what to write instead.
     pub fn check(&self) -> Result<(), Invalid> {
         self.faults.check()
     }

@@ -43,7 +43,7 @@ pub async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step<'_>) -> Result
             let renamed =
                 answered!(core, Action::Update, &names, conn => DB::rename(conn, (old, removal), (new, change)))?;
             if renamed {
-                tracing::info!(schedule = %new.name, before = %old.name, slot = %change.slot, "it has another name from now on");
+                tracing::info!(schedule = %new.name, before = %old.name, slot = %change.slot, "the schedule was renamed");
             }
             Ok(renamed)
         }
@@ -77,13 +77,13 @@ async fn change_one<DB: Database>(
 ) -> Result<bool, Error> {
     let name = quoted(&times.name);
     if decision == Decision::PutBack {
-        tracing::warn!(schedule = %times.name, slot = %change.slot, "the database's clock was ahead: the slot is put back");
+        tracing::warn!(schedule = %times.name, slot = %change.slot, "the database's clock was ahead: the slot is corrected");
     }
     if change.run_ahead {
         let forgotten: Result<(), Error> =
             answered!(core, Action::Update, &name, conn => DB::forget_runs_ahead(conn, &times.name));
         if let Err(error) = forgotten {
-            tracing::warn!(schedule = %times.name, ?error, "runs at times that have not come yet stay in the history");
+            tracing::warn!(schedule = %times.name, ?error, "runs whose slot is in the future were not deleted from the history");
         }
     }
     let changed = answered!(core, Action::Update, &name, conn => DB::change_times(conn, times, change))?;

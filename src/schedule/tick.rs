@@ -357,10 +357,11 @@ impl<DB: Database> Tick<DB> {
     /// # Errors
     /// After any error the transaction has to be rolled back. [`Error::Transaction`] if the
     /// transaction has ended. [`Error::Lost`] if the run lost its lease or its key: another
-    /// instance has the tick, or another holder the key. Also if the tick has ended: an earlier
-    /// transaction was committed, perhaps without a reply. [`Error::Conflict`] if another
-    /// transaction used the row. A renewal of the lease uses it, after each third of the lease.
-    /// Also while a [`transaction`](Self::transaction) of the tick is under way. A transaction
+    /// instance has the tick, or another holder the key. [`Error::Lost`] is also returned if the
+    /// tick has ended: an earlier transaction was committed, perhaps without a reply.
+    /// [`Error::Conflict`] if another transaction used the row. A renewal of the lease uses it,
+    /// after each third of the lease. [`Error::Conflict`] is also returned while a
+    /// [`transaction`](Self::transaction) of the tick is under way. A transaction
     /// under REPEATABLE READ or SERIALIZABLE on PostgreSQL, or one that begins by reading on
     /// SQLite, has to commit before the next renewal. [`Error::Invalid`] if the connection is in no
     /// transaction, [`Error::Database`].

@@ -276,9 +276,9 @@ fn look_at(pulse: &mut Pulse) {
         Seen::Moves => {}
         Seen::StandsStill => emit_always(move || {
             metrics::stands_still(thread);
-            tracing::warn!(thread, "stands still: a hook of the pool or a subscriber blocks it");
+            tracing::warn!(thread, "a thread of the library is blocked by a hook of the pool or a subscriber");
         }),
-        Seen::GoesOn(after) => emit_always(move || tracing::info!(thread, ?after, "goes on")),
+        Seen::GoesOn(after) => emit_always(move || tracing::info!(thread, ?after, "the thread is no longer blocked")),
     }
 }
 

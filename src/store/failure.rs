@@ -31,7 +31,9 @@ impl fmt::Display for Failure {
             Self::NoConnection(error) => write!(f, "no connection: {}", said(error)),
             Self::NoReply => f.write_str("no reply in time"),
             Self::Failed(error) => f.write_str(&said(error)),
-            Self::Undone => f.write_str("contention undid it, or it was carried out too late"),
+            Self::Undone => f.write_str(
+                "the statement was undone: another transaction used the row, or the server executed it after its limit",
+            ),
         }
     }
 }

@@ -10,7 +10,10 @@ use crate::{
 
 /// Why work under a lock has no result: of `run` and of `transaction`.
 ///
-/// After a transaction nothing was committed, unless the error is [`Error::Transaction`].
+/// After a transaction nothing was committed, unless the error is [`Error::Transaction`]. There is
+/// one exception, under a version on MySQL and MariaDB: a statement of the work commits by itself,
+/// and the connection is then lost. [`Work`](Self::Work) and [`Error::Database`] do not show what
+/// was committed.
 ///
 /// ```
 /// # async fn example<DB: rowlock::Database>(

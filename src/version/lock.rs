@@ -94,7 +94,7 @@ impl<DB: Database> VersionLock<DB> {
     /// Checks the names and the settings. Nothing is sent. Each call checks them too.
     ///
     /// # Errors
-    /// [`Invalid`] with all that is not possible.
+    /// [`Invalid`] with all faults of the names and settings.
     pub fn check(&self) -> Result<(), Invalid> {
         self.rows.faults.check()
     }

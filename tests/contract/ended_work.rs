@@ -158,7 +158,7 @@ fn is_over<E: std::fmt::Debug>(error: &RunError<E>, expected: Certainty) {
         RunError::Failed(error @ Error::Transaction(TransactionFault::Over { outcome, .. }))
             if *outcome == expected =>
         {
-            let asks = error.to_string().contains("read it before it is repeated");
+            let asks = error.to_string().contains("read it before you repeat the work");
             assert_eq!(asks, expected != Certainty::NothingChanged, "{error}");
         }
         other => panic!("{expected:?}: {other:?}"),

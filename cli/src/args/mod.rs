@@ -117,7 +117,7 @@ pub enum TableAction {
         after_help = "Example: coproc rowlock hold deploy; read -r claim <&\"${COPROC[0]}\"    # the key is free when stdin closes"
     )]
     Hold(Hold),
-    /// Set anew how long a claim holds, and print it as JSON
+    /// Extend a claim, and print it as JSON
     #[command(after_help = "Example: rowlock renew deploy --holder 0b9f6a52-3a4e-4c58-9d3c-2f1f6f0f7c11 --lease 10m")]
     Renew(Renew),
     /// End a claim: with its holder's id, or by force
@@ -187,7 +187,7 @@ pub enum TableAction {
     /// Resume a schedule; its catch-up decides about the ticks since the pause
     #[command(after_help = "Example: rowlock resume nightly-report")]
     Resume(Named),
-    /// Ask for a run of a schedule now, beside its ticks
+    /// Request a run of a schedule now, in addition to its ticks
     #[command(after_help = "Example: rowlock trigger nightly-report")]
     Trigger(Trigger),
     /// Delete a schedule that no instance declares, with its pause, its trigger and its pending
@@ -195,7 +195,7 @@ pub enum TableAction {
     #[command(after_help = "Example: rowlock remove weekly-export")]
     Remove(Removed),
     /// Move the next tick of a schedule to the first one from now on: what was due is passed over,
-    /// and one far ahead, which a wrong clock has left, is put back
+    /// and one that a wrong clock moved far ahead is corrected
     #[command(after_help = "Example: rowlock reset nightly-report")]
     Reset(Named),
     /// Have the instances of a label end: they claim nothing more, and end after their runs

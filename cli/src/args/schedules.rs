@@ -227,8 +227,8 @@ pub struct Instances {
     /// Print one JSON array, with all that each instance declares
     #[arg(long)]
     pub json: bool,
-    /// End the word of this instance at once, such as one whose machine was taken away; one that is
-    /// alive announces itself again
+    /// Remove this instance at once, for example after its machine was shut down; one that is alive
+    /// announces itself again
     #[arg(long, value_name = "ID", conflicts_with = "json")]
     pub forget: Option<Uuid>,
 }

@@ -138,7 +138,7 @@ pub async fn all<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
     let mut conn = match pool.acquire().await {
         Ok(conn) => conn,
         Err(error) => {
-            let advice = "repeat the call: the first connection was made";
+            let advice = "run the command again: the first connection succeeded";
             return vec![Finding::problem("connection", said(&error), advice)];
         }
     };
@@ -215,7 +215,7 @@ async fn locks<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
 async fn schedules<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
     const CHECK: &str = "tables of schedules";
     match Schedules::new(pool.clone()).list().await {
-        Ok(_) => (Finding::good(CHECK, "t_resource_schedule and its three tables beside it exist"), true),
+        Ok(_) => (Finding::good(CHECK, "all tables of schedules exist"), true),
         Err(error @ Error::Setup(Setup::ScheduleTablesMissing)) => {
             (Finding::problem(CHECK, first_part(error), MIGRATE), false)
         }
@@ -308,7 +308,7 @@ async fn clock<DB: Server>(conn: &mut DB::Connection) -> Finding {
             let now = now.split('.').next().and_then(|now| now.parse().ok()).unwrap_or(middle);
             judge_clocks(middle - now)
         }
-        Ok(None) => Finding::good("clock", "not told"),
+        Ok(None) => Finding::good("clock", "the server returned no time"),
         Err(error) => unread("clock", &error),
     }
 }
@@ -345,14 +345,14 @@ async fn pooler<DB: Server>(conn: &mut DB::Connection) -> Option<Finding> {
 /// Judges what became of a notification.
 fn judge_notifications(notifications: Notifications) -> Option<Finding> {
     const CHECK: &str = "notifications";
-    const POLLED: &str = "waiters look once a second instead";
+    const POLLED: &str = "waiters poll instead";
     match notifications {
         Notifications::None => None,
         Notifications::Arrive => Some(Finding::good(CHECK, "no pooler in between; LISTEN works")),
         Notifications::Pooled => Some(Finding::note(
             CHECK,
             format!("a pooler such as PgBouncer is in between, so that LISTEN is not used; {POLLED}"),
-            "to be told of releases, connect to the server directly; PgBouncer has to be 1.21 or later",
+            "to receive notifications, connect to the server directly; PgBouncer has to be 1.21 or later",
         )),
         Notifications::Missing(why) => {
             Some(Finding::note(CHECK, format!("LISTEN does not work: {why}; {POLLED}"), "look for a proxy in between"))

@@ -109,9 +109,16 @@ pub async fn drain<DB: Database>(schedules: &Schedules<DB>, drain: &Drain) -> Re
         return Err(failure);
     }
     log_change("drain", label, format!("{known} known, {silent} silent"));
-    let end = if known == 1 { "1 instance ends" } else { &format!("{known} instances end") };
-    let silent = if silent > 0 { format!("; {silent} of them silent, once heard of again") } else { String::new() };
-    let say = format_args!("{}: {end} after its runs, for which it has its own --drain{silent}", printable(label));
+    let end = match known {
+        1 => "1 instance ends after its runs, for which it has its own --drain",
+        _ => &format!("{known} instances end after their runs, for which each has its own --drain"),
+    };
+    let silent = match silent {
+        0 => "",
+        1 => "; 1 of them is silent, and ends after its next beat",
+        _ => &format!("; {silent} of them are silent, and end after their next beat"),
+    };
+    let say = format_args!("{}: {end}{silent}", printable(label));
     out::say(say)?;
     Ok(exit::OK)
 }

@@ -262,7 +262,9 @@ impl<DB: Database> Instance<DB> {
         out::print_info(&jobs);
         service::does(&jobs.to_string());
         for why in jobs.unable() {
-            out::print_error(format_args!("{why}; the job is left to other machines, and looked at every {LOOK:?}"));
+            out::print_error(format_args!(
+                "{why}; other machines run the job, and this machine checks again every {LOOK:?}"
+            ));
         }
         jobs.warnings().for_each(out::print_error);
         self.jobs = jobs;

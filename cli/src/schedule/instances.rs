@@ -77,7 +77,7 @@ fn object(instance: &InstanceInfo) -> Value {
     })
 }
 
-/// Ends the word of an instance.
+/// Removes the declarations of an instance.
 async fn forget<DB: Database>(schedules: &Schedules<DB>, id: Uuid) -> Result<u8, Failure> {
     let all = schedules.instances().await?;
     let was = all.iter().find(|instance| instance.id == id);

@@ -188,7 +188,7 @@ async fn refuse<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: Tic
         }
         // Only other times leave no time to wait for.
         TickOutcome::NotDue { retry_after: None } => format!(
-            "other times are in effect, which are newer: {}; the next tick is at {}; `rowlock instances` shows what declares them, and its --forget ends the word of one",
+            "other times are in effect, which are newer: {}; the next tick is at {}; `rowlock instances` lists the instances that declare them, and `rowlock instances --forget ID` removes one",
             show::times(&info),
             clock(info.slot)
         ),

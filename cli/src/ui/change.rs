@@ -17,7 +17,7 @@ use crate::{
     schedule::change::{ask_for_run, nothing_to_stop},
 };
 
-const ANYWAY: &str = "the page that asks for a run has a box for asking all the same";
+const ANYWAY: &str = "tick the box on the page \"Run now\" to request the run anyway";
 
 /// What an operator asks for, of a key or a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

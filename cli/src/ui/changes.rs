@@ -59,8 +59,8 @@ impl Verb {
             ),
             Self::Stop => (
                 "Stop",
-                "The instance that runs the job stops its work within 20 seconds. The tick counts as failed, and is not \
-                 tried again. The ticks that follow are run.",
+                "The instance that runs the job notices the stop within 20 seconds. A command then has its --grace to \
+                 end. The tick counts as failed, and is not tried again. The ticks that follow are run.",
             ),
         }
     }

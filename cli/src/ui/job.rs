@@ -46,7 +46,9 @@ impl Page for OneJob {
             "resume" => Some("The job is resumed."),
             "trigger" => Some("A run was asked for. The next instance that polls runs it."),
             "skip" => Some("The next tick is skipped."),
-            "stop" => Some("The tick is stopped. Its run ends within 20 seconds."),
+            "stop" => Some(
+                "The tick is stopped. Its instance notices this within 20 seconds. A command then has its --grace to end.",
+            ),
             _ => None,
         };
         html! {

@@ -88,13 +88,13 @@ async fn what_all_runs_try_again_is_written_once_and_its_end_too<DB: TestDatabas
         cron.says(&format!("{name}: up"), 1).await;
     }
     proxy.hold_everything();
-    cron.complains("renewal got no reply").await;
+    cron.complains("a renewal received no reply").await;
     sleep(Duration::from_secs(3)).await;
     proxy.open();
     cron.complains("renewed again").await;
     cron.signal(Signal::TERM);
     let ended = cron.ended().await.with(0);
-    assert_eq!(ended.err.matches("renewal got no reply").count(), 1, "{ended:?}");
+    assert_eq!(ended.err.matches("a renewal received no reply").count(), 1, "{ended:?}");
     assert!(!ended.err.contains("lost"), "{ended:?}");
 }
 

@@ -182,7 +182,7 @@ async fn a_command_that_is_missing_costs_its_job_alone<DB: TestDatabase>(db: Tes
 async fn a_command_that_appears_is_found<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let mut running = cron(&db, "", &file(&stage, MISSING));
-    running.complains("looked at every 60s").await;
+    running.complains("this machine checks again every 60s").await;
     make_it(&stage);
     sleep(Duration::from_secs(61)).await;
     ended_as(&db, "missing", "succeeded").await;

@@ -217,7 +217,7 @@ async fn a_stop_says_what_it_cannot_do<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(said.starts_with("k is to stop: node-1 is silent since 2"), "{said}");
     assert!(said.contains("; its tick of 2") && said.contains(" is due, and begins after that"), "{said}");
     let drained = by_ann(&db, "drain node-1", &[]).await.with(0).out;
-    assert!(drained.contains("; 1 of them silent, once heard of again"), "{drained}");
+    assert!(drained.contains("; 1 of them is silent, and ends after its next beat"), "{drained}");
     running.signal(Signal::CONT);
     running.ended().await.with(0);
 }
