@@ -116,8 +116,9 @@ impl<DB: Database> Schedules<DB> {
 
     /// Adds a schedule with its work.
     ///
-    /// An error of the work makes the run fail, and so does a panic. The history records the error
-    /// as `{:#}` formats it: with its causes, if it is one of `anyhow`. The work is dropped if the
+    /// An error of the work makes the run fail, and so does a panic. The history records the first
+    /// 1,000 characters of the error as `{:#}` formats it: with its causes, if it is one of `anyhow`.
+    /// The work is dropped if the
     /// run loses its lease or its key, takes longer than its timeout, or is stopped.
     ///
     /// # Examples
