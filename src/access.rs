@@ -49,7 +49,7 @@ pub struct Access<DB: Database> {
     of: Of,
 }
 
-/// What there is to be had of a name.
+/// What can be acquired of a name.
 #[derive(Clone)]
 enum Of {
     /// The permits of a semaphore.
@@ -86,7 +86,7 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// The number of permits may differ between instances, as it does while a change is deployed.
     /// Claims on permits above an instance's own number end with their holders, and are not taken
-    /// anew by that instance.
+    /// again by that instance.
     ///
     /// A [`fair`](Self::fair) handle grants permits first come, first served. A minimum interval
     /// applies to each permit. A name that is no key, or too long for the number that is added, and

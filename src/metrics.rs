@@ -50,7 +50,7 @@ mod published {
             ("rowlock_renewals_failed_total", "Renewals without a reply; the leases still stand"),
             ("rowlock_conflicts_total", "Attempts at a transaction or an update that failed because of a conflict"),
             ("rowlock_runs_total", "Runs of schedules, by outcome"),
-            ("rowlock_slots_put_back_total", "Slots of schedules that were put back, since the clock was ahead"),
+            ("rowlock_slots_put_back_total", "Slots of schedules that were corrected, since the clock was ahead"),
             ("rowlock_events_dropped_total", "Events that were dropped because a subscriber blocked"),
             ("rowlock_stalls_total", "Times that a thread of the library stood still for a second, by thread"),
             ("rowlock_database_errors_total", "Statements without a result, by kind; most are sent again"),
@@ -241,7 +241,7 @@ pub fn ran(schedule: &str, outcome: &'static str, time: Duration) {
     observe!("rowlock_run_seconds", time, "outcome" => outcome; schedule);
 }
 
-/// Counts a slot that was put back, since the clock of the database was ahead.
+/// Counts a slot that was corrected, since the clock of the database was ahead.
 #[cfg(feature = "schedule")]
 pub fn slot_put_back(schedule: &str) {
     count!("rowlock_slots_put_back_total", 1; schedule);

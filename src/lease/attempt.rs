@@ -155,7 +155,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         Ok(attempt)
     }
 
-    /// Returns whether one of several keys is claimed, without a look at all of them.
+    /// Returns whether one of several keys is claimed, without a read of all of them.
     pub fn has_chosen(&self) -> bool {
         self.chosen.is_some()
     }

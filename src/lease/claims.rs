@@ -141,7 +141,7 @@ impl<DB: Database> BatchOp<DB> for Claims {
     }
 }
 
-/// One statement that claims for several requests on equal terms, or looks at their rows.
+/// One statement that claims for several requests on equal terms, or reads their rows.
 struct Claiming<'a, DB: Database> {
     requests: &'a [ClaimRequest],
     key_terms: &'a KeyTerms<DB>,

@@ -17,9 +17,9 @@ use crate::{
 /// Work that has completed calls [`release`](Self::release). Work that was stopped calls
 /// [`abandon`](Self::abandon). In both cases the next holder need not wait for the lease to end. A
 /// lease that is dropped is abandoned in the background: the next holder need not wait for the
-/// lease to end, but for the [`lock_delay`](crate::LeaseLock::lock_delay) of the handle, because
-/// tasks of the work may still run. If the process ends before that, a dropped lease ends by
-/// itself.
+/// lease to end. It waits for the [`lock_delay`](crate::LeaseLock::lock_delay) of the handle,
+/// because tasks of the work may still run. If the process ends before that, a dropped lease ends
+/// by itself.
 ///
 /// The lease is renewed on threads of the library's own: work that blocks its thread or its runtime
 /// keeps it for as long as the process lives.
@@ -265,7 +265,7 @@ impl<DB: Database, K> Lease<DB, K> {
     }
 
     /// Ends the lease as if it had not been acquired, without waiting for the outcome. A claim that
-    /// was taken over, or of another process, cannot be put back, and is abandoned.
+    /// was taken over, or of another process, cannot be undone, and is abandoned.
     pub(crate) fn put_back_in_background(self) {
         match self.can_be_put_back {
             true => self.handle.put_back_in_background(),

@@ -146,7 +146,7 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Cancel safety
     /// If the future is dropped, the wait stops. A claim in flight is completed in the background,
-    /// and its row is put back as it was before; a claim that took over an expired one is
+    /// and its row is restored; a claim that took over an expired one is
     /// abandoned. If the database does not answer within a second after the drop, the claim may
     /// stand until its lease ends.
     ///
@@ -332,7 +332,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// Takes up a claim by the id of its holder: one that another process was granted and
     /// [detached](Lease::detach).
     ///
-    /// The claim is renewed if it stands, even if it has expired. Nothing is acquired anew. From
+    /// The claim is renewed if it stands, even if it has expired. Nothing is acquired again. From
     /// then on the lease and the lock-delay are those of this handle. A renewal shortens nothing:
     /// if the claim stood for longer before, the key is closed until then, unless it is released or
     /// abandoned. The call takes three round trips.
@@ -380,7 +380,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// of the lock.
     ///
     /// Call it before the program ends, so that the next holder need not wait for them to expire. A
-    /// claim under way is waited for, and put back if it is granted. One that has no reply may
+    /// claim under way is waited for, and undone if it is granted. One that has no reply may
     /// stand until its lease ends. The key of a dropped lease stays closed for its lock-delay, for
     /// which this call does not wait. Leases that are still held stay held. Sessions that are idle
     /// by then are closed in the background; another lock on the same pool opens new ones. At the

@@ -46,7 +46,7 @@ impl Attempts {
         self.outcome = Certainty::Unknown;
     }
 
-    /// Returns the error of a look at the tables, which is that of the call.
+    /// Returns the error of a read of the tables, which is that of the call.
     pub fn error(&self, mut error: Error) -> Error {
         if let Some((action, outcome)) = error.outcome_mut().filter(|_| self.outcome == Certainty::Unknown) {
             (*action, *outcome) = (Action::Migrate, Certainty::Unknown);

@@ -1,4 +1,4 @@
-//! The tables and the functions: created, completed, previewed, and taken away again.
+//! The tables and the functions: created, completed, previewed, and dropped again.
 //!
 //! `work.rs` looks at a database and changes it, `attempts.rs` decides what follows from a failure,
 //! `plan.rs` is what was found to be done.

@@ -3,7 +3,7 @@
 //! A writer's claim is the plain claim on the name. A reader's claim is the plain claim on one of
 //! the keys `NAME#r1` to `NAME#r1024`. Each side claims first and looks at the other's rows
 //! afterwards, with a statement that begins after the reply to its claim. The claim that is
-//! committed later is therefore followed by a look that sees the other one: a reader and a writer
+//! committed later is therefore followed by a read that sees the other one: a reader and a writer
 //! are never both let in.
 //!
 //! `read.rs` lets a reader in, and `drain.rs` a writer, which waits for the readers that its first

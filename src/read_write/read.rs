@@ -88,7 +88,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         }
     }
 
-    /// Claims a reader's key, and is let in if a look at the name's row, which begins after that
+    /// Claims a reader's key, and is let in if a read of the name's row, which begins after that
     /// claim, shows no other claim.
     async fn enter_if_open(&self) -> Result<Entry<DB>, Error> {
         // A claim that may have been granted is requested first of all, because it keeps writers

@@ -10,7 +10,7 @@
 //! | none | | | it is created |
 //! | gone for more than a week | | declares it | it begins afresh, unless it is removed already |
 //! | gone for less | | has its times | it is back, with its slot |
-//! | its times | | | nothing, or its slot is put back if the clock was ahead |
+//! | its times | | | nothing, or its slot is corrected if the clock was ahead |
 //! | other times | no other times than its own | | its times apply |
 //! | other times | other times | has beaten too rarely | it waits |
 //! | other times | other times, and its own are the newest that count | judges | its times apply |
@@ -33,15 +33,15 @@ use crate::{
 };
 
 /// From which beat on an instance takes times from others: after an outage all have beaten by then.
-/// Its own word counts from its second beat on (see the statements), so that a process that crashes
-/// over and over changes nothing.
+/// Its own declaration counts from its second beat on (see the statements), so that a process that
+/// crashes over and over changes nothing.
 pub const JUDGES: u32 = 4;
 /// How many times a row remembers.
 const KNOWN: usize = 16;
 /// A schedule that was gone for longer begins afresh. A service that was down for a while and was
 /// taken for one that lives on without the schedule catches up on its ticks.
 const FRESH: TimeDelta = TimeDelta::days(7);
-/// A slot that only a clock that was ahead by more than this can have led to is put back.
+/// A slot that only a clock that was ahead by more than this can have led to is corrected.
 const AHEAD: TimeDelta = TimeDelta::hours(1);
 /// The times of a schedule that is declared as removed.
 const REMOVED: &str = "none";
@@ -116,7 +116,7 @@ fn unescaped(field: &str) -> String {
 /// What instances declare of one schedule.
 #[derive(Clone, Debug, Default)]
 pub struct Word {
-    /// The times of instances that are alive, and whose word counts.
+    /// The times of instances that are alive, and whose declaration counts.
     counts: HashSet<u64>,
     /// The times of instances that are alive.
     alive: HashSet<u64>,
@@ -182,7 +182,7 @@ pub enum Decision {
     Fresh,
     /// The schedule is no longer gone.
     Return,
-    /// The clock was ahead: the slot is put back.
+    /// The clock was ahead: the slot is corrected.
     PutBack,
 }
 

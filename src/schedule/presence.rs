@@ -38,7 +38,7 @@ const MOST_BEAT: Duration = Duration::from_secs(20);
 /// For how many pauses between beats an instance counts as alive, and for how long at least.
 const LIVES: u32 = 4;
 const LEAST_LIFE: Duration = Duration::from_secs(3);
-/// For how long after its next tick the word of a crontab counts, and for how long at most.
+/// For how long after its next tick the declaration of a crontab counts, and for how long at most.
 const CALLS_AGAIN: TimeDelta = TimeDelta::minutes(5);
 const MOST_LIFE: TimeDelta = TimeDelta::days(3653);
 /// How long one pass over the schedules may take, as a part of the pause between two beats.
@@ -210,8 +210,8 @@ impl Presence {
         self.look_at(core, beat, Some(until)).await
     }
 
-    /// Ends the word of the instance. Cancels the token if an operator has ordered that it ends,
-    /// which may have been since the last beat.
+    /// Removes the declarations of the instance. Cancels the token if an operator has ordered that
+    /// it ends, which may have been since the last beat.
     pub async fn leave<DB: Database>(mut self, core: &Core<DB>, drained: &CancellationToken) -> Result<(), Error> {
         let id = self.id();
         answered!(core, Action::Update, INSTANCES, conn => DB::end_instance(conn, id))?;

@@ -117,9 +117,9 @@ impl<DB: Database> Schedules<DB> {
     /// Adds a schedule with its work.
     ///
     /// An error of the work makes the run fail, and so does a panic. The history records the first
-    /// 1,000 characters of the error as `{:#}` formats it: with its causes, if it is one of `anyhow`.
-    /// The work is dropped if the
-    /// run loses its lease or its key, takes longer than its timeout, or is stopped.
+    /// 1,000 characters of the error as `{:#}` formats it: with its causes, if it is one of
+    /// `anyhow`. The work is dropped if the run loses its lease or its key, takes longer than its
+    /// timeout, or is stopped.
     ///
     /// # Examples
     /// Each run calls a clone of the work, which may own a pool, or anything else:
@@ -262,7 +262,7 @@ impl<DB: Database> Schedules<DB> {
     }
 
     /// Takes the place of an instance of this process, as when a program has read its schedules
-    /// anew: the runs that it still has count among those that this one may have at the same time,
+    /// again: the runs that it still has count among those that this one may have at the same time,
     /// in all and of each group. It is shut down when this one has been started.
     ///
     /// # Examples

@@ -174,7 +174,7 @@ impl<DB: Store> Sessions<DB> {
         self.line().usual_reply()
     }
 
-    /// Returns why no session could be had.
+    /// Returns why no session was available.
     pub fn why_none(&self) -> sqlx::Error {
         if self.is_shared { sqlx::Error::PoolTimedOut } else { self.line().why_none() }
     }

@@ -36,7 +36,7 @@ pub struct DeclaredSet {
     pub declares_id: i64,
     pub present: i64,
     pub alive: i64,
-    /// Those that are alive, and whose word counts.
+    /// Those that are alive, and whose declaration counts.
     pub counting: i64,
     /// Those that have not beaten for twice as long as they live.
     pub forgotten: i64,
@@ -240,7 +240,7 @@ pub trait InstanceStore: OrderStore {
     fn remove_schedule(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<bool>> + Send;
 }
 
-/// Implements those operations that are the same on every database but for the statements, which
+/// Implements those operations that are the same on every database except for the statements, which
 /// are constants beside them, and the types of its driver.
 macro_rules! operations {
     ($connection:ty) => {

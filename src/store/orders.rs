@@ -109,7 +109,7 @@ pub trait OrderStore: ScheduleStore {
     fn output(conn: &mut Self::Connection, of: &AttemptOf<'_>) -> impl Future<Output = Reply<Option<Vec<u8>>>> + Send;
 }
 
-/// Implements the operations, which are the same on every database but for the statements, which
+/// Implements the operations, which are the same on every database except for the statements, which
 /// are constants beside it, and the types of its driver.
 macro_rules! operations {
     ($connection:ty) => {

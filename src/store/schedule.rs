@@ -340,7 +340,7 @@ pub trait ScheduleStore: Store {
     fn forget_history(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
 
-/// Implements those operations that are the same on every database but for the statements, which
+/// Implements those operations that are the same on every database except for the statements, which
 /// are constants beside them, and the types of its driver.
 macro_rules! operations {
     ($connection:ty) => {

@@ -13,7 +13,7 @@ use crate::args::values::{coming, duration, instant, key};
 
 #[derive(Debug, Args)]
 pub struct Cron {
-    /// The jobs, in TOML; SIGHUP reads it anew
+    /// The jobs, in TOML; SIGHUP reads it again
     pub file: PathBuf,
     /// How long a command that is to stop may take before it is killed
     #[arg(long, value_name = "D", default_value = "20s", value_parser = duration)]

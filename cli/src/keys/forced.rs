@@ -13,7 +13,7 @@ use crate::{
     out::{self, printable},
 };
 
-/// How often the key may change hands before it is released without a look at its row.
+/// How often the key may change hands before it is released without a read of its row.
 const LOOKS: u32 = 5;
 
 pub async fn release<DB: Database>(

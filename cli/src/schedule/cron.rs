@@ -325,7 +325,7 @@ impl<DB: Database> Instance<DB> {
         }
     }
 
-    /// Replaces the jobs by those of the file that was read anew. If that fails, the runs and the
+    /// Replaces the jobs by those of the file that was read again. If that fails, the runs and the
     /// commands stay as they are. Returns whether it has to be done again: the database failed, and
     /// may have some of the new times.
     async fn replace(&mut self, jobs: Result<Jobs, Failure>) -> bool {

@@ -79,7 +79,7 @@ impl Window {
     }
 }
 
-/// A part of a job's row: one run, or several that are too close to be told apart.
+/// A part of a job's row: one run, or several that are too close to be distinguished.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bar {
     pub x: f64,

@@ -166,7 +166,7 @@ impl Runs {
         is_new
     }
 
-    /// Drops what is older than a week or beyond [`MAX_RUNS`], but for the last [`EACH`] of each
+    /// Drops what is older than a week or beyond [`MAX_RUNS`], except the last [`EACH`] of each
     /// schedule and its last success.
     pub fn prune(&mut self, now: DateTime<Utc>) {
         let mut ends: Vec<_> =

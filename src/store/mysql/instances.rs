@@ -23,7 +23,7 @@ INSERT INTO t_resource_schedule_instance (id, label, build, calls, since, beat_a
 VALUES (?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), ?, ?, ?)
 ON DUPLICATE KEY UPDATE beat_at = VALUES(beat_at), lives = VALUES(lives), label = VALUES(label), build = VALUES(build)";
 
-/// An outage or a step of the clock is a break: the count begins anew.
+/// An outage or a step of the clock is a break: the count begins again.
 const BEAT: &str = "
 UPDATE t_resource_schedule_instance
 SET beats = LAST_INSERT_ID(IF(beat_at + INTERVAL lives MICROSECOND < UTC_TIMESTAMP(6) OR beat_at > UTC_TIMESTAMP(6), 1, beats + 1)),

@@ -1,4 +1,4 @@
-//! The claim of what is due: a look, and a compare-and-set of the whole of what was seen.
+//! The claim of what is due: a read, and a compare-and-set of the whole of what was seen.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection};

@@ -47,7 +47,7 @@ FROM (SELECT 1) one LEFT JOIN (
 
 const SETS: &str = sets!("NULL::int AS beats, false AS drained");
 
-/// An outage or a step of the clock is a break: the count begins anew. The sets are those from
+/// An outage or a step of the clock is a break: the count begins again. The sets are those from
 /// before the beat.
 const BEAT: &str = concat!(
     "
@@ -117,7 +117,8 @@ INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begi
 SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $1
 FROM t_resource_schedule WHERE name = $2 AND holder IS NOT NULL ON CONFLICT DO NOTHING";
 
-/// $1 the schedule whose place is taken, $2 the one that takes it. A tick that was begun goes on there.
+/// $1 the schedule whose place is taken, $2 the one that takes it. A tick that was begun goes on
+/// there.
 const INHERIT: &str = "
 UPDATE t_resource_schedule t
 SET paused = o.paused, triggered_at = o.triggered_at, token = greatest(t.token, o.token), run_slot = o.run_slot,

@@ -31,7 +31,7 @@ VALUES (?1, ?2, ?3, ?4, ",
     SET beat_at = excluded.beat_at, lives = excluded.lives, label = excluded.label, build = excluded.build"
 );
 
-/// An outage or a step of the clock is a break: the count begins anew.
+/// An outage or a step of the clock is a break: the count begins again.
 const BEAT: &str = concat!(
     "
 UPDATE t_resource_schedule_instance
@@ -120,7 +120,8 @@ SELECT name, run_slot, attempt, token, client_ip, begin_time, ",
     ", 'L', missed, ?1 FROM t_resource_schedule WHERE name = ?2 AND holder IS NOT NULL ON CONFLICT DO NOTHING"
 );
 
-/// ?1 the schedule whose place is taken, ?2 the one that takes it. A tick that was begun goes on there.
+/// ?1 the schedule whose place is taken, ?2 the one that takes it. A tick that was begun goes on
+/// there.
 const INHERIT: &str = concat!(
     "
 UPDATE t_resource_schedule AS t

@@ -1,4 +1,4 @@
-//! Schedules. A claim is a look, and a compare-and-set of the whole of what was seen. A claim that
+//! Schedules. A claim is a read, and a compare-and-set of the whole of what was seen. A claim that
 //! takes over, a move and an end are texts that are transactions: one hand-over each to the
 //! connection's thread.
 
