@@ -59,6 +59,8 @@ pub struct Running {
     /// An operator has ordered that it ends.
     drained: CancellationToken,
     pub(super) busy: Arc<Busy>,
+    /// Shared with each work that has not ended.
+    works: Arc<()>,
     driver: Option<JoinHandle<()>>,
 }
 
@@ -71,7 +73,7 @@ impl Running {
     ) -> Self {
         let (closed, stopped, drained) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
         let tokens = StopTokens { closed: closed.clone(), stopped: stopped.clone() };
-        let pauses = poll_backoff(core.poll_interval);
+        let (pauses, works) = (poll_backoff(core.poll_interval), Arc::new(()));
         let known = jobs.values().map(|job| core.known(&job.schedule)).collect();
         let runner = Runner {
             core,
@@ -79,6 +81,7 @@ impl Running {
             known,
             presence,
             busy: busy.clone(),
+            works: works.clone(),
             tokens,
             drained: drained.clone(),
             pauses,
@@ -88,7 +91,7 @@ impl Running {
             unheard: 0,
             subscriber: Subscriber::current(),
         };
-        Self { closed, stopped, drained, busy, driver: Some(tokio::spawn(runner.drive())) }
+        Self { closed, stopped, drained, busy, works, driver: Some(tokio::spawn(runner.drive())) }
     }
 
     /// Claims nothing more, and waits for the runs to end. A run that waits for its key does not
@@ -98,7 +101,8 @@ impl Running {
     /// Work that is stopped is dropped. Handing it back may take another ten seconds. If the
     /// database does not answer while a run records its end, that is tried for the time limit and a
     /// lease more. Work that succeeds before it can be dropped, because it blocks its thread, is
-    /// recorded as succeeded.
+    /// recorded as succeeded. Work that blocks its thread for longer than that goes on, and the result
+    /// is `false`.
     ///
     /// # Cancel safety
     /// If the future is dropped, the runs are stopped and handed back in the background.
@@ -110,7 +114,7 @@ impl Running {
         if ended.is_err() {
             driver.await.ok();
         }
-        matches!(ended, Ok(Ok(())))
+        matches!(ended, Ok(Ok(()))) && Arc::strong_count(&self.works) == 1
     }
 
     /// Waits until an operator has [drained](crate::Schedules::drain) the instance: it claims
@@ -137,6 +141,7 @@ struct Runner<DB: Database> {
     known: Arc<[Known]>,
     presence: Presence,
     busy: Arc<Busy>,
+    works: Arc<()>,
     tokens: StopTokens,
     drained: CancellationToken,
     /// The pauses while something is due that cannot be claimed, or the database fails.
@@ -336,7 +341,7 @@ impl<DB: Database> Runner<DB> {
     /// Returns a schedule and its work, and marks it as busy until the run and the work have ended.
     fn job(&self, name: &Key) -> Option<Job<DB>> {
         let Job { schedule, work } = self.jobs.get(name)?.clone();
-        let mark = self.busy.mark(name, schedule.group.as_ref());
+        let mark = (self.busy.mark(name, schedule.group.as_ref()), self.works.clone());
         // The run has a copy of the work, and so has the task that does it.
         let work = move |tick| {
             let _ = &mark;

@@ -34,6 +34,7 @@ harness::tests!(
         a_tick_that_is_handed_back_often_is_not_given_up,
         a_tick_whose_processes_died_too_often_is_given_up,
         a_run_that_takes_too_long_is_stopped_and_fails,
+        a_shutdown_tells_of_work_that_goes_on,
         work_that_hangs_occupies_one_thread
     ),
     servers.each(a_lost_run_is_told_and_stopped_before_the_next_one_begins)
@@ -382,25 +383,38 @@ async fn a_tick_whose_processes_died_too_often_is_given_up<DB: TestDatabase>(db:
     }
 }
 
-/// The work cannot be stopped. Its lease ends, and no other instance takes over.
-async fn work_that_hangs_occupies_one_thread<DB: TestDatabase>(db: TestDb<DB>) {
+/// An instance with work that cannot be stopped, how often it has begun, and whether it hangs.
+async fn hanging<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedules<DB>, Arc<AtomicUsize>, Arc<AtomicBool>) {
     let (begun, hangs) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
     let (count, waits) = (begun.clone(), hangs.clone());
-    let schedules = instance(&db, "one")
-        .lease(5 * SHORT)
-        .on(due(&db, "k").await.timeout(SHORT), move |_| {
-            count.fetch_add(1, Relaxed);
-            let waits = waits.clone();
-            async move {
-                block_in_place(|| {
-                    while waits.load(Relaxed) {
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                });
-                Never::Ok(())
-            }
-        })
-        .on(due(&db, "other").await, async |_| Never::Ok(()));
+    let schedules = instance(db, "one").lease(5 * SHORT).on(due(db, "k").await.timeout(SHORT), move |_| {
+        count.fetch_add(1, Relaxed);
+        let waits = waits.clone();
+        async move {
+            block_in_place(|| {
+                while waits.load(Relaxed) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            Never::Ok(())
+        }
+    });
+    (schedules, begun, hangs)
+}
+
+async fn a_shutdown_tells_of_work_that_goes_on<DB: TestDatabase>(db: TestDb<DB>) {
+    let (schedules, begun, hangs) = hanging(&db).await;
+    let running = schedules.start().await.unwrap();
+    eventually("it is begun", async || begun.load(Relaxed) == 1).await;
+    eventually("its lease has ended", async || !info(&db, "k").await.running).await;
+    assert!(!running.shutdown(PATIENCE).await);
+    hangs.store(false, Relaxed);
+}
+
+/// Its lease ends, and no other instance takes over.
+async fn work_that_hangs_occupies_one_thread<DB: TestDatabase>(db: TestDb<DB>) {
+    let (schedules, begun, hangs) = hanging(&db).await;
+    let schedules = schedules.on(due(&db, "other").await, async |_| Never::Ok(()));
     let running = schedules.start().await.unwrap();
     eventually("it is begun", async || begun.load(Relaxed) == 1).await;
     eventually("its lease has ended", async || !info(&db, "k").await.running).await;
