@@ -23,6 +23,7 @@ pub mod declared;
 #[cfg(test)]
 mod deploys_tests;
 mod end;
+mod exclusive;
 mod for_test;
 mod hash;
 pub mod info;

@@ -1,12 +1,6 @@
 //! One run of a tick: what is passed over first, and the work.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::Instrument as _;
@@ -23,11 +17,11 @@ use crate::{
     schedule::{
         core::{Core, answered, hand_back, put_back, quoted},
         end::{Ended, end, find_success},
-        info::WAITS_FOR,
+        exclusive::{Exclusive, acquire_exclusive},
         keeper::Keeper,
         plan::{self, Row, Start},
         spec::Schedule,
-        tick::{InTransaction, Inner, Tick, note},
+        tick::{InTransaction, Inner, Tick},
     },
     session::{
         time::Instant,
@@ -43,8 +37,6 @@ use crate::{
 
 /// How long work that was cancelled may take to stop before its claim is handed back.
 const STOPPING: Duration = Duration::from_secs(5);
-/// A run that waits for its key for longer says so.
-const MOMENT: Duration = Duration::from_secs(1);
 const GIVEN_UP: &str = "given up: the processes that ran it died";
 
 /// The work of a schedule. Its error is a text for the history.
@@ -252,80 +244,6 @@ async fn end_kept<DB: Database>(
     ended
 }
 
-/// What came of the wait for the key that a run needs as well.
-enum Exclusive<DB: Database> {
-    /// `None`: the run needs no key.
-    Acquired(Option<Lease<DB>>),
-    Failed(String),
-    /// An operator has stopped the tick.
-    Stopped,
-    /// The tick was lost.
-    Lost,
-    /// No run may begin any more, or the schedule was paused.
-    Closed,
-}
-
-/// Waits for the key that a run needs as well. The wait may be long, so the schedule is read once
-/// more after it: it may have been paused.
-async fn acquire_exclusive<DB: Database>(
-    core: &Core<DB>,
-    schedule: &Schedule,
-    keeper: &Keeper,
-    closed: &CancellationToken,
-) -> Exclusive<DB> {
-    let (Some(key), Some(lock)) = (&schedule.exclusive, core.lock_of(schedule)) else {
-        return Exclusive::Acquired(None);
-    };
-    let (mut held, has_said) = (None, AtomicBool::new(false));
-    let acquiring = async {
-        // A claim has just shown that the database takes writes.
-        let goes_on = |error: &Error| {
-            let goes_on = error.is_of_a_failover();
-            if goes_on {
-                tracing::warn!(schedule = %schedule.name, %error, "a run cannot acquire its key; trying again");
-            }
-            goes_on
-        };
-        match lock.acquire_while(key, goes_on).await {
-            Ok(lease) => held = Some(lease),
-            Err(error) => return Some(Exclusive::Failed(error.to_string())),
-        }
-        is_paused(core, &schedule.name).await.then_some(Exclusive::Closed)
-    };
-    let not_begun = tokio::select! {
-        biased;
-        () = keeper.lost() => Some(Exclusive::Lost),
-        () = keeper.stopped_by_an_operator() => Some(Exclusive::Stopped),
-        () = closed.cancelled() => Some(Exclusive::Closed),
-        () = say_what_it_waits_for(core, keeper.claim(), key, &has_said) => None,
-        not_begun = acquiring => not_begun,
-    };
-    if has_said.load(Ordering::Relaxed) {
-        say(core, keeper.claim(), "").await;
-    }
-    let Some(not_begun) = not_begun else { return Exclusive::Acquired(held) };
-    if let Some(lease) = held {
-        // A failure is logged, and the key ends with its lease.
-        drop(lease.abandon().await);
-    }
-    not_begun
-}
-
-/// Says of a run, once, that it waits for its key, if it does so for more than a moment. Never
-/// ends.
-async fn say_what_it_waits_for<DB: Database>(core: &Core<DB>, claim: &Claim, key: &Key, has_said: &AtomicBool) {
-    sleep(MOMENT).await;
-    has_said.store(true, Ordering::Relaxed);
-    say(core, claim, &format!("{WAITS_FOR}{}", key.as_str())).await;
-    std::future::pending().await
-}
-
-async fn say<DB: Database>(core: &Core<DB>, claim: &Claim, text: &str) {
-    if let Err(error) = note(core, claim, text).await {
-        tracing::debug!(schedule = %claim.key, text, ?error, "the note of the run was not stored");
-    }
-}
-
 /// Returns what the history says of a tick that an operator stopped or had skipped.
 async fn by_order<DB: Database>(core: &Core<DB>, what: What, name: &Key) -> String {
     let done = if what == What::Stop { "stopped" } else { "skipped" };
@@ -344,18 +262,6 @@ async fn is_stopped<DB: Database>(tick: &Inner<DB>) -> bool {
         answered!(&*tick.core, Action::Inspect, &quoted(name), conn => DB::ordered(conn, What::Stop, name.as_str()));
     // If it is not known, the next claim obeys the order.
     ordered.is_ok_and(|given| given.is_some_and(|given| given.until == tick.row.slot))
-}
-
-/// Returns whether the schedule is known to be paused.
-async fn is_paused<DB: Database>(core: &Core<DB>, name: &Key) -> bool {
-    let names = std::slice::from_ref(name);
-    match answered!(core, Action::Inspect, &quoted(name), conn => DB::registered(conn, names)) {
-        Ok(registered) => registered.rows.iter().any(|row| row.paused),
-        Err(error) => {
-            tracing::warn!(schedule = %name, ?error, "it is unknown whether it was paused; it is run");
-            false
-        }
-    }
 }
 
 /// Releases the key with the run's status. Work that was stopped abandons it.

@@ -1,0 +1,113 @@
+//! The wait for the key that a run needs as well.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    action::Action,
+    error::Error,
+    key::{Claim, Key},
+    lease::guard::Lease,
+    schedule::{
+        core::{Core, answered, quoted},
+        info::WAITS_FOR,
+        keeper::Keeper,
+        spec::Schedule,
+        tick::note,
+    },
+    session::timers::sleep,
+    store::Database,
+};
+
+/// A run that waits for its key for longer says so.
+const MOMENT: Duration = Duration::from_secs(1);
+
+/// What came of the wait for the key that a run needs as well.
+pub enum Exclusive<DB: Database> {
+    /// `None`: the run needs no key.
+    Acquired(Option<Lease<DB>>),
+    Failed(String),
+    /// An operator has stopped the tick.
+    Stopped,
+    /// The tick was lost.
+    Lost,
+    /// No run may begin any more, or the schedule was paused.
+    Closed,
+}
+
+/// Waits for the key that a run needs as well. The wait may be long, so the schedule is read once
+/// more after it: it may have been paused.
+pub async fn acquire_exclusive<DB: Database>(
+    core: &Core<DB>,
+    schedule: &Schedule,
+    keeper: &Keeper,
+    closed: &CancellationToken,
+) -> Exclusive<DB> {
+    let (Some(key), Some(lock)) = (&schedule.exclusive, core.lock_of(schedule)) else {
+        return Exclusive::Acquired(None);
+    };
+    let (mut held, has_said) = (None, AtomicBool::new(false));
+    let acquiring = async {
+        // A claim has just shown that the database takes writes.
+        let goes_on = |error: &Error| {
+            let goes_on = error.is_of_a_failover();
+            if goes_on {
+                tracing::warn!(schedule = %schedule.name, %error, "a run cannot acquire its key; trying again");
+            }
+            goes_on
+        };
+        match lock.acquire_while(key, goes_on).await {
+            Ok(lease) => held = Some(lease),
+            Err(error) => return Some(Exclusive::Failed(error.to_string())),
+        }
+        is_paused(core, &schedule.name).await.then_some(Exclusive::Closed)
+    };
+    let not_begun = tokio::select! {
+        biased;
+        () = keeper.lost() => Some(Exclusive::Lost),
+        () = keeper.stopped_by_an_operator() => Some(Exclusive::Stopped),
+        () = closed.cancelled() => Some(Exclusive::Closed),
+        () = say_what_it_waits_for(core, keeper.claim(), key, &has_said) => None,
+        not_begun = acquiring => not_begun,
+    };
+    if has_said.load(Ordering::Relaxed) {
+        say(core, keeper.claim(), "").await;
+    }
+    let Some(not_begun) = not_begun else { return Exclusive::Acquired(held) };
+    if let Some(lease) = held {
+        // A failure is logged, and the key ends with its lease.
+        drop(lease.abandon().await);
+    }
+    not_begun
+}
+
+/// Says of a run, once, that it waits for its key, if it does so for more than a moment. Never
+/// ends.
+async fn say_what_it_waits_for<DB: Database>(core: &Core<DB>, claim: &Claim, key: &Key, has_said: &AtomicBool) {
+    sleep(MOMENT).await;
+    has_said.store(true, Ordering::Relaxed);
+    say(core, claim, &format!("{WAITS_FOR}{}", key.as_str())).await;
+    std::future::pending().await
+}
+
+async fn say<DB: Database>(core: &Core<DB>, claim: &Claim, text: &str) {
+    if let Err(error) = note(core, claim, text).await {
+        tracing::debug!(schedule = %claim.key, text, ?error, "the note of the run was not stored");
+    }
+}
+
+/// Returns whether the schedule is known to be paused.
+async fn is_paused<DB: Database>(core: &Core<DB>, name: &Key) -> bool {
+    let names = std::slice::from_ref(name);
+    match answered!(core, Action::Inspect, &quoted(name), conn => DB::registered(conn, names)) {
+        Ok(registered) => registered.rows.iter().any(|row| row.paused),
+        Err(error) => {
+            tracing::warn!(schedule = %name, ?error, "it is unknown whether it was paused; it is run");
+            false
+        }
+    }
+}
