@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use crate::{
     action::{Action, Certainty, describe_outcome},
+    error::prints_its_chain,
     key::{Holder, Key},
     store::fault::said,
 };
 
 /// What the database, its tables or this process lack for the call. An operator has to change it
 /// first.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Setup {
     /// The table does not exist.
@@ -117,7 +118,7 @@ pub enum Setup {
 }
 
 /// What the call names does not exist.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum NotFound {
     /// The table has no row for this key.
@@ -156,7 +157,7 @@ pub enum NotFound {
 }
 
 /// A transaction that did not end by its commit, or whose commit has no reply.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionFault {
     /// The transaction ended before its commit: the database ended it with an error after which the
@@ -191,7 +192,7 @@ pub enum TransactionFault {
 }
 
 /// The database did not do what was asked, or did not reply.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DatabaseFault {
     /// No reply arrived within the time limit.
@@ -210,7 +211,7 @@ pub enum DatabaseFault {
 
     /// No connection was available in time.
     #[non_exhaustive]
-    #[error("{action} {subject}: no connection within {limit:?}: {}; {}", no_connection(source), describe_outcome(*action, *outcome))]
+    #[error("{action} {subject}: no connection within {limit:?}: {}; {}", said(source), describe_outcome(*action, *outcome))]
     NoConnection {
         /// The action that was to be performed.
         action: Action,
@@ -274,6 +275,8 @@ pub enum DatabaseFault {
     },
 }
 
+prints_its_chain!(Setup, NotFound, TransactionFault, DatabaseFault);
+
 impl DatabaseFault {
     /// Returns the action that was under way.
     pub fn action(&self) -> Action {
@@ -329,13 +332,5 @@ fn because(source: &sqlx::Error) -> &'static str {
     match source {
         sqlx::Error::PoolClosed => " because the application's pool is closed",
         _ => "",
-    }
-}
-
-/// Returns why there was no connection.
-fn no_connection(error: &sqlx::Error) -> String {
-    match error {
-        sqlx::Error::PoolTimedOut => "all are in use, or the server does not answer".to_owned(),
-        error => said(error),
     }
 }

@@ -1,6 +1,6 @@
 //! Errors of the crate.
 
-use std::{error::Error as _, fmt};
+use std::fmt;
 
 use crate::{
     action::{Action, Certainty},
@@ -94,25 +94,37 @@ impl From<Refusal> for Error {
     }
 }
 
-impl fmt::Debug for Error {
-    /// Prints the error and all its sources on one line. A text that an error repeats from its
-    /// source, as sqlx's errors do, is printed once.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut said = self.to_string();
-        f.write_str(&said)?;
-        let mut source = self.source();
-        while let Some(error) = source {
-            let of_driver = error.downcast_ref::<sqlx::Error>();
-            let text = of_driver.map_or_else(|| error.to_string(), fault::said);
-            if !said.ends_with(&text) {
-                write!(f, ": {text}")?;
+/// `Debug` for an error that a `main` may return.
+macro_rules! prints_its_chain {
+    ($($error:ty),*) => {$(
+        impl std::fmt::Debug for $error {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                $crate::error::print_chain(self, f)
             }
-            // The server's own error is a part of the text.
-            let is_servers = of_driver.is_some_and(|error| error.as_database_error().is_some());
-            (said, source) = (text, error.source().filter(|_| !is_servers));
         }
-        Ok(())
+    )*};
+}
+pub(crate) use prints_its_chain;
+
+prints_its_chain!(Error);
+
+/// Prints an error and all its sources on one line. A text that an error repeats from its source,
+/// as sqlx's errors do, is printed once.
+pub(crate) fn print_chain(error: &dyn std::error::Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut said = error.to_string();
+    f.write_str(&said)?;
+    let mut source = error.source();
+    while let Some(error) = source {
+        let of_driver = error.downcast_ref::<sqlx::Error>();
+        let text = of_driver.map_or_else(|| error.to_string(), fault::said);
+        if !said.contains(&text) {
+            write!(f, ": {text}")?;
+        }
+        // The server's own error is a part of the text.
+        let is_servers = of_driver.is_some_and(|error| error.as_database_error().is_some());
+        (said, source) = (text, error.source().filter(|_| !is_servers));
     }
+    Ok(())
 }
 
 impl Error {

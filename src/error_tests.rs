@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{error::Error as _, time::Duration};
 
 use super::*;
 
@@ -84,4 +84,16 @@ fn the_cause_is_told_once_by_what_prints_the_chain() {
 fn what_a_main_prints_says_what_to_do() {
     let error: Box<dyn std::error::Error> = Error::Setup(Setup::TableMissing).into();
     assert!(format!("{error:?}").contains("call rowlock::migrate(&pool) once"), "{error:?}");
+    assert_eq!(format!("{:?}", Invalid::new("no")), "no");
+}
+
+/// What stands for a session that was not had in time is no pool of the application's.
+#[test]
+fn a_cause_that_the_text_has_already_is_not_repeated() {
+    let (action, subject, limit) = (Action::Abandon, "schedules".to_owned(), Duration::from_secs(5));
+    let (outcome, source) = (Certainty::NothingChanged, sqlx::Error::PoolTimedOut);
+    let text =
+        format!("{:?}", Error::Database(DatabaseFault::NoConnection { action, subject, limit, outcome, source }));
+    assert_eq!(text.matches("does not answer").count(), 1, "{text}");
+    assert!(!text.contains("pool"), "{text}");
 }

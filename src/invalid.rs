@@ -3,6 +3,8 @@
 
 use std::{error, fmt, sync::Arc};
 
+use crate::error::prints_its_chain;
+
 /// What is wrong with what a program passed: a key, a name, a setting, a schedule. Nothing was
 /// changed.
 ///
@@ -17,7 +19,7 @@ use std::{error, fmt, sync::Arc};
 /// assert_eq!(faults.faults().count(), 2);
 /// println!("{faults}");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Invalid(Vec<String>);
 
 impl Invalid {
@@ -67,6 +69,8 @@ impl fmt::Display for Invalid {
 }
 
 impl error::Error for Invalid {}
+
+prints_its_chain!(Invalid);
 
 /// The faults of settings so far.
 #[derive(Clone, Debug, Default)]

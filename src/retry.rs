@@ -112,7 +112,9 @@ pub(crate) fn within(
     rule: &str,
 ) -> Result<TimeDelta, Invalid> {
     let micros = i64::try_from(value.as_micros()).ok().filter(|_| value >= least && value <= most);
-    micros.map(TimeDelta::microseconds).ok_or_else(|| Invalid::setting(setting, format!("{value:?}"), rule))
+    // `Debug` has nanoseconds for it.
+    let text = || if value.is_zero() { "0s".to_owned() } else { format!("{value:?}") };
+    micros.map(TimeDelta::microseconds).ok_or_else(|| Invalid::setting(setting, text(), rule))
 }
 
 impl Backoff {

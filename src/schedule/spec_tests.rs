@@ -1,5 +1,5 @@
 use super::*;
-use crate::retry::DAY;
+use crate::{retry::DAY, schedule::terms::YEAR};
 
 fn at(text: &str) -> DateTime<Utc> {
     text.parse().unwrap()
@@ -30,7 +30,9 @@ fn what_is_wrong_is_said_where_it_is_set() {
         (schedule().timeout(Duration::ZERO), "from 1 ms"),
         (schedule().exclusive_with(" k"), "white space"),
         (schedule().retry(1_001, DAY), "at most 1,000"),
-        (schedule().retry(1, DAY..DAY / 2), "a pause before a retry of"),
+        (schedule().retry(1, DAY..DAY / 2), "the longest pause before a retry, 43200s, is below the first, 86400s"),
+        (schedule().retry(1, 400 * DAY..=YEAR), "a pause before a retry of 34560000s is not possible"),
+        (schedule().lease(Duration::ZERO), "a lease of 0s is not possible"),
     ] {
         let fault = wrong.check().unwrap_err();
         assert!(fault.faults().count() == 1 && fault.to_string().contains(says), "{fault}: {says}");

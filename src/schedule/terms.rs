@@ -89,10 +89,15 @@ impl Retries {
         if times > 1_000 {
             return Err(Invalid::setting("a number of retries", times, "it has to be at most 1,000"));
         }
-        let rule = "it has to be at most 366 days, and the longest not below the first";
-        let first = within("a pause before a retry", first, Duration::ZERO, longest, rule)?;
-        let longest = within("a pause before a retry", longest, Duration::ZERO, YEAR, rule)?;
-        Ok(Self { times, first, longest })
+        let pause =
+            |pause| within("a pause before a retry", pause, Duration::ZERO, YEAR, "it has to be at most 366 days");
+        let checked = Self { times, first: pause(first)?, longest: pause(longest)? };
+        match longest < first {
+            true => Err(Invalid::new(format!(
+                "the longest pause before a retry, {longest:?}, is below the first, {first:?}"
+            ))),
+            false => Ok(checked),
+        }
     }
 
     /// Returns the pause after the failure of this attempt, counted from 1.

@@ -58,9 +58,13 @@ impl Shared {
 }
 
 /// Describes a driver's error. The text of PostgreSQL's driver also names a line of the server's
-/// source, which means nothing to a user.
+/// source, which means nothing to a user. That of a pool names a pool, and stands also for sessions
+/// that have none.
 pub fn said(error: &sqlx::Error) -> String {
     let error = Shared::of(error).unwrap_or(error);
+    if matches!(error, sqlx::Error::PoolTimedOut) {
+        return "all are in use, or the server does not answer".to_owned();
+    }
     #[cfg(feature = "postgres")]
     if let Some(error) = error.as_database_error().and_then(|error| error.try_downcast_ref()) {
         let error: &sqlx::postgres::PgDatabaseError = error;

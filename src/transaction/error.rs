@@ -3,7 +3,7 @@
 use std::{error::Error as StdError, fmt};
 
 use crate::{
-    error::Error,
+    error::{Error, print_chain},
     key::{Key, Token},
     rules::Refusal,
 };
@@ -32,7 +32,6 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 pub enum RunError<E> {
     /// The work's own error.
     Work(E),
@@ -69,6 +68,18 @@ impl<E> From<Error> for RunError<E> {
             Error::Refused(refusal) => Self::Refused(refusal),
             Error::Lost { key, token } => Self::Lost { key, token },
             error => Self::Failed(error),
+        }
+    }
+}
+
+/// As that of [`Error`]: for a `main` that returns it.
+impl<E: fmt::Debug> fmt::Debug for RunError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Work(error) => write!(f, "the work failed: {error:?}"),
+            Self::Refused(refusal) => fmt::Display::fmt(refusal, f),
+            Self::Lost { key, token } => Error::Lost { key: key.clone(), token: *token }.fmt(f),
+            Self::Failed(error) => error.fmt(f),
         }
     }
 }
@@ -160,12 +171,17 @@ impl<E: StdError + 'static> WorkError for E {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct AnyError(pub Box<dyn StdError + Send + Sync>);
 
 impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for AnyError {
     fn from(error: E) -> Self {
         Self(error.into())
+    }
+}
+
+impl fmt::Debug for AnyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        print_chain(&*self.0, f)
     }
 }
 
@@ -200,5 +216,17 @@ mod tests {
             assert_eq!(error.to_string(), "the work failed: the payment was not written");
             assert_eq!(error.source().map(ToString::to_string), Some(text.clone()));
         }
+    }
+
+    #[test]
+    fn what_a_main_prints_is_a_text() {
+        let key = Key::new("import").unwrap();
+        let lost = RunError::<AnyError>::Lost { key: key.clone(), token: Token::new(3) };
+        assert_eq!(format!("{lost:?}"), lost.to_string());
+        let failed = RunError::<AnyError>::Failed(Error::conflict(key, 2));
+        assert!(format!("{failed:?}").starts_with(&failed.to_string()), "{failed:?}");
+        let cause = "x".parse::<i64>().unwrap_err();
+        let work = RunError::Work(AnyError::from(NotWritten(cause.clone())));
+        assert_eq!(format!("{work:?}"), format!("{work}: {cause}"));
     }
 }

@@ -1,5 +1,7 @@
 //! What is read of a row, and the result of a change.
 
+use std::fmt;
+
 use crate::{error::Error, invalid::Invalid};
 
 /// A value and the version that it was read with, as
@@ -51,7 +53,7 @@ pub struct Updated<V> {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum UpdateError<E> {
     /// The computation returned this error; nothing was written.
     #[error("{0}")]
@@ -60,6 +62,16 @@ pub enum UpdateError<E> {
     /// error of the database.
     #[error(transparent)]
     Failed(#[from] Error),
+}
+
+/// As that of [`Error`]: for a `main` that returns it.
+impl<E: fmt::Debug> fmt::Debug for UpdateError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Computation(error) => error.fmt(f),
+            Self::Failed(error) => error.fmt(f),
+        }
+    }
 }
 
 impl<E> From<Invalid> for UpdateError<E> {
