@@ -175,6 +175,7 @@ async fn run_claimed<DB: Database>(
     let began = Instant::now();
     let ended = work_and_end(&tick, &job.work, keeper, &mut lease, &tokens.stopped).await;
     metrics::ran(name.as_str(), ended.0.name(), began.elapsed());
+    tick.inner().tell_recorded(matches!(ended.0, Ended::Succeeded | Ended::Failed { .. }));
     release(lease, &ended.0).await;
     ended
 }

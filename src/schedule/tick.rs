@@ -83,6 +83,8 @@ pub(super) struct Inner<DB: Database> {
     /// An operator has stopped the tick.
     stopped: AtomicBool,
     output: OnceLock<Vec<u8>>,
+    /// Whether the end of the run is recorded, once that is known.
+    recorded: watch::Sender<Option<bool>>,
 }
 
 /// What is known of transactions that end the tick.
@@ -117,6 +119,11 @@ impl<DB: Database> Inner<DB> {
     pub async fn quiet(&self) {
         self.going_on.close();
         self.going_on.wait().await;
+    }
+
+    /// Tells what follows the end whether it is recorded.
+    pub fn tell_recorded(&self, is_recorded: bool) {
+        self.recorded.send_replace(Some(is_recorded));
     }
 
     pub fn in_transaction(&self) -> InTransaction {
@@ -218,6 +225,7 @@ impl<DB: Database> Tick<DB> {
             alone: Mutex::default(),
             stopped,
             output: OnceLock::new(),
+            recorded: watch::Sender::new(None),
         }))
     }
 
@@ -290,6 +298,14 @@ impl<DB: Database> Tick<DB> {
     #[doc(hidden)]
     pub fn going_on(&self) -> impl Send + Sync + 'static + use<DB> {
         self.0.going_on.token()
+    }
+
+    /// Waits until the run is over, and returns whether its end is recorded: it was not lost, or
+    /// handed back. For what follows the end; the work would wait for itself.
+    #[doc(hidden)]
+    pub fn recorded(&self) -> impl Future<Output = bool> + Send + 'static + use<DB> {
+        let mut recorded = self.0.recorded.subscribe();
+        async move { recorded.wait_for(Option::is_some).await.is_ok_and(|is_recorded| *is_recorded == Some(true)) }
     }
 
     /// Shows a text beside the run while it goes on, in place of an earlier one, such as how far it

@@ -15,6 +15,7 @@ use crate::{
     args::schedules::Cron,
     database::{Source, lock_of_schedules},
     exit::{self, Failure},
+    format::brief,
     out,
     process::{
         descendants, service,
@@ -45,7 +46,7 @@ pub async fn open_when_available<T>(cron: &Cron, open: impl AsyncFn() -> Result<
     tokio::spawn(service::go_on());
     tokio::select! {
         opened = until_it_passes(open) => opened,
-        () = signals.stop.received() => Err(Failure::new(exit::OK, "")),
+        _ = signals.stop.received() => Err(Failure::new(exit::OK, "")),
     }
 }
 
@@ -73,7 +74,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     let mut signals = CronSignals::listen()?;
     let jobs = tokio::select! {
         jobs = read(&cron.file) => jobs?,
-        () = signals.stop.received() => return Ok(exit::OK),
+        _ = signals.stop.received() => return Ok(exit::OK),
     };
     #[cfg(feature = "ui")]
     if let Some(address) = cron.listen {
@@ -98,7 +99,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     };
     tokio::select! {
         started = until_it_passes(async || instance.start(jobs.clone()).await) => started?,
-        () = signals.stop.received() => return Ok(exit::OK),
+        _ = signals.stop.received() => return Ok(exit::OK),
     }
     if signals.hang_up.is_none() {
         out::print_info("SIGHUP is ignored, as nohup does: the file is not read again");
@@ -106,12 +107,11 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     let (mut again, mut look) = (None, instance.looks_again_at());
     // `None`: nothing has changed.
     let mut reading: JoinSet<Option<Result<Jobs, Failure>>> = JoinSet::new();
-    loop {
+    let why = loop {
         tokio::select! {
-            () = signals.stop.received() => break,
+            signal = signals.stop.received() => break signal,
             () = drained(instance.running.as_ref(), &mut is_ordered) => {
-                out::print_info("an operator has ordered that this instance ends");
-                break;
+                break "an operator has ordered that this instance ends";
             }
             () = received(&mut signals.hang_up) => {
                 // What is read later is newer.
@@ -132,7 +132,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
                 if let Some(jobs) = jobs {
                     tokio::select! {
                         failed = instance.replace(jobs) => again = failed.then(|| Instant::now() + AGAIN),
-                        () = signals.stop.received() => break,
+                        signal = signals.stop.received() => break signal,
                     }
                 }
                 look = instance.looks_again_at();
@@ -140,8 +140,9 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
             () = received(&mut signals.children) => command::reap_orphans(),
             Some(_) = instance.ending.join_next() => {}
         }
-    }
+    };
     let end = End { stop, commands, no_commands, no_works, drain: cron.drain.unwrap_or(cron.grace) };
+    end.say(why);
     let CronSignals { mut children, stop, .. } = signals;
     tokio::select! {
         () = end.end(instance, stop) => {}
@@ -221,10 +222,11 @@ impl CronSignals {
 }
 
 impl Stop {
-    async fn received(&mut self) {
+    /// Waits for one of the signals, and returns its name.
+    async fn received(&mut self) -> &'static str {
         tokio::select! {
-            () = received(&mut self.terminate) => {}
-            () = received(&mut self.interrupt) => {}
+            () = received(&mut self.terminate) => "SIGTERM",
+            () = received(&mut self.interrupt) => "SIGINT",
         }
     }
 }
@@ -257,9 +259,10 @@ impl<DB: Database> Instance<DB> {
     /// next beat.
     async fn start(&mut self, jobs: Jobs) -> Result<(), Failure> {
         let started = self.schedules(&jobs)?.start().await?;
+        let changes = if self.running.is_some() { jobs.changes_since(&self.jobs) } else { String::new() };
         self.let_end();
         self.running = Some(started);
-        out::print_info(&jobs);
+        out::print_info(format_args!("{jobs}{changes}"));
         service::does(&jobs.to_string());
         for why in jobs.unable() {
             out::print_error(format_args!(
@@ -357,6 +360,17 @@ struct End {
 }
 
 impl End {
+    /// Says why the program ends, and what it waits for.
+    fn say(&self, why: &str) {
+        // One sender is this one.
+        let commands = match self.commands.strong_count().saturating_sub(1) {
+            0 => return out::print_info(format_args!("stopping ({why})")),
+            1 => "1 command".to_owned(),
+            commands => format!("{commands} commands"),
+        };
+        out::print_info(format_args!("stopping ({why}): {commands} may continue for {}", brief(self.drain)));
+    }
+
     /// Lets runs end for a while, then stops their commands and hands them back. Another signal
     /// ends the while.
     async fn end<DB: Database>(mut self, mut instance: Instance<DB>, mut stop: Stop) {
@@ -366,7 +380,7 @@ impl End {
         let all_ended = async { while ending.join_next().await.is_some() {} };
         let ended = tokio::select! {
             ended = timeout(self.drain, all_ended) => ended.is_ok(),
-            () = stop.received() => false,
+            _ = stop.received() => false,
         };
         if !ended {
             let _ = self.stop.send(true);

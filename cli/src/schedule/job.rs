@@ -23,7 +23,7 @@ use crate::{
     format::{brief, precise},
     log::RUNS,
     out,
-    process::{orphans::Mark, work::expired},
+    process::{orphans::Mark, signals::SOON, work::expired},
     schedule::{
         command::{How, Started, Variable},
         environment,
@@ -65,42 +65,37 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     let (slot, attempt) = (tick.slot(), tick.attempt());
     let of = tick.clone();
     let tell = Tell { is_stopped: Box::new(move || of.is_stopped()), keep: Box::new(keeping(tick.clone())) };
+    let recorded = tick.recorded();
     let run = Run { job, variables: environment(&tick).to_vec(), slot, attempt, shared, tell };
     let started = match run.start(&run.job.command) {
         Ok(started) => started,
         Err(error) => {
-            out::print_error(format_args!("{}: {error}", run.name()));
             let result = Err(error);
-            run.tell_end(Duration::ZERO, Some(&result));
-            let ends = result.clone();
+            let ends = Some(result.clone());
             tokio::spawn(async move {
-                run.follow(ends).await;
+                run.end(Duration::ZERO, ends, recorded).await;
                 drop(counted);
             });
             return result;
         }
     };
-    tracing::info!(target: RUNS, job = run.name(), slot = precise(slot), attempt, "started");
+    let taken_over_from = tick.taken_over_from().map(|lost| lost.label.as_str());
+    tracing::info!(target: RUNS, job = run.name(), slot = precise(slot), attempt, taken_over_from, "started");
     // The run keeps its leases until the command has ended.
     let going_on = tick.going_on();
-    // The command counts until the library has its result, which is recorded then.
-    let taken = counted.clone();
     let (mark, command) = (started.mark.clone(), started.found_below());
     let watching = tokio::spawn(async move {
         let began = Instant::now();
         let result = run.watch(started, reply).await;
-        run.tell_end(began.elapsed(), result.as_ref());
+        let took = began.elapsed();
         drop(going_on);
-        if let Some(result) = result {
-            run.follow(result).await;
-        }
+        run.end(took, result, recorded).await;
         drop(counted);
     });
     let ended = tokio::select! {
         ended = ended => ended,
         () = note(&tick, command) => std::future::pending().await,
     };
-    drop(taken);
     match ended {
         Ok(result) => result,
         Err(_) => without_reply(watching, &mark).await,
@@ -166,7 +161,7 @@ impl Run {
     }
 
     /// Waits for the command's end, and stops it when its run is lost, takes too long, or ends with
-    /// the program. Returns the result that was recorded, if one was.
+    /// the program. Returns the result that is to be recorded, if one is.
     async fn watch(
         &self,
         mut command: Started,
@@ -197,28 +192,51 @@ impl Run {
             Ok(ended) => (ended.result, ended.code.is_some()),
             Err(stopped) => (Err(stopped), false),
         };
-        if let Err(error) = &result {
-            out::print_error(format_args!("{name}: {error}"));
-        }
         // Of a command that was stopped, the cause is known.
         let result = result.map_err(|error| if is_told { command.with_last_line(error) } else { error });
         reply.send(result.clone()).ok().map(|()| result)
     }
 
-    /// Logs how the command ended, and what comes next. `None`: its run was lost or is handed back.
-    fn tell_end(&self, took: Duration, result: Option<&Result<(), String>>) {
+    /// Logs how the run ended, and runs what follows, once its end is recorded: a run that was lost
+    /// meanwhile may go on elsewhere. `None`: its run was lost or is handed back.
+    async fn end(self, took: Duration, result: Option<Result<(), String>>, recorded: impl Future<Output = bool>) {
+        let is_recorded = match &result {
+            None => false,
+            Some(_) => tokio::select! {
+                biased;
+                is_recorded = recorded => is_recorded,
+                () = async {
+                    self.shared.to_stop().await;
+                    sleep(SOON).await;
+                } => false,
+            },
+        };
+        self.tell_end(took, result.as_ref(), is_recorded);
+        if let Some(result) = result.filter(|_| is_recorded) {
+            self.follow(result).await;
+        }
+    }
+
+    /// Logs how the command ended, and what comes next.
+    fn tell_end(&self, took: Duration, result: Option<&Result<(), String>>, is_recorded: bool) {
         let (job, slot, attempt, took) = (self.name(), precise(self.slot), self.attempt, brief(took));
+        let result = result.map(|result| result.as_ref().map_err(String::as_str));
         let next = match result {
+            _ if !is_recorded => Some("the tick is run again, here or elsewhere".to_owned()),
             Some(Err(_)) if self.fails_again() => Some(format!("attempt {}", attempt.saturating_add(1))),
             // Of a fixed delay, only the row knows.
-            Some(_) => {
-                self.job.schedule.upcoming(SystemTime::now().into()).ok().and_then(|mut all| all.next()).map(precise)
-            }
-            None => Some("the tick is run again, here or elsewhere".to_owned()),
+            _ => self.job.schedule.upcoming(SystemTime::now().into()).ok().and_then(|mut all| all.next()).map(precise),
         };
         match result {
+            Some(ended) if !is_recorded => {
+                let error = ended.err();
+                tracing::warn!(target: RUNS, job, slot, attempt, took, error, next, "lost: its end is not recorded");
+            }
             Some(Ok(())) => tracing::info!(target: RUNS, job, slot, attempt, took, next, "succeeded"),
-            Some(Err(error)) => tracing::info!(target: RUNS, job, slot, attempt, took, error, next, "failed"),
+            Some(Err(error)) if self.fails_again() => {
+                tracing::info!(target: RUNS, job, slot, attempt, took, error, next, "failed");
+            }
+            Some(Err(error)) => tracing::warn!(target: RUNS, job, slot, attempt, took, error, next, "failed"),
             None => tracing::info!(target: RUNS, job, slot, attempt, took, next, "stopped"),
         }
     }

@@ -94,7 +94,7 @@ async fn a_command_sees_its_tick_and_its_output_has_its_name<DB: TestDatabase>(d
         echo oh >&2; printf end; exit 3"#;
     let file = job(&stage, "nightly report", "after = \"1h\"", script);
     let mut cron = cron(&db, "--label node-1", &file);
-    cron.complains("nightly report: exit code 3").await;
+    cron.complains("WARN rowlock::cron: failed job=\"nightly report\"").await;
     cron.signal(Signal::TERM);
     let ended = cron.ended().await.with(0);
     let run = ended_as(&db, "nightly report", "failed").await;
@@ -108,15 +108,17 @@ async fn a_command_sees_its_tick_and_its_output_has_its_name<DB: TestDatabase>(d
 async fn asked_to_stop_it_lets_runs_end<DB: TestDatabase>(db: TestDb<DB>) {
     for signal in [Signal::TERM, Signal::INT] {
         let stage = Stage::new();
-        let name = format!("job-{}", signal.as_raw());
-        let mut cron = cron(&db, "--grace 1h", &job(&stage, &name, "after = \"1h\"", STAYS));
+        let job_name = format!("job-{}", signal.as_raw());
+        let mut cron = cron(&db, "--grace 1h", &job(&stage, &job_name, "after = \"1h\"", STAYS));
         stage.up().await;
         cron.signal(signal);
+        let name = if signal == Signal::TERM { "SIGTERM" } else { "SIGINT" };
+        cron.complains(&format!("stopping ({name}): 1 command may continue for 1h")).await;
         sleep(Duration::from_millis(500)).await;
         assert!(!cron.is_over());
         stage.go();
         cron.ended().await.with(0);
-        assert_eq!(runs(&db, &name).await[0]["status"], "succeeded");
+        assert_eq!(runs(&db, &job_name).await[0]["status"], "succeeded");
     }
 }
 
@@ -210,6 +212,7 @@ async fn a_tick_is_finished_elsewhere_after_a_kill<DB: TestDatabase>(db: TestDb<
     })
     .await;
     second.says("k: attempt 2", 1).await;
+    second.complains("attempt=2 taken_over_from=\"first\"\n").await;
     let run = ended_as(&db, "k", "succeeded").await;
     second.signal(Signal::TERM);
     let second = second.ended().await.with(0);
@@ -384,7 +387,7 @@ async fn the_file_is_read_anew<DB: TestDatabase>(db: TestDb<DB>) {
     cron.says("changed: one", 3).await;
     jobs(&stage, &[("changed", "after = \"300ms\"", "echo two"), ("added", often, "echo three")]);
     cron.signal(Signal::HUP);
-    cron.complains("jobs.toml: 2 jobs").await;
+    cron.complains("jobs.toml: 2 jobs; added: added; changed: changed; gone: removed\n").await;
     cron.says("changed: two", 2).await;
     cron.says("added: three", 2).await;
     assert!(runs(&db, "removed").await.is_empty(), "its run goes on");

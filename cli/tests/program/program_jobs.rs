@@ -7,12 +7,16 @@ use rustix::process::{Pid, Signal, getuid, kill_process};
 use tokio::time::sleep;
 
 use crate::{
-    program::{Program as _, Stage, read, rowlock, start},
+    program::{Program as _, STAYS, Stage, read, rowlock, start},
     program_cron::{cron, ended_as, job, runs},
 };
 
 harness::tests!(
-    everywhere(what_follows_the_end_of_a_tick_is_run_once, a_drain_is_longer_than_the_grace),
+    everywhere(
+        what_follows_the_end_of_a_tick_is_run_once,
+        nothing_follows_a_run_whose_end_is_not_recorded,
+        a_drain_is_longer_than_the_grace
+    ),
     sqlite(
         a_command_finds_what_its_job_says,
         a_grace_may_be_longer_than_a_month,
@@ -346,6 +350,23 @@ async fn what_follows_the_end_of_a_tick_is_run_once<DB: TestDatabase>(db: TestDb
     running.complains("odd: on_success: exit code 9").await;
     assert_eq!(ended_as(&db, "odd", "succeeded").await["error"], serde_json::Value::Null);
     ends(running).await;
+}
+
+/// The next renewal comes after the end of the command.
+async fn nothing_follows_a_run_whose_end_is_not_recorded<DB: TestDatabase>(db: TestDb<DB>) {
+    for (name, end) in [("good", "exit 0"), ("bad", "exit 3")] {
+        let stage = Stage::new();
+        let hook = says("$ROWLOCK_OUTCOME").replace("$STAGE", stage.path());
+        let hooks = format!("after = \"1h\"\non_failure = {hook}\non_success = {hook}");
+        let mut running = cron(&db, "", &job(&stage, name, &hooks, &format!("{STAYS}; {end}")));
+        stage.up().await;
+        db.execute("UPDATE t_resource_schedule SET token = token + 1, paused = TRUE").await;
+        stage.go();
+        running.complains(&format!("WARN rowlock::cron: lost: its end is not recorded job=\"{name}\"")).await;
+        let ended = ends(running).await;
+        assert!(!ended.err.contains("succeeded") && !ended.err.contains("cron: failed"), "{ended:?}");
+        assert!(!stage.file("said").exists(), "{ended:?}");
+    }
 }
 
 async fn a_drain_is_longer_than_the_grace<DB: TestDatabase>(db: TestDb<DB>) {

@@ -50,7 +50,8 @@ async fn each_run_has_a_line_for_its_start_and_its_end<DB: TestDatabase>(db: Tes
         "{fails:?}"
     );
     assert!(fails[1].contains("attempt=2 ") && fails[1].contains("next=\"2"), "{fails:?}");
-    assert!(!ended.err.contains("WARN"), "{ended:?}");
+    assert!(fails[0].contains(" INFO ") && fails[1].contains(" WARN "), "{fails:?}");
+    assert_eq!((ended.err.matches("WARN").count(), lines("exit code 3").len()), (1, 2), "{ended:?}");
 }
 
 async fn each_line_is_an_object<DB: TestDatabase>(db: TestDb<DB>) {

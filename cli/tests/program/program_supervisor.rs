@@ -80,7 +80,7 @@ async fn nothing_of_a_killed_command_is_left_when_its_end_is_recorded<DB: TestDa
     assert_eq!((&run["status"], &run["error"]), (&"failed".into(), &error.into()));
     assert!(is_written(&stage.file("other")).await, "the other job goes on");
     eventually("all are waited for", async || zombies(cron.id()) == 0).await;
-    cron.complains(&format!("one: {error}")).await;
+    cron.complains(&format!("error=\"{error}\"")).await;
     cron.signal(Signal::TERM);
     cron.ended().await.with(0);
 }

@@ -5,7 +5,7 @@ mod section;
 mod values;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     ops::Range,
     os::unix::fs::MetadataExt as _,
@@ -109,6 +109,29 @@ impl Jobs {
         }
     }
 
+    /// Returns which jobs are others than before, as the end of a sentence.
+    pub fn changes_since(&self, before: &Self) -> String {
+        let texts = |jobs: &Self| -> BTreeMap<String, String> {
+            // Neither its place nor what this machine has is a part of a job.
+            let part = |job: &Job| Job { command_at: 0, unable: None, warnings: Vec::new(), ..job.clone() };
+            jobs.jobs.iter().map(|job| (job.schedule.name().to_owned(), format!("{:?}", part(job)))).collect()
+        };
+        let (before, now) = (texts(before), texts(self));
+        let names = |all: &BTreeMap<String, String>, is_one: &dyn Fn(&str, &str) -> bool| {
+            let names = all.iter().filter(|(name, text)| is_one(name, text)).map(|(name, _)| name.as_str());
+            names.collect::<Vec<_>>().join(", ")
+        };
+        [
+            ("added", names(&now, &|name, _| !before.contains_key(name))),
+            ("changed", names(&now, &|name, text| before.get(name).is_some_and(|before| before != text))),
+            ("gone", names(&before, &|name, _| !now.contains_key(name))),
+        ]
+        .into_iter()
+        .filter(|(_, names)| !names.is_empty())
+        .map(|(what, names)| format!("; {what}: {names}"))
+        .collect()
+    }
+
     /// Returns what is wrong on this machine with jobs that it runs.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
         self.open_to.iter().chain(self.jobs.iter().flat_map(|job| &job.warnings)).map(String::as_str)
@@ -123,7 +146,11 @@ impl Jobs {
 fn parse(text: &str) -> Result<Jobs, Vec<Wrong>> {
     let begin = |span: Option<Range<usize>>| span.map(|span| span.start).unwrap_or_default();
     let (parsed, errors) = DeTable::parse_recoverable(text);
-    let error = |error: toml::de::Error| Wrong { at: begin(error.span()), why: error.message().to_owned() };
+    let error = |error: toml::de::Error| {
+        let of = error.span().filter(|_| error.message() == "duplicate key").and_then(|span| text.get(span));
+        let why = of.map_or_else(|| error.message().to_owned(), |key| format!("duplicate key: {key}"));
+        Wrong { at: begin(error.span()), why }
+    };
     let mut wrong: Vec<Wrong> = errors.into_iter().map(error).collect();
     // What is missing may be in a part that could not be read.
     if !wrong.is_empty() {
