@@ -14,7 +14,13 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         };
         return Err(format!("{wrong}, or write days, such as 30d"));
     }
-    humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 30s, 5m or 1h"))
+    use humantime::DurationError::{Empty, InvalidCharacter, NumberExpected};
+    let wrong = |error| match error {
+        // They have only the place in the text.
+        Empty | InvalidCharacter(_) | NumberExpected(_) => format!("{text:?} is no duration"),
+        error => error.to_string(),
+    };
+    humantime::parse_duration(text).map_err(|error| format!("{}; write it like 30s, 5m or 1h", wrong(error)))
 }
 
 /// The time between the ticks of a job. The calendar's units are a pattern's.
@@ -98,6 +104,7 @@ mod tests {
             ("1 month", "write days, such as 30d"),
             ("2months", "write days, such as 30d"),
             ("5", "write it like 30s, 5m or 1h"),
+            ("soon", "\"soon\" is no duration; write it"),
         ] {
             let wrong = duration(text).unwrap_err();
             assert!(wrong.contains(says), "{text}: {wrong}");

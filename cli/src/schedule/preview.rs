@@ -50,6 +50,7 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
         if code != exit::OK {
             return Ok(code);
         }
+        jobs.jobs.iter().filter_map(|job| job.note(now())).for_each(out::print_info);
         out::say(format_args!("{}, no error", printable(&jobs.to_string())))?;
         return Ok(exit::OK);
     };

@@ -76,6 +76,10 @@ async fn a_file_is_checked_without_a_database<DB: TestDatabase>(_: TestDb<DB>) {
     let file = file.to_str().unwrap();
     let checked = ended(rowlock("cron --check", &[file])).await.with(0);
     assert_eq!((checked.out, checked.err.as_str()), (format!("{file}: 2 jobs, no error\n"), ""));
+    let often = jobs(&stage, &[("a", "every = \"20s\"", ""), ("b", "cron = \"* * * * *\"", "")]);
+    let checked = ended(rowlock("cron --check", &[often.to_str().unwrap()])).await.with(0);
+    let says = "rowlock: a: note: its lease of 30s is longer than the 20s between two ticks";
+    assert!(checked.err.starts_with(says) && checked.err.lines().count() == 1, "{checked:?}");
 }
 
 async fn every_error_of_a_file_is_printed<DB: TestDatabase>(_: TestDb<DB>) {

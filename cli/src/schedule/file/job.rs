@@ -2,6 +2,7 @@
 
 use std::{ffi::OsString, time::Duration};
 
+use chrono::{DateTime, Utc};
 use rowlock::{Key, Schedule};
 
 use crate::{args::process::Beginning, format::brief, process::surroundings::Surroundings, secrets::masked};
@@ -14,6 +15,7 @@ pub struct Job {
     pub command: Vec<OsString>,
     /// The offset of the command in the text.
     pub command_at: usize,
+    pub lease: Duration,
     /// The longest a run may take.
     pub timeout: Option<Duration>,
     /// How often a tick whose command failed is run again.
@@ -30,6 +32,16 @@ pub struct Job {
 }
 
 impl Job {
+    /// Returns what is to be known of a lease that is longer than the time between two ticks.
+    pub fn note(&self, now: DateTime<Utc>) -> Option<String> {
+        let mut ticks = self.schedule.upcoming(now).ok()?;
+        let apart = (ticks.next()? - ticks.next()?).abs().to_std().ok()?;
+        let (name, lease) = (self.schedule.name(), brief(self.lease));
+        (self.lease > apart).then(|| {
+            format!("{name}: note: its lease of {lease} is longer than the {} between two ticks: after a kill the job stands still for up to its lease", brief(apart))
+        })
+    }
+
     /// Returns what operators see of the job: its description, its command, and its settings.
     pub fn about(&self) -> String {
         let words: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();

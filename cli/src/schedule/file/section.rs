@@ -18,6 +18,8 @@ use crate::{
 pub const DEFAULTS: &str = "defaults";
 /// How long a pause between retries becomes, as a multiple of the first.
 const LONGEST: u32 = 64;
+/// The lease of a job that has none of its own.
+const LEASE: Duration = Duration::from_secs(30);
 const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// The keys that a job alone has.
 const OF_JOB: [&str; 9] =
@@ -85,7 +87,7 @@ impl<'a> Defaults<'a> {
         let says_all = defaults.0.get("catch_up").is_some_and(|with| with.value.as_str() == Some("all"));
         // They go with a key that a job may have.
         if !says_all {
-            section.take("max", integer);
+            section.take("max", max);
         }
         if !defaults.0.contains_key("retry") {
             section.take("backoff", time);
@@ -116,6 +118,8 @@ struct Section<'a> {
     key: &'a str,
     fields: Fields<'a>,
     wrong: Vec<Wrong>,
+    /// The keys that were probably meant by others, and are not missed then.
+    meant: Vec<&'static str>,
 }
 
 /// Reads the section of a job.
@@ -134,7 +138,7 @@ pub fn entry<'a>(
 
 impl<'a> Section<'a> {
     fn new(at: usize, name: &'a str, fields: Fields<'a>) -> Self {
-        let mut section = Self { at, name, key: name, fields, wrong: Vec::new() };
+        let mut section = Self { at, name, key: name, fields, wrong: Vec::new(), meant: Vec::new() };
         if let Err(error) = Key::new(name) {
             section.key = "job";
             section.wrong.push(Wrong { at, why: error.to_string() });
@@ -220,7 +224,24 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// Takes the keys out that no job has.
+    fn unknown(&mut self) {
+        let known = || OF_JOB.into_iter().chain(OF_ALL);
+        for (key, field) in self.fields.extract_if(.., |key, _| !known().any(|known| known == *key)) {
+            let likeness = |known: &str| (strsim::jaro(key, known) * 1_000.0) as u32;
+            let meant = known().max_by_key(|known| likeness(known)).filter(|known| likeness(known) > 800);
+            let why = match meant {
+                Some(meant) => format!("did you mean {meant:?}?"),
+                None => format!("it has {}", known().collect::<Vec<_>>().join(", ")),
+            };
+            let why = format!("{}: {key:?} is no key of a job: {why}", self.name);
+            self.wrong.push(Wrong { at: field.at, why });
+            self.meant.extend(meant);
+        }
+    }
+
     fn job(mut self, defaults: &Defaults<'a>) -> Result<Entry, Vec<Wrong>> {
+        self.unknown();
         let schedule = self.times();
         let key = self.take("exclusive_with", string);
         let schedule = self.set(schedule, key, |schedule, key| schedule.exclusive_with(&key));
@@ -231,20 +252,16 @@ impl<'a> Section<'a> {
             self.set(schedule, olds, |schedule, olds| olds.iter().fold(schedule, |one, old| one.renamed_from(old)));
         let description = self.value("description", string).unwrap_or_default();
         let enabled = self.value("enabled", boolean).unwrap_or(true);
-        let Terms { schedule, retries, timeout, keep_output, mut surroundings, hooks } = self.terms(schedule);
+        let Terms { schedule, retries, lease, timeout, keep_output, mut surroundings, hooks } = self.terms(schedule);
         let inherited = defaults.0.get("env").and_then(|env| variables(env.value).ok()).unwrap_or_default();
         for (name, value) in inherited {
             surroundings.variables.entry(name).or_insert(value);
         }
-        if !self.fields.contains_key("command") {
+        if !self.fields.contains_key("command") && !self.meant.contains(&"command") {
             let why = "it has no command: write one like command = [\"/opt/app/report\", \"--full\"]";
             self.wrong(self.at, why);
         }
         let command = self.take("command", words);
-        for (key, value) in std::mem::take(&mut self.fields) {
-            let keys = OF_JOB.into_iter().chain(OF_ALL).collect::<Vec<_>>().join(", ");
-            self.wrong(value.at, format_args!("{key:?} is no key of a job: it has {keys}"));
-        }
         let (Some(schedule), Some(At { at, value: command }), true) = (schedule, command, self.wrong.is_empty()) else {
             return Err(self.wrong);
         };
@@ -256,6 +273,7 @@ impl<'a> Section<'a> {
             description,
             command,
             command_at: at,
+            lease,
             timeout,
             retries,
             keep_output,
@@ -270,11 +288,14 @@ impl<'a> Section<'a> {
     /// Reads the times: exactly one of three keys.
     fn times(&mut self) -> Option<Schedule> {
         let name = self.key;
-        let number = ["cron", "every", "after"].iter().filter(|key| self.fields.contains_key(**key)).count();
+        let keys = ["cron", "every", "after"];
+        let number = keys.iter().filter(|key| self.fields.contains_key(**key)).count();
         let (cron, every, after) = (self.take("cron", string), self.take("every", period), self.take("after", period));
         if number != 1 {
             let why = "it needs exactly one of these: cron = \"30 2 * * *\", every = \"30s\", after = \"10m\"";
-            self.wrong(self.at, why);
+            if number > 0 || !keys.iter().any(|key| self.meant.contains(key)) {
+                self.wrong(self.at, why);
+            }
             // Without times it cannot be said whether a zone goes with them.
             self.fields.remove("zone");
             return None;
@@ -295,19 +316,20 @@ impl<'a> Section<'a> {
         let schedule = self.lateness(schedule);
         let (schedule, retries) = self.retries(schedule);
         let lease = self.take("lease", time);
+        let kept = lease.as_ref().map_or(LEASE, |lease| lease.value);
         let schedule = self.set(schedule, lease, Schedule::lease);
         let timeout = self.value("timeout", timeout);
-        let keep_output = self.value("keep_output", output).unwrap_or(MOST_OUTPUT);
+        let keep_output = self.value("keep_output", output).unwrap_or(MOST_OUTPUT) as usize;
         let surroundings = self.surroundings();
         let mut hook = |key| self.value(key, hook).unwrap_or_default();
         let hooks = Hooks { on_success: hook("on_success"), on_failure: hook("on_failure") };
-        Terms { schedule, retries, timeout, keep_output, surroundings, hooks }
+        Terms { schedule, retries, lease: kept, timeout, keep_output, surroundings, hooks }
     }
 
     /// Reads what happens with late ticks.
     fn lateness(&mut self, schedule: Option<Schedule>) -> Option<Schedule> {
         let says_all = self.fields.get("catch_up").is_some_and(|with| with.value.as_str() == Some("all"));
-        let (with, max) = (self.take("catch_up", catch_up), self.take("max", integer));
+        let (with, max) = (self.take("catch_up", catch_up), self.take("max", max));
         let with = match (with, max) {
             (_, Some(max)) if says_all => Some(At { at: max.at, value: CatchUp::All(max.value) }),
             (_, Some(max)) => {
@@ -322,7 +344,7 @@ impl<'a> Section<'a> {
     }
 
     fn retries(&mut self, schedule: Option<Schedule>) -> (Option<Schedule>, u32) {
-        let (has_retry, retry) = (self.fields.contains_key("retry"), self.take("retry", integer));
+        let (has_retry, retry) = (self.fields.contains_key("retry"), self.take("retry", retry));
         let backoff = self.take("backoff", time);
         if let (Some(backoff), false) = (&backoff, has_retry) {
             self.wrong(backoff.at, "backoff goes with retry: write one like retry = 3");
@@ -357,6 +379,7 @@ impl<'a> Section<'a> {
 struct Terms {
     schedule: Option<Schedule>,
     retries: u32,
+    lease: Duration,
     timeout: Option<Duration>,
     keep_output: usize,
     surroundings: Surroundings,

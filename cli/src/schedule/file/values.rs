@@ -1,6 +1,6 @@
 //! The values of a file of jobs.
 
-use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, ffi::OsString, ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use toml::de::DeValue;
 
@@ -25,42 +25,56 @@ pub fn yes(value: &DeValue<'_>) -> Result<(), String> {
     value.as_bool().filter(|yes| *yes).map(drop).ok_or_else(|| wrong.to_owned())
 }
 
+/// The text of a duration.
+fn lasting(value: &DeValue<'_>) -> Result<String, String> {
+    string(value).map_err(|wrong| match value.as_integer() {
+        Some(number) => format!("{wrong}, with a unit, such as \"{}s\"", number.as_str()),
+        None => wrong,
+    })
+}
+
 pub fn time(value: &DeValue<'_>) -> Result<Duration, String> {
-    duration(&string(value)?)
+    duration(&lasting(value)?)
 }
 
 pub fn period(value: &DeValue<'_>) -> Result<Duration, String> {
-    values::period(&string(value)?)
+    values::period(&lasting(value)?)
 }
 
 pub fn timeout(value: &DeValue<'_>) -> Result<Duration, String> {
-    values::timeout(&string(value)?)
+    values::timeout(&lasting(value)?)
 }
 
-pub fn integer(value: &DeValue<'_>) -> Result<u32, String> {
+fn integer(value: &DeValue<'_>, possible: RangeInclusive<u32>) -> Result<u32, String> {
     let digits = value.as_integer().filter(|integer| integer.radix() == 10);
-    let number = digits.and_then(|integer| integer.as_str().parse().ok());
-    number.ok_or_else(|| "it has to be a whole number, without quotes".to_owned())
+    let number = digits.and_then(|integer| integer.as_str().parse().ok()).filter(|number| possible.contains(number));
+    let (least, most) = (possible.start(), possible.end());
+    number.ok_or_else(|| format!("it has to be a whole number from {least} to {most}, without quotes"))
+}
+
+pub fn retry(value: &DeValue<'_>) -> Result<u32, String> {
+    integer(value, 0..=1_000)
+}
+
+/// How many ticks are caught up on.
+pub fn max(value: &DeValue<'_>) -> Result<u32, String> {
+    integer(value, 1..=1_000)
 }
 
 /// The most bytes of an output that are kept, which are the default.
-pub const MOST_OUTPUT: usize = 64 * 1024;
+pub const MOST_OUTPUT: u32 = 64 * 1024;
 
-pub fn output(value: &DeValue<'_>) -> Result<usize, String> {
-    let bytes = integer(value)? as usize;
-    let wrong = format!("it has to be a number of bytes from 0 to {MOST_OUTPUT}");
-    (bytes <= MOST_OUTPUT).then_some(bytes).ok_or(wrong)
+pub fn output(value: &DeValue<'_>) -> Result<u32, String> {
+    integer(value, 0..=MOST_OUTPUT)
 }
 
 pub fn max_runs(value: &DeValue<'_>) -> Result<u32, String> {
-    let number = integer(value)?;
-    values::MAX_RUNS.contains(&number).then_some(number).ok_or_else(|| "it has to be from 1 to 10000".to_owned())
+    integer(value, values::MAX_RUNS)
 }
 
 /// The only version of the file that there is.
 pub fn version(value: &DeValue<'_>) -> Result<(), String> {
-    let known = "it has to be 1, the only version that this program knows";
-    integer(value)?.eq(&1).then_some(()).ok_or_else(|| known.to_owned())
+    integer(value, 1..=1).map(drop).map_err(|_| "it has to be 1, the only version that this program knows".to_owned())
 }
 
 pub fn catch_up(value: &DeValue<'_>) -> Result<CatchUpWith, String> {
@@ -87,7 +101,8 @@ pub fn words(value: &DeValue<'_>) -> Result<Vec<OsString>, String> {
     match words.and_then(|words| words.collect::<Option<Vec<_>>>()) {
         Some(words) if words.iter().any(|word| word.contains('\0')) => Err("a word has a zero byte".to_owned()),
         Some(words) if !words.is_empty() => Ok(words.into_iter().map(OsString::from).collect()),
-        _ => Err("it has to be a list of texts, like [\"/opt/app/report\", \"--full\"]".to_owned()),
+        Some(_) => Err("it is empty: write a list of texts, like [\"/opt/app/report\", \"--full\"]".to_owned()),
+        None => Err("it has to be a list of texts, like [\"/opt/app/report\", \"--full\"]".to_owned()),
     }
 }
 
