@@ -73,6 +73,8 @@ impl Visit for Retries {
 
 /// The runs of `cron`.
 pub const RUNS: &str = "rowlock::cron";
+/// What operators change on the command line.
+const OPERATOR: &str = "rowlock::operator";
 
 #[derive(Debug, Args)]
 pub struct LogArguments {
@@ -80,7 +82,8 @@ pub struct LogArguments {
     #[arg(long, short, action = clap::ArgAction::Count, global = true, conflicts_with = "log_level")]
     pub verbose: u8,
     /// The events on stderr: a level (error, warn, info, debug, trace, off), also for a part, such
-    /// as warn,rowlock::cron=off [default: warn,rowlock::cron=info,rowlock::recovered=info]
+    /// as warn,rowlock::cron=off [default: warn, and info of
+    /// rowlock::cron, rowlock::operator and rowlock::recovered]
     #[arg(long, value_name = "LEVELS", value_parser = levels, global = true)]
     pub log_level: Option<Targets>,
     /// How stderr is written; as JSON, each line is an object, also what commands of `cron` write
@@ -113,7 +116,7 @@ pub fn init(arguments: &LogArguments) {
         // requested it.
         0 => {
             let levels = of(Level::WARN).with_target("rowlock::lease::admin", Level::ERROR);
-            levels.with_target(RUNS, Level::INFO).with_target(RECOVERED, Level::INFO)
+            [RUNS, OPERATOR, RECOVERED].into_iter().fold(levels, |levels, part| levels.with_target(part, Level::INFO))
         }
         1 => of(Level::INFO),
         _ => of(Level::DEBUG),

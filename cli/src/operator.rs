@@ -31,13 +31,17 @@ pub fn label_of(user: &str, from: impl Display) -> String {
 pub fn log_change(change: &str, of: &str, was: impl Display) {
     let (by, from) = (user(), machine());
     let was = was.to_string();
-    tracing::warn!(change, ?of, ?by, %from, ?was, "changed on the command line");
+    match change {
+        // Its holder may still work.
+        "release" => tracing::warn!(change, ?of, ?by, %from, ?was, "changed on the command line"),
+        _ => tracing::info!(change, ?of, ?by, %from, ?was, "changed on the command line"),
+    }
 }
 
-/// Logs a change that was not made.
+/// Logs a change that was not made. The program's last line says why.
 pub fn log_failure(change: &str, of: &str, failure: &Failure) {
     let (by, from) = (user(), machine());
-    tracing::warn!(change, ?of, ?by, %from, %failure, "not changed on the command line");
+    tracing::debug!(change, ?of, ?by, %from, %failure, "not changed on the command line");
 }
 
 /// Returns the name of the user who runs the program, as the environment tells it.

@@ -79,8 +79,13 @@ pub async fn open_sqlite(url: &str, create: bool, timeout: Duration) -> Result<O
     // The journal mode is stored in the file. A command that only reads does not change it.
     let options = if create { options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal) } else { options };
     let address = options.get_filename().display().to_string();
-    connect(options, Some(address), "check the path; if there is no such file, `rowlock migrate` creates it", timeout)
-        .await
+    let folder = options.get_filename().parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+    let next = match (folder, create) {
+        (Some(folder), _) => format!("there is no folder {}", folder.display()),
+        (None, true) => "check the path, and who may write the file and its folder".to_owned(),
+        (None, false) => "check the path; if there is no such file, `rowlock migrate` creates it".to_owned(),
+    };
+    connect(options, Some(address), (&next, true), timeout).await
 }
 
 /// Opens a server's database. Passwords that change later are followed until the pool is closed.
@@ -92,7 +97,7 @@ where
     secrets.keep();
     let options = <DB::Connection as Connection>::Options::read(&secrets)?;
     let address = is_plain(&secrets.url).then(|| options.address());
-    let next = "check that the server runs, and the database URL";
+    let next = ("check that the server runs, and the database URL", names_user(&secrets.url));
     let opened: Opened<DB> = connect(options, address, next, source.timeout).await?;
     source.use_url(&secrets.url);
     let (pool, mut closed, source) = (opened.pool.clone(), opened.pool.close_event(), source.clone());
@@ -105,6 +110,13 @@ where
 fn is_plain(url: &str) -> bool {
     let rest = url.split_once("://").and_then(|(_, rest)| rest.find(['/', '?', '#']).map(|end| &rest[end..]));
     rest.is_some_and(|rest| !rest.contains('@'))
+}
+
+/// Returns whether the URL names a user. The driver takes another one otherwise.
+fn names_user(url: &str) -> bool {
+    let rest = url.split_once("://").map_or("", |(_, rest)| rest);
+    let user = rest.rsplit_once('@').map_or("", |(user, _)| user);
+    !user.is_empty() && !user.starts_with(':') || rest.contains("user=")
 }
 
 /// Describes a driver's error. The text of PostgreSQL's driver also names a line of the server's
@@ -121,7 +133,7 @@ pub fn said(error: &sqlx::Error) -> String {
 async fn connect<DB, O>(
     options: O,
     address: Option<String>,
-    next: &str,
+    (next, names_user): (&str, bool),
     timeout: Duration,
 ) -> Result<Opened<DB>, Failure>
 where
@@ -136,11 +148,14 @@ where
     match tokio::time::timeout(timeout, options.connect()).await {
         Ok(Ok(conn)) => within_second(conn.close()).await,
         Ok(Err(error)) => {
-            return Err(failed(&said(&error), advice(&error).unwrap_or(next)).passing(may_pass(error)));
+            let next = match advice(&error).unwrap_or(next) {
+                REFUSED_USER if !names_user => "the URL names no user, and the server refuses the default one",
+                next => next,
+            };
+            return Err(failed(&said(&error), next).passing(may_pass(error)));
         }
         Err(_) => {
-            let next =
-                "check that the server runs, the host and the port in the database URL, and firewalls in between";
+            let next = "check that the server runs, that it is of the kind that the database URL says, the host and the port, and firewalls in between";
             return Err(failed(&format_args!("no reply within {timeout:?}"), next).passing(true));
         }
     }
@@ -149,9 +164,18 @@ where
     Ok(Opened { pool: pool.connect_lazy_with(options), place })
 }
 
+const REFUSED_USER: &str =
+    "the server refuses the user or the password: check them in the database URL, and from where the user may connect";
+
 /// Returns what to do about a connection that failed, if the error tells that.
 fn advice(error: &sqlx::Error) -> Option<&'static str> {
     match error {
+        // A zero is the end of the connection.
+        sqlx::Error::Protocol(text)
+            if text.starts_with("unexpected response from SSLRequest") && !text.contains(": 0x00") =>
+        {
+            Some("is another kind of server at this port? Check the port in the database URL, and how the URL begins")
+        }
         sqlx::Error::Io(error) if error.to_string().contains("failed to lookup address") => {
             Some("no address is known for the host: check the host in the database URL")
         }
@@ -175,9 +199,8 @@ fn advice(error: &sqlx::Error) -> Option<&'static str> {
 /// Returns what to do about a server's refusal: by the SQLSTATE, and by MySQL's own number.
 fn advice_on_refusal(state: &str, number: Option<u16>) -> Option<&'static str> {
     match (number, state) {
-        (Some(1045), _) | (None, "28P01" | "28000") => Some(
-            "the server refuses the user or the password: check them in the database URL, and from where the user may connect",
-        ),
+        // 1698: a user who is known by the system's user
+        (Some(1045 | 1698), _) | (None, "28P01" | "28000") => Some(REFUSED_USER),
         (Some(1049), _) | (None, "3D000") => Some("create the database, or check its name in the database URL"),
         (Some(1044), _) | (None, "42501") => {
             Some("GRANT the user access to the database, or check its name in the database URL")
@@ -208,10 +231,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_url_may_name_no_user() {
+        for (url, names) in [
+            ("postgres://ann@host/db", true),
+            ("postgres://ann:b%40c@host/db", true),
+            ("postgres://host/db?user=ann", true),
+            ("mysql://host/db", false),
+            ("mysql://:password@host/db", false),
+        ] {
+            assert_eq!(names_user(url), names, "{url}");
+        }
+    }
+
+    #[test]
     fn the_advice_depends_on_the_servers_code() {
         for (state, number, says) in [
             ("28P01", None, Some("the password")),
             ("28000", Some(1045), Some("the password")),
+            ("28000", Some(1698), Some("the password")),
             ("3D000", None, Some("create the database")),
             ("42000", Some(1049), Some("create the database")),
             ("42000", Some(1044), Some("GRANT")),
