@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
 use rowlock::LeaseLock;
-use sqlx::{Pool, pool::PoolOptions};
+use sqlx::pool::PoolOptions;
 use tokio::{task::JoinSet, time::sleep};
 
 harness::tests!(
@@ -18,13 +18,13 @@ harness::tests!(
 
 const LEASE: Duration = Duration::from_secs(30);
 
-/// Returns a pool whose statements start 20 s before they are executed: `timestamp` moves the start
-/// of a statement, and not `SYSDATE`.
-async fn held_up<DB: TestDatabase>(db: &TestDb<DB>) -> Pool<DB> {
+/// Returns a lock whose statements start 20 s before they are executed: `timestamp` moves the start
+/// of a statement, and not `SYSDATE`. A session of the lock's own would set `timestamp` back.
+async fn held_up<DB: TestDatabase>(db: &TestDb<DB>) -> LeaseLock<DB> {
     let options = PoolOptions::new().max_connections(4).test_before_acquire(false).after_connect(|conn, _| {
         Box::pin(async { DB::execute_on(conn, "SET timestamp = UNIX_TIMESTAMP(SYSDATE(6)) - 20").await.map(drop) })
     });
-    options.connect(&db.url).await.unwrap()
+    LeaseLock::builder(options.connect(&db.url).await.unwrap()).share_pool().build().unwrap()
 }
 
 /// Returns how many milliseconds are left until the time in `column`, by the database's clock.
@@ -35,7 +35,7 @@ async fn left<DB: TestDatabase>(db: &TestDb<DB>, column: &str, table: &str) -> i
 
 async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock_for(LEASE).try_acquire("k").await);
-    let late = LeaseLock::new(held_up(&db).await);
+    let late = held_up(&db).await;
     for (seconds, least) in [(30, 25_000), (60, 55_000), (10, 40_000)] {
         let late = late.clone().lease(Duration::from_secs(seconds));
         late.resume("k", lease.claim().holder).await.unwrap().detach();
@@ -47,7 +47,7 @@ async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: TestDatabase>(db: Te
 
 /// A claim whose reply was lost is sent again. The first request may be executed after the second.
 async fn a_claim_that_was_held_up_holds_for_a_whole_lease<DB: TestDatabase>(db: TestDb<DB>) {
-    let late = LeaseLock::new(held_up(&db).await).lease(LEASE);
+    let late = held_up(&db).await.lease(LEASE);
     for _ in 0..2 {
         acquired(late.try_acquire("k").await).detach();
         let left = left(&db, "expires_at", "t_resource_lock").await;
@@ -58,7 +58,7 @@ async fn a_claim_that_was_held_up_holds_for_a_whole_lease<DB: TestDatabase>(db: 
 
 async fn a_sign_of_life_that_was_held_up_keeps_its_place<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock_for(LEASE).try_acquire("k").await);
-    let late = LeaseLock::new(held_up(&db).await).fair(true);
+    let late = held_up(&db).await.fair(true);
     let waiter = tokio::spawn({
         let late = late.clone();
         async move { late.acquire("k", Duration::from_secs(60)).await }
