@@ -282,8 +282,9 @@ async fn a_key_of_the_articles_table_is_found_by_its_index<DB: TestDatabase>(db:
             (0..100).map(|row| format!("('row {}', 'S', 0)", batch * 100 + row)).collect::<Vec<_>>().join(", ");
         db.execute(&format!("INSERT INTO t_resource_lock (key_resource, status, lock_flag) VALUES {values}")).await;
     }
+    // The rows that a session reads are counted in it.
     let pool = db.pool_of(1).await;
-    let lock = LeaseLock::new(pool.clone());
+    let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let mut held = Vec::new();
     for key in ["row 3", "row 1999", "row 1000", "row 500"] {
         held.push(acquired(lock.try_acquire(key).await));
