@@ -25,10 +25,13 @@ pub async fn accounts<DB: TestDatabase>(db: &TestDb<DB>) {
     }
 }
 
+/// Longer than 32 workers take on a busy machine.
+pub const PATIENT: Retry = Retry { attempts: 100_000, within: Duration::from_secs(6 * PATIENCE.as_secs()) };
+
 /// Returns both strategies as trait objects, as an application has them that chooses one by
-/// configuration. They retry for longer than 32 workers take on a busy machine.
+/// configuration.
 pub fn locks<DB: TestDatabase>(pool: &Pool<DB>) -> [(&'static str, Lock<DB>); 2] {
-    locks_with(pool, Retry { attempts: 100_000, within: 6 * PATIENCE })
+    locks_with(pool, PATIENT)
 }
 
 pub fn locks_with<DB: TestDatabase>(pool: &Pool<DB>, retry: Retry) -> [(&'static str, Lock<DB>); 2] {

@@ -1,12 +1,15 @@
 //! Both strategies under each isolation level that an application may have set for its sessions.
 
+use std::sync::Arc;
+
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired};
 use rowlock::{Attempt, LeaseLock, Reason, VersionedTable, balances::Columns};
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::time::timeout;
 
 use crate::{
-    bank::{VERSION, accounts, locks},
+    bank::{LEASE, Lock, PATIENT, VERSION, accounts, locks},
+    batched::{together, tries},
     both_strategies::{commits_no_stale_claim, loses_no_update},
     ticks_serializable,
 };
@@ -41,12 +44,18 @@ pub async fn pool_of_at<DB: TestDatabase>(db: &TestDb<DB>, connections: u32, lev
     options.connect(&db.url).await.unwrap()
 }
 
+/// Returns a lock whose statements have the setting too.
+fn shared<DB: TestDatabase>(pool: &Pool<DB>) -> LeaseLock<DB> {
+    LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap()
+}
+
 /// Checks that no update is lost, no stale claim commits, and no contention is reported as a
-/// database error.
+/// database error. In sessions of a lock's own, the level is that of the transaction alone.
 async fn holds_at<DB: TestDatabase>(db: TestDb<DB>, level: &str) {
     accounts(&db).await;
     let db = db.over(pool_at(&db, level).await);
-    for (name, lock) in locks(&db.pool) {
+    let shared: Lock<DB> = Arc::new(shared(&db.pool).retry(PATIENT));
+    for (name, lock) in locks(&db.pool).into_iter().chain([(LEASE, shared)]) {
         loses_no_update(&db, name, std::slice::from_ref(&lock)).await.unwrap();
         commits_no_stale_claim(&db, name, &*lock).await.unwrap();
     }
@@ -114,8 +123,8 @@ async fn snapshot_isolation<DB: TestDatabase>(db: TestDb<DB>) {
 /// With this setting, MariaDB's assignments see the original row, not what the assignments before
 /// them wrote.
 async fn assignments_at_once<DB: TestDatabase>(db: TestDb<DB>) {
-    let pool = pool_at(&db, "assignments at once").await;
-    let lock = LeaseLock::new(pool.clone());
+    let pool = pool_of_at(&db, 1, "assignments at once").await;
+    let lock = shared(&pool);
     let lease = acquired(lock.try_acquire("k").await);
     let token = lease.token();
     lease.abandon().await.unwrap();
@@ -124,5 +133,12 @@ async fn assignments_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(lease.token() > token && lease.renew().await.is_ok());
     lease.release().await.unwrap();
     assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_none());
+    // The statement for several keys.
+    for _ in 0..2 {
+        for lease in together(&pool, tries(&lock, ["a", "b", "c"])).await.into_iter().map(acquired) {
+            lease.renew().await.unwrap();
+            lease.release().await.unwrap();
+        }
+    }
     holds_at(db, "assignments at once").await;
 }
