@@ -351,24 +351,28 @@ async fn loss_is_reported_while_the_renewers_runtime_stands_still<DB: TestDataba
     still.shutdown_background();
 }
 
-/// Tasks that release are dropped by a runtime which no longer accepts the renewer's task.
+/// A runtime that ends drops the tasks that release, and does not wait for what they wait for.
 async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: TestDatabase>(db: TestDb<DB>) {
     let url = db.url.clone();
     let ended = std::thread::spawn(move || {
         for round in 0..5 {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-            runtime.block_on(async {
+            let releasing = runtime.block_on(async {
                 let pool = harness::pool::<DB>(&url, 2).await;
-                let lock = LeaseLock::new(pool.clone());
+                let lock = LeaseLock::builder(pool.clone()).share_pool().time_limit(PATIENCE).build().unwrap();
                 let lease = acquired(lock.try_acquire(&format!("round {round}")).await);
                 // Both connections are in use, so that the release waits.
                 let away = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
-                tokio::spawn(async move { lease.release().await });
+                let releasing = tokio::spawn(async move { lease.release().await });
                 tokio::task::yield_now().await;
                 sleep(Duration::from_millis(20)).await;
                 std::mem::forget(away);
+                releasing
             });
-            runtime.shutdown_timeout(Duration::from_secs(5));
+            assert!(!releasing.is_finished(), "it waits");
+            let since = Instant::now();
+            runtime.shutdown_timeout(PATIENCE);
+            assert!(since.elapsed() < PATIENCE / 4, "{:?}", since.elapsed());
         }
     });
     eventually("the runtimes have ended", || async { ended.is_finished() }).await;
