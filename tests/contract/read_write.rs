@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -227,9 +230,9 @@ async fn readers_that_find_the_name_held_do_not_delay_the_writer<DB: TestDatabas
 async fn no_side_starves<DB: TestDatabase>(db: TestDb<DB>) {
     for crowd_writes in [false, true] {
         let lock = || on(&db.lock_for(LONG).fair(crowd_writes));
-        let mut crowd = JoinSet::new();
+        let (mut crowd, granted) = (JoinSet::new(), Arc::new(AtomicU32::new(0)));
         for _ in 0..4 {
-            let lock = lock();
+            let (lock, granted) = (lock(), granted.clone());
             crowd.spawn(async move {
                 loop {
                     let attempt = if crowd_writes {
@@ -238,13 +241,26 @@ async fn no_side_starves<DB: TestDatabase>(db: TestDb<DB>) {
                         lock.readers().acquire(PATIENCE).await
                     };
                     let lease = acquired(attempt);
+                    granted.fetch_add(1, Ordering::Relaxed);
                     sleep(Duration::from_millis(40)).await;
                     lease.release().await.unwrap();
                 }
             });
         }
         let lock = lock();
-        for _ in 0..3 {
+        for wait in 0..=3 {
+            // Each of the crowd is at it before each wait, and after the last one.
+            let before = granted.load(Ordering::Relaxed);
+            eventually("the crowd goes on", || {
+                let ended = crowd.try_join_next();
+                assert!(ended.is_none(), "one of the crowd has ended: {ended:?}");
+                let goes_on = granted.load(Ordering::Relaxed) >= before + 8;
+                async move { goes_on }
+            })
+            .await;
+            if wait == 3 {
+                break;
+            }
             let attempt = if crowd_writes {
                 lock.readers().acquire(PATIENCE).await
             } else {
