@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     action::{Action, Certainty, describe_outcome},
-    error::prints_its_chain,
+    chain::prints_its_chain,
     key::{Holder, Key},
     store::fault::said,
 };

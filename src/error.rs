@@ -1,14 +1,13 @@
 //! Errors of the crate.
 
-use std::fmt;
-
 use crate::{
     action::{Action, Certainty},
     causes::{DatabaseFault, NotFound, Setup, TransactionFault},
+    chain::prints_its_chain,
     invalid::Invalid,
     key::{Key, Token},
     rules::{Reason, Refusal},
-    store::fault::{self, Contention, fault},
+    store::fault::{Contention, fault},
 };
 
 /// An error of a call. A failure of the database is never reported as a refusal.
@@ -94,38 +93,7 @@ impl From<Refusal> for Error {
     }
 }
 
-/// `Debug` for an error that a `main` may return.
-macro_rules! prints_its_chain {
-    ($($error:ty),*) => {$(
-        impl std::fmt::Debug for $error {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                $crate::error::print_chain(self, f)
-            }
-        }
-    )*};
-}
-pub(crate) use prints_its_chain;
-
 prints_its_chain!(Error);
-
-/// Prints an error and all its sources on one line. A text that an error repeats from its source,
-/// as sqlx's errors do, is printed once.
-pub(crate) fn print_chain(error: &dyn std::error::Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let mut said = error.to_string();
-    f.write_str(&said)?;
-    let mut source = error.source();
-    while let Some(error) = source {
-        let of_driver = error.downcast_ref::<sqlx::Error>();
-        let text = of_driver.map_or_else(|| error.to_string(), fault::said);
-        if !said.contains(&text) {
-            write!(f, ": {text}")?;
-        }
-        // The server's own error is a part of the text.
-        let is_servers = of_driver.is_some_and(|error| error.as_database_error().is_some());
-        (said, source) = (text, error.source().filter(|_| !is_servers));
-    }
-    Ok(())
-}
 
 impl Error {
     /// Creates an [`Error::Conflict`], for a lock of the application's own

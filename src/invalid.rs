@@ -3,7 +3,7 @@
 
 use std::{error, fmt, sync::Arc};
 
-use crate::error::prints_its_chain;
+use crate::chain::prints_its_chain;
 
 /// What is wrong with what a program passed: a key, a name, a setting, a schedule. Nothing was
 /// changed.

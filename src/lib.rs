@@ -172,6 +172,7 @@ compile_error!("rowlock needs a database: enable one of the features `sqlite`, `
 mod access;
 mod action;
 mod causes;
+mod chain;
 mod election;
 mod error;
 mod grant;

@@ -3,7 +3,8 @@
 use std::{error::Error as StdError, fmt};
 
 use crate::{
-    error::{Error, print_chain},
+    chain::print_chain,
+    error::Error,
     key::{Key, Token},
     rules::Refusal,
 };
