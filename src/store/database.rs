@@ -3,7 +3,8 @@
 #[cfg(feature = "schedule")]
 use crate::store::instances::InstanceStore;
 use crate::store::{
-    admin::AdminStore, changes::ChangeStore, queue::QueueStore, schema::SchemaStore, version::VersionStore,
+    ClaimStore, HeldStore, admin::AdminStore, changes::ChangeStore, queue::QueueStore, schema::SchemaStore,
+    version::VersionStore,
 };
 
 /// Stands in for the operations of the feature `schedule`.
@@ -34,8 +35,14 @@ impl<DB> InstanceStore for DB {}
     note = "add the feature in Cargo.toml: `rowlock = {{ features = [\"postgres\"] }}`, or \"mysql\" (MariaDB too), or \"sqlite\" (the default)",
     note = "`sqlx::Any` has no locks: connect with the driver that the URL names"
 )]
-pub trait Database: AdminStore + ChangeStore + SchemaStore + VersionStore + QueueStore + InstanceStore {}
+pub trait Database:
+    ClaimStore + HeldStore + AdminStore + ChangeStore + SchemaStore + VersionStore + QueueStore + InstanceStore
+{
+}
 
 // What is missing is the feature, not one of these traits.
 #[diagnostic::do_not_recommend]
-impl<DB> Database for DB where DB: AdminStore + ChangeStore + SchemaStore + VersionStore + QueueStore + InstanceStore {}
+impl<DB> Database for DB where
+    DB: ClaimStore + HeldStore + AdminStore + ChangeStore + SchemaStore + VersionStore + QueueStore + InstanceStore
+{
+}

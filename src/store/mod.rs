@@ -294,13 +294,7 @@ pub enum Form {
     IntegerTimes,
 }
 
-/// The statements of the lock on a database.
-///
-/// A server may carry a statement out long after its client has given it up. A statement that
-/// grants or extends therefore has a limit, `not_after`: a time on the server's clock after which
-/// it changes nothing. `None` is no limit. The server reads its clock for the comparison after it
-/// has locked the row. A statement that locks the row after `not_after` therefore sees all that the
-/// limited one will ever change.
+/// The sessions and transactions of a database.
 pub trait Store: sqlx::Database {
     /// Whether only one connection writes at a time, and others that want to write sleep.
     const ONE_WRITER: bool = false;
@@ -352,6 +346,36 @@ pub trait Store: sqlx::Database {
         std::future::ready(false)
     }
 
+    /// Fails unless the connection is inside a transaction that can be committed. The server, or a
+    /// statement of the application's, may have ended the one that the driver counts.
+    fn in_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Begins and ends a transaction that the driver does not count. A connection that is dropped
+    /// within it has to be closed.
+    const BEGIN_TEXT: &'static str = "BEGIN";
+    const COMMIT_TEXT: &'static str = "COMMIT";
+    const ROLLBACK_TEXT: &'static str = "ROLLBACK";
+
+    /// Executes a text without results, such as [`INTACT`] or [`UNDO`].
+    fn execute_text(conn: &mut Self::Connection, sql: &'static str) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Commits the transaction that [`open`](Self::open) began. Returns `false` if the connection
+    /// has to be closed.
+    fn commit(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Rolls back what is open after [`open`](Self::open), which need not be the transaction that
+    /// it began. Returns `false` if the connection has to be closed.
+    fn roll_back(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
+}
+
+/// Claims of rows, and their creation.
+///
+/// A server may carry a statement out long after its client has given it up. A statement that
+/// grants or extends therefore has a limit, `not_after`: a time on the server's clock after which
+/// it changes nothing. `None` is no limit. The server reads its clock for the comparison after it
+/// has locked the row. A statement that locks the row after `not_after` therefore sees all that the
+/// limited one will ever change.
+pub trait ClaimStore: Store {
     /// Creates rows: free, `S`, begun at the epoch, so that every rule set grants them. An existing
     /// row is left unchanged. The statement may wait for another transaction's uncommitted insert,
     /// for `lock_timeout` where the server supports such a limit.
@@ -385,31 +409,13 @@ pub trait Store: sqlx::Database {
         requests: &[ClaimRequest],
         terms: &Terms,
     ) -> impl Future<Output = Reply<Vec<ClaimReply>>> + Send;
+}
 
+/// Changes of claims that stand, and their confirmations. Limits are as for [`ClaimStore`].
+pub trait HeldStore: Store {
     /// Counts a confirmation on the claim's row, in the caller's transaction. The row stays locked
     /// until the transaction ends.
     fn confirm(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Confirmed>> + Send;
-
-    /// Fails unless the connection is inside a transaction that can be committed. The server, or a
-    /// statement of the application's, may have ended the one that the driver counts.
-    fn in_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
-
-    /// Begins and ends a transaction that the driver does not count. A connection that is dropped
-    /// within it has to be closed.
-    const BEGIN_TEXT: &'static str = "BEGIN";
-    const COMMIT_TEXT: &'static str = "COMMIT";
-    const ROLLBACK_TEXT: &'static str = "ROLLBACK";
-
-    /// Executes a text without results, such as [`INTACT`] or [`UNDO`].
-    fn execute_text(conn: &mut Self::Connection, sql: &'static str) -> impl Future<Output = Reply<()>> + Send;
-
-    /// Commits the transaction that [`open`](Self::open) began. Returns `false` if the connection
-    /// has to be closed.
-    fn commit(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
-
-    /// Rolls back what is open after [`open`](Self::open), which need not be the transaction that
-    /// it began. Returns `false` if the connection has to be closed.
-    fn roll_back(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Returns how many transactions have confirmed the claim, after waiting for any transaction
     /// that has locked its row; `None` if the claim does not stand.

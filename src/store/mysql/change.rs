@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::LazyLock};
 
 use chrono::{DateTime, Utc};
 use sqlx::{
-    AssertSqlSafe, MySqlConnection,
+    AssertSqlSafe, MySql, MySqlConnection,
     mysql::{MySqlQueryResult, MySqlRow},
 };
 
@@ -12,16 +12,16 @@ use crate::store::mysql::row::{IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowa
 use crate::{
     key::Claim,
     store::{
-        Change, Outcome, Reply, RowSnapshot,
+        Change, Confirmed, Form, HeldStore, Outcome, Reply, RowSnapshot,
         fault::{Fault, fault},
         hex, limit_micros,
         stored_row::{StoredRow as _, snapshot},
-        unanswered, unmatched,
+        unanswered, unconfirmed, unmatched,
     },
 };
 
 /// The claims that a statement names, as (key, ...) and ((holder, token), ...).
-pub(super) struct Named<'a>(Vec<&'a Claim>);
+struct Named<'a>(Vec<&'a Claim>);
 
 impl<'a> Named<'a> {
     pub fn new(claims: &'a [Claim]) -> Self {
@@ -36,6 +36,13 @@ impl<'a> Named<'a> {
         marks("(?, ?)", self.0.len())
     }
 }
+
+/// The lock waits for a transaction whose COMMIT was not answered. The statement is an update
+/// rather than a read: a cluster node that is behind would return the row as it was before that
+/// COMMIT, but rejects every update of such a row.
+const CONFIRMS: &str = "
+UPDATE t_resource_lock SET confirms = LAST_INSERT_ID(confirms + 1) - 1, expires_at = expires_at + INTERVAL 1 MICROSECOND
+WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL";
 
 /// Builds the condition that the row is of one of these claims, and that the claim stands.
 fn ours(named: &Named<'_>, row: &str) -> String {
@@ -58,7 +65,7 @@ fn locked(named: &Named<'_>, more: &str) -> String {
 }
 
 /// Builds the update of those of the claims that stand; `limit` is a further condition.
-pub(super) fn change_statement(named: &Named<'_>, set: &str, limit: &str) -> String {
+fn change_statement(named: &Named<'_>, set: &str, limit: &str) -> String {
     let locked = locked(named, "");
     format!("UPDATE ({locked}) j {JOINED} SET {set} {limit}")
 }
@@ -80,14 +87,14 @@ fn bind_keys<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
     named.0.iter().fold(query, |query, claim| query.bind(claim.key.as_str().to_owned()))
 }
 
-pub(super) fn bind_claims<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
+fn bind_claims<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
     let query = bind_keys(query, named);
     named.0.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()))
 }
 
 /// Extends the claims in one statement. The reply has only the number of rows. If some were
 /// extended, a later read cannot tell which: the others are not reported as too late.
-pub(super) async fn extend(
+async fn extend(
     conn: &mut MySqlConnection,
     claims: &[Claim],
     change: Change,
@@ -105,12 +112,7 @@ pub(super) async fn extend(
 }
 
 /// Ends a claim in one statement. If the reply does not show that it was ended, a later read does.
-pub(super) async fn end_one(
-    conn: &mut MySqlConnection,
-    claims: &[Claim],
-    change: Change,
-    nowait: bool,
-) -> Reply<Vec<Outcome>> {
+async fn end_one(conn: &mut MySqlConnection, claims: &[Claim], change: Change, nowait: bool) -> Reply<Vec<Outcome>> {
     let (named, set) = (Named::new(claims), set_of(change));
     let nowait = nowait.then(|| {
         let query = sqlx::query(AssertSqlSafe(change_nowait_statement(&named, set)));
@@ -140,7 +142,7 @@ fn outcomes(
 /// Ends all claims in one statement, if all of them stand. A row that it frees could be claimed by
 /// another holder before a read shows which were freed. It therefore frees nothing if one of the
 /// claims does not stand, or its row is locked; a second statement then ends those that stand.
-pub(super) async fn end_several(conn: &mut MySqlConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
+async fn end_several(conn: &mut MySqlConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
     let named = Named::new(claims);
     let query = bind_claims(sqlx::query(AssertSqlSafe(change_all_statement(&named, set_of(change)))), &named);
     let query = bind_change(query, change).bind(i64::try_from(claims.len()).unwrap_or(i64::MAX));
@@ -253,11 +255,7 @@ fn snapshot_statement(named: &Named<'_>, lock: &str) -> String {
 }
 
 /// Returns the row snapshot of the one named claim.
-pub(super) async fn snapshot_of(
-    conn: &mut MySqlConnection,
-    named: &Named<'_>,
-    lock: &str,
-) -> Reply<Option<RowSnapshot>> {
+async fn snapshot_of(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<Option<RowSnapshot>> {
     Ok(read_snapshots(conn, named, lock).await?.into_values().next())
 }
 
@@ -279,4 +277,64 @@ fn snapshots_of(rows: &[MySqlRow]) -> Reply<HashMap<String, RowSnapshot>> {
         snapshots.insert(row.text("name")?, snapshot(row)?);
     }
     Ok(snapshots)
+}
+
+/// Reads the count of a claim's confirmations, while the claim stands. The read locks the row, so
+/// that no proxy sends it to a replica.
+async fn read_confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
+    let query = sqlx::query_scalar(
+        "SELECT confirms FROM t_resource_lock WHERE key_resource = ? AND holder = ? AND token = ? FOR UPDATE",
+    );
+    query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
+}
+
+impl HeldStore for MySql {
+    async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
+        let named = Named::new(std::slice::from_ref(claim));
+        // The reply carries the count, as the last insert id.
+        let sql = change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)", "");
+        let query = bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
+        let reply = query.execute(&mut *conn).await?;
+        if reply.rows_affected() > 0 {
+            let count = match reply.last_insert_id() {
+                // A trigger of the application that writes hides the id.
+                0 => read_confirms(conn, claim).await?.ok_or(sqlx::Error::RowNotFound)?,
+                count => i64::try_from(count).unwrap_or_default(),
+            };
+            return Ok(Confirmed::Done(count));
+        }
+        let seen = unconfirmed(claim, snapshot_of(conn, &named, "").await?);
+        if seen == Confirmed::Lost {
+            return Ok(seen);
+        }
+        // A plain read returns the row as of the transaction's snapshot, a locking read as it is
+        // now. The locking read finds no row that another transaction has locked.
+        let now = snapshot_of(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
+        Ok(if now.is_some() { unconfirmed(claim, now) } else { seen })
+    }
+
+    async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
+        let query = sqlx::query(CONFIRMS).bind(claim.key.as_str());
+        let reply = query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).execute(&mut *conn).await?;
+        match (reply.rows_affected(), reply.last_insert_id()) {
+            (0, _) => Ok(None),
+            // A trigger hides the id. The update succeeded, so this node has the current row.
+            (_, 0) => read_confirms(conn, claim).await,
+            (_, next) => Ok(i64::try_from(next - 1).ok()),
+        }
+    }
+
+    async fn change(
+        conn: &mut MySqlConnection,
+        claims: &[Claim],
+        change: Change,
+        not_after: Option<DateTime<Utc>>,
+        form: Form,
+    ) -> Reply<Vec<Outcome>> {
+        match change {
+            Change::Renew(_) => extend(conn, claims, change, not_after).await,
+            _ if claims.len() == 1 => end_one(conn, claims, change, form == Form::NoWait).await,
+            Change::Release { .. } | Change::Abandon(_) | Change::PutBack => end_several(conn, claims, change).await,
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! Claims: the granting half of the rules (`rules.rs`), as one statement.
 
-use std::{collections::HashMap, sync::LazyLock};
+use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
-use chrono::DateTime;
-use sqlx::{AssertSqlSafe, MySqlConnection, Row as _, mysql::MySqlRow};
+use chrono::{DateTime, Utc};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
 use crate::store::mysql::row::{
@@ -13,7 +13,8 @@ use crate::{
     key::{Key, PreviousClaim, Token},
     rules::{Rules, Terms, Verdict, judge},
     store::{
-        ClaimReply, ClaimRequest, Reply,
+        ClaimReply, ClaimRequest, ClaimStore, Form, Reply, is_apart, limit_micros,
+        mysql::create,
         stored_row::{StoredRow as _, previous, read},
         unanswered,
     },
@@ -199,7 +200,7 @@ fn bind_claim_nowait<'q>(request: &'q ClaimRequest, terms: &'q Terms, limit: i64
 
 /// Reads before claiming, for a request that waits: it is refused most of the time, and a read
 /// alone gives the reason.
-pub(super) async fn read_and_claim(
+async fn read_and_claim(
     conn: &mut MySqlConnection,
     request: &ClaimRequest,
     terms: &Terms,
@@ -215,7 +216,7 @@ pub(super) async fn read_and_claim(
     claim_one(conn, request, terms, limit, nowait).await
 }
 
-pub(super) async fn claim_one(
+async fn claim_one(
     conn: &mut MySqlConnection,
     request: &ClaimRequest,
     terms: &Terms,
@@ -265,7 +266,7 @@ async fn read_one(conn: &mut MySqlConnection, key: &Key, terms: &Terms) -> Reply
 
 /// Claims for independent holders: all keys that are free, in one statement. A takeover requires a
 /// claim of its own. If not all were granted, a read shows which.
-pub(super) async fn claim_apart(
+async fn claim_apart(
     conn: &mut MySqlConnection,
     requests: &[ClaimRequest],
     terms: &Terms,
@@ -341,26 +342,12 @@ async fn read_several(conn: &mut MySqlConnection, requests: &[ClaimRequest]) -> 
     rows.into_iter().map(|row| Ok((row.try_get("name")?, row))).collect()
 }
 
-/// Reads the rows without locking them. A locking read would lock those that it passes over.
-pub(super) async fn look(
-    conn: &mut MySqlConnection,
-    requests: &[ClaimRequest],
-    terms: &Terms,
-) -> Reply<Vec<ClaimReply>> {
-    let rows = read_several(conn, requests).await?;
-    let seen = |request: &ClaimRequest| match rows.get(request.key.as_str()) {
-        Some(row) => Ok(ClaimReply::Seen { row: Some(read(row, terms)?), now: row.time("now")? }),
-        None => Ok(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }),
-    };
-    requests.iter().map(seen).collect()
-}
-
 /// Claims all keys in one transaction, which is rolled back at the first refusal. No claim waits
 /// for a row, so none deadlocks.
 ///
 /// The refused row is read after the transaction: at SERIALIZABLE, a read within one locks the row,
 /// and waits for it.
-pub(super) async fn claim_together(
+async fn claim_together(
     conn: &mut MySqlConnection,
     requests: &[ClaimRequest],
     terms: &Terms,
@@ -404,4 +391,42 @@ fn seen(row: &MySqlRow, holder: Uuid) -> Reply<Option<(Token, Option<PreviousCla
         return Ok(None);
     }
     Ok(Some((Token::new(row.number("token")?), previous(row)?)))
+}
+
+impl ClaimStore for MySql {
+    async fn create(
+        conn: &mut MySqlConnection,
+        keys: &[Key],
+        minutes: i32,
+        lock_timeout: Duration,
+        form: Form,
+    ) -> Reply<()> {
+        create::create(conn, keys, minutes, lock_timeout, form == Form::NoWait).await
+    }
+
+    async fn claim(
+        conn: &mut MySqlConnection,
+        requests: &[ClaimRequest],
+        terms: &Terms,
+        not_after: Option<DateTime<Utc>>,
+        form: Form,
+    ) -> Reply<Vec<ClaimReply>> {
+        let (limit, nowait) = (limit_micros(not_after), form == Form::NoWait);
+        match requests {
+            [request] if request.waited => Ok(vec![read_and_claim(conn, request, terms, limit, nowait).await?]),
+            [request] => Ok(vec![claim_one(conn, request, terms, limit, nowait).await?]),
+            _ if is_apart(requests) => claim_apart(conn, requests, terms, limit, nowait).await,
+            _ => claim_together(conn, requests, terms, limit).await,
+        }
+    }
+
+    /// Reads the rows without locking them. A locking read would lock those that it passes over.
+    async fn look(conn: &mut MySqlConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+        let rows = read_several(conn, requests).await?;
+        let seen = |request: &ClaimRequest| match rows.get(request.key.as_str()) {
+            Some(row) => Ok(ClaimReply::Seen { row: Some(read(row, terms)?), now: row.time("now")? }),
+            None => Ok(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }),
+        };
+        requests.iter().map(seen).collect()
+    }
 }

@@ -33,31 +33,14 @@ mod schedule_sql;
 mod schema;
 mod version;
 
-use std::time::Duration;
-
 use chrono::{DateTime, NaiveDateTime, Utc};
 use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _,
+    ConnectOptions as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _,
     mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::mysql::change::Named;
-use crate::store::{
-    Change, ClaimReply, ClaimRequest, Confirmed, Form, INSIDE, Outcome, Reply, Store, is_apart, limit_micros,
-    unconfirmed,
-};
-use crate::{
-    key::{Claim, Key},
-    rules::Terms,
-};
-
-/// The lock waits for a transaction whose COMMIT was not answered. The statement is an update
-/// rather than a read: a cluster node that is behind would return the row as it was before that
-/// COMMIT, but rejects every update of such a row.
-const CONFIRMS: &str = "
-UPDATE t_resource_lock SET confirms = LAST_INSERT_ID(confirms + 1) - 1, expires_at = expires_at + INTERVAL 1 MICROSECOND
-WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL";
+use crate::store::{INSIDE, Reply, Store};
 
 /// Begins a transaction after which the session neither commits by itself nor writes: its
 /// statements fall into transactions that the last ROLLBACK undoes, and those that begin after a
@@ -162,60 +145,6 @@ impl Store for MySql {
         }
     }
 
-    async fn create(
-        conn: &mut MySqlConnection,
-        keys: &[Key],
-        minutes: i32,
-        lock_timeout: Duration,
-        form: Form,
-    ) -> Reply<()> {
-        create::create(conn, keys, minutes, lock_timeout, form == Form::NoWait).await
-    }
-
-    async fn claim(
-        conn: &mut MySqlConnection,
-        requests: &[ClaimRequest],
-        terms: &Terms,
-        not_after: Option<DateTime<Utc>>,
-        form: Form,
-    ) -> Reply<Vec<ClaimReply>> {
-        let (limit, nowait) = (limit_micros(not_after), form == Form::NoWait);
-        match requests {
-            [request] if request.waited => Ok(vec![claim::read_and_claim(conn, request, terms, limit, nowait).await?]),
-            [request] => Ok(vec![claim::claim_one(conn, request, terms, limit, nowait).await?]),
-            _ if is_apart(requests) => claim::claim_apart(conn, requests, terms, limit, nowait).await,
-            _ => claim::claim_together(conn, requests, terms, limit).await,
-        }
-    }
-
-    async fn look(conn: &mut MySqlConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-        claim::look(conn, requests, terms).await
-    }
-
-    async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
-        let named = Named::new(std::slice::from_ref(claim));
-        // The reply carries the count, as the last insert id.
-        let sql = change::change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)", "");
-        let query = change::bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
-        let reply = query.execute(&mut *conn).await?;
-        if reply.rows_affected() > 0 {
-            let count = match reply.last_insert_id() {
-                // A trigger of the application that writes hides the id.
-                0 => read_confirms(conn, claim).await?.ok_or(sqlx::Error::RowNotFound)?,
-                count => i64::try_from(count).unwrap_or_default(),
-            };
-            return Ok(Confirmed::Done(count));
-        }
-        let seen = unconfirmed(claim, change::snapshot_of(conn, &named, "").await?);
-        if seen == Confirmed::Lost {
-            return Ok(seen);
-        }
-        // A plain read returns the row as of the transaction's snapshot, a locking read as it is
-        // now. The locking read finds no row that another transaction has locked.
-        let now = change::snapshot_of(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
-        Ok(if now.is_some() { unconfirmed(claim, now) } else { seen })
-    }
-
     async fn in_transaction(conn: &mut MySqlConnection) -> Reply<()> {
         sqlx::raw_sql(INSIDE).execute(conn).await.map(drop)
     }
@@ -231,40 +160,4 @@ impl Store for MySql {
     async fn roll_back(conn: &mut MySqlConnection) -> Reply<bool> {
         end(conn, concat!(rollback!(), restore!())).await
     }
-
-    async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
-        let query = sqlx::query(CONFIRMS).bind(claim.key.as_str());
-        let reply = query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).execute(&mut *conn).await?;
-        match (reply.rows_affected(), reply.last_insert_id()) {
-            (0, _) => Ok(None),
-            // A trigger hides the id. The update succeeded, so this node has the current row.
-            (_, 0) => read_confirms(conn, claim).await,
-            (_, next) => Ok(i64::try_from(next - 1).ok()),
-        }
-    }
-
-    async fn change(
-        conn: &mut MySqlConnection,
-        claims: &[Claim],
-        change: Change,
-        not_after: Option<DateTime<Utc>>,
-        form: Form,
-    ) -> Reply<Vec<Outcome>> {
-        match change {
-            Change::Renew(_) => change::extend(conn, claims, change, not_after).await,
-            _ if claims.len() == 1 => change::end_one(conn, claims, change, form == Form::NoWait).await,
-            Change::Release { .. } | Change::Abandon(_) | Change::PutBack => {
-                change::end_several(conn, claims, change).await
-            }
-        }
-    }
-}
-
-/// Reads the count of a claim's confirmations, while the claim stands. The read locks the row, so
-/// that no proxy sends it to a replica.
-async fn read_confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
-    let query = sqlx::query_scalar(
-        "SELECT confirms FROM t_resource_lock WHERE key_resource = ? AND holder = ? AND token = ? FOR UPDATE",
-    );
-    query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
 }

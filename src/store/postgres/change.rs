@@ -3,13 +3,13 @@
 use std::sync::LazyLock;
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, Row as _};
+use sqlx::{PgConnection, Postgres, Row as _};
 use uuid::Uuid;
 
 use crate::{
     key::Claim,
     store::{
-        Change, Confirmed, Outcome, Reply,
+        Change, Confirmed, Form, HeldStore, Outcome, Reply,
         postgres::row::{FEW, finite, in_time, snapshot_of},
         unconfirmed, unmatched,
     },
@@ -110,65 +110,70 @@ WHERE t.key_resource = $1 AND {OURS} FOR UPDATE OF t"
     )
 });
 
-pub(super) async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Confirmed> {
-    let row = sqlx::query(CONFIRM.as_str())
-        .bind(claim.key.as_str())
-        .bind(claim.holder.as_uuid())
-        .bind(claim.token.get())
-        .fetch_one(conn)
-        .await?;
-    Ok(match row.try_get("confirms")? {
-        Some(count) => Confirmed::Done(count),
-        None => match snapshot_of(&row)? {
-            // The transaction's own snapshot may be older than the row.
-            None if row.try_get("snapshot")? => Confirmed::TooOld,
-            seen => unconfirmed(claim, seen),
-        },
-    })
-}
-
-pub(super) async fn confirms(conn: &mut PgConnection, claim: &Claim) -> Reply<Option<i64>> {
-    let query = sqlx::query_scalar(CONFIRMS.as_str()).bind(claim.key.as_str());
-    query.bind(claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
-}
-
-pub(super) async fn change(
-    conn: &mut PgConnection,
-    claims: &[Claim],
-    change: Change,
-    not_after: Option<DateTime<Utc>>,
-) -> Reply<Vec<Outcome>> {
-    let ChangeStatement { one, many }: &'static ChangeStatement = match change {
-        Change::Renew(_) => &RENEW,
-        Change::Release { .. } => &RELEASE,
-        Change::Abandon(_) => &ABANDON,
-        Change::PutBack => &PUT_BACK,
-    };
-    let query = match claims {
-        [Claim { key, holder, token }] => {
-            sqlx::query(one.as_str()).bind(key.as_str()).bind(holder.as_uuid()).bind(token.get())
-        }
-        _ => {
-            let keys: Vec<&str> = claims.iter().map(|claim| claim.key.as_str()).collect();
-            let holders: Vec<Uuid> = claims.iter().map(|claim| *claim.holder.as_uuid()).collect();
-            let tokens: Vec<i64> = claims.iter().map(|claim| claim.token.get()).collect();
-            sqlx::query(many.as_str()).bind(keys).bind(holders).bind(tokens)
-        }
-    };
-    let query = match change {
-        Change::Renew(lease) => query.bind(lease).bind(not_after),
-        Change::Abandon(delay) => query.bind(delay),
-        Change::Release { status, offset, asynchronous } => query.bind(status.letter()).bind(offset).bind(asynchronous),
-        Change::PutBack => query,
-    };
-    let rows = query.fetch_all(conn).await?;
-    rows.iter()
-        .zip(claims)
-        .map(|(row, claim)| {
-            if row.try_get("done")? {
-                return Ok(Outcome::Done);
-            }
-            Ok(unmatched(change, claim, snapshot_of(row)?, not_after))
+impl HeldStore for Postgres {
+    async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Confirmed> {
+        let row = sqlx::query(CONFIRM.as_str())
+            .bind(claim.key.as_str())
+            .bind(claim.holder.as_uuid())
+            .bind(claim.token.get())
+            .fetch_one(conn)
+            .await?;
+        Ok(match row.try_get("confirms")? {
+            Some(count) => Confirmed::Done(count),
+            None => match snapshot_of(&row)? {
+                // The transaction's own snapshot may be older than the row.
+                None if row.try_get("snapshot")? => Confirmed::TooOld,
+                seen => unconfirmed(claim, seen),
+            },
         })
-        .collect()
+    }
+
+    async fn confirms(conn: &mut PgConnection, claim: &Claim) -> Reply<Option<i64>> {
+        let query = sqlx::query_scalar(CONFIRMS.as_str()).bind(claim.key.as_str());
+        query.bind(claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
+    }
+
+    async fn change(
+        conn: &mut PgConnection,
+        claims: &[Claim],
+        change: Change,
+        not_after: Option<DateTime<Utc>>,
+        _: Form,
+    ) -> Reply<Vec<Outcome>> {
+        let ChangeStatement { one, many }: &'static ChangeStatement = match change {
+            Change::Renew(_) => &RENEW,
+            Change::Release { .. } => &RELEASE,
+            Change::Abandon(_) => &ABANDON,
+            Change::PutBack => &PUT_BACK,
+        };
+        let query = match claims {
+            [Claim { key, holder, token }] => {
+                sqlx::query(one.as_str()).bind(key.as_str()).bind(holder.as_uuid()).bind(token.get())
+            }
+            _ => {
+                let keys: Vec<&str> = claims.iter().map(|claim| claim.key.as_str()).collect();
+                let holders: Vec<Uuid> = claims.iter().map(|claim| *claim.holder.as_uuid()).collect();
+                let tokens: Vec<i64> = claims.iter().map(|claim| claim.token.get()).collect();
+                sqlx::query(many.as_str()).bind(keys).bind(holders).bind(tokens)
+            }
+        };
+        let query = match change {
+            Change::Renew(lease) => query.bind(lease).bind(not_after),
+            Change::Abandon(delay) => query.bind(delay),
+            Change::Release { status, offset, asynchronous } => {
+                query.bind(status.letter()).bind(offset).bind(asynchronous)
+            }
+            Change::PutBack => query,
+        };
+        let rows = query.fetch_all(conn).await?;
+        rows.iter()
+            .zip(claims)
+            .map(|(row, claim)| {
+                if row.try_get("done")? {
+                    return Ok(Outcome::Done);
+                }
+                Ok(unmatched(change, claim, snapshot_of(row)?, not_after))
+            })
+            .collect()
+    }
 }

@@ -3,14 +3,14 @@
 use std::{collections::HashMap, sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, Row as _, postgres::PgRow};
+use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 use uuid::Uuid;
 
 use crate::{
     key::{Key, Token},
     rules::{Rules, Terms},
     store::{
-        ClaimReply, ClaimRequest, Reply, is_apart,
+        ClaimReply, ClaimRequest, ClaimStore, Form, Reply, is_apart,
         postgres::row::{FEW, Query, ROW, in_time, once_ended, read},
         stored_row::previous,
     },
@@ -142,36 +142,6 @@ fn answer(row: &PgRow, terms: &Terms) -> Reply<ClaimReply> {
     Ok(ClaimReply::Seen { row: Some(read(row, terms)?), now: row.try_get("now")? })
 }
 
-pub(super) async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, lock_timeout: Duration) -> Reply<()> {
-    let keys: Vec<&str> = keys.iter().map(Key::as_str).collect();
-    let lock_timeout = format!("{}ms", lock_timeout.as_millis().max(1));
-    sqlx::query(CREATE).bind(keys).bind(minutes).bind(lock_timeout).execute(conn).await.map(drop)
-}
-
-pub(super) async fn claim(
-    conn: &mut PgConnection,
-    requests: &[ClaimRequest],
-    terms: &Terms,
-    not_after: Option<DateTime<Utc>>,
-) -> Reply<Vec<ClaimReply>> {
-    let query = match requests {
-        [ClaimRequest { key, holder, waited }] => {
-            let query = sqlx::query(CLAIM.as_str()).bind(key.as_str()).bind(holder.as_uuid());
-            bind_terms(query, terms).bind(waited)
-        }
-        _ => {
-            let sql = if is_apart(requests) { CLAIM_APART.as_str() } else { CLAIM_TOGETHER.as_str() };
-            bind_requests(sql, requests, terms)
-        }
-    };
-    let rows = query.bind(not_after).fetch_all(&mut *conn).await;
-    let rows = once_ended(conn, rows).await?;
-    if requests.len() == 1 || is_apart(requests) {
-        return rows.iter().map(|row| answer(row, terms)).collect();
-    }
-    rows.iter().map(|row| answer_of_set(row, terms)).collect()
-}
-
 /// A row that could have been granted by itself was not the reason to refuse the set.
 fn answer_of_set(row: &PgRow, terms: &Terms) -> Reply<ClaimReply> {
     match answer(row, terms)? {
@@ -180,23 +150,56 @@ fn answer_of_set(row: &PgRow, terms: &Terms) -> Reply<ClaimReply> {
     }
 }
 
-/// Reads the rows, and takes no lock.
-pub(super) async fn look(conn: &mut PgConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-    let keys: Vec<&str> = requests.iter().map(|request| request.key.as_str()).collect();
-    let mut rows = HashMap::new();
-    for found in sqlx::query(LOOK.as_str()).bind(keys).fetch_all(conn).await? {
-        rows.insert(found.try_get::<String, _>("key_resource")?, (read(&found, terms)?, found.try_get("now")?));
-    }
-    let seen = |request: &ClaimRequest| match rows.remove(request.key.as_str()) {
-        Some((row, now)) => ClaimReply::Seen { row: Some(row), now },
-        None => ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH },
-    };
-    Ok(requests.iter().map(seen).collect())
-}
-
 fn bind_requests<'q>(sql: &'static str, requests: &'q [ClaimRequest], terms: &'q Terms) -> Query<'q> {
     let keys: Vec<&str> = requests.iter().map(|request| request.key.as_str()).collect();
     let holders: Vec<Uuid> = requests.iter().map(|request| *request.holder.as_uuid()).collect();
     let waited: Vec<bool> = requests.iter().map(|request| request.waited).collect();
     bind_terms(sqlx::query(sql).bind(keys).bind(holders), terms).bind(waited)
+}
+
+impl ClaimStore for Postgres {
+    async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, lock_timeout: Duration, _: Form) -> Reply<()> {
+        let keys: Vec<&str> = keys.iter().map(Key::as_str).collect();
+        let lock_timeout = format!("{}ms", lock_timeout.as_millis().max(1));
+        sqlx::query(CREATE).bind(keys).bind(minutes).bind(lock_timeout).execute(conn).await.map(drop)
+    }
+
+    async fn claim(
+        conn: &mut PgConnection,
+        requests: &[ClaimRequest],
+        terms: &Terms,
+        not_after: Option<DateTime<Utc>>,
+        _: Form,
+    ) -> Reply<Vec<ClaimReply>> {
+        let query = match requests {
+            [ClaimRequest { key, holder, waited }] => {
+                let query = sqlx::query(CLAIM.as_str()).bind(key.as_str()).bind(holder.as_uuid());
+                bind_terms(query, terms).bind(waited)
+            }
+            _ => {
+                let sql = if is_apart(requests) { CLAIM_APART.as_str() } else { CLAIM_TOGETHER.as_str() };
+                bind_requests(sql, requests, terms)
+            }
+        };
+        let rows = query.bind(not_after).fetch_all(&mut *conn).await;
+        let rows = once_ended(conn, rows).await?;
+        if requests.len() == 1 || is_apart(requests) {
+            return rows.iter().map(|row| answer(row, terms)).collect();
+        }
+        rows.iter().map(|row| answer_of_set(row, terms)).collect()
+    }
+
+    /// Reads the rows, and takes no lock.
+    async fn look(conn: &mut PgConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+        let keys: Vec<&str> = requests.iter().map(|request| request.key.as_str()).collect();
+        let mut rows = HashMap::new();
+        for found in sqlx::query(LOOK.as_str()).bind(keys).fetch_all(conn).await? {
+            rows.insert(found.try_get::<String, _>("key_resource")?, (read(&found, terms)?, found.try_get("now")?));
+        }
+        let seen = |request: &ClaimRequest| match rows.remove(request.key.as_str()) {
+            Some((row, now)) => ClaimReply::Seen { row: Some(row), now },
+            None => ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH },
+        };
+        Ok(requests.iter().map(seen).collect())
+    }
 }

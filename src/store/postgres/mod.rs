@@ -18,8 +18,6 @@ mod schedule_sql;
 mod schema;
 mod version;
 
-use std::time::Duration;
-
 use chrono::{DateTime, Utc};
 use sqlx::{
     ConnectOptions as _, PgConnection, Postgres, Row as _, SqlSafeStr as _,
@@ -27,11 +25,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, INSIDE, Outcome, Reply, Store};
-use crate::{
-    key::{Claim, Key},
-    rules::Terms,
-};
+use crate::store::{INSIDE, Reply, Store};
 
 /// A setting that marks a session that no other client uses. A pooler that shares sessions rejects
 /// or omits it. There nothing is set that lasts, and nothing listens.
@@ -120,28 +114,6 @@ impl Store for Postgres {
         }
     }
 
-    async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, lock_timeout: Duration, _: Form) -> Reply<()> {
-        claim::create(conn, keys, minutes, lock_timeout).await
-    }
-
-    async fn claim(
-        conn: &mut PgConnection,
-        requests: &[ClaimRequest],
-        terms: &Terms,
-        not_after: Option<DateTime<Utc>>,
-        _: Form,
-    ) -> Reply<Vec<ClaimReply>> {
-        claim::claim(conn, requests, terms, not_after).await
-    }
-
-    async fn look(conn: &mut PgConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-        claim::look(conn, requests, terms).await
-    }
-
-    async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Confirmed> {
-        change::confirm(conn, claim).await
-    }
-
     async fn in_transaction(conn: &mut PgConnection) -> Reply<()> {
         sqlx::raw_sql(INSIDE).execute(conn).await.map(drop)
     }
@@ -156,19 +128,5 @@ impl Store for Postgres {
 
     async fn roll_back(conn: &mut PgConnection) -> Reply<bool> {
         PgTransactionManager::rollback(conn).await.map(|()| true)
-    }
-
-    async fn confirms(conn: &mut PgConnection, claim: &Claim) -> Reply<Option<i64>> {
-        change::confirms(conn, claim).await
-    }
-
-    async fn change(
-        conn: &mut PgConnection,
-        claims: &[Claim],
-        change: Change,
-        not_after: Option<DateTime<Utc>>,
-        _: Form,
-    ) -> Reply<Vec<Outcome>> {
-        change::change(conn, claims, change, not_after).await
     }
 }

@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 
 use chrono::{DateTime, Utc};
-use sqlx::{Row as _, SqliteConnection};
+use sqlx::{Row as _, Sqlite, SqliteConnection};
 
 use crate::{
     key::Claim,
     store::{
-        Change, Confirmed, Outcome, Reply, RowSnapshot, hex, limit_micros,
+        Change, Confirmed, Form, HeldStore, Outcome, Reply, RowSnapshot, hex, limit_micros,
         sqlite::row::{json, kept, listed, micros, now, read_row},
         stored_row::snapshot,
         unanswered, unconfirmed, unmatched,
@@ -110,62 +110,67 @@ async fn read_snapshot(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Opti
     snapshot(&row).map(Some)
 }
 
-pub(super) async fn confirm(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Confirmed> {
-    Ok(match still_confirms(conn, confirms!("confirms + 1"), claim).await? {
-        Some(count) => Confirmed::Done(count),
-        None => unconfirmed(claim, read_snapshot(conn, claim).await?),
-    })
-}
-
-pub(super) async fn confirms(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<i64>> {
-    still_confirms(conn, confirms!("confirms"), claim).await
-}
-
-/// `in_micros`: the table keeps times as integers.
-pub(super) async fn change(
-    conn: &mut SqliteConnection,
-    claims: &[Claim],
-    change: Change,
-    not_after: Option<DateTime<Utc>>,
-    in_micros: bool,
-) -> Reply<Vec<Outcome>> {
-    let named = json(claims.iter().map(|Claim { key, holder, token }| {
-        format!("\"{}{:020}{}\"", holder.as_uuid().simple(), token.get(), hex(key.as_str()))
-    }));
-    if in_micros
-        && claims.len() > 1
-        && let Change::Release { status, offset, .. } = change
-    {
-        let query = sqlx::query(RELEASE_ALL).bind(&named).bind(status.letter()).bind(micros(offset));
-        let count = claims.len() as u64;
-        match query.bind(count.cast_signed()).execute(&mut *conn).await?.rows_affected() {
-            done if done == count => return Ok(vec![Outcome::Done; claims.len()]),
-            0 => {}
-            // A trigger left some out.
-            done => return Err(unanswered(sqlx::Error::Protocol(format!("{done} of {count} claims were released")))),
-        }
+impl HeldStore for Sqlite {
+    async fn confirm(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Confirmed> {
+        Ok(match still_confirms(conn, confirms!("confirms + 1"), claim).await? {
+            Some(count) => Confirmed::Done(count),
+            None => unconfirmed(claim, read_snapshot(conn, claim).await?),
+        })
     }
-    let query = match change {
-        Change::Renew(lease) => sqlx::query(RENEW).bind(named).bind(micros(lease)).bind(limit_micros(not_after)),
-        Change::Release { status, offset, .. } => {
-            let release = if in_micros { RELEASE_MICROS } else { RELEASE };
-            sqlx::query(release).bind(named).bind(status.letter()).bind(micros(offset))
-        }
-        Change::Abandon(delay) => sqlx::query(ABANDON).bind(named).bind(micros(delay)),
-        Change::PutBack => sqlx::query(PUT_BACK).bind(named),
-    };
-    let done = query.fetch_all(&mut *conn).await?;
-    let done = done.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
-    let done = done.collect::<Reply<HashSet<(String, i64)>>>()?;
-    let mut outcomes = Vec::with_capacity(claims.len());
-    for claim in claims {
-        outcomes.push(if done.contains(&(claim.key.as_str().to_owned(), claim.token.get())) {
-            Outcome::Done
-        } else {
-            // The changes are committed: an error must not be read as if they had been undone.
-            let seen = read_snapshot(conn, claim).await;
-            unmatched(change, claim, if done.is_empty() { seen? } else { seen.map_err(unanswered)? }, not_after)
-        });
+
+    async fn confirms(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<i64>> {
+        still_confirms(conn, confirms!("confirms"), claim).await
     }
-    Ok(outcomes)
+
+    /// `in_micros`: the table keeps times as integers.
+    async fn change(
+        conn: &mut SqliteConnection,
+        claims: &[Claim],
+        change: Change,
+        not_after: Option<DateTime<Utc>>,
+        form: Form,
+    ) -> Reply<Vec<Outcome>> {
+        let in_micros = form == Form::IntegerTimes;
+        let named = json(claims.iter().map(|Claim { key, holder, token }| {
+            format!("\"{}{:020}{}\"", holder.as_uuid().simple(), token.get(), hex(key.as_str()))
+        }));
+        if in_micros
+            && claims.len() > 1
+            && let Change::Release { status, offset, .. } = change
+        {
+            let query = sqlx::query(RELEASE_ALL).bind(&named).bind(status.letter()).bind(micros(offset));
+            let count = claims.len() as u64;
+            match query.bind(count.cast_signed()).execute(&mut *conn).await?.rows_affected() {
+                done if done == count => return Ok(vec![Outcome::Done; claims.len()]),
+                0 => {}
+                // A trigger left some out.
+                done => {
+                    return Err(unanswered(sqlx::Error::Protocol(format!("{done} of {count} claims were released"))));
+                }
+            }
+        }
+        let query = match change {
+            Change::Renew(lease) => sqlx::query(RENEW).bind(named).bind(micros(lease)).bind(limit_micros(not_after)),
+            Change::Release { status, offset, .. } => {
+                let release = if in_micros { RELEASE_MICROS } else { RELEASE };
+                sqlx::query(release).bind(named).bind(status.letter()).bind(micros(offset))
+            }
+            Change::Abandon(delay) => sqlx::query(ABANDON).bind(named).bind(micros(delay)),
+            Change::PutBack => sqlx::query(PUT_BACK).bind(named),
+        };
+        let done = query.fetch_all(&mut *conn).await?;
+        let done = done.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+        let done = done.collect::<Reply<HashSet<(String, i64)>>>()?;
+        let mut outcomes = Vec::with_capacity(claims.len());
+        for claim in claims {
+            outcomes.push(if done.contains(&(claim.key.as_str().to_owned(), claim.token.get())) {
+                Outcome::Done
+            } else {
+                // The changes are committed: an error must not be read as if they had been undone.
+                let seen = read_snapshot(conn, claim).await;
+                unmatched(change, claim, if done.is_empty() { seen? } else { seen.map_err(unanswered)? }, not_after)
+            });
+        }
+        Ok(outcomes)
+    }
 }

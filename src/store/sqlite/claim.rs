@@ -1,12 +1,15 @@
 //! Claims of rows, and their creation.
 
-use sqlx::SqliteConnection;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use sqlx::{Sqlite, SqliteConnection};
 
 use crate::{
     key::Key,
     rules::{Terms, Verdict, judge},
     store::{
-        ClaimReply, ClaimRequest, Reply,
+        ClaimReply, ClaimRequest, ClaimStore, Form, Reply, limit_micros,
         sqlite::{
             free, judged,
             row::{kept, keys},
@@ -23,38 +26,45 @@ SELECT CAST(unhex(value) AS TEXT), 'S', 0, ",
 ON CONFLICT (key_resource) DO NOTHING"
 );
 
-/// Claims the rows that the rules grant, for a single holder all of them or none. `limit` is the
-/// time, in microseconds, after which none is granted. `in_micros`: the table keeps times as
-/// integers, and the file is in WAL mode.
-pub(super) async fn claim(
-    conn: &mut SqliteConnection,
-    requests: &[ClaimRequest],
-    terms: &Terms,
-    limit: i64,
-    in_micros: bool,
-) -> Reply<Vec<ClaimReply>> {
-    if !in_micros || !free::is_likely(requests, terms) {
-        return judged::claim(conn, requests, terms, limit, in_micros).await;
+impl ClaimStore for Sqlite {
+    async fn create(conn: &mut SqliteConnection, new: &[Key], minutes: i32, _: Duration, _: Form) -> Reply<()> {
+        sqlx::query(CREATE).bind(keys(new)).bind(minutes).execute(conn).await.map(drop)
     }
-    let Some(replies) = free::claim(conn, requests, terms, limit).await? else {
-        return judged::claim(conn, requests, terms, limit, in_micros).await;
-    };
-    // The rules may grant a row that is locked: its lease has ended, or it is this holder's. Beside
-    // claims that were granted, and are committed, such a request is left to a statement of its
-    // own.
-    let is_grantable = |(request, reply): (&ClaimRequest, &ClaimReply)| match reply {
-        ClaimReply::Seen { row: Some(row), now } => {
-            !matches!(judge(Some(row), *now, request.holder, terms), Verdict::Refuse(..))
-        }
-        _ => false,
-    };
-    let is_granted = |reply: &ClaimReply| matches!(reply, ClaimReply::Granted { .. });
-    if requests.iter().zip(&replies).any(is_grantable) && !replies.iter().any(is_granted) {
-        return judged::claim(conn, requests, terms, limit, in_micros).await;
-    }
-    Ok(replies)
-}
 
-pub(super) async fn create(conn: &mut SqliteConnection, new: &[Key], minutes: i32) -> Reply<()> {
-    sqlx::query(CREATE).bind(keys(new)).bind(minutes).execute(conn).await.map(drop)
+    /// Claims the rows that the rules grant, for a single holder all of them or none. `limit` is the
+    /// time, in microseconds, after which none is granted. `in_micros`: the table keeps times as
+    /// integers, and the file is in WAL mode.
+    async fn claim(
+        conn: &mut SqliteConnection,
+        requests: &[ClaimRequest],
+        terms: &Terms,
+        not_after: Option<DateTime<Utc>>,
+        form: Form,
+    ) -> Reply<Vec<ClaimReply>> {
+        let (limit, in_micros) = (limit_micros(not_after), form == Form::IntegerTimes);
+        if !in_micros || !free::is_likely(requests, terms) {
+            return judged::claim(conn, requests, terms, limit, in_micros).await;
+        }
+        let Some(replies) = free::claim(conn, requests, terms, limit).await? else {
+            return judged::claim(conn, requests, terms, limit, in_micros).await;
+        };
+        // The rules may grant a row that is locked: its lease has ended, or it is this holder's. Beside
+        // claims that were granted, and are committed, such a request is left to a statement of its
+        // own.
+        let is_grantable = |(request, reply): (&ClaimRequest, &ClaimReply)| match reply {
+            ClaimReply::Seen { row: Some(row), now } => {
+                !matches!(judge(Some(row), *now, request.holder, terms), Verdict::Refuse(..))
+            }
+            _ => false,
+        };
+        let is_granted = |reply: &ClaimReply| matches!(reply, ClaimReply::Granted { .. });
+        if requests.iter().zip(&replies).any(is_grantable) && !replies.iter().any(is_granted) {
+            return judged::claim(conn, requests, terms, limit, in_micros).await;
+        }
+        Ok(replies)
+    }
+
+    async fn look(conn: &mut SqliteConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+        judged::look(conn, requests, terms).await
+    }
 }

@@ -8,9 +8,8 @@ use crate::{
     key::{Holder, Key},
     rules::{Rules, Terms},
     store::{
-        ClaimReply, ClaimRequest, Reply,
+        ClaimReply, ClaimRequest, ClaimStore as _, Form, Reply,
         schema::{Part, Schema, SchemaStore as _},
-        sqlite::claim::claim,
     },
 };
 
@@ -55,7 +54,7 @@ async fn send(conn: &mut SqliteConnection, requests: &[ClaimRequest]) -> Reply<V
         article_clients: None,
         label: "test".into(),
     };
-    claim(conn, requests, &terms, i64::MAX, true).await
+    Sqlite::claim(conn, requests, &terms, None, Form::IntegerTimes).await
 }
 
 fn is_granted(reply: &ClaimReply) -> bool {

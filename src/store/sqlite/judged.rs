@@ -278,7 +278,7 @@ mod tests {
         key::{Holder, Key},
         rules::Rules,
         store::{
-            Form, Store as _,
+            ClaimStore as _, Form,
             schema::{Part, Schema, SchemaStore as _},
         },
     };

@@ -7,7 +7,7 @@ use crate::{
     key::{Claim, Holder, Key, Token},
     rules::{Row, Rules, Status, Terms},
     store::{
-        Change, ClaimReply, ClaimRequest, Form, Outcome, Store as _, TooLate,
+        Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, TooLate,
         instances::{InstanceStore as _, TimesChange},
         queue::QueueStore as _,
         schedule::{DueReply, DueRequest, Extended, Extension, Known, LOST, Pass, ScheduleStore as _, Times},

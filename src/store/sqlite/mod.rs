@@ -41,8 +41,6 @@ mod version;
 mod watch;
 mod write;
 
-use std::time::Duration;
-
 use chrono::{DateTime, Utc};
 use sqlx::{
     ConnectOptions as _, Pool, SqlSafeStr as _, Sqlite, SqliteConnection,
@@ -50,11 +48,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Change, ClaimReply, ClaimRequest, Confirmed, Form, Outcome, Reply, Store, limit_micros};
-use crate::{
-    key::{Claim, Key},
-    rules::Terms,
-};
+use crate::store::{Reply, Store};
 
 const MODES: &str = "SELECT journal_mode, locking_mode FROM pragma_journal_mode, pragma_locking_mode";
 
@@ -98,31 +92,6 @@ impl Store for Sqlite {
         in_memory::make_idle(conn).await.unwrap_or(false)
     }
 
-    /// The connection's own busy timeout ends a wait.
-    async fn create(conn: &mut SqliteConnection, keys: &[Key], minutes: i32, _: Duration, _: Form) -> Reply<()> {
-        claim::create(conn, keys, minutes).await
-    }
-
-    /// A claim waits only briefly for another connection's write, and then restores the
-    /// connection's own busy timeout.
-    async fn claim(
-        conn: &mut SqliteConnection,
-        requests: &[ClaimRequest],
-        terms: &Terms,
-        not_after: Option<DateTime<Utc>>,
-        form: Form,
-    ) -> Reply<Vec<ClaimReply>> {
-        claim::claim(conn, requests, terms, limit_micros(not_after), form == Form::IntegerTimes).await
-    }
-
-    async fn look(conn: &mut SqliteConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-        judged::look(conn, requests, terms).await
-    }
-
-    async fn confirm(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Confirmed> {
-        change::confirm(conn, claim).await
-    }
-
     /// In a transaction, BEGIN fails. If it does not, the text goes on, ends what it has begun, and
     /// fails because there is nothing more to end.
     async fn in_transaction(conn: &mut SqliteConnection) -> Reply<()> {
@@ -142,19 +111,5 @@ impl Store for Sqlite {
 
     async fn roll_back(conn: &mut SqliteConnection) -> Reply<bool> {
         SqliteTransactionManager::rollback(conn).await.map(|()| true)
-    }
-
-    async fn confirms(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<i64>> {
-        change::confirms(conn, claim).await
-    }
-
-    async fn change(
-        conn: &mut SqliteConnection,
-        claims: &[Claim],
-        change: Change,
-        not_after: Option<DateTime<Utc>>,
-        form: Form,
-    ) -> Reply<Vec<Outcome>> {
-        change::change(conn, claims, change, not_after, form == Form::IntegerTimes).await
     }
 }
