@@ -4,7 +4,7 @@ use std::future::Future;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use crate::store::{Reply, Store, commit_error, stored_row::StoredRow, unanswered};
+use crate::store::{Reply, Store, stored_row::StoredRow, transaction};
 
 /// A change that an operator makes.
 #[derive(Clone, Debug)]
@@ -61,17 +61,9 @@ pub async fn recorded<DB: ChangeStore, T>(
     change: &Change<'_>,
     statements: impl AsyncFnOnce(&mut DB::Connection) -> Reply<Option<(T, String)>>,
 ) -> Reply<Option<T>> {
-    DB::execute_text(conn, DB::BEGIN_TEXT).await?;
-    let done = async {
+    let and_record = async |conn: &mut DB::Connection| {
         let Some((value, detail)) = statements(conn).await? else { return Ok(None) };
-        DB::record(conn, change, &detail).await?;
-        DB::execute_text(conn, DB::COMMIT_TEXT).await.map_err(commit_error)?;
-        Ok(Some(value))
-    }
-    .await;
-    if !matches!(done, Ok(Some(_))) && DB::execute_text(conn, DB::ROLLBACK_TEXT).await.is_err() {
-        // The session may be in a transaction still: it is closed.
-        return done.and(Err(sqlx::Error::Protocol("the change could not be undone".into()))).map_err(unanswered);
-    }
-    done
+        DB::record(conn, change, &detail).await.map(|()| Some(value))
+    };
+    transaction::<DB, _>(conn, and_record).await
 }

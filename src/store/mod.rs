@@ -111,6 +111,34 @@ pub fn commit_error(error: sqlx::Error) -> sqlx::Error {
     if fault::refuses_commit(&error) { error } else { unanswered(error) }
 }
 
+/// Executes statements in a transaction, which is undone if they fail, or return `None`.
+async fn transaction<DB: Store, T>(
+    conn: &mut DB::Connection,
+    statements: impl AsyncFnOnce(&mut DB::Connection) -> Reply<Option<T>>,
+) -> Reply<Option<T>> {
+    DB::execute_text(conn, DB::BEGIN_TEXT).await?;
+    let done = async {
+        let Some(value) = statements(conn).await? else { return Ok(None) };
+        DB::execute_text(conn, DB::COMMIT_TEXT).await.map_err(commit_error)?;
+        Ok(Some(value))
+    }
+    .await;
+    if !matches!(done, Ok(Some(_))) {
+        DB::undo(conn).await?;
+    }
+    done
+}
+
+/// The same for statements that return whether they changed anything.
+#[cfg(feature = "schedule")]
+async fn changed<DB: Store>(
+    conn: &mut DB::Connection,
+    statements: impl AsyncFnOnce(&mut DB::Connection) -> Reply<bool>,
+) -> Reply<bool> {
+    let changed = transaction::<DB, _>(conn, async |conn| Ok(statements(conn).await?.then_some(()))).await;
+    changed.map(|changed| changed.is_some())
+}
+
 /// Encodes a text as hex, so that nothing in it needs escaping.
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 fn hex(text: &str) -> String {
@@ -358,6 +386,11 @@ pub trait Store: sqlx::Database {
 
     /// Executes a text without results, such as [`INTACT`] or [`UNDO`].
     fn execute_text(conn: &mut Self::Connection, sql: &'static str) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Ends a transaction that `BEGIN_TEXT` began, unless an error has ended it.
+    fn undo(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send {
+        async { Self::execute_text(conn, Self::ROLLBACK_TEXT).await.map_err(unanswered) }
+    }
 
     /// Commits the transaction that [`open`](Self::open) began. Returns `false` if the connection
     /// has to be closed.

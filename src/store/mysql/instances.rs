@@ -7,12 +7,12 @@ use uuid::Uuid;
 use crate::{
     key::Key,
     store::{
-        Reply,
+        Reply, changed,
         instances::{
             Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, micros_of,
             operations, past, rename,
         },
-        mysql::row::{marks, roll_back, settle, stored},
+        mysql::row::{marks, stored},
         orders::pass_orders,
         schedule::{LOST, Times, to_stored_count},
     },
@@ -143,9 +143,7 @@ impl InstanceStore for MySql {
     }
 
     async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-        let changed = change_times(conn, times, change).await;
-        settle(conn, changed).await
+        changed::<Self>(conn, async |conn| change_times(conn, times, change).await).await
     }
 
     async fn rename(
@@ -153,11 +151,7 @@ impl InstanceStore for MySql {
         old: (&Times, &TimesChange),
         new: (&Times, &TimesChange),
     ) -> Reply<bool> {
-        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-        match rename(conn, old, new).await {
-            Ok(false) => roll_back(conn).await.map(|()| false),
-            renamed => settle(conn, renamed).await,
-        }
+        changed::<Self>(conn, async |conn| rename(conn, old, new).await).await
     }
 
     async fn mark_gone(conn: &mut MySqlConnection, names: &[Key], gone: bool) -> Reply<()> {

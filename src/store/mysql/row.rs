@@ -82,23 +82,6 @@ pub(super) async fn commit(conn: &mut MySqlConnection) -> Reply<()> {
     sqlx::raw_sql(commit!()).execute(conn).await.map(drop).map_err(commit_error)
 }
 
-/// Commits, or rolls back after an error.
-#[cfg(feature = "schedule")]
-pub(super) async fn settle<T>(conn: &mut MySqlConnection, done: Reply<T>) -> Reply<T> {
-    match done {
-        Ok(value) => commit(conn).await.map(|()| value),
-        Err(error) => {
-            roll_back(conn).await?;
-            Err(error)
-        }
-    }
-}
-
-#[cfg(feature = "schedule")]
-pub(super) async fn roll_back(conn: &mut MySqlConnection) -> Reply<()> {
-    sqlx::raw_sql(rollback!()).execute(conn).await.map(drop).map_err(crate::store::unanswered)
-}
-
 impl StoredRow for MySqlRow {
     plain_columns!();
 

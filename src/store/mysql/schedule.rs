@@ -6,9 +6,9 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 use crate::{
     key::{Claim, Holder, Key},
     store::{
-        Outcome, Reply, limit_micros,
+        Outcome, Reply, changed, limit_micros,
         mysql::{
-            row::{Query, marks, micros, settle, stored},
+            row::{Query, marks, micros, stored},
             schedule_sql::{
                 COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST,
                 LEFT, LIST, MAY_BE_HELD, MORE, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
@@ -22,6 +22,7 @@ use crate::{
         },
         schedule_row::{listed, run},
         schedule_seen::claim_due,
+        transaction,
     },
 };
 
@@ -84,24 +85,18 @@ impl ScheduleStore for MySql {
     }
 
     async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
-        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-        let handed = hand_back(conn, claim, vacant).await;
-        settle(conn, handed).await
+        changed::<Self>(conn, async |conn| hand_back(conn, claim, vacant).await).await
     }
 
     async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
-        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-        let passed = pass_over(conn, claim, pass).await;
-        settle(conn, passed).await
+        changed::<Self>(conn, async |conn| pass_over(conn, claim, pass).await).await
     }
 
     async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
         if within {
             return end_run(conn, claim, end).await;
         }
-        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-        let ended = end_run(conn, claim, end).await;
-        settle(conn, ended).await
+        changed::<Self>(conn, async |conn| end_run(conn, claim, end).await).await
     }
 
     async fn pause(conn: &mut MySqlConnection, name: &Key, paused: bool) -> Reply<bool> {
@@ -122,9 +117,8 @@ impl ScheduleStore for MySql {
         if old.is_empty() {
             return Ok(0);
         }
-        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-        let forgotten = forget(conn, &old).await;
-        settle(conn, forgotten).await
+        let forgotten = transaction::<Self, _>(conn, async |conn| forget(conn, &old).await.map(Some)).await?;
+        Ok(forgotten.unwrap_or_default())
     }
 }
 

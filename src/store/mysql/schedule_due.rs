@@ -5,9 +5,9 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection};
 use uuid::Uuid;
 
 use crate::store::{
-    Reply, limit_micros,
+    Reply, changed, limit_micros,
     mysql::{
-        row::{Query, marks, micros, padded, settle, stored},
+        row::{Query, marks, micros, padded, stored},
         schedule_sql::{COLUMNS, LOOK, RECORD_LOST, claim_statement},
     },
     schedule::{DueRequest, Known, LOST, to_stored_count},
@@ -63,9 +63,7 @@ impl SeenStore for MySql {
     }
 
     async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<bool> {
-        sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-        let taken = take_lost(conn, ask, seen).await;
-        settle(conn, taken).await
+        changed::<Self>(conn, async |conn| take_lost(conn, ask, seen).await).await
     }
 
     async fn now(conn: &mut MySqlConnection) -> Reply<DateTime<Utc>> {

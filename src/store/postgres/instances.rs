@@ -1,12 +1,12 @@
 //! The instances of schedules.
 
-use sqlx::{Connection as _, PgConnection, Postgres, Row as _};
+use sqlx::{PgConnection, Postgres, Row as _};
 use uuid::Uuid;
 
 use crate::{
     key::Key,
     store::{
-        Reply,
+        Reply, changed,
         instances::{
             Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, micros_of,
             operations, past, rename,
@@ -192,11 +192,7 @@ impl InstanceStore for Postgres {
     }
 
     async fn rename(conn: &mut PgConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
-        let mut tx = conn.begin().await?;
-        match rename(&mut tx, old, new).await {
-            Ok(true) => tx.commit().await.map(|()| true),
-            renamed => tx.rollback().await.and(renamed),
-        }
+        changed::<Self>(conn, async |conn| rename(conn, old, new).await).await
     }
 
     async fn mark_gone(conn: &mut PgConnection, names: &[Key], gone: bool) -> Reply<()> {

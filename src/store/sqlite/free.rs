@@ -8,17 +8,16 @@
 use std::collections::HashMap;
 
 use chrono::DateTime;
-use sqlx::{Row as _, SqliteConnection, sqlite::SqliteRow};
+use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
     key::Token,
     rules::{Rules, Terms},
     store::{
-        ClaimReply, ClaimRequest, Reply, hex, is_apart,
+        ClaimReply, ClaimRequest, Reply, Store as _, hex, is_apart,
         sqlite::{
             judged::look,
             row::{as_micros, json, listed, micros, now, read_from},
-            write::undo,
         },
         stored_row::{StoredRow as _, read},
         unanswered,
@@ -96,7 +95,7 @@ pub(super) async fn claim(
         Ok(rows) => rows,
         Err(error) => {
             tracing::debug!(%error, "the rows are read first");
-            undo(conn).await?;
+            Sqlite::undo(conn).await?;
             return Ok(None);
         }
     };

@@ -6,7 +6,7 @@ use uuid::Uuid;
 use crate::{
     key::Key,
     store::{
-        Reply,
+        Reply, changed,
         instances::{
             Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, micros_of,
             operations, past, rename,
@@ -15,7 +15,7 @@ use crate::{
         schedule::{LOST, Times, from_stored_count, to_stored_count},
         sqlite::{
             row::{json, keys, now, stored},
-            write::{begun, written},
+            write::written,
         },
     },
 };
@@ -205,7 +205,7 @@ impl InstanceStore for Sqlite {
     }
 
     async fn change_times(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-        begun(conn, async |conn| change_times(conn, times, change).await).await
+        changed::<Self>(conn, async |conn| change_times(conn, times, change).await).await
     }
 
     async fn rename(
@@ -213,7 +213,7 @@ impl InstanceStore for Sqlite {
         old: (&Times, &TimesChange),
         new: (&Times, &TimesChange),
     ) -> Reply<bool> {
-        begun(conn, async |conn| rename(conn, old, new).await).await
+        changed::<Self>(conn, async |conn| rename(conn, old, new).await).await
     }
 
     async fn mark_gone(conn: &mut SqliteConnection, names: &[Key], gone: bool) -> Reply<()> {

@@ -48,7 +48,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Reply, Store};
+use crate::store::{Reply, Store, unanswered};
 
 const MODES: &str = "SELECT journal_mode, locking_mode FROM pragma_journal_mode, pragma_locking_mode";
 
@@ -103,6 +103,12 @@ impl Store for Sqlite {
 
     async fn execute_text(conn: &mut SqliteConnection, sql: &'static str) -> Reply<()> {
         sqlx::raw_sql(sql).execute(conn).await.map(drop)
+    }
+
+    async fn undo(conn: &mut SqliteConnection) -> Reply<()> {
+        let Err(error) = sqlx::raw_sql("ROLLBACK").execute(conn).await else { return Ok(()) };
+        let said = error.as_database_error().map(|error| error.message()).unwrap_or_default();
+        if said.contains("no transaction is active") { Ok(()) } else { Err(unanswered(error)) }
     }
 
     async fn commit(conn: &mut SqliteConnection) -> Reply<bool> {

@@ -8,7 +8,7 @@ use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use crate::{
     key::{Claim, Holder, Key},
     store::{
-        Outcome, Reply, hex, limit_micros, not_extended,
+        Outcome, Reply, Store as _, changed, hex, limit_micros, not_extended,
         schedule::{
             DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule, Pass,
             Registered, RunPage, STEP, ScheduleStore, operations, to_stored_count,
@@ -22,7 +22,7 @@ use crate::{
                 HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE,
                 TAKE_OVER, TRIGGER,
             },
-            write::{begun, undo, written},
+            write::written,
         },
         stored_row::StoredRow as _,
     },
@@ -114,7 +114,7 @@ impl ScheduleStore for Sqlite {
             sqlx::query(FORGET_DETAILS).bind(json(runs.into_iter())).execute(conn).await?;
             Ok(deleted > 0)
         };
-        begun(conn, forget).await.map(|_| deleted)
+        changed::<Self>(conn, forget).await.map(|_| deleted)
     }
 }
 
@@ -123,7 +123,7 @@ pub(super) async fn transaction(query: Query<'_>, conn: &mut SqliteConnection) -
     match written(query, conn).await {
         Ok(row) => Ok(row.is_some()),
         Err(error) => {
-            undo(conn).await?;
+            Sqlite::undo(conn).await?;
             Err(error)
         }
     }
