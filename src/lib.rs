@@ -260,9 +260,9 @@ pub mod errors {
 #[cfg(feature = "schedule")]
 pub mod jobs {
     pub use crate::schedule::{
+        end::TickOutcome,
         runner::Running,
         terms::{CatchUp, Pauses},
-        try_tick::TickOutcome,
     };
 }
 

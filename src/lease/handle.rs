@@ -1,7 +1,7 @@
 //! Handles on the claims of a lease, which is renewed in the background, notified of its loss, and
 //! ended once.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use chrono::TimeDelta;
 use tokio::sync::oneshot;
@@ -57,15 +57,6 @@ enum HandleState {
     Ended,
     /// Nothing: another handle ends the claims, or has ended them.
     Closed,
-}
-
-impl<DB: Database> fmt::Debug for LeaseHandle<DB> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LeaseHandle")
-            .field("claims", &self.held.claims)
-            .field("time_left", &self.held.time_left())
-            .finish()
-    }
 }
 
 impl<DB: Database> LeaseHandle<DB> {

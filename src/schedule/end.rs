@@ -30,56 +30,85 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// The most characters of an error that the history keeps.
 const ERROR: usize = 1_000;
 
-/// How a claimed tick ended.
-#[derive(Clone, Debug)]
-pub enum Ended {
+/// How [`Schedules::try_tick`] ended.
+///
+/// ```
+/// # async fn example(jobs: rowlock::Schedules<impl rowlock::Database>) -> Result<(), rowlock::Error> {
+/// use rowlock::jobs::TickOutcome;
+///
+/// match jobs.try_tick("report").await? {
+///     TickOutcome::Succeeded => println!("done"),
+///     TickOutcome::Failed { error, again } => println!("failed ({error}); again: {again}"),
+///     TickOutcome::NotDue { retry_after } => println!("not due; ask again in {retry_after:?}"),
+///     other => println!("{other:?}"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TickOutcome {
+    /// The tick was run and succeeded.
     Succeeded,
-    /// The run failed. `again`: the tick is run again.
+    /// The tick was run and failed.
     Failed {
+        /// The error of the work.
         error: String,
+        /// Whether the tick is due again, after the back-off.
         again: bool,
     },
-    /// Nothing was run.
+    /// All pending ticks were older than the grace, and nothing was run.
     PassedOver,
-    /// The lease was lost, or the end could not be recorded.
+    /// The run lost its lease or its key, or its end could not be recorded. Another instance may
+    /// run the tick.
     Lost,
-    /// The work was stopped, and another instance may take over.
+    /// The work was stopped, or did not begin: the schedule was paused while the run waited for its
+    /// key, or earlier ticks could not be passed over. Another instance may run the tick at once,
+    /// or when the schedule is resumed.
     HandedBack,
+    /// Nothing was run: the tick is not due, another instance runs it, or the schedule is paused.
+    NotDue {
+        /// How long until the schedule is due, or until the lease of the instance that runs it
+        /// ends. `None` if it is paused, or other times are in effect, or a schedule whose name it
+        /// had still runs.
+        retry_after: Option<Duration>,
+    },
 }
 
-impl Ended {
+impl TickOutcome {
     /// Returns a short name for programs. It never changes.
-    pub fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Succeeded => "succeeded",
             Self::Failed { .. } => "failed",
             Self::PassedOver => "missed",
             Self::Lost => "lost",
             Self::HandedBack => "handed_back",
+            Self::NotDue { .. } => "not_due",
         }
     }
 }
 
 /// Records the end of the run, until the instance is stopped.
-pub async fn end<DB: Database>(
+pub(super) async fn end<DB: Database>(
     tick: &Inner<DB>,
     result: Result<(), String>,
     stopped: &CancellationToken,
-) -> (Ended, Option<Duration>) {
+) -> (TickOutcome, Option<Duration>) {
     let ended = match tick.in_transaction() {
-        InTransaction::None => return record_end(tick, result, stopped).await.unwrap_or((Ended::Lost, None)),
+        InTransaction::None => return record_end(tick, result, stopped).await.unwrap_or((TickOutcome::Lost, None)),
         InTransaction::Committed => find_success(tick).await,
         InTransaction::Tried | InTransaction::Committing => {
             // The tick has ended with its transaction if, and only if, that was committed. Then its
             // claim does not stand.
             let failed = result.as_ref().err().map_or(UNCOMMITTED, String::as_str);
             match record_end(tick, Err(failed.to_owned()), stopped).await {
-                Ok((Ended::Lost, _)) => find_success(tick).await,
-                ended => ended.unwrap_or((Ended::Lost, None)),
+                Ok((TickOutcome::Lost, _)) => find_success(tick).await,
+                ended => ended.unwrap_or((TickOutcome::Lost, None)),
             }
         }
     };
-    if let (Ended::Succeeded, Err(error)) = (&ended.0, &result) {
+    if let (TickOutcome::Succeeded, Err(error)) = (&ended.0, &result) {
         tracing::warn!(schedule = %tick.claim.key, error, "the work failed after the commit that ended its tick");
     }
     ended
@@ -88,7 +117,7 @@ pub async fn end<DB: Database>(
 /// Looks for the success that a transaction of the work may have committed. Unless the commit had a
 /// reply, it is read, and not recorded: the server that showed no claim may be behind, and another
 /// one may show that the claim stands.
-pub async fn find_success<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Duration>) {
+pub(super) async fn find_success<DB: Database>(tick: &Inner<DB>) -> (TickOutcome, Option<Duration>) {
     let (end, then) = tick.end(Status::Succeeded, None);
     let (core, claim) = (&tick.core, &tick.claim);
     let End { slot, attempt, status, .. } = end;
@@ -103,12 +132,12 @@ pub async fn find_success<DB: Database>(tick: &Inner<DB>) -> (Ended, Option<Dura
     match found {
         Ok(true) => {
             report(tick, &end);
-            (Ended::Succeeded, Some(due_in(tick, then)))
+            (TickOutcome::Succeeded, Some(due_in(tick, then)))
         }
-        Ok(false) => (Ended::Lost, None),
+        Ok(false) => (TickOutcome::Lost, None),
         Err(error) => {
             tracing::error!(schedule = %claim.key, ?error, "it is unknown whether a run has succeeded");
-            (Ended::Lost, None)
+            (TickOutcome::Lost, None)
         }
     }
 }
@@ -132,16 +161,16 @@ async fn record_end<DB: Database>(
     tick: &Inner<DB>,
     result: Result<(), String>,
     stopped: &CancellationToken,
-) -> Result<(Ended, Option<Duration>), Failure> {
+) -> Result<(TickOutcome, Option<Duration>), Failure> {
     let error: Option<String> = result.err().map(|error| error.chars().take(ERROR).collect());
     let status = if error.is_some() { Status::Failed } else { Status::Succeeded };
     let (end, then) = tick.end(status, error.as_deref());
     if !send_end(tick, &end, stopped).await? {
-        return Ok((Ended::Lost, None));
+        return Ok((TickOutcome::Lost, None));
     }
     report(tick, &end);
     let again = matches!(then, Then::Again(_));
-    Ok((error.map_or(Ended::Succeeded, |error| Ended::Failed { error, again }), Some(due_in(tick, then))))
+    Ok((error.map_or(TickOutcome::Succeeded, |error| TickOutcome::Failed { error, again }), Some(due_in(tick, then))))
 }
 
 /// Returns whether the server refused the statement for what it says.

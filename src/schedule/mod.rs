@@ -22,7 +22,7 @@ mod cron;
 pub mod declared;
 #[cfg(test)]
 mod deploys_tests;
-mod end;
+pub mod end;
 mod exclusive;
 mod for_test;
 mod hash;

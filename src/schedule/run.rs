@@ -16,7 +16,7 @@ use crate::{
     rules::Status,
     schedule::{
         core::{Core, answered, hand_back, put_back, quoted},
-        end::{Ended, end, find_success},
+        end::{TickOutcome, end, find_success},
         exclusive::{Exclusive, acquire_exclusive},
         keeper::Keeper,
         plan::{self, Row, Start},
@@ -70,7 +70,7 @@ pub async fn run<DB: Database>(
     job: Job<DB>,
     claimed: (Claim, ClaimedRow, Instant),
     tokens: StopTokens,
-) -> (Ended, Option<Duration>) {
+) -> (TickOutcome, Option<Duration>) {
     let (claim, row, sent) = &claimed;
     let lost_since = row.lost.as_ref().map(|lost| lost.begin_time);
     let &ClaimedRow { slot, own, attempt, missed, skip, stopped, .. } = row;
@@ -82,7 +82,7 @@ pub async fn run<DB: Database>(
     let (slot, attempt) = if let Start::Move { to, .. } = start { (to, 1) } else { (slot, attempt) };
     let span = spans::tick(claim, slot, attempt);
     let ended = run_claimed(core, job, claimed, keeper, (tick, start), tokens).instrument(span.clone()).await;
-    if let Ended::Failed { error, .. } = &ended.0 {
+    if let TickOutcome::Failed { error, .. } = &ended.0 {
         span.record("error", error.as_str());
     }
     span.record("outcome", ended.0.name());
@@ -114,7 +114,7 @@ async fn run_claimed<DB: Database>(
     keeper: Keeper,
     (mut tick, start): (Row, Start),
     tokens: StopTokens,
-) -> (Ended, Option<Duration>) {
+) -> (TickOutcome, Option<Duration>) {
     let (claim, row, _) = &claimed;
     tracing::debug!(schedule = %claim.key, token = %claim.token, ?tick, ?start, "claimed");
     match pass_over(&core, &job.schedule, claim, &tick, start).await {
@@ -131,14 +131,14 @@ async fn run_claimed<DB: Database>(
                 // them runs the tick. A pass that had no reply may have ended the claim.
                 passed => put_back(&core, claim.holder, std::slice::from_ref(&claim.key)).await && passed.is_ok(),
             };
-            return (if stood { Ended::HandedBack } else { Ended::Lost }, None);
+            return (if stood { TickOutcome::HandedBack } else { TickOutcome::Lost }, None);
         }
     }
     match start {
         Start::Skip { next, .. } => {
             // A renewal in flight may see the row after the pass.
             keeper.leave_loss_to_end();
-            return (Ended::PassedOver, (next - row.now).to_std().ok());
+            return (TickOutcome::PassedOver, (next - row.now).to_std().ok());
         }
         Start::Move { to, missed, .. } => (tick.slot, tick.missed, tick.attempt) = (to, missed, 1),
         Start::Run | Start::GiveUp | Start::Stop => {}
@@ -163,11 +163,11 @@ async fn run_claimed<DB: Database>(
             tick.inner().stop();
             return end_kept(keeper, tick.inner(), Err(error), &tokens.stopped).await;
         }
-        Exclusive::Lost => return (Ended::Lost, None),
+        Exclusive::Lost => return (TickOutcome::Lost, None),
         Exclusive::Closed => {
             keeper.stop().await;
             put_back(&core, claim.holder, std::slice::from_ref(&claim.key)).await;
-            return (Ended::HandedBack, None);
+            return (TickOutcome::HandedBack, None);
         }
     };
     metrics::started(name.as_str(), delay.to_std().unwrap_or_default());
@@ -175,7 +175,7 @@ async fn run_claimed<DB: Database>(
     let began = Instant::now();
     let ended = work_and_end(&tick, &job.work, keeper, &mut lease, &tokens.stopped).await;
     metrics::ran(name.as_str(), ended.0.name(), began.elapsed());
-    tick.inner().tell_recorded(matches!(ended.0, Ended::Succeeded | Ended::Failed { .. }));
+    tick.inner().tell_recorded(matches!(ended.0, TickOutcome::Succeeded | TickOutcome::Failed { .. }));
     release(lease, &ended.0).await;
     ended
 }
@@ -193,14 +193,14 @@ async fn work_and_end<DB: Database>(
     keeper: Keeper,
     lease: &mut Option<Lease<DB>>,
     stopped: &CancellationToken,
-) -> (Ended, Option<Duration>) {
+) -> (TickOutcome, Option<Duration>) {
     let stop = work_until_stopped(tick, work, &keeper, lease.as_ref(), stopped).await;
     let inner = tick.inner();
     inner.cancel();
     // A command that is being stopped still runs. The leases are renewed until it has ended.
     inner.quiet().await;
     match stop {
-        Stop::Ended(result) => {
+        Stop::TickOutcome(result) => {
             let result = match result {
                 Err(_) if tick.is_stopped() => Err(by_order(&inner.core, What::Stop, &inner.claim.key).await),
                 result => result,
@@ -219,7 +219,7 @@ async fn work_and_end<DB: Database>(
             let stood = hand_back(&inner.core, &inner.claim).await;
             let found = if stood { None } else { Some(find_success(inner).await) };
             // If it did not succeed, an earlier attempt to hand it back had no reply.
-            found.filter(|found| matches!(found.0, Ended::Succeeded)).unwrap_or((ended, None))
+            found.filter(|found| matches!(found.0, TickOutcome::Succeeded)).unwrap_or((ended, None))
         }
         // The work still runs. Nothing else may, until the leases end.
         Stop::Unstoppable => {
@@ -236,10 +236,10 @@ async fn end_kept<DB: Database>(
     tick: &Inner<DB>,
     result: Result<(), String>,
     stopped: &CancellationToken,
-) -> (Ended, Option<Duration>) {
+) -> (TickOutcome, Option<Duration>) {
     let tells = keeper.leave_loss_to_end();
     let ended = end(tick, result, stopped).await;
-    if tells && matches!(ended.0, Ended::Lost) {
+    if tells && matches!(ended.0, TickOutcome::Lost) {
         keeper.tell_not_recorded();
     }
     ended
@@ -266,12 +266,14 @@ async fn is_stopped<DB: Database>(tick: &Inner<DB>) -> bool {
 }
 
 /// Releases the key with the run's status. Work that was stopped abandons it.
-async fn release<DB: Database>(lease: Option<Lease<DB>>, ended: &Ended) {
+async fn release<DB: Database>(lease: Option<Lease<DB>>, ended: &TickOutcome) {
     let Some(lease) = lease else { return };
     let status = match ended {
-        Ended::Succeeded => Status::Succeeded,
-        Ended::Failed { .. } => Status::Failed,
-        Ended::PassedOver | Ended::Lost | Ended::HandedBack => return drop(lease.abandon().await),
+        TickOutcome::Succeeded => Status::Succeeded,
+        TickOutcome::Failed { .. } => Status::Failed,
+        TickOutcome::PassedOver | TickOutcome::Lost | TickOutcome::HandedBack | TickOutcome::NotDue { .. } => {
+            return drop(lease.abandon().await);
+        }
     };
     // A failure is logged, and the key ends with its lease.
     drop(lease.end(status).await);
@@ -312,11 +314,11 @@ async fn passed_over<DB: Database>(conn: &mut DB::Connection, claim: &Claim, pas
 
 /// Why the work is over.
 enum Stop {
-    Ended(Result<(), String>),
+    TickOutcome(Result<(), String>),
     /// The tick was lost, and the work has stopped.
     Lost,
     /// The work has stopped, and another instance may take over.
-    HandBack(Ended),
+    HandBack(TickOutcome),
     /// The work was told to stop, and goes on.
     Unstoppable,
 }
@@ -333,7 +335,7 @@ async fn work_until_stopped<DB: Database>(
     let losing = async {
         let stop = tokio::select! {
             () = keeper.lost() => Stop::Lost,
-            () = wait_for(lease.map(Lease::lost)) => Stop::HandBack(Ended::Lost),
+            () = wait_for(lease.map(Lease::lost)) => Stop::HandBack(TickOutcome::Lost),
         };
         // A commit in flight decides by itself whether the tick has ended. What is left of the
         // lease is waited for its reply: the next run cannot begin before.
@@ -349,23 +351,23 @@ async fn work_until_stopped<DB: Database>(
     let stop = tokio::select! {
         biased;
         result = &mut task => {
-            return Stop::Ended(result.unwrap_or_else(|panic| Err(format!("the work panicked: {panic}"))));
+            return Stop::TickOutcome(result.unwrap_or_else(|panic| Err(format!("the work panicked: {panic}"))));
         }
         stop = losing => stop,
-        () = stopped.cancelled() => Stop::HandBack(Ended::HandedBack),
+        () = stopped.cancelled() => Stop::HandBack(TickOutcome::HandedBack),
         () = keeper.stopped_by_an_operator() => {
             inner.stop();
-            Stop::Ended(Err(String::new()))
+            Stop::TickOutcome(Err(String::new()))
         }
         () = wait_for(limit.map(sleep)) => {
-            Stop::Ended(Err(format!("stopped: it took longer than its timeout of {:?}", limit.unwrap_or_default())))
+            Stop::TickOutcome(Err(format!("stopped: it took longer than its timeout of {:?}", limit.unwrap_or_default())))
         }
     };
     inner.cancel();
     task.abort();
     match timeout(STOPPING, task).await {
         // It succeeded before it could be dropped. Another run would repeat it.
-        Ok(Ok(Ok(()))) if !matches!(stop, Stop::HandBack(Ended::Lost)) => Stop::Ended(Ok(())),
+        Ok(Ok(Ok(()))) if !matches!(stop, Stop::HandBack(TickOutcome::Lost)) => Stop::TickOutcome(Ok(())),
         Ok(_) => stop,
         Err(_) => Stop::Unstoppable,
     }

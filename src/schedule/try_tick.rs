@@ -13,58 +13,13 @@ use crate::{
     retry::Repeat,
     schedule::{
         core::{Core, quoted},
-        end::Ended,
+        end::TickOutcome,
         presence::Presence,
         run::{self, Job, StopTokens},
         schedules::Schedules,
     },
     store::{Database, fault::Fault, schedule::Known},
 };
-
-/// How [`Schedules::try_tick`] ended.
-///
-/// ```
-/// # async fn example(jobs: rowlock::Schedules<impl rowlock::Database>) -> Result<(), rowlock::Error> {
-/// use rowlock::jobs::TickOutcome;
-///
-/// match jobs.try_tick("report").await? {
-///     TickOutcome::Succeeded => println!("done"),
-///     TickOutcome::Failed { error, again } => println!("failed ({error}); again: {again}"),
-///     TickOutcome::NotDue { retry_after } => println!("not due; ask again in {retry_after:?}"),
-///     other => println!("{other:?}"),
-/// }
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum TickOutcome {
-    /// The tick was run and succeeded.
-    Succeeded,
-    /// The tick was run and failed.
-    Failed {
-        /// The error of the work.
-        error: String,
-        /// Whether the tick is due again, after the back-off.
-        again: bool,
-    },
-    /// All pending ticks were older than the grace, and nothing was run.
-    PassedOver,
-    /// The run lost its lease or its key, or its end could not be recorded. Another instance may
-    /// run the tick.
-    Lost,
-    /// The work was stopped, or did not begin: the schedule was paused while the run waited for its
-    /// key, or earlier ticks could not be passed over. Another instance may run the tick at once,
-    /// or when the schedule is resumed.
-    HandedBack,
-    /// Nothing was run: the tick is not due, another instance runs it, or the schedule is paused.
-    NotDue {
-        /// How long until the schedule is due, or until the lease of the instance that runs it
-        /// ends. `None` if it is paused, or other times are in effect, or a schedule whose name it
-        /// had still runs.
-        retry_after: Option<Duration>,
-    },
-}
 
 impl<DB: Database> Schedules<DB> {
     /// Runs the tick of one schedule if it is due, for applications that are told by another
@@ -199,12 +154,5 @@ async fn tick<DB: Database>(
     };
     let claim = Claim { key: row.name.clone(), holder, token: row.token };
     let tokens = StopTokens { closed: stopped.clone(), stopped };
-    let (ended, _) = run::run(core, job, (claim, row, sent), tokens).await;
-    Ok(match ended {
-        Ended::Succeeded => TickOutcome::Succeeded,
-        Ended::Failed { error, again } => TickOutcome::Failed { error, again },
-        Ended::PassedOver => TickOutcome::PassedOver,
-        Ended::Lost => TickOutcome::Lost,
-        Ended::HandedBack => TickOutcome::HandedBack,
-    })
+    Ok(run::run(core, job, (claim, row, sent), tokens).await.0)
 }
