@@ -226,14 +226,17 @@ pub use version::{lock::VersionLock, table::VersionedTable};
 
 /// Types for operators: the state of locks, jobs, runs and instances, and the options of lists.
 pub mod admin {
-    pub use crate::lease::info::{ChangeInfo, ForcedRelease, ListOptions, LockInfo};
+    pub use crate::lease::info::{ForcedRelease, ListOptions, LockInfo};
     pub use crate::rules::LockState;
     #[cfg(feature = "schedule")]
     pub use crate::schedule::{
         declared::{DeclaredTimes, InstanceInfo},
-        info::{RunInfo, RunStatus, ScheduleInfo},
+        info::ScheduleInfo,
         selection::RunOptions,
     };
+    pub use crate::store::changes::ChangeInfo;
+    #[cfg(feature = "schedule")]
+    pub use crate::store::schedule::{RunInfo, RunStatus};
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub use crate::store::servers::accept_any_server;
 }

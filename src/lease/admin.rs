@@ -10,7 +10,7 @@ use crate::{
     error::Error,
     key::{Key, Token},
     lease::{
-        info::{ChangeInfo, ForcedRelease, ListOptions, LockInfo},
+        info::{ForcedRelease, ListOptions, LockInfo},
         lock::LeaseLock,
     },
     retry::{DAY, within},
@@ -23,7 +23,7 @@ use crate::{
     store::{
         Database, Reply,
         admin::{Forced, Listed, Seen},
-        changes::{Change, recorded},
+        changes::{Change, ChangeInfo, recorded},
         failure::Failure,
         fault::Fault,
     },
@@ -331,8 +331,7 @@ impl<DB: Database> LeaseLock<DB> {
             let until = lock.checked_deadline().await?;
             let mut conn = lock.checkout(until, Action::Inspect, CHANGES).await?;
             let reply = timeout_at(until, DB::changes(conn.get(), name.as_deref(), limit)).await;
-            let listed = conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, CHANGES))?;
-            Ok(listed.into_iter().map(ChangeInfo::new).collect())
+            conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, CHANGES))
         };
         self.on_thread(changes).await
     }

@@ -7,7 +7,6 @@ use crate::{
     rules::{LockState, Terms, state},
     store::{
         admin::{Listed, Page, Seen},
-        changes::ListedChange,
         to_utc,
     },
 };
@@ -160,29 +159,4 @@ pub enum ForcedRelease {
     /// The row is not what was seen, and was left alone. It is the row as it is now; `None` if it
     /// was deleted.
     Changed(Option<LockInfo>),
-}
-
-/// A change that an operator made: a forced release, or an order for schedules and instances.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct ChangeInfo {
-    /// When it was made, by the database's clock.
-    pub at: DateTime<Utc>,
-    /// The label of the lock, or of the schedules, with which it was made.
-    pub who: String,
-    /// What was done: `released`, `paused`, `resumed`, `triggered`, `stopped`, `skipped`,
-    /// `removed`, `reset`, `drained`.
-    pub what: String,
-    /// The key, the schedule, or the label of the instance.
-    pub name: String,
-    /// More of it, such as the holder from whom a key was taken.
-    pub detail: String,
-}
-
-impl ChangeInfo {
-    pub(crate) fn new(listed: ListedChange) -> Self {
-        let ListedChange { at, who, what, name, detail } = listed;
-        Self { at, who, what, name, detail }
-    }
 }

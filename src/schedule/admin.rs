@@ -14,7 +14,7 @@ use crate::{
     schedule::{
         core::{Core, answered, quoted},
         declared::declared,
-        info::{RunInfo, Said, ScheduleInfo},
+        info::{Said, ScheduleInfo},
         instances::renamed_to,
         schedules::Schedules,
         selection::RunOptions,
@@ -26,7 +26,7 @@ use crate::{
         failure::Failure,
         instances::Past,
         orders::{Order, What},
-        schedule::{ListedSchedule, RunPage, STEP},
+        schedule::{ListedSchedule, RunInfo, RunPage, STEP},
     },
 };
 
@@ -219,8 +219,7 @@ impl<DB: Database> Schedules<DB> {
     /// The method only reads.
     pub async fn history(&self, name: &str, limit: u32) -> Result<Vec<RunInfo>, Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
-        let runs = answered!(&*core, Action::Inspect, HISTORY, conn => DB::history(conn, &name, limit))?;
-        Ok(runs.into_iter().map(RunInfo::new).collect())
+        answered!(&*core, Action::Inspect, HISTORY, conn => DB::history(conn, &name, limit))
     }
 
     /// Returns the last `each` runs of every schedule, at least one, with all attempts at their
@@ -250,8 +249,7 @@ impl<DB: Database> Schedules<DB> {
     /// ```
     pub async fn latest_runs(&self, each: u32) -> Result<Vec<RunInfo>, Error> {
         let core = self.core()?;
-        let runs = answered!(&*core, Action::Inspect, HISTORY, conn => DB::latest_runs(conn, each))?;
-        let mut runs: Vec<RunInfo> = runs.into_iter().map(RunInfo::new).collect();
+        let mut runs = answered!(&*core, Action::Inspect, HISTORY, conn => DB::latest_runs(conn, each))?;
         runs.sort_by(|one, other| one.order().cmp(&other.order()));
         runs.dedup_by(|one, other| one.order() == other.order());
         Ok(runs)
@@ -285,8 +283,7 @@ impl<DB: Database> Schedules<DB> {
     /// ```
     pub async fn runs_since(&self, since: DateTime<Utc>, limit: u32) -> Result<Vec<RunInfo>, Error> {
         let core = self.core()?;
-        let runs = answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs_since(conn, since, limit))?;
-        Ok(runs.into_iter().map(RunInfo::new).collect())
+        answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs_since(conn, since, limit))
     }
 
     /// Returns the runs that are selected, the latest end first.
@@ -301,8 +298,7 @@ impl<DB: Database> Schedules<DB> {
         let (core, name) = (self.core()?, options.name.as_deref().map(Key::new).transpose()?);
         let within = options.within.map(age).transpose()?;
         let page = RunPage { name, unsuccessful: options.unsuccessful, within, limit: options.limit };
-        let runs = answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs(conn, &page))?;
-        Ok(runs.into_iter().map(RunInfo::new).collect())
+        answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs(conn, &page))
     }
 
     /// Deletes the runs that ended longer than `older_than` ago, with what they printed, and what

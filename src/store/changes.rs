@@ -16,19 +16,27 @@ pub struct Change<'a> {
     pub name: &'a str,
 }
 
-/// A change that was made, for display.
-#[derive(Clone, Debug)]
-pub struct ListedChange {
+/// A change that an operator made: a forced release, or an order for schedules and instances.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct ChangeInfo {
+    /// When it was made, by the database's clock.
     pub at: DateTime<Utc>,
+    /// The label of the lock, or of the schedules, with which it was made.
     pub who: String,
+    /// What was done: `released`, `paused`, `resumed`, `triggered`, `stopped`, `skipped`,
+    /// `removed`, `reset`, `drained`.
     pub what: String,
+    /// The key, the schedule, or the label of the instance.
     pub name: String,
+    /// More of it, such as the holder from whom a key was taken.
     pub detail: String,
 }
 
 /// Reads a change.
-pub fn listed_change(row: &impl StoredRow) -> Reply<ListedChange> {
-    Ok(ListedChange {
+pub fn listed_change(row: &impl StoredRow) -> Reply<ChangeInfo> {
+    Ok(ChangeInfo {
         at: row.time("at")?,
         who: row.text("who")?,
         what: row.text("what")?,
@@ -48,7 +56,7 @@ pub trait ChangeStore: Store {
         conn: &mut Self::Connection,
         name: Option<&str>,
         limit: u32,
-    ) -> impl Future<Output = Reply<Vec<ListedChange>>> + Send;
+    ) -> impl Future<Output = Reply<Vec<ChangeInfo>>> + Send;
 
     /// Deletes the changes that were made before `older_than`.
     fn forget_changes(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;

@@ -206,19 +206,55 @@ impl ListedSchedule {
     }
 }
 
-/// A row of the history.
-#[derive(Clone, Debug)]
-pub struct ListedRun {
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum RunStatus {
+    /// The work succeeded: `S`.
+    Succeeded,
+    /// The work failed: `F`.
+    Failed,
+    /// The process died, or the run was handed back because its work was stopped: `L`.
+    Lost,
+    /// Ticks that were passed over: `M`.
+    Missed,
+}
+
+/// A row of the history: one attempt at one tick. Times are from the database's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct RunInfo {
+    /// The schedule's name.
     pub name: String,
+    /// The tick, or the time of a trigger. Of ticks that were passed over, the first.
     pub slot: DateTime<Utc>,
+    /// The number of the attempt, from 1; 0 for ticks that were passed over.
     pub attempt: u32,
-    pub token: Token,
-    pub label: String,
-    pub begin_time: DateTime<Utc>,
-    pub end_time: DateTime<Utc>,
-    pub status: String,
+    /// How the run ended.
+    pub status: RunStatus,
+    /// How many earlier ticks the run stands for; of [`RunStatus::Missed`], how many were passed
+    /// over. Of a cron pattern, 10,000 and more means at least as many.
     pub missed: u32,
+    /// The error of the work, or why the run was lost.
     pub error: Option<String>,
+    /// The label of the instance.
+    pub by: String,
+    /// When the run was begun.
+    pub began: DateTime<Utc>,
+    /// When the run ended; of a lost run, when it was taken over or handed back.
+    pub ended: DateTime<Utc>,
+    /// The fencing token of the run.
+    pub token: Token,
+}
+
+impl RunInfo {
+    /// What the history is ordered by, and what no two runs have in common.
+    pub fn order(&self) -> (&str, DateTime<Utc>, u32) {
+        (&self.name, self.slot, self.attempt)
+    }
 }
 
 /// Which runs are read.
@@ -314,25 +350,22 @@ pub trait ScheduleStore: Store {
     ) -> impl Future<Output = Reply<Vec<ListedSchedule>>> + Send;
 
     /// Reads the last runs of a schedule, the latest slot first.
-    fn history(
-        conn: &mut Self::Connection,
-        name: &Key,
-        limit: u32,
-    ) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
+    fn history(conn: &mut Self::Connection, name: &Key, limit: u32)
+    -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
 
     /// Reads the last `each` runs of every schedule, and its last success, in any order. A run may
     /// come twice.
-    fn latest_runs(conn: &mut Self::Connection, each: u32) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
+    fn latest_runs(conn: &mut Self::Connection, each: u32) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
 
     /// Reads at most `limit` runs that ended at `since` or later, the latest end first.
     fn runs_since(
         conn: &mut Self::Connection,
         since: DateTime<Utc>,
         limit: u32,
-    ) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
+    ) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
 
     /// Reads the runs that are selected, the latest end first.
-    fn runs(conn: &mut Self::Connection, page: &RunPage) -> impl Future<Output = Reply<Vec<ListedRun>>> + Send;
+    fn runs(conn: &mut Self::Connection, page: &RunPage) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
 
     /// Deletes at most [`STEP`] runs that ended before `older_than`, with what they printed, and
     /// returns their number. The
@@ -370,18 +403,18 @@ macro_rules! operations {
             rows.iter().map(listed).collect()
         }
 
-        async fn history(conn: &mut $connection, name: &Key, limit: u32) -> Reply<Vec<ListedRun>> {
+        async fn history(conn: &mut $connection, name: &Key, limit: u32) -> Reply<Vec<RunInfo>> {
             let rows = sqlx::query(HISTORY).bind(name.as_str()).bind(i64::from(limit)).fetch_all(conn).await?;
             rows.iter().map(run).collect()
         }
 
-        async fn latest_runs(conn: &mut $connection, each: u32) -> Reply<Vec<ListedRun>> {
+        async fn latest_runs(conn: &mut $connection, each: u32) -> Reply<Vec<RunInfo>> {
             let mut rows = sqlx::query(LATEST).bind(i64::from(each.saturating_sub(1))).fetch_all(&mut *conn).await?;
             rows.extend(sqlx::query(LAST_SUCCESSES).fetch_all(conn).await?);
             rows.iter().map(run).collect()
         }
 
-        async fn runs_since(conn: &mut $connection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<ListedRun>> {
+        async fn runs_since(conn: &mut $connection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<RunInfo>> {
             let rows = sqlx::query(SINCE).bind(stored(since)).bind(i64::from(limit)).fetch_all(conn).await?;
             rows.iter().map(run).collect()
         }

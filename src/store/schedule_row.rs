@@ -4,7 +4,7 @@ use crate::{
     key::Token,
     store::{
         Reply,
-        schedule::{ListedRun, ListedSchedule, Times, named},
+        schedule::{ListedSchedule, RunInfo, RunStatus, Times, named},
         stored_row::StoredRow,
     },
 };
@@ -36,16 +36,21 @@ pub fn listed(row: &impl StoredRow) -> Reply<ListedSchedule> {
     })
 }
 
-pub fn run(row: &impl StoredRow) -> Reply<ListedRun> {
-    Ok(ListedRun {
+pub fn run(row: &impl StoredRow) -> Reply<RunInfo> {
+    Ok(RunInfo {
         name: row.text("name")?,
         slot: row.time("slot")?,
         attempt: row.count("attempt")?,
         token: Token::new(row.number("token")?),
-        label: row.text("client_ip")?,
-        begin_time: row.time("begin_time")?,
-        end_time: row.time("end_time")?,
-        status: row.text("status")?,
+        by: row.text("client_ip")?,
+        began: row.time("begin_time")?,
+        ended: row.time("end_time")?,
+        status: match row.text("status")?.as_str() {
+            "S" => RunStatus::Succeeded,
+            "L" => RunStatus::Lost,
+            "M" => RunStatus::Missed,
+            _ => RunStatus::Failed,
+        },
         missed: row.count("missed")?,
         error: row.text_or_null("error")?,
     })

@@ -5,7 +5,7 @@ use sqlx::{MySql, MySqlConnection};
 
 use crate::store::{
     Reply,
-    changes::{Change, ChangeStore, ListedChange, listed_change},
+    changes::{Change, ChangeInfo, ChangeStore, listed_change},
     mysql::row::micros,
 };
 
@@ -25,7 +25,7 @@ impl ChangeStore for MySql {
         query.bind(detail).execute(conn).await.map(drop)
     }
 
-    async fn changes(conn: &mut MySqlConnection, name: Option<&str>, limit: u32) -> Reply<Vec<ListedChange>> {
+    async fn changes(conn: &mut MySqlConnection, name: Option<&str>, limit: u32) -> Reply<Vec<ChangeInfo>> {
         let rows = sqlx::query(LIST).bind(name).bind(name).bind(limit).fetch_all(conn).await?;
         rows.iter().map(listed_change).collect()
     }

@@ -17,7 +17,7 @@ use crate::{
         },
         not_extended,
         schedule::{
-            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, ListedRun, ListedSchedule, Pass, Registered,
+            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, ListedSchedule, Pass, Registered, RunInfo,
             RunPage, STEP, ScheduleStore, operations, to_stored_count,
         },
         schedule_row::{listed, run},
@@ -104,7 +104,7 @@ impl ScheduleStore for MySql {
         Ok(query.bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
     }
 
-    async fn runs(conn: &mut MySqlConnection, page: &RunPage) -> Reply<Vec<ListedRun>> {
+    async fn runs(conn: &mut MySqlConnection, page: &RunPage) -> Reply<Vec<RunInfo>> {
         let (name, within) = (page.name.as_ref().map(Key::as_str), page.within.map(micros));
         let query = sqlx::query(SELECTED).bind(name).bind(name).bind(page.unsuccessful).bind(within).bind(within);
         let rows = query.bind(page.limit).fetch_all(conn).await?;

@@ -5,7 +5,7 @@ use sqlx::{PgConnection, Postgres};
 
 use crate::store::{
     Reply,
-    changes::{Change, ChangeStore, ListedChange, listed_change},
+    changes::{Change, ChangeInfo, ChangeStore, listed_change},
 };
 
 const RECORD: &str =
@@ -23,7 +23,7 @@ impl ChangeStore for Postgres {
         query.bind(detail).execute(conn).await.map(drop)
     }
 
-    async fn changes(conn: &mut PgConnection, name: Option<&str>, limit: u32) -> Reply<Vec<ListedChange>> {
+    async fn changes(conn: &mut PgConnection, name: Option<&str>, limit: u32) -> Reply<Vec<ChangeInfo>> {
         let rows = sqlx::query(LIST).bind(name).bind(i64::from(limit)).fetch_all(conn).await?;
         rows.iter().map(listed_change).collect()
     }

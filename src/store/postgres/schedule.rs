@@ -16,8 +16,8 @@ use crate::{
             },
         },
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedRun, ListedSchedule,
-            LostRun, Pass, Registered, RunPage, STEP, ScheduleStore, Times, named, operations, to_stored_count,
+            ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, LostRun,
+            Pass, Registered, RunInfo, RunPage, STEP, ScheduleStore, Times, named, operations, to_stored_count,
         },
         schedule_row::{listed, run},
         stored_row::StoredRow as _,
@@ -108,7 +108,7 @@ impl ScheduleStore for Postgres {
         Ok(reply.rows_affected() > 0)
     }
 
-    async fn runs(conn: &mut PgConnection, page: &RunPage) -> Reply<Vec<ListedRun>> {
+    async fn runs(conn: &mut PgConnection, page: &RunPage) -> Reply<Vec<RunInfo>> {
         let query = sqlx::query(SELECTED).bind(page.name.as_ref().map(Key::as_str)).bind(page.unsuccessful);
         let rows = query.bind(page.within).bind(i64::from(page.limit)).fetch_all(conn).await?;
         rows.iter().map(run).collect()

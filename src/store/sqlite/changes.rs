@@ -5,7 +5,7 @@ use sqlx::{Sqlite, SqliteConnection};
 
 use crate::store::{
     Reply,
-    changes::{Change, ChangeStore, ListedChange, listed_change},
+    changes::{Change, ChangeInfo, ChangeStore, listed_change},
     sqlite::row::{micros, now},
 };
 
@@ -23,7 +23,7 @@ impl ChangeStore for Sqlite {
         query.bind(detail).execute(conn).await.map(drop)
     }
 
-    async fn changes(conn: &mut SqliteConnection, name: Option<&str>, limit: u32) -> Reply<Vec<ListedChange>> {
+    async fn changes(conn: &mut SqliteConnection, name: Option<&str>, limit: u32) -> Reply<Vec<ChangeInfo>> {
         let rows = sqlx::query(LIST).bind(name).bind(limit).fetch_all(conn).await?;
         rows.iter().map(listed_change).collect()
     }

@@ -10,8 +10,8 @@ use crate::{
     store::{
         Outcome, Reply, Store as _, changed, hex, limit_micros, not_extended,
         schedule::{
-            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedRun, ListedSchedule, Pass,
-            Registered, RunPage, STEP, ScheduleStore, operations, to_stored_count,
+            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, Registered,
+            RunInfo, RunPage, STEP, ScheduleStore, operations, to_stored_count,
         },
         schedule_row::{listed, run},
         schedule_seen::{SEEN, Seen, SeenStore, claim_due},
@@ -95,7 +95,7 @@ impl ScheduleStore for Sqlite {
         Ok(sqlx::query(PAUSE).bind(name.as_str()).bind(paused).execute(conn).await?.rows_affected() > 0)
     }
 
-    async fn runs(conn: &mut SqliteConnection, page: &RunPage) -> Reply<Vec<ListedRun>> {
+    async fn runs(conn: &mut SqliteConnection, page: &RunPage) -> Reply<Vec<RunInfo>> {
         let query = sqlx::query(SELECTED).bind(page.name.as_ref().map(Key::as_str)).bind(page.unsuccessful);
         let rows = query.bind(page.within.map(micros)).bind(page.limit).fetch_all(conn).await?;
         rows.iter().map(run).collect()
