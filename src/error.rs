@@ -1,5 +1,7 @@
 //! Errors of the crate.
 
+use std::time::Duration;
+
 use crate::{
     action::{Action, Certainty},
     causes::{DatabaseFault, NotFound, Setup, TransactionFault},
@@ -105,7 +107,12 @@ impl Error {
     /// Creates an [`Error::Database`], for a lock of the application's own
     /// ([`ResourceLock`](crate::ResourceLock)).
     pub fn database(action: Action, key: &Key, outcome: Certainty, source: sqlx::Error) -> Self {
-        DatabaseFault::Failed { action, subject: format!("{:?}", key.as_str()), outcome, source }.into()
+        DatabaseFault::Failed { action, subject: key.quoted(), outcome, source }.into()
+    }
+
+    /// No reply arrived within the time limit.
+    pub(crate) fn timed_out(action: Action, subject: String, limit: Duration, outcome: Certainty) -> Self {
+        Self::Database(DatabaseFault::TimedOut { action, subject, limit, outcome })
     }
 
     /// Returns the action and the outcome of an error of the database.

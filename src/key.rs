@@ -60,6 +60,11 @@ impl Key {
         &self.0
     }
 
+    /// Returns the key as an error names it.
+    pub(crate) fn quoted(&self) -> String {
+        format!("{:?}", self.as_str())
+    }
+
     /// Returns the number of a key that is `prefix`, `mark` and a number from 1 to `most`; `None`
     /// for any other key.
     pub(crate) fn number_after(key: &str, prefix: &Self, mark: &str, most: u32) -> Option<u32> {

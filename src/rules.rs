@@ -93,6 +93,20 @@ pub struct Terms {
     pub label: String,
 }
 
+/// Those of a handle without settings.
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            rules: Rules::default(),
+            min_interval: TimeDelta::zero(),
+            lease: TimeDelta::seconds(30),
+            retry_failed: false,
+            article_clients: None,
+            label: String::new(),
+        }
+    }
+}
+
 impl Terms {
     /// Returns how far the table's `begin_time` and `end_time` are ahead of UTC.
     pub fn offset(&self) -> TimeDelta {
@@ -390,6 +404,11 @@ pub struct Refusal {
 }
 
 impl Refusal {
+    /// Creates a refusal of which no more is known.
+    pub(crate) fn bare(key: Key, reason: Reason) -> Self {
+        Self { key, reason, by: String::new(), since: None, until: None, retry_after: None, awaited: false }
+    }
+
     /// Creates the refusal from the row that caused it.
     pub(crate) fn new(key: Key, reason: Reason, until: Option<DateTime<Utc>>, row: &Row, now: DateTime<Utc>) -> Self {
         let retry_after = until.map(|until| (until - now).to_std().unwrap_or_default());

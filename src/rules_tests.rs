@@ -21,14 +21,7 @@ fn holder(number: u128) -> Holder {
 }
 
 pub(crate) fn terms() -> Terms {
-    Terms {
-        rules: Rules::Recover,
-        min_interval: TimeDelta::zero(),
-        lease: TimeDelta::seconds(30),
-        retry_failed: false,
-        article_clients: None,
-        label: String::new(),
-    }
+    Terms::default()
 }
 
 pub(crate) fn free(status: &str, began: Option<i64>) -> Row {

@@ -15,6 +15,7 @@ use tracing::{
 use crate::{
     key::{Claim, Key},
     rules::Refusal,
+    transaction::error::RunError,
 };
 
 /// A request for keys. If any one of them is enough, its key is recorded when it is known.
@@ -58,4 +59,19 @@ pub fn tick(claim: &Claim, slot: chrono::DateTime<chrono::Utc>, attempt: u32) ->
 /// Records the error of a request that has no other outcome.
 pub fn failed(span: &Span, error: &dyn Display) {
     span.record("error", display(error)).record("outcome", "error");
+}
+
+/// Records the result of work under a key.
+pub fn ended<T, E>(span: &Span, result: &Result<T, RunError<E>>, done: &'static str) {
+    let outcome = match result {
+        Ok(_) => done,
+        Err(RunError::Work(_)) => "failed",
+        Err(RunError::Lost { .. }) => "lost",
+        Err(RunError::Refused(refusal)) => {
+            span.record("reason", refusal.reason.name());
+            "refused"
+        }
+        Err(RunError::Failed(error)) => return failed(span, error),
+    };
+    span.record("outcome", outcome);
 }

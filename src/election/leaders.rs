@@ -167,26 +167,13 @@ impl<DB: Database> Observer<DB> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::Row;
-
-    fn at(seconds: i64) -> DateTime<Utc> {
-        DateTime::from_timestamp(seconds, 0).unwrap()
-    }
+    use crate::{
+        rules::Row,
+        rules_tests::{at, held},
+    };
 
     fn listed(locked: bool, expires_at: i64, now: i64) -> Listed {
-        let row = Row {
-            locked,
-            status: "P".into(),
-            begin_time: Some(at(1)),
-            minutes: Some(60),
-            client_ip: "node-1".into(),
-            holder: Some(uuid::Uuid::from_u128(7)),
-            token: 9,
-            expires_at: Some(at(expires_at)),
-            claimed_at: Some(at(1)),
-            ended: false,
-            awaited: false,
-        };
+        let row = Row { locked, token: 9, ..held(7, Some(expires_at)) };
         Listed { key: "indexer".into(), row, end_time: None, now: at(now) }
     }
 

@@ -34,10 +34,6 @@ const TABLE: &str = "the table t_resource_lock";
 const CHANGES: &str = "the table t_resource_change";
 const QUEUE: &str = "the table t_resource_lock_queue";
 
-fn quoted(key: &Key) -> String {
-    format!("{:?}", key.as_str())
-}
-
 /// Operations for operators. None of them waits for a row that another transaction has locked, but
 /// `force_release` retries until its time limit.
 impl<DB: Database> LeaseLock<DB> {
@@ -152,9 +148,9 @@ impl<DB: Database> LeaseLock<DB> {
         let key = key.clone();
         let read = |lock: Self| async move {
             let limit = lock.checked_deadline().await?;
-            let mut conn = lock.checkout(limit, Action::Inspect, &quoted(&key)).await?;
+            let mut conn = lock.checkout(limit, Action::Inspect, &key.quoted()).await?;
             let reply = timeout_at(limit, DB::inspect(conn.get(), &key, &lock.key_terms.terms)).await;
-            conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, &quoted(&key)))
+            conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, &key.quoted()))
         };
         self.on_thread(read).await
     }
@@ -239,17 +235,11 @@ impl<DB: Database> LeaseLock<DB> {
 
     async fn force_here(&self, key: &Key, status: Status, expected: Option<&Seen>) -> Result<Option<Token>, Error> {
         let limit = self.checked_deadline().await?;
-        let busy = || {
-            Error::Database(DatabaseFault::TimedOut {
-                action: Action::ForceRelease,
-                subject: quoted(key),
-                limit: self.shared.settings.time_limit,
-                outcome: Certainty::NothingChanged,
-            })
-        };
+        let time_limit = self.shared.settings.time_limit;
+        let busy = || Error::timed_out(Action::ForceRelease, key.quoted(), time_limit, Certainty::NothingChanged);
         let mut skipped = false;
         loop {
-            let conn = self.checkout(limit, Action::ForceRelease, &quoted(key)).await;
+            let conn = self.checkout(limit, Action::ForceRelease, &key.quoted()).await;
             let mut conn = match conn {
                 Err(Error::Database(DatabaseFault::NoConnection { .. })) if skipped => return Err(busy()),
                 conn => conn?,
@@ -263,7 +253,7 @@ impl<DB: Database> LeaseLock<DB> {
                 Ok(Forced::NoRow | Forced::Changed) => return Ok(None),
                 Ok(Forced::Skipped) if Instant::now() >= limit => return Err(busy()),
                 Err(failure) if failure.fault() != Fault::Contention || Instant::now() >= limit => {
-                    return Err(self.failed(failure, Action::ForceRelease, &quoted(key)));
+                    return Err(self.failed(failure, Action::ForceRelease, &key.quoted()));
                 }
                 Ok(Forced::Skipped) | Err(_) => {
                     skipped = true;

@@ -377,14 +377,12 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         if self.unanswered {
             return Err(self.timed_out());
         }
+        let key = key.unwrap_or_else(|| self.wanted.keys[self.chosen.as_ref().map_or(0, Place::index)].clone());
         Ok(Some(Refusal {
-            key: key.unwrap_or_else(|| self.wanted.keys[self.chosen.as_ref().map_or(0, Place::index)].clone()),
-            reason: Reason::Busy,
             by: row.map(|row| row.client_ip.clone()).unwrap_or_default(),
             since: row.and_then(|row| row.begin_time),
-            until: None,
             retry_after: Some(BUSY_TIMEOUT),
-            awaited: false,
+            ..Refusal::bare(key, Reason::Busy)
         }))
     }
 

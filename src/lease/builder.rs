@@ -17,7 +17,7 @@ use crate::{
         span::Bounds,
     },
     retry::{Retry, TIME_LIMIT, time_limit},
-    rules::{Rules, Terms},
+    rules::Terms,
     session::{
         sessions::{Purpose, Sessions},
         timers::timeout,
@@ -210,14 +210,8 @@ impl<DB: Database> LeaseLockBuilder<DB> {
             false => Sessions::new(self.pool, Purpose::Requests),
         };
         let renewals = sessions.with_purpose(Purpose::Renewals);
-        let terms = Terms {
-            rules: Rules::default(),
-            min_interval: TimeDelta::zero(),
-            lease: TimeDelta::seconds(30),
-            retry_failed: false,
-            article_clients: self.article_clients,
-            label: self.label.unwrap_or_else(label::default),
-        };
+        let label = self.label.unwrap_or_else(label::default);
+        let terms = Terms { article_clients: self.article_clients, label, ..Terms::default() };
         let shared = Shared::new(Settings { sessions, renewals, time_limit: self.time_limit, batching: self.batching });
         let key_terms = shared.key_terms(terms, false, Bounds::default());
         LeaseLock { shared, key_terms, retry: Retry::default(), faults: Faults::default() }

@@ -52,7 +52,7 @@ pub(crate) async fn confirm_within<DB: Database>(
         if failure.fault() == Fault::Contention {
             return Err(Error::conflict(key, 1));
         }
-        let subject = format!("{:?}", key.as_str());
+        let subject = key.quoted();
         return Err(failure.into_error(Action::Confirm, subject, time_limit, Certainty::NothingChanged));
     }
 }

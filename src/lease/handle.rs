@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     action::{Action, Certainty},
-    causes::DatabaseFault,
     error::Error,
     key::Claim,
     lease::{
@@ -321,12 +320,7 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     fn error_busy(&self, action: Action, outcome: Certainty) -> Error {
-        Error::Database(DatabaseFault::TimedOut {
-            action,
-            subject: self.subject(),
-            limit: self.key_terms.time_limit,
-            outcome,
-        })
+        Error::timed_out(action, self.subject(), self.key_terms.time_limit, outcome)
     }
 }
 

@@ -88,15 +88,7 @@ pub(crate) fn next_of_any(requests: &[ClaimRequest], replies: Vec<ClaimReply>, t
 
 /// The refusal of a request that other waiters precede.
 pub(crate) fn queued(key: Key, left: Duration) -> Refusal {
-    Refusal {
-        key,
-        reason: Reason::Queued,
-        by: String::new(),
-        since: None,
-        until: None,
-        retry_after: Some(left),
-        awaited: true,
-    }
+    Refusal { retry_after: Some(left), awaited: true, ..Refusal::bare(key, Reason::Queued) }
 }
 
 #[cfg(test)]

@@ -106,16 +106,10 @@ impl<DB: Database> LeaseLock<DB> {
             under(lease, work).await
         };
         let ran = ran.instrument(span.clone()).await;
-        match &ran {
-            Ok(_) => drop(span.record("outcome", "succeeded")),
-            Err(RunError::Work(_)) => drop(span.record("outcome", "failed")),
-            Err(RunError::Lost { .. }) => drop(span.record("outcome", "lost")),
-            Err(RunError::Refused(refusal)) => {
-                tracing::info!(key = %refusal.key, outcome = "refused", reason = %refusal.reason, "run");
-                span.record("reason", refusal.reason.name()).record("outcome", "refused");
-            }
-            Err(RunError::Failed(error)) => spans::failed(&span, error),
+        if let Err(RunError::Refused(refusal)) = &ran {
+            tracing::info!(key = %refusal.key, outcome = "refused", reason = %refusal.reason, "run");
         }
+        spans::ended(&span, &ran, "succeeded");
         ran
     }
 

@@ -13,7 +13,6 @@ use std::{
 
 use crate::{
     action::{Action, Certainty},
-    causes::DatabaseFault,
     error::Error,
     grant::Attempt,
     key::Key,
@@ -359,15 +358,9 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
 
     /// The refusal for other waiters while this process holds the lease, for as long as this.
     fn refusal_for_local_waiters(&self, left: Option<Duration>) -> Refusal {
-        Refusal {
-            key: self.wanted.keys[0].clone(),
-            reason: Reason::Held,
-            by: self.key_terms.terms.label.clone(),
-            since: None,
-            until: None,
-            retry_after: left,
-            awaited: true,
-        }
+        let (by, refusal) =
+            (self.key_terms.terms.label.clone(), Refusal::bare(self.wanted.keys[0].clone(), Reason::Held));
+        Refusal { by, retry_after: left, awaited: true, ..refusal }
     }
 
     /// Returns the last refusal, unless a later claim may have been granted although no reply
@@ -387,8 +380,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
     }
 
     fn no_reply(&self) -> Error {
-        let (action, outcome) = (Action::Acquire, Certainty::NothingChanged);
-        Error::Database(DatabaseFault::TimedOut { action, subject: self.subject(), limit: Duration::ZERO, outcome })
+        Error::timed_out(Action::Acquire, self.subject(), Duration::ZERO, Certainty::NothingChanged)
     }
 
     fn out_of_time(&self, error: Error, wait: Duration) -> Error {

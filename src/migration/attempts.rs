@@ -180,14 +180,7 @@ mod tests {
     /// The look that follows an attempt may be what fails.
     #[tokio::test]
     async fn a_look_after_an_attempt_tells_of_the_attempt() {
-        let looked = || {
-            Error::Database(DatabaseFault::TimedOut {
-                action: Action::Inspect,
-                subject: "a table".into(),
-                limit: LIMIT,
-                outcome: Certainty::NothingChanged,
-            })
-        };
+        let looked = || Error::timed_out(Action::Inspect, "a table".into(), LIMIT, Certainty::NothingChanged);
         let mut attempts = Attempts::new();
         let nothing = attempts.error(looked());
         assert!(matches!(

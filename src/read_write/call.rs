@@ -7,7 +7,6 @@ use std::{
 
 use crate::{
     action::{Action, Certainty},
-    causes::DatabaseFault,
     error::Error,
     grant::Attempt,
     key::Holder,
@@ -114,14 +113,8 @@ impl<'a, DB: Database> Call<'a, DB> {
     }
 
     pub fn timed_out(&self, outcome: Certainty) -> Error {
-        let action = Action::Acquire;
         let limit = if self.is_one_attempt() { self.lock.shared.settings.time_limit } else { self.wait };
-        Error::Database(DatabaseFault::TimedOut {
-            action,
-            subject: format!("{:?}", self.names.name.as_str()),
-            limit,
-            outcome,
-        })
+        Error::timed_out(Action::Acquire, self.names.name.quoted(), limit, outcome)
     }
 
     /// Claims the name, as any holder of a key does.

@@ -214,15 +214,8 @@ impl<'a, DB: Database> Call<'a, DB> {
 
     /// The refusal of a reader when readers of this process use all numbers.
     pub fn full(&self) -> Refusal {
-        Refusal {
-            key: self.names.readers.first.clone(),
-            reason: Reason::Held,
-            by: self.lock.key_terms.terms.label.clone(),
-            since: None,
-            until: None,
-            retry_after: None,
-            awaited: false,
-        }
+        let by = self.lock.key_terms.terms.label.clone();
+        Refusal { by, ..Refusal::bare(self.names.readers.first.clone(), Reason::Held) }
     }
 
     /// Claims the key of this number, or goes on with the attempt `before`. An attempt without a

@@ -12,7 +12,7 @@ use crate::{
     key::Key,
     retry::{DAY, Repeat, within},
     schedule::{
-        core::{Core, answered, quoted},
+        core::{Core, answered},
         declared::declared,
         info::{Said, ScheduleInfo},
         instances::renamed_to,
@@ -71,7 +71,7 @@ async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Fail
 /// Says that there is no schedule of this name, and which name it has now.
 pub(super) async fn unknown<DB: Database>(core: &Core<DB>, name: Key) -> Error {
     let names = std::slice::from_ref(&name);
-    let found: Result<_, Error> = answered!(core, Action::Inspect, &quoted(&name), conn => DB::registered(conn, names));
+    let found: Result<_, Error> = answered!(core, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names));
     let row = found.ok().and_then(|found| found.rows.into_iter().next());
     Error::NotFound(NotFound::Schedule {
         renamed_to: row.and_then(|row| Some(renamed_to(&row.times.spec)?.to_owned())),
@@ -111,7 +111,7 @@ impl<DB: Database> Schedules<DB> {
             }
             Ok(resumed.then(|| ((), String::new())))
         };
-        match answered!(&*core, Action::Update, &quoted(&name), conn => recorded::<DB, _>(conn, &change, resume))? {
+        match answered!(&*core, Action::Update, &name.quoted(), conn => recorded::<DB, _>(conn, &change, resume))? {
             Some(()) => Ok(()),
             None => Err(unknown(&core, name).await),
         }
@@ -133,7 +133,7 @@ impl<DB: Database> Schedules<DB> {
                 .await?;
             Ok(Some(((), format!("until {until}"))))
         };
-        match answered!(&*core, Action::Update, &quoted(name), conn => recorded::<DB, _>(conn, &change, pause))? {
+        match answered!(&*core, Action::Update, &name.quoted(), conn => recorded::<DB, _>(conn, &change, pause))? {
             Some(()) => Ok(()),
             None => Err(unknown(&core, name.clone()).await),
         }
@@ -154,7 +154,7 @@ impl<DB: Database> Schedules<DB> {
         match trigger(&core, &name).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(unknown(&core, name).await),
-            Err(failure) => Err(core.failed(failure, Action::Update, &quoted(&name), Certainty::NothingChanged)),
+            Err(failure) => Err(core.failed(failure, Action::Update, &name.quoted(), Certainty::NothingChanged)),
         }
     }
 

@@ -180,7 +180,7 @@ pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, names: &[Ke
 /// statement succeeds, the claim ends with its lease. Returns `false` if the claim did not stand.
 pub async fn hand_back<DB: Database>(core: &Core<DB>, claim: &Claim) -> bool {
     let vacant = Holder::unique();
-    let handed = answered!(core, Action::Abandon, &quoted(&claim.key), conn => DB::hand_back(conn, claim, vacant));
+    let handed = answered!(core, Action::Abandon, &claim.key.quoted(), conn => DB::hand_back(conn, claim, vacant));
     handed.unwrap_or_else(|error| {
         tracing::warn!(schedule = %claim.key, ?error, "the run was not handed back; another instance takes over when its lease ends");
         true
@@ -193,8 +193,4 @@ impl Schedule {
         let (name, spec, zone) = (self.name.clone(), self.text().to_owned(), self.zone_name().to_owned());
         Times { name, spec, zone }
     }
-}
-
-pub fn quoted(name: &Key) -> String {
-    format!("{:?}", name.as_str())
 }

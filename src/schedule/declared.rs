@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     key::Key,
     schedule::{
-        core::{Core, answered, quoted},
+        core::{Core, answered},
         info::Said,
         instances::{Decision, Declared, Word, descriptions, from_text},
         presence::{INSTANCES, declared_by, texts_of},
@@ -193,7 +193,7 @@ impl<DB: Database> Schedules<DB> {
             Ok(removed.then(|| ((), String::new())))
         };
         let removed =
-            answered!(&*core, Action::Forget, &quoted(&name), conn => recorded::<DB, _>(conn, &change, remove))?;
+            answered!(&*core, Action::Forget, &name.quoted(), conn => recorded::<DB, _>(conn, &change, remove))?;
         // A removal whose reply was lost is sent again, and finds no row.
         if removed.is_none() && self.inspect(name.as_str()).await?.is_some() {
             return Err(refused(&name, "a run is under way: it can be removed after that".to_owned()));
@@ -215,7 +215,7 @@ impl<DB: Database> Schedules<DB> {
         let (core, name) = (self.core()?, Key::new(name)?);
         let names = std::slice::from_ref(&name);
         loop {
-            let found = answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::registered(conn, names))?;
+            let found = answered!(&*core, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names))?;
             let Some(row) = found.rows.first() else {
                 return Err(NotFound::Schedule { name, renamed_to: None }.into());
             };
@@ -225,21 +225,21 @@ impl<DB: Database> Schedules<DB> {
             if row.running {
                 return Err(refused(&name, "a run is under way: it can be reset after that".to_owned()));
             }
-            let past = answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::past(conn, names))?;
+            let past = answered!(&*core, Action::Inspect, &name.quoted(), conn => DB::past(conn, names))?;
             let past = past.into_iter().next().map(|(_, past)| past).unwrap_or_default();
             let (slot, none) = (schedule.next(found.now), Word::default());
             let declared = Declared::new(&schedule);
             let change = declared.change_to(slot, Decision::PutBack, Some((row, &past)), &none, found.now);
-            answered!(&*core, Action::Forget, &quoted(&name), conn => DB::forget_runs_ahead(conn, &name))?;
+            answered!(&*core, Action::Forget, &name.quoted(), conn => DB::forget_runs_ahead(conn, &name))?;
             // A run that has just begun or ended has changed the row.
-            if answered!(&*core, Action::Update, &quoted(&name), conn => DB::change_times(conn, &row.times, &change))? {
+            if answered!(&*core, Action::Update, &name.quoted(), conn => DB::change_times(conn, &row.times, &change))? {
                 let made = Change { who: &core.label, what: "reset", name: name.as_str() };
                 let detail = format!("to {}", change.slot);
                 let recorded: Result<(), Error> =
-                    answered!(&*core, Action::Update, &quoted(&name), conn => DB::record(conn, &made, &detail));
+                    answered!(&*core, Action::Update, &name.quoted(), conn => DB::record(conn, &made, &detail));
                 // The clock was ahead when the pause before the next attempt began, perhaps.
                 if row.due_at > change.slot {
-                    answered!(&*core, Action::Update, &quoted(&name), conn => DB::wake(conn, &name))?;
+                    answered!(&*core, Action::Update, &name.quoted(), conn => DB::wake(conn, &name))?;
                 }
                 if let Err(error) = recorded {
                     tracing::warn!(schedule = %name, ?error, "the slot was moved, but the change was not recorded");

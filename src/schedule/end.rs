@@ -10,7 +10,7 @@ use crate::{
     pacing::Backoff,
     rules::Status,
     schedule::{
-        core::{answered, quoted},
+        core::answered,
         plan::Then,
         tick::{InTransaction, Inner},
     },
@@ -125,7 +125,7 @@ pub(super) async fn find_success<DB: Database>(tick: &Inner<DB>) -> (TickOutcome
         InTransaction::None => Ok(false),
         InTransaction::Committed => Ok(true),
         InTransaction::Tried | InTransaction::Committing => {
-            let name = quoted(&claim.key);
+            let name = claim.key.quoted();
             answered!(core, Action::Read, &name, conn => DB::has_ended(conn, claim, slot, attempt, status))
         }
     };

@@ -13,7 +13,7 @@ use crate::{
     key::{Claim, Key},
     lease::guard::Lease,
     schedule::{
-        core::{Core, answered, quoted},
+        core::{Core, answered},
         info::WAITS_FOR,
         keeper::Keeper,
         spec::Schedule,
@@ -103,7 +103,7 @@ async fn say<DB: Database>(core: &Core<DB>, claim: &Claim, text: &str) {
 /// Returns whether the schedule is known to be paused.
 async fn is_paused<DB: Database>(core: &Core<DB>, name: &Key) -> bool {
     let names = std::slice::from_ref(name);
-    match answered!(core, Action::Inspect, &quoted(name), conn => DB::registered(conn, names)) {
+    match answered!(core, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names)) {
         Ok(registered) => registered.rows.iter().any(|row| row.paused),
         Err(error) => {
             tracing::warn!(schedule = %name, ?error, "it is unknown whether it was paused; it is run");

@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     key::{Claim, Holder},
     schedule::{
-        core::{answered, put_back, quoted},
+        core::{answered, put_back},
         instances::{Decision, Declared, Word},
         plan::Row,
         schedules::Schedules,
@@ -68,7 +68,7 @@ impl<DB: Database> Tick<DB> {
         schedule.lease = Some(LEASE);
         schedule.check()?;
         core.check().await?;
-        let (name, subject) = (&schedule.name, quoted(&schedule.name));
+        let (name, subject) = (&schedule.name, schedule.name.quoted());
         let refused = |wrong: &str| Error::Setup(Setup::ScheduleUnfit { name: name.clone(), wrong: wrong.to_owned() });
         if schedule.exclusive.is_some() {
             return Err(refused("it needs a key as well: `run_now` takes it"));
@@ -106,18 +106,8 @@ impl<DB: Database> Tick<DB> {
             return Err(refused("another instance runs it"));
         };
         let claim = Claim { key: name.clone(), holder, token: row.token };
-        let attempt = row.attempt;
-        let tick = Row {
-            slot,
-            triggered: false,
-            own: true,
-            attempt,
-            missed: 0,
-            spent: 0,
-            lost_since: None,
-            skip: None,
-            stopped: false,
-        };
+        let (attempt, skip) = (row.attempt, None);
+        let tick = Row { slot, own: true, attempt, missed: 0, spent: 0, lost_since: None, skip, stopped: false };
         Ok(Self::new(core, Arc::new(schedule), (claim, row, sent), tick, None))
     }
 }

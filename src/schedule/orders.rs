@@ -8,7 +8,7 @@ use crate::{
     key::Key,
     schedule::{
         admin::unknown,
-        core::{Core, answered, quoted},
+        core::{Core, answered},
         declared::refused,
         schedules::Schedules,
         spec::{Schedule, Timing},
@@ -25,7 +25,7 @@ use crate::{
 async fn found<DB: Database>(core: &Core<DB>, name: &Key) -> Result<(ListedSchedule, DateTime<Utc>), Error> {
     let names = std::slice::from_ref(name);
     let Registered { rows, now } =
-        answered!(core, Action::Inspect, &quoted(name), conn => DB::registered(conn, names))?;
+        answered!(core, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names))?;
     match rows.into_iter().next() {
         Some(row) => Ok((row, now)),
         None => Err(unknown(core, name.clone()).await),
@@ -61,7 +61,7 @@ async fn has_ordered<DB: Database>(
     until: DateTime<Utc>,
 ) -> Result<bool, Error> {
     let given: Option<Given> =
-        answered!(core, Action::Inspect, &quoted(name), conn => DB::ordered(conn, what, name.as_str()))?;
+        answered!(core, Action::Inspect, &name.quoted(), conn => DB::ordered(conn, what, name.as_str()))?;
     Ok(given.is_some_and(|given| given.until == until && given.who == core.label))
 }
 
@@ -112,7 +112,7 @@ impl<DB: Database> Schedules<DB> {
                 Ok(Some(((), format!("the tick of {until}, attempt {}", row.attempt))))
             };
             let stopped: Result<_, Error> =
-                answered!(&*core, Action::Update, &quoted(&name), conn => recorded::<DB, _>(conn, &change, stop));
+                answered!(&*core, Action::Update, &name.quoted(), conn => recorded::<DB, _>(conn, &change, stop));
             // A run that has just begun or ended has changed the row.
             if stopped?.is_some() {
                 return Ok(true);
@@ -194,7 +194,7 @@ impl<DB: Database> Schedules<DB> {
                 Ok(Some(((), format!("ticks until {until}"))))
             };
             let skipped =
-                answered!(&*core, Action::Update, &quoted(name), conn => recorded::<DB, _>(conn, &change, skip))?;
+                answered!(&*core, Action::Update, &name.quoted(), conn => recorded::<DB, _>(conn, &change, skip))?;
             // A run that has just begun or ended has changed the row.
             if skipped.is_some() {
                 return Ok(until);
@@ -262,6 +262,6 @@ impl<DB: Database> Schedules<DB> {
     pub async fn output(&self, name: &str, slot: DateTime<Utc>, attempt: u32) -> Result<Option<Vec<u8>>, Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
         let of = AttemptOf { name: &name, slot, attempt };
-        answered!(&*core, Action::Inspect, &quoted(&name), conn => DB::output(conn, &of))
+        answered!(&*core, Action::Inspect, &name.quoted(), conn => DB::output(conn, &of))
     }
 }

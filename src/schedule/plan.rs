@@ -31,8 +31,6 @@ const TAKEOVERS: u32 = 10;
 pub struct Row {
     /// The slot that was claimed: the schedule's own, or the time of a trigger.
     pub slot: DateTime<Utc>,
-    /// The run was triggered.
-    pub triggered: bool,
     /// The slot is the schedule's own, which may be moved. That of a trigger, or of times that were
     /// replaced while it was run, is run as it is.
     pub own: bool,

@@ -17,17 +17,7 @@ fn minutely(catch_up: CatchUp) -> [Schedule; 2] {
 }
 
 fn row(slot: &str) -> Row {
-    Row {
-        slot: at(slot),
-        triggered: false,
-        own: true,
-        attempt: 1,
-        missed: 0,
-        spent: 0,
-        lost_since: None,
-        skip: None,
-        stopped: false,
-    }
+    Row { slot: at(slot), own: true, attempt: 1, missed: 0, spent: 0, lost_since: None, skip: None, stopped: false }
 }
 
 fn moved(to: &str, missed: u32, skipped: u32) -> Start {
@@ -110,7 +100,7 @@ fn a_tick_that_was_begun_is_finished_however_late() {
         assert_eq!(start(&schedule, &lost, at("11:00:00")), Start::Run, "after a crash");
         let again = Row { attempt: 3, lost_since: Some(at("10:50:00")), ..row("10:00:00") };
         assert_eq!(start(&schedule, &again, at("11:00:00")), Start::Run, "after another crash");
-        let triggered = Row { triggered: true, own: false, ..row("10:00:00") };
+        let triggered = Row { own: false, ..row("10:00:00") };
         assert_eq!(start(&schedule, &triggered, at("11:00:00")), Start::Run, "triggered");
         let lost_since = Some(at("10:30:00"));
         let replaced = Row { own: false, attempt: 2, lost_since, ..row("10:00:00") };
@@ -145,7 +135,7 @@ fn a_tick_that_kills_its_processes_is_given_up() {
         let lost = |spent| Row { attempt: 40, spent, lost_since: Some(at("10:00:00")), ..row("10:00:00") };
         assert_eq!(start(&schedule, &lost(10 + times), at("10:00:10")), Start::Run, "others were handed back");
         assert_eq!(start(&schedule, &lost(11 + times), at("10:00:10")), Start::GiveUp);
-        let triggered = Row { triggered: true, own: false, ..lost(11 + times) };
+        let triggered = Row { own: false, ..lost(11 + times) };
         assert_eq!(start(&schedule, &triggered, at("10:00:10")), Start::GiveUp);
     }
 }
@@ -236,7 +226,7 @@ fn skipped_ticks_are_passed_over_and_those_after_them_run() {
         assert_eq!(super::start(&schedule, &died, at("10:00:30")), Start::Run);
     }
     let schedule = Schedule::every("k", MINUTE);
-    let triggered = Row { triggered: true, own: false, ..skipped("10:00:00") };
+    let triggered = Row { own: false, ..skipped("10:00:00") };
     assert_eq!(start(&schedule, &triggered, at("10:00:30")), Start::Run);
     let again = Row { attempt: 2, ..skipped("10:00:00") };
     assert_eq!(start(&schedule, &again, at("10:00:30")), Start::Run, "it was begun before");

@@ -15,7 +15,7 @@ use crate::{
     metrics,
     rules::Status,
     schedule::{
-        core::{Core, answered, hand_back, put_back, quoted},
+        core::{Core, answered, hand_back, put_back},
         end::{TickOutcome, end, find_success},
         exclusive::{Exclusive, acquire_exclusive},
         keeper::Keeper,
@@ -31,7 +31,7 @@ use crate::{
     store::{
         Database, Reply,
         orders::{Given, What},
-        schedule::{ClaimedRow, Pass, is_trigger},
+        schedule::{ClaimedRow, Pass},
     },
 };
 
@@ -72,12 +72,10 @@ pub async fn run<DB: Database>(
     tokens: StopTokens,
 ) -> (TickOutcome, Option<Duration>) {
     let (claim, row, sent) = &claimed;
-    let lost_since = row.lost.as_ref().map(|lost| lost.begin_time);
-    let &ClaimedRow { slot, own, attempt, missed, skip, stopped, .. } = row;
+    let &ClaimedRow { slot, own, attempt, missed, lost_since, skip, stopped, .. } = row;
     let keeper = Keeper::start(&core, claim, core.lease(&job.schedule), *sent);
     let spent = spent(&core, &job.schedule, claim, row).await;
-    let triggered = is_trigger(slot);
-    let tick = Row { slot, triggered, own, attempt, missed, spent, lost_since, skip, stopped };
+    let tick = Row { slot, own, attempt, missed, spent, lost_since, skip, stopped };
     let start = plan::start(&job.schedule, &tick, row.now);
     let (slot, attempt) = if let Start::Move { to, .. } = start { (to, 1) } else { (slot, attempt) };
     let span = spans::tick(claim, slot, attempt);
@@ -97,7 +95,7 @@ async fn spent<DB: Database>(core: &Core<DB>, schedule: &Schedule, claim: &Claim
         return most;
     }
     let (name, slot) = (&claim.key, row.slot);
-    match answered!(core, Action::Read, &quoted(name), conn => DB::handed_back_runs(conn, name, slot)) {
+    match answered!(core, Action::Read, &name.quoted(), conn => DB::handed_back_runs(conn, name, slot)) {
         Ok(handed_back) => most.saturating_sub(u32::try_from(handed_back).unwrap_or(u32::MAX)),
         Err(error) => {
             tracing::warn!(schedule = %name, ?error, "the history could not be read; the tick is run");
@@ -145,15 +143,12 @@ async fn run_claimed<DB: Database>(
     }
     let (name, delay) = (claim.key.clone(), row.now - tick.slot);
     let of = |claimed, exclusive| Tick::new(core.clone(), job.schedule.clone(), claimed, tick, exclusive);
-    let unrun = match start {
-        Start::GiveUp => Some(GIVEN_UP.to_owned()),
-        Start::Stop => Some(by_order(&core, What::Stop, &name).await),
-        _ => None,
+    let exclusive = match start {
+        Start::GiveUp => Exclusive::Failed(GIVEN_UP.to_owned()),
+        Start::Stop => Exclusive::Stopped,
+        _ => acquire_exclusive(&core, &job.schedule, &keeper, &tokens.closed).await,
     };
-    if let Some(error) = unrun {
-        return end_kept(keeper, of(claimed, None).inner(), Err(error), &tokens.stopped).await;
-    }
-    let mut lease = match acquire_exclusive(&core, &job.schedule, &keeper, &tokens.closed).await {
+    let mut lease = match exclusive {
         Exclusive::Acquired(lease) => lease,
         Exclusive::Failed(error) => {
             return end_kept(keeper, of(claimed, None).inner(), Err(error), &tokens.stopped).await;
@@ -200,7 +195,7 @@ async fn work_and_end<DB: Database>(
     // A command that is being stopped still runs. The leases are renewed until it has ended.
     inner.quiet().await;
     match stop {
-        Stop::TickOutcome(result) => {
+        Stop::Ended(result) => {
             let result = match result {
                 Err(_) if tick.is_stopped() => Err(by_order(&inner.core, What::Stop, &inner.claim.key).await),
                 result => result,
@@ -249,7 +244,7 @@ async fn end_kept<DB: Database>(
 async fn by_order<DB: Database>(core: &Core<DB>, what: What, name: &Key) -> String {
     let done = if what == What::Stop { "stopped" } else { "skipped" };
     let ordered: Result<_, Error> =
-        answered!(core, Action::Inspect, &quoted(name), conn => DB::ordered(conn, what, name.as_str()));
+        answered!(core, Action::Inspect, &name.quoted(), conn => DB::ordered(conn, what, name.as_str()));
     match ordered {
         Ok(Some(Given { who, .. })) => format!("{done} by {who}"),
         Ok(None) | Err(_) => format!("{done} by an operator"),
@@ -260,7 +255,7 @@ async fn by_order<DB: Database>(core: &Core<DB>, what: What, name: &Key) -> Stri
 async fn is_stopped<DB: Database>(tick: &Inner<DB>) -> bool {
     let name = &tick.claim.key;
     let ordered: Result<Option<Given>, Error> =
-        answered!(&*tick.core, Action::Inspect, &quoted(name), conn => DB::ordered(conn, What::Stop, name.as_str()));
+        answered!(&*tick.core, Action::Inspect, &name.quoted(), conn => DB::ordered(conn, What::Stop, name.as_str()));
     // If it is not known, the next claim obeys the order.
     ordered.is_ok_and(|given| given.is_some_and(|given| given.until == tick.row.slot))
 }
@@ -302,7 +297,7 @@ async fn pass_over<DB: Database>(
         None => tracing::warn!(schedule = %claim.key, from = %row.slot, %to, missed = missed_now, "ticks were missed"),
     }
     let pass = Pass { times: &times, from: row.slot, to, runs, missed, skipped, error: error.as_deref() };
-    answered!(core, Action::Update, &quoted(&claim.key), conn => passed_over::<DB>(conn, claim, &pass))
+    answered!(core, Action::Update, &claim.key.quoted(), conn => passed_over::<DB>(conn, claim, &pass))
 }
 
 /// Passes over the ticks. A pass that was sent before and ended the claim has the status `M` in the
@@ -314,7 +309,7 @@ async fn passed_over<DB: Database>(conn: &mut DB::Connection, claim: &Claim, pas
 
 /// Why the work is over.
 enum Stop {
-    TickOutcome(Result<(), String>),
+    Ended(Result<(), String>),
     /// The tick was lost, and the work has stopped.
     Lost,
     /// The work has stopped, and another instance may take over.
@@ -351,23 +346,23 @@ async fn work_until_stopped<DB: Database>(
     let stop = tokio::select! {
         biased;
         result = &mut task => {
-            return Stop::TickOutcome(result.unwrap_or_else(|panic| Err(format!("the work panicked: {panic}"))));
+            return Stop::Ended(result.unwrap_or_else(|panic| Err(format!("the work panicked: {panic}"))));
         }
         stop = losing => stop,
         () = stopped.cancelled() => Stop::HandBack(TickOutcome::HandedBack),
         () = keeper.stopped_by_an_operator() => {
             inner.stop();
-            Stop::TickOutcome(Err(String::new()))
+            Stop::Ended(Err(String::new()))
         }
         () = wait_for(limit.map(sleep)) => {
-            Stop::TickOutcome(Err(format!("stopped: it took longer than its timeout of {:?}", limit.unwrap_or_default())))
+            Stop::Ended(Err(format!("stopped: it took longer than its timeout of {:?}", limit.unwrap_or_default())))
         }
     };
     inner.cancel();
     task.abort();
     match timeout(STOPPING, task).await {
         // It succeeded before it could be dropped. Another run would repeat it.
-        Ok(Ok(Ok(()))) if !matches!(stop, Stop::HandBack(TickOutcome::Lost)) => Stop::TickOutcome(Ok(())),
+        Ok(Ok(Ok(()))) if !matches!(stop, Stop::HandBack(TickOutcome::Lost)) => Stop::Ended(Ok(())),
         Ok(_) => stop,
         Err(_) => Stop::Unstoppable,
     }

@@ -8,7 +8,7 @@ use crate::{
     key::Key,
     metrics,
     schedule::{
-        core::{Core, answered, quoted},
+        core::{Core, answered},
         instances::Decision,
     },
     store::{
@@ -33,13 +33,13 @@ pub async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step<'_>) -> Result
     match step {
         Step::Return(times) => {
             let names = std::slice::from_ref(&times.name);
-            answered!(core, Action::Update, &quoted(&times.name), conn => DB::mark_gone(conn, names, false))?;
+            answered!(core, Action::Update, &times.name.quoted(), conn => DB::mark_gone(conn, names, false))?;
             Ok(true)
         }
         Step::Change(times, decision, change) => change_one(core, times, *decision, change).await,
         Step::Rename(both) => {
             let [(old, removal), (new, change)] = &**both;
-            let names = format!("{} and {}", quoted(&old.name), quoted(&new.name));
+            let names = format!("{} and {}", old.name.quoted(), new.name.quoted());
             let renamed =
                 answered!(core, Action::Update, &names, conn => DB::rename(conn, (old, removal), (new, change)))?;
             if renamed {
@@ -52,7 +52,7 @@ pub async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step<'_>) -> Result
 
 /// Deletes the end of a pause that was ended by a version which knows of no such order.
 pub async fn forget_pause<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<Utc>) -> Result<(), Error> {
-    let forgotten: Result<bool, Error> = answered!(core, Action::Update, &quoted(name), conn => DB::cancel(conn, What::Pause, name.as_str(), Some(until)));
+    let forgotten: Result<bool, Error> = answered!(core, Action::Update, &name.quoted(), conn => DB::cancel(conn, What::Pause, name.as_str(), Some(until)));
     forgotten.map(drop)
 }
 
@@ -65,7 +65,7 @@ pub async fn resume<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<U
         let is_over = resumed && DB::cancel(conn, What::Pause, name.as_str(), Some(until)).await?;
         Ok(is_over.then(|| ((), "its pause has ended".to_owned())))
     };
-    let resumed = answered!(core, Action::Update, &quoted(name), conn => recorded::<DB, _>(conn, &change, resume))?;
+    let resumed = answered!(core, Action::Update, &name.quoted(), conn => recorded::<DB, _>(conn, &change, resume))?;
     Ok(resumed.is_some())
 }
 
@@ -75,7 +75,7 @@ async fn change_one<DB: Database>(
     decision: Decision,
     change: &TimesChange,
 ) -> Result<bool, Error> {
-    let name = quoted(&times.name);
+    let name = times.name.quoted();
     if decision == Decision::PutBack {
         tracing::warn!(schedule = %times.name, slot = %change.slot, "the database's clock was ahead: the slot is corrected");
     }

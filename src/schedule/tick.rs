@@ -20,7 +20,7 @@ use crate::{
     lease::confirm::confirm_within,
     rules::Status,
     schedule::{
-        core::{Core, answered, quoted},
+        core::{Core, answered},
         plan::{self, Row, Then},
         spec::Schedule,
     },
@@ -32,7 +32,7 @@ use crate::{
         Database,
         failure::Failure,
         fault::Fault,
-        schedule::{ClaimedRow, End, Times},
+        schedule::{ClaimedRow, End, Times, is_trigger},
     },
     transaction::own::in_transaction,
 };
@@ -45,7 +45,7 @@ const NOTE: usize = 255;
 /// Sets what a run says of itself.
 pub(super) async fn note<DB: Database>(core: &Core<DB>, claim: &Claim, text: &str) -> Result<(), Error> {
     let text: String = text.chars().filter(|c| !c.is_control()).take(NOTE).collect();
-    answered!(core, Action::Update, &quoted(&claim.key), conn => DB::set_note(conn, claim, &text))
+    answered!(core, Action::Update, &claim.key.quoted(), conn => DB::set_note(conn, claim, &text))
 }
 
 /// A tick of a schedule, as one run of it sees it. It is cheap to clone.
@@ -180,7 +180,7 @@ impl<DB: Database> Inner<DB> {
         if failure.fault() == Fault::Contention {
             return Err(Error::conflict(key.clone(), 1));
         }
-        Err(self.core.failed(failure, Action::Confirm, &quoted(key), Certainty::NothingChanged))
+        Err(self.core.failed(failure, Action::Confirm, &key.quoted(), Certainty::NothingChanged))
     }
 
     /// Returns the end of the run, and what follows from it.
@@ -206,8 +206,7 @@ impl<DB: Database> Tick<DB> {
         exclusive: Option<Claim>,
     ) -> Self {
         let times = schedule.times();
-        let previous = claimed.lost.map(|lost| PreviousClaim { token: lost.token, label: lost.label });
-        let claimed = (claimed.now, sent);
+        let (previous, claimed) = (claimed.lost, (claimed.now, sent));
         let stopped = AtomicBool::new(row.stopped);
         let (over, in_transaction) = (CancellationToken::new(), watch::Sender::new(InTransaction::None));
         Self(Arc::new(Inner {
@@ -257,7 +256,7 @@ impl<DB: Database> Tick<DB> {
     /// Returns whether the run was asked for with
     /// [`Schedules::trigger`](crate::Schedules::trigger), beside the ticks.
     pub fn is_triggered(&self) -> bool {
-        self.0.row.triggered
+        is_trigger(self.0.row.slot)
     }
 
     /// Returns whether the run began later than the schedule's [grace](crate::Schedule::grace)

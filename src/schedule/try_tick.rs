@@ -1,6 +1,6 @@
 //! `try_tick`: one tick, for applications that have a scheduler already.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc};
 
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -12,7 +12,7 @@ use crate::{
     key::{Claim, Holder, Key},
     retry::Repeat,
     schedule::{
-        core::{Core, quoted},
+        core::Core,
         end::TickOutcome,
         presence::Presence,
         run::{self, Job, StopTokens},
@@ -146,7 +146,7 @@ async fn tick<DB: Database>(
             break (holder, sent, reply);
         }
     };
-    let subject = quoted(&job.schedule.name);
+    let subject = job.schedule.name.quoted();
     let reply = reply.map_err(|failure| core.failed(failure, Action::Acquire, &subject, Certainty::NothingChanged))?;
     let Some(row) = reply.claimed.into_iter().next() else {
         let retry_after = reply.next_in.map(|next| next.to_std().unwrap_or_default());

@@ -91,8 +91,6 @@ impl Failure {
 
     /// Returns the error to report. `before` is what was known of the outcome before this request.
     pub fn into_error(self, action: Action, subject: String, limit: Duration, before: Certainty) -> Error {
-        let timed_out =
-            |outcome| Error::Database(DatabaseFault::TimedOut { action, subject: subject.clone(), limit, outcome });
         let fault = self.fault();
         match self {
             Self::NoThreads(error) => *error,
@@ -102,9 +100,8 @@ impl Failure {
             Self::NoConnection(source) => {
                 Error::Database(DatabaseFault::Failed { action, subject, outcome: before, source })
             }
-            Self::Undone => timed_out(before),
-            Self::NoReply if action.leaves_nothing() => timed_out(before),
-            Self::NoReply => timed_out(Certainty::Unknown),
+            Self::NoReply if !action.leaves_nothing() => Error::timed_out(action, subject, limit, Certainty::Unknown),
+            Self::Undone | Self::NoReply => Error::timed_out(action, subject, limit, before),
             Self::Failed(source) => match fault {
                 Fault::MissingTable if before == Certainty::NothingChanged => Error::Setup(Setup::TableMissing),
                 Fault::MissingColumn if before == Certainty::NothingChanged => Error::Setup(Setup::ColumnMissing {

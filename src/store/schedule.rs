@@ -8,7 +8,7 @@ use std::future::Future;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use crate::key::{Claim, Holder, Key, Token};
+use crate::key::{Claim, Holder, Key, PreviousClaim, Token};
 use crate::store::{Outcome, Reply, Store, TooLate};
 
 /// The error that the history records for a run whose process died.
@@ -66,8 +66,9 @@ pub struct ClaimedRow {
     pub own: bool,
     pub attempt: u32,
     pub missed: u32,
-    /// The previous attempt, if its lease ended.
-    pub lost: Option<LostRun>,
+    /// The previous attempt, if its lease ended, and when it was begun.
+    pub lost: Option<PreviousClaim>,
+    pub lost_since: Option<DateTime<Utc>>,
     /// An operator has ordered that the ticks from the first of these on are passed over, up to the
     /// second.
     pub skip: Option<(DateTime<Utc>, DateTime<Utc>)>,
@@ -75,13 +76,6 @@ pub struct ClaimedRow {
     pub stopped: bool,
     /// The time of the claim.
     pub now: DateTime<Utc>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LostRun {
-    pub token: Token,
-    pub label: String,
-    pub begin_time: DateTime<Utc>,
 }
 
 /// What was claimed, and how long from now until another of the known schedules is due.

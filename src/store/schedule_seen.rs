@@ -6,10 +6,10 @@ use std::{collections::BTreeMap, future::Future};
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
-    key::{Key, Token},
+    key::{Key, PreviousClaim, Token},
     store::{
         Reply, TooLate, is_undone,
-        schedule::{ClaimedRow, DueReply, DueRequest, LostRun, ScheduleStore, Times},
+        schedule::{ClaimedRow, DueReply, DueRequest, ScheduleStore, Times},
         schedule_row::times,
         stored_row::StoredRow,
     },
@@ -76,8 +76,7 @@ impl Seen {
 
     /// The row as a claim leaves it.
     pub fn claimed(&self) -> ClaimedRow {
-        let label = || self.label.clone();
-        let lost = || LostRun { token: Token::new(self.token), label: label(), begin_time: self.began() };
+        let lost = || PreviousClaim { token: Token::new(self.token), label: self.label.clone() };
         ClaimedRow {
             name: self.times.name.clone(),
             token: Token::new(self.next_token()),
@@ -86,6 +85,7 @@ impl Seen {
             attempt: self.attempt + 1,
             missed: self.missed,
             lost: self.running.then(lost),
+            lost_since: self.running.then(|| self.began()),
             skip: self.skip,
             stopped: self.stop_slot == Some(self.to_run()),
             now: self.now,

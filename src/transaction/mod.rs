@@ -75,20 +75,7 @@ where
 {
     let span = spans::transaction(key);
     let ended = attempt_until_committed(lock, (key, &acquire), &work, &span).instrument(span.clone()).await;
-    let outcome = match &ended {
-        Ok(_) => "committed",
-        Err(RunError::Work(_)) => "failed",
-        Err(RunError::Refused(refusal)) => {
-            span.record("reason", refusal.reason.name());
-            "refused"
-        }
-        Err(RunError::Lost { .. }) => "lost",
-        Err(RunError::Failed(error)) => {
-            span.record("error", display(error));
-            "error"
-        }
-    };
-    span.record("outcome", outcome);
+    spans::ended(&span, &ended, "committed");
     ended
 }
 
@@ -395,7 +382,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         if failure.fault() == Fault::Contention {
             return self.again();
         }
-        let subject = format!("{:?}", self.claim.key.as_str());
+        let subject = self.claim.key.quoted();
         let limit = if action == Action::Begin { self.terms.retry.within } else { self.terms.time_limit };
         let error = failure.into_error(action, subject, limit, Certainty::NothingChanged);
         if action == Action::Begin { Stop::NotBegun(error) } else { Stop::Failed(error) }

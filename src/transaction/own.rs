@@ -49,6 +49,6 @@ pub(crate) async fn in_transaction<DB: Database>(
     if failure.fault() == Fault::Contention {
         return Err(Error::conflict(key.clone(), 1));
     }
-    let subject = format!("{:?}", key.as_str());
+    let subject = key.quoted();
     Err(failure.into_error(Action::Confirm, subject, time_limit, Certainty::NothingChanged))
 }

@@ -172,7 +172,7 @@ impl<DB: Database> Rows<DB> {
                 Error::Setup(Setup::TableUnfit { table: self.names.table.to_string(), wrong: error.to_string() })
             }
             Failed::Database(failure) => {
-                let subject = format!("{:?}", key.as_str());
+                let subject = key.quoted();
                 failure.into_error(action, subject, self.time_limit, Certainty::NothingChanged)
             }
         }

@@ -197,8 +197,8 @@ impl Run {
         reply.send(result.clone()).ok().map(|()| result)
     }
 
-    /// Logs how the run ended, and runs what follows, once its end is recorded: one that was lost
-    /// may go on elsewhere. `None`: its run was lost or is handed back.
+    /// Logs how the run ended, and runs what follows, once its end is recorded: one that was lost may
+    /// go on elsewhere. `None`: its run was lost or is handed back.
     async fn end(self, took: Duration, result: Option<Result<(), String>>, recorded: impl Future<Output = bool>) {
         let is_recorded = match &result {
             None => false,

@@ -5,7 +5,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 
 use crate::{
-    key::{Claim, Holder, Key, Token},
+    key::{Claim, Holder, Key, PreviousClaim, Token},
     store::{
         Outcome, Reply, TooLate, not_extended,
         postgres::{
@@ -16,8 +16,8 @@ use crate::{
             },
         },
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, LostRun,
-            Pass, Registered, RunInfo, RunPage, STEP, ScheduleStore, Times, named, operations, to_stored_count,
+            ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, Pass,
+            Registered, RunInfo, RunPage, STEP, ScheduleStore, Times, named, operations, to_stored_count,
         },
         schedule_row::{listed, run},
         stored_row::StoredRow as _,
@@ -129,13 +129,10 @@ fn interval(row: &PgRow, name: &str) -> Reply<Option<TimeDelta>> {
 }
 
 fn claimed(row: &PgRow) -> Reply<ClaimedRow> {
-    let lost = || -> Reply<LostRun> {
-        Ok(LostRun {
-            token: Token::new(row.number("prior_token")?),
-            label: row.text("prior_label")?,
-            begin_time: row.time("prior_begin")?,
-        })
+    let lost = || -> Reply<PreviousClaim> {
+        Ok(PreviousClaim { token: Token::new(row.number("prior_token")?), label: row.text("prior_label")? })
     };
+    let is_lost = row.is("taken_over")?;
     Ok(ClaimedRow {
         name: named(&row.text("name")?)?,
         token: Token::new(row.number("token")?),
@@ -143,7 +140,8 @@ fn claimed(row: &PgRow) -> Reply<ClaimedRow> {
         own: row.is("own")?,
         attempt: row.count("attempt")?,
         missed: row.count("missed")?,
-        lost: row.is("taken_over")?.then(lost).transpose()?,
+        lost: is_lost.then(lost).transpose()?,
+        lost_since: is_lost.then(|| row.time("prior_begin")).transpose()?,
         skip: Option::zip(row.time_or_null("skip_since")?, row.time_or_null("skip_until")?),
         stopped: row.is("stopped")?,
         now: row.time("now")?,

@@ -31,9 +31,9 @@ impl ClaimStore for Sqlite {
         sqlx::query(CREATE).bind(keys(new)).bind(minutes).execute(conn).await.map(drop)
     }
 
-    /// Claims the rows that the rules grant, for a single holder all of them or none. `limit` is the
-    /// time, in microseconds, after which none is granted. `in_micros`: the table keeps times as
-    /// integers, and the file is in WAL mode.
+    /// Claims the rows that the rules grant, for a single holder all of them or none. `limit` is
+    /// the time, in microseconds, after which none is granted. `in_micros`: the table keeps times
+    /// as integers, and the file is in WAL mode.
     async fn claim(
         conn: &mut SqliteConnection,
         requests: &[ClaimRequest],
@@ -48,9 +48,9 @@ impl ClaimStore for Sqlite {
         let Some(replies) = free::claim(conn, requests, terms, limit).await? else {
             return judged::claim(conn, requests, terms, limit, in_micros).await;
         };
-        // The rules may grant a row that is locked: its lease has ended, or it is this holder's. Beside
-        // claims that were granted, and are committed, such a request is left to a statement of its
-        // own.
+        // The rules may grant a row that is locked: its lease has ended, or it is this holder's.
+        // Beside claims that were granted, and are committed, such a request is left to a statement
+        // of its own.
         let is_grantable = |(request, reply): (&ClaimRequest, &ClaimReply)| match reply {
             ClaimReply::Seen { row: Some(row), now } => {
                 !matches!(judge(Some(row), *now, request.holder, terms), Verdict::Refuse(..))

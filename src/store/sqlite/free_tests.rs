@@ -1,12 +1,11 @@
 //! Batches in which some rows are free and others are not.
 
-use chrono::TimeDelta;
 use sqlx::{AssertSqlSafe, Connection as _, Sqlite, SqliteConnection};
 use uuid::Uuid;
 
 use crate::{
     key::{Holder, Key},
-    rules::{Rules, Terms},
+    rules::Terms,
     store::{
         ClaimReply, ClaimRequest, ClaimStore as _, Form, Reply,
         schema::{Part, Schema, SchemaStore as _},
@@ -46,15 +45,7 @@ async fn claims(conn: &mut SqliteConnection, keys: &[&str]) -> Reply<Vec<ClaimRe
 }
 
 async fn send(conn: &mut SqliteConnection, requests: &[ClaimRequest]) -> Reply<Vec<ClaimReply>> {
-    let terms = Terms {
-        rules: Rules::Recover,
-        min_interval: TimeDelta::zero(),
-        lease: TimeDelta::seconds(60),
-        retry_failed: false,
-        article_clients: None,
-        label: "test".into(),
-    };
-    Sqlite::claim(conn, requests, &terms, None, Form::IntegerTimes).await
+    Sqlite::claim(conn, requests, &Terms::default(), None, Form::IntegerTimes).await
 }
 
 fn is_granted(reply: &ClaimReply) -> bool {

@@ -269,14 +269,12 @@ fn by_key(rows: &[SqliteRow]) -> Reply<HashMap<&str, &SqliteRow>> {
 mod tests {
     use std::time::Duration;
 
-    use chrono::TimeDelta;
     use sqlx::{Connection as _, Sqlite};
     use uuid::Uuid;
 
     use super::*;
     use crate::{
         key::{Holder, Key},
-        rules::Rules,
         store::{
             ClaimStore as _, Form,
             schema::{Part, Schema, SchemaStore as _},
@@ -298,9 +296,7 @@ mod tests {
             ("expires_at = expires_at + 1", false),
             ("end_time = begin_time", false),
         ];
-        let (rules, min_interval, lease) = (Rules::Recover, TimeDelta::zero(), TimeDelta::seconds(60));
-        let terms =
-            Terms { rules, min_interval, lease, retry_failed: false, article_clients: None, label: "test".into() };
+        let terms = Terms::default();
         let request = || {
             let holder = Holder::new(Uuid::new_v4());
             [ClaimRequest { key: Key::new("k").unwrap(), holder, waited: false }]

@@ -5,7 +5,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Sqlite, SqliteConnection};
 
 use crate::{
     key::{Claim, Holder, Key, Token},
-    rules::{Row, Rules, Status, Terms},
+    rules::{Row, Status, Terms},
     store::{
         Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, TooLate,
         instances::{InstanceStore as _, TimesChange},
@@ -47,17 +47,6 @@ async fn soon(conn: &mut Conn) -> Option<DateTime<Utc>> {
     Some(clock(conn).await + TimeDelta::minutes(1))
 }
 
-fn terms() -> Terms {
-    Terms {
-        rules: Rules::Recover,
-        min_interval: TimeDelta::zero(),
-        lease: LEASE,
-        retry_failed: false,
-        article_clients: None,
-        label: "test".into(),
-    }
-}
-
 fn request(key: &str, holder: Holder) -> ClaimRequest {
     ClaimRequest { key: Key::new(key).unwrap(), holder, waited: false }
 }
@@ -73,7 +62,7 @@ async fn claim(
     not_after: Option<DateTime<Utc>>,
     form: Form,
 ) -> Vec<ClaimReply> {
-    DB::claim(conn, requests, &terms(), not_after, form).await.unwrap()
+    DB::claim(conn, requests, &Terms::default(), not_after, form).await.unwrap()
 }
 
 /// Claims a key, without a limit.
@@ -86,7 +75,7 @@ async fn claimed(conn: &mut Conn, key: &str) -> Claim {
 }
 
 async fn rows(conn: &mut Conn, requests: &[ClaimRequest]) -> Vec<Row> {
-    let replies = DB::look(conn, requests, &terms()).await.unwrap();
+    let replies = DB::look(conn, requests, &Terms::default()).await.unwrap();
     let row = |reply| if let ClaimReply::Seen { row: Some(row), .. } = reply { row } else { panic!("{reply:?}") };
     replies.into_iter().map(row).collect()
 }
@@ -176,7 +165,7 @@ async fn a_late_renewal_extends_nothing() {
     assert_eq!(outcomes, [Outcome::Done, Outcome::Done]);
     assert!(ends_at(conn, &held[0]).await > ends);
     // An ending is carried out at any time, and the claim is then lost, however late a renewal is.
-    let release = Change::release(Status::Succeeded, &terms(), TimeDelta::zero());
+    let release = Change::release(Status::Succeeded, &Terms::default(), TimeDelta::zero());
     let limit = over(conn).await;
     assert_eq!(DB::change(conn, &held, release, limit, Form::Common).await.unwrap(), [Outcome::Done, Outcome::Done]);
     let outcomes = DB::change(conn, &held, renewal, limit, Form::Common).await.unwrap();

@@ -73,7 +73,6 @@ impl Run {
     pub fn row(&self) -> plan::Row {
         plan::Row {
             slot: at(self.slot),
-            triggered: self.triggered,
             own: self.own,
             attempt: self.attempt,
             missed: self.missed,
