@@ -185,7 +185,8 @@ impl<DB: Database> LeaseLockBuilder<DB> {
     /// their times in local time at `utc_offset`.
     ///
     /// Their locks are then taken over once `begin_time` lies `time` minutes back. Without this
-    /// setting, and under [`Rules::Article`], their locks are never taken over.
+    /// setting, and under [`Rules::Article`](crate::Rules::Article), their locks are never taken
+    /// over.
     pub fn article_clients(mut self, utc_offset: FixedOffset) -> Self {
         self.article_clients = Some(TimeDelta::seconds(utc_offset.local_minus_utc().into()));
         self

@@ -30,7 +30,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// The most characters of an error that the history keeps.
 const ERROR: usize = 1_000;
 
-/// How [`Schedules::try_tick`] ended.
+/// How [`Schedules::try_tick`](crate::Schedules::try_tick) ended.
 ///
 /// ```
 /// # async fn example(jobs: rowlock::Schedules<impl rowlock::Database>) -> Result<(), rowlock::Error> {
