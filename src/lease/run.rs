@@ -25,8 +25,9 @@ impl<DB: Database> LeaseLock<DB> {
     /// its lease and cannot be cancelled: run it in `spawn_blocking`, and let it check
     /// [`Held::is_held`]. A panic abandons the key.
     ///
-    /// An end that could not be recorded is logged. The next holder may then not know that the work
-    /// has ended.
+    /// The result of work that has returned is returned, also if the lease was lost before it could
+    /// be cancelled. An end that could not be recorded is logged. The next holder may then not know
+    /// that the work has ended.
     ///
     /// # With a minimum interval
     /// The work runs once in each interval, and again elsewhere if the instance that runs it
