@@ -13,7 +13,7 @@ use crate::{
     schedule::{
         core::{Core, answered},
         info::Said,
-        instances::{Decision, Declared, Word, descriptions, from_text},
+        instances::{AHEAD, Decision, Declared, Word, descriptions, from_text},
         presence::{INSTANCES, declared_by, texts_of},
         schedules::Schedules,
         spec::Schedule,
@@ -238,8 +238,12 @@ impl<DB: Database> Schedules<DB> {
                 let recorded: Result<(), Error> =
                     answered!(&*core, Action::Update, &name.quoted(), conn => DB::record(conn, &made, &detail));
                 // The clock was ahead when the pause before the next attempt began, perhaps.
-                if row.due_at > change.slot {
-                    answered!(&*core, Action::Update, &name.quoted(), conn => DB::wake(conn, &name))?;
+                if row.due_at > change.slot.max(found.now + AHEAD) {
+                    let woken: Result<(), Error> =
+                        answered!(&*core, Action::Update, &name.quoted(), conn => DB::wake(conn, &name));
+                    if let Err(error) = woken {
+                        tracing::warn!(schedule = %name, ?error, "the slot was moved, and the next attempt was not");
+                    }
                 }
                 if let Err(error) = recorded {
                     tracing::warn!(schedule = %name, ?error, "the slot was moved, but the change was not recorded");

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     action::Action,
+    causes::DatabaseFault,
     error::Error,
     key::{Claim, Key},
     lease::guard::Lease,
@@ -54,7 +55,7 @@ pub async fn acquire_exclusive<DB: Database>(
     let acquiring = async {
         // A claim has just shown that the database takes writes.
         let goes_on = |error: &Error| {
-            let goes_on = error.is_of_a_failover();
+            let goes_on = matches!(error, Error::Database(DatabaseFault::ReadOnly { .. }));
             if goes_on {
                 tracing::warn!(schedule = %schedule.name, %error, "a run cannot acquire its key; trying again");
             }

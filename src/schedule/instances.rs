@@ -42,7 +42,7 @@ const KNOWN: usize = 16;
 /// taken for one that lives on without the schedule catches up on its ticks.
 const FRESH: TimeDelta = TimeDelta::days(7);
 /// A slot that only a clock that was ahead by more than this can have led to is corrected.
-const AHEAD: TimeDelta = TimeDelta::hours(1);
+pub const AHEAD: TimeDelta = TimeDelta::hours(1);
 /// The times of a schedule that is declared as removed.
 const REMOVED: &str = "none";
 /// How the times of a schedule begin that has another name.

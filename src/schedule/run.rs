@@ -167,7 +167,7 @@ async fn run_claimed<DB: Database>(
     };
     metrics::started(name.as_str(), delay.to_std().unwrap_or_default());
     let tick = of(claimed, lease.as_ref().map(|lease| lease.claim().clone()));
-    let began = Instant::now();
+    let (began, _over) = (Instant::now(), Over(tick.inner()));
     let ended = work_and_end(&tick, &job.work, keeper, &mut lease, &tokens.stopped).await;
     metrics::ran(name.as_str(), ended.0.name(), began.elapsed());
     tick.inner().tell_recorded(matches!(ended.0, TickOutcome::Succeeded | TickOutcome::Failed { .. }));
@@ -179,6 +179,15 @@ async fn run_claimed<DB: Database>(
 fn is_refusal(error: &Error) -> bool {
     let Error::Database(fault) = error else { return false };
     matches!(fault, DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. }) && !error.is_harmless()
+}
+
+/// Tells what follows a run that its end is not recorded, unless it was: also after a panic.
+struct Over<'a, DB: Database>(&'a Inner<DB>);
+
+impl<DB: Database> Drop for Over<'_, DB> {
+    fn drop(&mut self) {
+        self.0.tell_recorded(false);
+    }
 }
 
 /// Does the work of a tick, and records its end.

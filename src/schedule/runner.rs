@@ -371,7 +371,7 @@ impl<DB: Database> Runner<DB> {
             }
         }
         self.failing = match (self.failing, self.fault.take()) {
-            (Some(_), None) if asks => {
+            (Some(_), None) if asks && failed.is_none() => {
                 self.subscriber.emit(|| tracing::info!(target: RECOVERED, "schedules can be claimed again"));
                 None
             }

@@ -121,9 +121,13 @@ impl<DB: Database> Inner<DB> {
         self.going_on.wait().await;
     }
 
-    /// Tells what follows the end whether it is recorded.
+    /// Tells what follows the end whether it is recorded, unless it was told before.
     pub fn tell_recorded(&self, is_recorded: bool) {
-        self.recorded.send_replace(Some(is_recorded));
+        self.recorded.send_if_modified(|told| {
+            let is_new = told.is_none();
+            told.get_or_insert(is_recorded);
+            is_new
+        });
     }
 
     pub fn in_transaction(&self) -> InTransaction {
