@@ -1,8 +1,9 @@
 //! Batched claims: one statement for the requests of many holders.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
+use tokio::sync::OnceCell;
 
 use crate::{
     key::{Claim, Key, PreviousClaim, Token},
@@ -73,7 +74,7 @@ pub(crate) enum Claimed<DB: Database> {
 /// The batch operation that sends claims. A granted claim is held from here on, and ended if its
 /// caller no longer waits for it.
 pub(crate) struct Claims {
-    pub table: Arc<OnceLock<Table>>,
+    pub table: Arc<OnceCell<Table>>,
     pub ledger: Arc<Ledger>,
 }
 

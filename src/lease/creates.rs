@@ -1,9 +1,8 @@
 //! Batched creations of the rows of keys that come for the first time.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::OnceCell;
 
 use crate::{
     key::Key,
@@ -22,7 +21,7 @@ const SHARED_WITH: Duration = Duration::from_secs(2);
 /// The batch operation that creates rows. Its statement is sent without a wait for the disk where
 /// that is possible: a row that is lost is created again, and the claim that follows waits.
 pub(crate) struct Creates {
-    pub table: Arc<OnceLock<Table>>,
+    pub table: Arc<OnceCell<Table>>,
 }
 
 pub(crate) struct Creation {

@@ -287,6 +287,16 @@ impl<DB: Database> LeaseLock<DB> {
         }
     }
 
+    /// Checks that the table can hold the keys.
+    #[cfg(feature = "schedule")]
+    pub(crate) async fn check_admits(&self, keys: Vec<Key>, limit: Instant) -> Result<(), Error> {
+        let check = |lock: Self| async move {
+            let table = lock.shared.known_table(limit).await?;
+            keys.iter().try_for_each(|key| table.admits(key, &lock.key_terms.terms.label))
+        };
+        self.on_thread(check).await
+    }
+
     /// Acquires the keys. If the future is dropped, `pending` tells whether a claim may stand.
     pub(crate) async fn granted_or_pending(
         &self,

@@ -1,12 +1,10 @@
 //! Reads of rows that show every claim committed before them. Concurrent readers of one key share a
 //! read that begins after all of them have asked for it.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
+use tokio::sync::OnceCell;
 
 use crate::{
     action::{Action, Certainty},
@@ -32,7 +30,7 @@ use crate::{
 
 /// The batch operation that reads.
 pub(crate) struct Reads {
-    pub table: Arc<OnceLock<Table>>,
+    pub table: Arc<OnceCell<Table>>,
 }
 
 /// One read of a range of keys.

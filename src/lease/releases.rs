@@ -1,6 +1,8 @@
 //! Batched releases, each of one lease or of a set.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+
+use tokio::sync::OnceCell;
 
 use crate::{
     key::{Claim, Key},
@@ -17,7 +19,7 @@ use crate::{
 };
 
 pub(crate) struct Releases {
-    pub table: Arc<OnceLock<Table>>,
+    pub table: Arc<OnceCell<Table>>,
 }
 
 pub(crate) struct Release {

@@ -1,14 +1,16 @@
 //! What the handles of one lock share: settings, sessions and background work.
 
 use std::{
-    sync::{Arc, Mutex, OnceLock, Weak},
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
 use chrono::TimeDelta;
+use tokio::sync::OnceCell;
 use tokio_util::task::TaskTracker;
 
 use crate::{
+    action::{Action, Certainty},
     error::Error,
     lease::{
         claims::Claims, creates::Creates, ledger::Ledger, readers::AllReaders, reads::Reads, releases::Releases,
@@ -17,8 +19,8 @@ use crate::{
     queue::Waiting,
     rules::Terms,
     schema::Table,
-    session::{queue::Queue, sessions::Sessions, time::Instant},
-    store::Database,
+    session::{queue::Queue, sessions::Sessions, time::Instant, timers::timeout_at},
+    store::{Database, failure::Failure},
     sync::lock,
 };
 
@@ -34,7 +36,7 @@ pub(crate) struct Settings<DB: Database> {
 
 pub(crate) struct Shared<DB: Database> {
     pub settings: Settings<DB>,
-    table: Arc<OnceLock<Table>>,
+    table: Arc<OnceCell<Table>>,
     pub claims: Arc<Queue<DB, Claims>>,
     pub creates: Arc<Queue<DB, Creates>>,
     releases: Arc<Queue<DB, Releases>>,
@@ -55,7 +57,7 @@ impl<DB: Database> Shared<DB> {
         let Settings { sessions, renewals, batching, .. } = &settings;
         let tracker = tracker();
         let waiting = Waiting::new(sessions, renewals, tracker.clone());
-        let (table, ledger) = (Arc::<OnceLock<Table>>::default(), Arc::<Ledger>::default());
+        let (table, ledger) = (Arc::<OnceCell<Table>>::default(), Arc::<Ledger>::default());
         let claims = Claims { table: table.clone(), ledger: ledger.clone() };
         let claims = Queue::new(claims, sessions.clone(), tracker.clone(), *batching);
         let creates = Queue::new(Creates { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
@@ -118,15 +120,19 @@ impl<DB: Database> Shared<DB> {
         self.renewer.settled(limit).await
     }
 
-    /// Returns the table's shape, which only the first calls read.
+    /// Returns the table's shape, which only the first call reads. Others wait for that, so it is
+    /// called where nothing stops to be polled: within [`threads::run`](crate::session::threads::run).
     pub async fn known_table(&self, limit: Instant) -> Result<&Table, Error> {
         let Settings { sessions, time_limit, .. } = &self.settings;
         if let Some(table) = self.table.get() {
             return Ok(table);
         }
-        // Several first calls each read it: none waits for one whose future may not be polled.
-        let table = Table::read(sessions, limit, *time_limit).await?;
-        Ok(self.table.get_or_init(|| table))
+        // Another caller with a later limit may be reading it.
+        let reading = self.table.get_or_try_init(|| Table::read(sessions, limit, *time_limit));
+        timeout_at(limit, reading).await.unwrap_or_else(|_| {
+            let failure = Failure::NoConnection(sqlx::Error::PoolTimedOut);
+            Err(failure.into_error(Action::Inspect, "the table".to_owned(), *time_limit, Certainty::NothingChanged))
+        })
     }
 
     /// Returns whether there is a table for what operators change, as far as is known.

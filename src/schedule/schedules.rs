@@ -330,14 +330,13 @@ impl<DB: Database> Schedules<DB> {
         // The work runs on the caller's runtime.
         Handle::try_current().map_err(|_| Invalid::no_runtime())?;
         self.check()?;
-        let keys: Vec<&Key> = jobs.iter().filter_map(|job| job.schedule.exclusive.as_ref()).collect();
+        let keys: Vec<Key> = jobs.iter().filter_map(|job| job.schedule.exclusive.clone()).collect();
         let lock = if keys.is_empty() { None } else { Some(self.lock_of_keys()?) };
         let core = self.core_with(lock);
-        core.check().await?;
         if let Some(lock) = &core.lock {
-            let table = lock.shared.known_table(core.limit()).await?;
-            keys.into_iter().try_for_each(|key| table.admits(key, &lock.key_terms.terms.label))?;
+            lock.check_admits(keys, core.limit()).await?;
         }
+        core.check().await?;
         Ok(core)
     }
 

@@ -195,6 +195,9 @@ impl<DB: Store> Line<DB> {
     }
 
     pub fn why_none(&self) -> sqlx::Error {
+        if self.application.is_closed() {
+            return sqlx::Error::PoolClosed;
+        }
         lock(&self.state).failed.as_ref().map_or(sqlx::Error::PoolTimedOut, Failed::error)
     }
 

@@ -18,7 +18,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
-use rowlock::{LeaseLock, Reason, Schedules, Status, VersionedTable, admin::ListOptions, jobs::TickOutcome};
+use rowlock::{LeaseLock, Reason, Schedule, Schedules, Status, VersionedTable, admin::ListOptions, jobs::TickOutcome};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -318,16 +318,20 @@ async fn a_wait_that_was_refused_goes_on_unpolled<DB: TestDatabase>(db: TestDb<D
 
 /// Each call is the first one of its lock, which reads what columns the table has.
 async fn a_call_that_is_not_polled_again_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
-    for turn in 0..4 {
+    for turn in 0..5 {
         // A pool of its own has sessions of its own.
         let pool = db.pool_of(2).await;
-        let lock = LeaseLock::<DB>::new(pool);
+        let lock = LeaseLock::<DB>::new(pool.clone());
+        let schedules = Schedules::<DB>::new(pool).lock(lock.clone());
+        let schedules =
+            schedules.on(Schedule::cron("k", "0 0 1 1 *").exclusive_with("k"), async |_| Ok::<_, Infallible>(()));
         let key = format!("k{turn}");
         let call: std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>> = match turn {
             0 => Box::pin(async { drop(lock.inspect("k").await) }),
             1 => Box::pin(async { drop(lock.force_release("k", Status::Failed).await) }),
             2 => Box::pin(async { drop(lock.election("k").observe().next().await) }),
-            _ => Box::pin(async { drop(lock.list(&ListOptions::default()).await) }),
+            3 => Box::pin(async { drop(lock.list(&ListOptions::default()).await) }),
+            _ => Box::pin(async { drop(schedules.start().await) }),
         };
         let mut call = call;
         tokio::select! {

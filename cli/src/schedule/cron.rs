@@ -24,12 +24,10 @@ use crate::{
     schedule::{
         command,
         file::{self, Jobs},
-        job::{self, Shared},
+        job::{self, DATABASE, Shared},
     },
 };
 
-/// How long the database has to take back the runs whose commands were stopped.
-const DATABASE: Duration = Duration::from_secs(10);
 /// The pause before the file is read again if the database failed.
 const AGAIN: Duration = Duration::from_secs(5);
 /// The pause before another look for commands that this machine cannot run.
@@ -363,12 +361,12 @@ impl End {
     /// Says why the program ends, and what it waits for.
     fn say(&self, why: &str) {
         // One sender is this one.
-        let commands = match self.commands.strong_count().saturating_sub(1) {
+        let runs = match self.commands.strong_count().saturating_sub(1) {
             0 => return out::print_info(format_args!("stopping ({why})")),
-            1 => "1 command".to_owned(),
-            commands => format!("{commands} commands"),
+            1 => "1 run".to_owned(),
+            runs => format!("{runs} runs"),
         };
-        out::print_info(format_args!("stopping ({why}): {commands} may continue for {}", brief(self.drain)));
+        out::print_info(format_args!("stopping ({why}): {runs} may continue for {}", brief(self.drain)));
     }
 
     /// Lets runs end for a while, then stops their commands and hands them back. Another signal

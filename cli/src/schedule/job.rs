@@ -23,7 +23,7 @@ use crate::{
     format::{brief, precise},
     log::RUNS,
     out,
-    process::{orphans::Mark, signals::SOON, work::expired},
+    process::{orphans::Mark, work::expired},
     schedule::{
         command::{How, Started, Variable},
         environment,
@@ -31,6 +31,8 @@ use crate::{
     },
 };
 
+/// How long the database has to record, or to take back, runs whose commands were stopped.
+pub const DATABASE: Duration = Duration::from_secs(10);
 /// How long the command that follows the end of a tick may take.
 const HOOK: Duration = Duration::from_secs(60);
 /// A command that runs for longer is shown with the number of its process.
@@ -201,36 +203,44 @@ impl Run {
     /// go on elsewhere. `None`: its run was lost or is handed back.
     async fn end(self, took: Duration, result: Option<Result<(), String>>, recorded: impl Future<Output = bool>) {
         let is_recorded = match &result {
-            None => false,
+            None => Some(false),
             Some(_) => tokio::select! {
                 biased;
-                is_recorded = recorded => is_recorded,
+                is_recorded = recorded => Some(is_recorded),
                 () = async {
                     self.shared.to_stop().await;
-                    sleep(SOON).await;
-                } => false,
+                    sleep(DATABASE).await;
+                } => None,
             },
         };
         self.tell_end(took, result.as_ref(), is_recorded);
-        if let Some(result) = result.filter(|_| is_recorded) {
+        if let Some(result) = result.filter(|_| is_recorded == Some(true)) {
             self.follow(result).await;
         }
     }
 
-    /// Logs how the command ended, and what comes next.
-    fn tell_end(&self, took: Duration, result: Option<&Result<(), String>>, is_recorded: bool) {
+    /// Logs how the command ended, and what comes next. `is_recorded` is `None` if that is not
+    /// known.
+    fn tell_end(&self, took: Duration, result: Option<&Result<(), String>>, is_recorded: Option<bool>) {
         let (job, slot, attempt, took) = (self.name(), precise(self.slot), self.attempt, brief(took));
         let result = result.map(|result| result.as_ref().map_err(String::as_str));
         let next = match result {
-            _ if !is_recorded => Some("the tick is run again, here or elsewhere".to_owned()),
+            _ if is_recorded != Some(true) => Some("the tick is run again, here or elsewhere".to_owned()),
             Some(Err(_)) if self.fails_again() => Some(format!("attempt {}", attempt.saturating_add(1))),
             // Of a fixed delay, only the row knows.
             _ => self.job.schedule.upcoming(SystemTime::now().into()).ok().and_then(|mut all| all.next()).map(precise),
         };
         match result {
-            Some(ended) if !is_recorded => {
+            Some(ended) if is_recorded != Some(true) => {
                 let error = ended.err();
-                tracing::warn!(target: RUNS, job, slot, attempt, took, error, next, "lost: its end is not recorded");
+                match is_recorded {
+                    None => {
+                        tracing::warn!(target: RUNS, job, slot, attempt, took, error, "its end may not be recorded")
+                    }
+                    _ => {
+                        tracing::warn!(target: RUNS, job, slot, attempt, took, error, next, "lost: its end is not recorded")
+                    }
+                }
             }
             Some(Ok(())) => tracing::info!(target: RUNS, job, slot, attempt, took, next, "succeeded"),
             Some(Err(error)) if self.fails_again() => {

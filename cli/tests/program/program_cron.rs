@@ -113,7 +113,7 @@ async fn asked_to_stop_it_lets_runs_end<DB: TestDatabase>(db: TestDb<DB>) {
         stage.up().await;
         cron.signal(signal);
         let name = if signal == Signal::TERM { "SIGTERM" } else { "SIGINT" };
-        cron.complains(&format!("stopping ({name}): 1 command may continue for 1h")).await;
+        cron.complains(&format!("stopping ({name}): 1 run may continue for 1h")).await;
         sleep(Duration::from_millis(500)).await;
         assert!(!cron.is_over());
         stage.go();

@@ -15,6 +15,7 @@ harness::tests!(
     everywhere(
         what_follows_the_end_of_a_tick_is_run_once,
         nothing_follows_a_run_whose_end_is_not_recorded,
+        an_end_that_is_being_recorded_at_the_stop_is_not_called_lost,
         a_drain_is_longer_than_the_grace
     ),
     sqlite(
@@ -367,6 +368,23 @@ async fn nothing_follows_a_run_whose_end_is_not_recorded<DB: TestDatabase>(db: T
         assert!(!ended.err.contains("succeeded") && !ended.err.contains("cron: failed"), "{ended:?}");
         assert!(!stage.file("said").exists(), "{ended:?}");
     }
+}
+
+/// Another transaction has locked the row.
+async fn an_end_that_is_being_recorded_at_the_stop_is_not_called_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let hooks = format!("after = \"1h\"\non_success = {}", says("$ROWLOCK_OUTCOME").replace("$STAGE", stage.path()));
+    let mut running = cron(&db, "--drain 100ms", &job(&stage, "k", &hooks, STAYS));
+    stage.up().await;
+    let mut tx = db.pool.begin().await.unwrap();
+    DB::execute_on(&mut tx, "UPDATE t_resource_schedule SET missed = missed").await.unwrap();
+    stage.go();
+    running.complains("the end of a run is not recorded yet").await;
+    running.signal(Signal::TERM);
+    running.complains("WARN rowlock::cron: its end may not be recorded job=\"k\"").await;
+    let ended = running.ended().await.with(0);
+    assert!(!ended.err.contains("succeeded") && !ended.err.contains("lost"), "{ended:?}");
+    assert!(!stage.file("said").exists(), "{ended:?}");
 }
 
 async fn a_drain_is_longer_than_the_grace<DB: TestDatabase>(db: TestDb<DB>) {
