@@ -19,7 +19,7 @@ use crate::{
         hash::hash,
         instances::{Decision, Declared, JUDGES, Judge, Word, from_text, gone_names, renamed_to, to_text},
         spec::Schedule,
-        steps::{carry_out, forget_pause, resume},
+        steps::{Step, carry_out, forget_pause, resume},
         view::View,
     },
     session::time::Instant,
@@ -81,15 +81,21 @@ pub struct Presence {
     resumes_at: Option<Instant>,
     /// An operator has ordered that this instance ends.
     pub is_drained: bool,
-    /// Schedules that this instance does not run, since others have newer times. It was said once.
-    left_alone: HashSet<Key>,
-    /// Schedules whose run is waited for before they get another name. It was said once.
-    awaited: HashSet<Key>,
+    told: Told,
     /// When the instance started, and since when it has beaten without a break.
     since: DateTime<Utc>,
     unbroken: Instant,
     /// The longest life of another instance with a loop.
     longest_life: TimeDelta,
+}
+
+/// What was told once.
+#[derive(Clone, Default)]
+struct Told {
+    /// Schedules that this instance does not run, since others have newer times.
+    left_alone: HashSet<Key>,
+    /// Schedules whose run is waited for before they get another name.
+    awaited: HashSet<Key>,
 }
 
 impl Presence {
@@ -107,7 +113,6 @@ impl Presence {
         };
         let (sets, seen) = (HashMap::from([(announcement.declares_id, all)]), Vec::new());
         let (lives, contested, read_at) = (announcement.lives, true, None);
-        let (left_alone, awaited) = (HashSet::new(), HashSet::new());
         let (since, unbroken, longest_life) = (DateTime::UNIX_EPOCH, Instant::now(), lives);
         Self {
             announcement,
@@ -120,8 +125,7 @@ impl Presence {
             read_at,
             resumes_at: None,
             is_drained: false,
-            left_alone,
-            awaited,
+            told: Told::default(),
             since,
             unbroken,
             longest_life,
@@ -325,51 +329,67 @@ impl Presence {
         self.contested = !view.judge.judges;
         let mut steps = Vec::new();
         for declared in self.declared.iter().filter(|declared| !view.waits(declared, &self.declared)) {
-            let name = &declared.times.name;
-            let (word, row) = (view.word(name), view.row(name));
-            let (decision, has_other_times) = (view.decide(declared, &self.declared), view.has_other_times(declared));
-            self.contested |= has_other_times || word.contests(&declared.times) || decision != Decision::Leave;
+            let decision = view.decide(declared, &self.declared);
+            let is_contested = view.word(&declared.times.name).contests(&declared.times);
+            self.contested |= view.has_other_times(declared) || is_contested || decision != Decision::Leave;
             let step = view.step(declared, &self.declared, decision);
-            match (decision, row, &step) {
-                (Decision::Leave, Some((row, _)), _) if has_other_times => {
-                    // A call tells its caller.
-                    if !view.judge.calls && self.left_alone.insert(name.clone()) {
-                        tracing::warn!(schedule = %name, times = row.times.spec, zone = row.times.zone,
-                            "an instance with newer times runs the schedule: not run by this instance");
-                    }
-                }
-                (_, _, Err(live)) => {
-                    if self.awaited.insert(name.clone()) {
-                        tracing::info!(schedule = %name, name = %live.times.name, by = live.label,
-                            "the schedule is renamed when its current run ends");
-                    }
-                }
-                (Decision::Wait, ..) => {}
-                _ => {
-                    self.left_alone.remove(name);
-                    self.awaited.remove(name);
-                }
-            }
+            self.told.tell(&view, declared, decision, step.as_ref().err().copied());
             steps.extend(step.ok().flatten());
         }
         let (resumed, resumes_in) = end_pauses(core, &self.declared, &view).await;
         self.resumes_at = resumes_in.map(|left| Instant::now() + left);
-        let (mut changed, mut failed) = (resumed, Ok(()));
-        // A row that another transaction has locked keeps no others waiting for good.
-        let begin = if steps.is_empty() { 0 } else { fastrand::usize(..steps.len()) };
-        steps.rotate_left(begin);
-        for step in steps {
-            if until.is_some_and(|until| Instant::now() >= until) {
-                self.contested = true;
-                break;
+        Ok(carry_out_all(core, steps, until).await? | resumed)
+    }
+}
+
+impl Told {
+    /// Tells once why a schedule is left as it is. `live` is the row of the run that is waited for.
+    fn tell(&mut self, view: &View, declared: &Declared, decision: Decision, live: Option<&ListedSchedule>) {
+        let name = &declared.times.name;
+        match (decision, view.rows.get(name), live) {
+            (Decision::Leave, Some(row), _) if view.has_other_times(declared) => {
+                // A call tells its caller.
+                if !view.judge.calls && self.left_alone.insert(name.clone()) {
+                    tracing::warn!(schedule = %name, times = row.times.spec, zone = row.times.zone,
+                        "an instance with newer times runs the schedule: not run by this instance");
+                }
             }
-            match carry_out(core, &step).await {
-                Ok(done) => changed |= done,
-                Err(error) => failed = Err(error),
+            (_, _, Some(live)) => {
+                if self.awaited.insert(name.clone()) {
+                    tracing::info!(schedule = %name, name = %live.times.name, by = live.label,
+                        "the schedule is renamed when its current run ends");
+                }
+            }
+            (Decision::Wait, ..) => {}
+            _ => {
+                self.left_alone.remove(name);
+                self.awaited.remove(name);
             }
         }
-        failed.map(|()| changed)
     }
+}
+
+/// Carries the steps out, until a time if there is one. Returns whether rows were changed. What is
+/// left is found again at the next beat, since each step is of a row that is contested.
+async fn carry_out_all<DB: Database>(
+    core: &Core<DB>,
+    mut steps: Vec<Step<'_>>,
+    until: Option<Instant>,
+) -> Result<bool, Error> {
+    // A row that another transaction has locked keeps no others waiting for good.
+    let begin = if steps.is_empty() { 0 } else { fastrand::usize(..steps.len()) };
+    steps.rotate_left(begin);
+    let mut changed = Ok(false);
+    for step in steps {
+        if until.is_some_and(|until| Instant::now() >= until) {
+            break;
+        }
+        changed = match (changed, carry_out(core, &step).await) {
+            (Ok(changed), Ok(done)) => Ok(changed | done),
+            (Err(error), _) | (_, Err(error)) => Err(error),
+        };
+    }
+    changed
 }
 
 /// Resumes the schedules whose pause is over. Returns whether there was one, and how long the next

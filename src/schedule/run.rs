@@ -115,32 +115,10 @@ async fn run_claimed<DB: Database>(
 ) -> (TickOutcome, Option<Duration>) {
     let (claim, row, _) = &claimed;
     tracing::debug!(schedule = %claim.key, token = %claim.token, ?tick, ?start, "claimed");
-    match pass_over(&core, &job.schedule, claim, &tick, start).await {
-        Ok(true) => {}
-        passed => {
-            if let Err(error) = &passed {
-                tracing::error!(schedule = %claim.key, ?error, "the slot could not be moved");
-            }
-            keeper.stop().await;
-            let stood = match passed {
-                // A pass that is refused is an attempt, so that it is not made for ever.
-                Err(ref error) if is_refusal(error) => hand_back(&core, claim).await,
-                // No work was begun. If other times are in effect by then, an instance that has
-                // them runs the tick. A pass that had no reply may have ended the claim.
-                passed => put_back(&core, claim.holder, std::slice::from_ref(&claim.key)).await && passed.is_ok(),
-            };
-            return (if stood { TickOutcome::HandedBack } else { TickOutcome::Lost }, None);
-        }
-    }
-    match start {
-        Start::Skip { next, .. } => {
-            // A renewal in flight may see the row after the pass.
-            keeper.leave_loss_to_end();
-            return (TickOutcome::PassedOver, (next - row.now).to_std().ok());
-        }
-        Start::Move { to, missed, .. } => (tick.slot, tick.missed, tick.attempt) = (to, missed, 1),
-        Start::Run | Start::GiveUp | Start::Stop => {}
-    }
+    let keeper = match begin(&core, &job.schedule, (claim, row), keeper, (&mut tick, start)).await {
+        Ok(keeper) => keeper,
+        Err(ended) => return ended,
+    };
     let (name, delay) = (claim.key.clone(), row.now - tick.slot);
     let of = |claimed, exclusive| Tick::new(core.clone(), job.schedule.clone(), claimed, tick, exclusive);
     let exclusive = match start {
@@ -173,6 +151,41 @@ async fn run_claimed<DB: Database>(
     tick.inner().tell_recorded(matches!(ended.0, TickOutcome::Succeeded | TickOutcome::Failed { .. }));
     release(lease, &ended.0).await;
     ended
+}
+
+/// Passes over the ticks that are not run. Returns how the claim ended if none is left to run.
+async fn begin<DB: Database>(
+    core: &Core<DB>,
+    schedule: &Schedule,
+    (claim, row): (&Claim, &ClaimedRow),
+    keeper: Keeper,
+    (tick, start): (&mut Row, Start),
+) -> Result<Keeper, (TickOutcome, Option<Duration>)> {
+    let passed = pass_over(core, schedule, claim, tick, start).await;
+    if !matches!(passed, Ok(true)) {
+        keeper.stop().await;
+        if let Err(error) = &passed {
+            tracing::error!(schedule = %claim.key, ?error, "the slot could not be moved");
+        }
+        let stood = match passed {
+            // A pass that is refused is an attempt, so that it is not made for ever.
+            Err(ref error) if is_refusal(error) => hand_back(core, claim).await,
+            // No work was begun. If other times are in effect by then, an instance that has them
+            // runs the tick. A pass that had no reply may have ended the claim.
+            passed => put_back(core, claim.holder, std::slice::from_ref(&claim.key)).await && passed.is_ok(),
+        };
+        return Err((if stood { TickOutcome::HandedBack } else { TickOutcome::Lost }, None));
+    }
+    match start {
+        Start::Skip { next, .. } => {
+            // A renewal in flight may see the row after the pass.
+            keeper.leave_loss_to_end();
+            return Err((TickOutcome::PassedOver, (next - row.now).to_std().ok()));
+        }
+        Start::Move { to, missed, .. } => (tick.slot, tick.missed, tick.attempt) = (to, missed, 1),
+        Start::Run | Start::GiveUp | Start::Stop => {}
+    }
+    Ok(keeper)
 }
 
 /// Returns whether the server has refused a statement, and would refuse it again.

@@ -1,7 +1,10 @@
 //! The claim of what is due, for databases that look first, and then claim the rows that they have
 //! seen, the earliest first.
 
-use std::{collections::BTreeMap, future::Future};
+use std::{
+    collections::{BTreeMap, HashSet},
+    future::Future,
+};
 
 use chrono::{DateTime, TimeDelta, Utc};
 
@@ -64,6 +67,11 @@ impl Seen {
         self.due_at - self.now
     }
 
+    /// The last claim of the row.
+    fn claim(&self) -> (Key, i64) {
+        (self.times.name.clone(), self.token)
+    }
+
     /// The token of a claim.
     pub fn next_token(&self) -> i64 {
         self.token.saturating_add(1).max(self.now.timestamp_micros())
@@ -123,28 +131,36 @@ pub trait SeenStore: ScheduleStore {
     fn now(conn: &mut Self::Connection) -> impl Future<Output = Reply<DateTime<Utc>>> + Send;
 }
 
-/// Claims the earliest of what is due, up to as many as are asked for. In place of a row that is
-/// locked, that another instance has claimed, or that the server refuses to change, a later one is
-/// claimed.
+/// Claims the earliest of what is due, up to as many as are asked for. If none of them could be
+/// claimed, because they are locked, refused, or claimed by other instances by now, it looks again,
+/// and claims others.
 pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueRequest<'_>) -> Reply<DueReply> {
-    let mut reply = DueReply::default();
-    let seen = DB::look_for_due(conn, ask).await?;
-    let (mut due, later) = seen.split_at(seen.partition_point(|seen| seen.left() <= TimeDelta::zero()));
+    let (mut reply, mut tried) = (DueReply::default(), HashSet::new());
     loop {
-        let room = (ask.most as usize).saturating_sub(reply.claimed.len()).min(due.len());
-        let Some((next, rest)) = due.split_at_checked(room).filter(|_| room > 0) else { break };
+        let seen = DB::look_for_due(conn, ask).await?;
+        let (due, later) = seen.split_at(seen.partition_point(|seen| seen.left() <= TimeDelta::zero()));
+        let mut next: Vec<&Seen> = due.iter().filter(|seen| !tried.contains(&seen.claim())).collect();
+        if !tried.is_empty() && next.len() > ask.most as usize {
+            // Other instances claim the earliest too.
+            let first = fastrand::usize(..=next.len() - ask.most as usize);
+            next.rotate_left(first);
+        }
+        next.truncate(ask.most as usize);
         let (lost, free): (Vec<&Seen>, Vec<&Seen>) = next.iter().partition(|seen| seen.running);
         take_all::<DB>(conn, ask, &free, &mut reply).await?;
         for seen in lost {
             reply.add(seen, DB::take_over(conn, ask, seen).await)?;
         }
-        due = rest;
+        let is_left = |seen: &&Seen| reply.claimed.iter().all(|claimed| claimed.name != seen.times.name);
+        reply.next_in = due.iter().find(is_left).or(later.first()).map(Seen::left);
+        if next.is_empty() || !reply.claimed.is_empty() {
+            break;
+        }
+        tried.extend(next.iter().map(|seen| seen.claim()));
     }
     if let Some(refused) = reply.refused.take_if(|_| reply.claimed.is_empty()) {
         return Err(refused);
     }
-    // What was not claimed is due still.
-    reply.next_in = reply.next_in.or_else(|| due.first().or(later.first()).map(Seen::left));
     if ask.not_after.is_some() && reply.claims_nothing() {
         reply.too_late = TooLate::at(DB::now(conn).await?, ask.not_after);
     }
@@ -195,16 +211,11 @@ impl DueRequest<'_> {
 impl DueReply {
     fn add(&mut self, seen: &Seen, taken: Reply<bool>) -> Reply<()> {
         match taken {
-            Ok(true) => {
-                self.claimed.push(seen.claimed());
-                return Ok(());
-            }
+            Ok(true) => self.claimed.push(seen.claimed()),
             Ok(false) => {}
             Err(error) if is_undone(&error) => self.refused = Some(error),
             Err(error) => return Err(error),
         }
-        // It is due still.
-        self.next_in = Some(seen.left());
         Ok(())
     }
 }

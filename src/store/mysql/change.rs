@@ -108,7 +108,7 @@ async fn extend(
         return Ok(vec![Outcome::Done; claims.len()]);
     }
     let not_after = not_after.filter(|_| reply.rows_affected() == 0);
-    Ok(outcomes(change, claims, &snapshots(conn, &named).await?, not_after))
+    Ok(outcomes(change, claims, &snapshots(conn, &named, "").await?, not_after))
 }
 
 /// Ends a claim in one statement. If the reply does not show that it was ended, a later read does.
@@ -126,7 +126,7 @@ async fn end_one(conn: &mut MySqlConnection, claims: &[Claim], change: Change, n
     if is_all(&reply, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
     }
-    Ok(outcomes(change, claims, &snapshots(conn, &named).await?, None))
+    Ok(outcomes(change, claims, &snapshots(conn, &named, "").await?, None))
 }
 
 /// Derives the outcomes of a change that did not match all rows.
@@ -192,7 +192,7 @@ async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, er
     if matches!(fault(&error), Fault::Contention | Fault::MissingTable) {
         return error;
     }
-    let Ok(seen) = snapshots(conn, &Named::new(claims)).await else { return unanswered(error) };
+    let Ok(seen) = snapshots(conn, &Named::new(claims), "").await else { return unanswered(error) };
     let stand = outcomes(change, claims, &seen, None).iter().all(|outcome| matches!(outcome, Outcome::Skipped { .. }));
     if stand { error } else { unanswered(error) }
 }
@@ -254,20 +254,7 @@ fn snapshot_statement(named: &Named<'_>, lock: &str) -> String {
     )
 }
 
-/// Returns the row snapshot of the one named claim.
-async fn snapshot_of(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<Option<RowSnapshot>> {
-    Ok(read_snapshots(conn, named, lock).await?.into_values().next())
-}
-
-async fn snapshots(conn: &mut MySqlConnection, named: &Named<'_>) -> Reply<HashMap<String, RowSnapshot>> {
-    read_snapshots(conn, named, "").await
-}
-
-async fn read_snapshots(
-    conn: &mut MySqlConnection,
-    named: &Named<'_>,
-    lock: &str,
-) -> Reply<HashMap<String, RowSnapshot>> {
+async fn snapshots(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<HashMap<String, RowSnapshot>> {
     snapshots_of(&bind_keys(sqlx::query(AssertSqlSafe(snapshot_statement(named, lock))), named).fetch_all(conn).await?)
 }
 
@@ -303,13 +290,13 @@ impl HeldStore for MySql {
             };
             return Ok(Confirmed::Done(count));
         }
-        let seen = unconfirmed(claim, snapshot_of(conn, &named, "").await?);
+        let seen = unconfirmed(claim, snapshots(conn, &named, "").await?.into_values().next());
         if seen == Confirmed::Lost {
             return Ok(seen);
         }
         // A plain read returns the row as of the transaction's snapshot, a locking read as it is
         // now. The locking read finds no row that another transaction has locked.
-        let now = snapshot_of(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
+        let now = snapshots(conn, &named, "FOR UPDATE SKIP LOCKED").await?.into_values().next();
         Ok(if now.is_some() { unconfirmed(claim, now) } else { seen })
     }
 
