@@ -132,8 +132,8 @@ pub trait SeenStore: ScheduleStore {
 }
 
 /// Claims the earliest of what is due, up to as many as are asked for. If none of them could be
-/// claimed, because they are locked, refused, or claimed by other instances by now, it looks again,
-/// and claims others.
+/// claimed, because they are locked, refused, or claimed by other instances by now, it looks again
+/// and claims others: any of them, because other instances claim the earliest too.
 pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueRequest<'_>) -> Reply<DueReply> {
     let (mut reply, mut tried) = (DueReply::default(), HashSet::new());
     loop {
@@ -141,7 +141,6 @@ pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueReques
         let (due, later) = seen.split_at(seen.partition_point(|seen| seen.left() <= TimeDelta::zero()));
         let mut next: Vec<&Seen> = due.iter().filter(|seen| !tried.contains(&seen.claim())).collect();
         if !tried.is_empty() && next.len() > ask.most as usize {
-            // Other instances claim the earliest too.
             let first = fastrand::usize(..=next.len() - ask.most as usize);
             next.rotate_left(first);
         }
@@ -153,10 +152,11 @@ pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueReques
         }
         let is_left = |seen: &&Seen| reply.claimed.iter().all(|claimed| claimed.name != seen.times.name);
         reply.next_in = due.iter().find(is_left).or(later.first()).map(Seen::left);
-        if next.is_empty() || !reply.claimed.is_empty() {
+        tried.extend(next.iter().map(|seen| seen.claim()));
+        // A look finds no more than that.
+        if next.is_empty() || !reply.claimed.is_empty() || tried.len() >= SEEN as usize {
             break;
         }
-        tried.extend(next.iter().map(|seen| seen.claim()));
     }
     if let Some(refused) = reply.refused.take_if(|_| reply.claimed.is_empty()) {
         return Err(refused);
