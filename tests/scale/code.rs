@@ -47,7 +47,7 @@ constants! {
     /// The most claims in one statement.
     batch: number = "session/queue.rs", "const MAX_REQUESTS: usize = ";
     /// The most renewals in one statement.
-    renewed: number = "store/mod.rs", "const BATCH: usize = ";
+    renewed: number = "store/claim.rs", "pub const BATCH: usize = ";
     /// After how long without a reply another worker sends what waits.
     queue_delay: duration = "session/queue.rs", "const SLOW: Duration = ";
     /// How long one statement may take.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use harness::{TestDatabase, TestDb, eventually};
+use harness::{PROCESSES, TestDatabase, TestDb, eventually};
 use rustix::process::Signal;
 
 use crate::{
@@ -83,8 +83,8 @@ async fn a_new_password_is_used<DB: TestDatabase>(db: TestDb<DB>) {
     user.write_url(&url, "second-word");
     running.complains("the password of the database has changed").await;
     // Connections that are open stay open until the server closes them.
-    let ids = "SELECT GROUP_CONCAT(id) FROM information_schema.processlist WHERE user = ";
-    for id in db.text(&format!("{ids}'{}'", user.name)).await.unwrap().split(',') {
+    let ids = format!("SELECT GROUP_CONCAT(id) FROM {PROCESSES} WHERE user = '{}'", user.name);
+    for id in db.text(&ids).await.unwrap().split(',') {
         db.execute(&format!("KILL {id}")).await;
     }
     let before = runs(&db, "k").await.len();

@@ -22,6 +22,10 @@ use crate::{Server, TestDatabase, direct_url, pool};
 /// How long the sessions of a test may take to end.
 const LEAVING: Duration = Duration::from_secs(5);
 
+/// The table of sessions of MySQL and MariaDB. MySQL's information_schema fails while a statement of
+/// any session has bytes that are no text.
+pub const PROCESSES: &str = "/*M! information_schema. */ /*!80022 performance_schema. */ processlist";
+
 /// A database with the tables in it, and nothing else.
 pub(crate) struct Own {
     pub url: String,
@@ -173,7 +177,9 @@ impl Reused for sqlx::Postgres {
 
 impl Reused for sqlx::MySql {
     async fn end_other_sessions(pool: &Pool<Self>) -> Result<usize, sqlx::Error> {
-        let others = "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()";
+        let others =
+            format!("SELECT CAST(id AS SIGNED) FROM {PROCESSES} WHERE db = DATABASE() AND id <> CONNECTION_ID()");
+        let others = sqlx::AssertSqlSafe(others);
         let others: Vec<i64> = sqlx::query_scalar(others).fetch_all(pool).await?;
         for id in &others {
             // It may have ended by itself.

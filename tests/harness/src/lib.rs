@@ -26,7 +26,7 @@ use sqlx::{Pool, pool::PoolOptions};
 use tokio::{runtime::Handle, task::block_in_place};
 
 pub use database::{Holds, Named, Table, TestDatabase};
-pub use databases::Reused;
+pub use databases::{PROCESSES, Reused};
 pub use server::{Server, database_of, direct_url, pools_sessions, with_database};
 pub use suite::{COUNTED, DIRECT, Group, Need, SESSION, Suite, all, run};
 
