@@ -39,9 +39,11 @@ mod sqlite;
 pub mod stored_row;
 pub mod version;
 
+#[cfg(feature = "schedule")]
+pub use claim::not_extended;
 pub use claim::{
     BATCH, Change, ClaimReply, ClaimRequest, ClaimStore, Confirmed, HeldStore, Outcome, RowSnapshot, is_apart,
-    late_among, lost_among, not_extended, skipped, skipped_among, unconfirmed, unmatched,
+    late_among, lost_among, skipped, skipped_among, unconfirmed, unmatched,
 };
 pub use database::Database;
 
