@@ -335,12 +335,11 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
         }
         threads::record(metrics::held(self.held.claims[0].key.as_str(), self.held.since.elapsed()));
         self.held.over.cancel();
-        // Claims that are lost before their caller received them are put back where they stand.
-        let is_lost = self.held.lost.is_cancelled() && self.if_undelivered.is_none();
-        if self.state == HandleState::Ended || is_lost {
+        if self.state == HandleState::Ended {
             self.key_terms.renewer.stop_renewing(&self.held);
         } else {
-            // Work that has not ended may not have stopped yet, unless it was never begun.
+            // A lease that is lost may still be in its row. Work that has not ended may not have
+            // stopped yet, unless it was never begun.
             let has_ended = self.state == HandleState::Ending;
             let delay = if has_ended { TimeDelta::zero() } else { self.key_terms.bounds.lock_delay };
             let change = self.if_undelivered.unwrap_or(Change::Abandon(delay));

@@ -288,8 +288,8 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     /// Checks that the table can hold the keys.
-    #[cfg(feature = "schedule")]
-    pub(crate) async fn check_admits(&self, keys: Vec<Key>, limit: Instant) -> Result<(), Error> {
+    pub(crate) async fn check_admits(&self, keys: Vec<Key>) -> Result<(), Error> {
+        let limit = Instant::now() + self.shared.settings.time_limit;
         let check = |lock: Self| async move {
             let table = lock.shared.known_table(limit).await?;
             keys.iter().try_for_each(|key| table.admits(key, &lock.key_terms.terms.label))

@@ -169,7 +169,7 @@ impl<DB: Database> Work<DB> {
     fn is_over(&self, ended: &Ended) -> bool {
         let mut state = lock(&self.state);
         state.unavailable = matches!(ended, Ended::Unavailable);
-        let is_over = state.unavailable || (matches!(ended, Ended::Unused) && *self.waiters.borrow() == 0);
+        let is_over = state.unavailable || *self.waiters.borrow() == 0;
         state.has_task = !is_over;
         is_over
     }

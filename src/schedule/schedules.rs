@@ -334,7 +334,7 @@ impl<DB: Database> Schedules<DB> {
         let lock = if keys.is_empty() { None } else { Some(self.lock_of_keys()?) };
         let core = self.core_with(lock);
         if let Some(lock) = &core.lock {
-            lock.check_admits(keys, core.limit()).await?;
+            lock.check_admits(keys).await?;
         }
         core.check().await?;
         Ok(core)

@@ -153,11 +153,13 @@ pub(crate) fn run(mut look: impl FnMut()) {
             Ok(target) => {
                 // Dropping the last reference to a target ends its watch.
                 drop(watched);
-                if let Some(target) = target.filter(|target| target.deadline() <= Instant::now()) {
-                    // A waker of the application's may panic.
-                    let passed = catch_unwind(AssertUnwindSafe(|| target.pass()));
-                    drop(passed);
-                }
+                // A waker of the application's may panic, also while the target is dropped.
+                let passed = catch_unwind(AssertUnwindSafe(|| {
+                    if let Some(target) = target.filter(|target| target.deadline() <= Instant::now()) {
+                        target.pass();
+                    }
+                }));
+                drop(passed);
             }
             Err(None) => drop(CHANGED.wait(watched).unwrap_or_else(PoisonError::into_inner)),
             Err(Some(wait)) => {

@@ -8,7 +8,8 @@ use crate::line::{Line, SHORT, standing};
 
 harness::tests!(servers(
     a_dropped_claim_without_a_reply_is_left_behind_for_its_lease,
-    a_lease_whose_renewal_has_no_reply_is_not_ended_before_its_row
+    a_lease_whose_renewal_has_no_reply_is_not_ended_before_its_row,
+    a_lost_lease_whose_row_was_renewed_is_ended_when_it_is_dropped
 ));
 
 async fn a_dropped_claim_without_a_reply_is_left_behind_for_its_lease<DB: TestDatabase>(db: TestDb<DB>) {
@@ -43,5 +44,17 @@ async fn a_lease_whose_renewal_has_no_reply_is_not_ended_before_its_row<DB: Test
     drop(proxy);
     drop(lease);
     assert!(lock.shutdown(2 * PATIENCE).await, "it has ended by itself");
+    assert_eq!(standing(&db).await, 0);
+}
+
+async fn a_lost_lease_whose_row_was_renewed_is_ended_when_it_is_dropped<DB: TestDatabase>(db: TestDb<DB>) {
+    let Line { proxy, lock, .. } = Line::with_free_row(&db, 8 * SHORT, PATIENCE).await;
+    let lease = acquired(lock.try_acquire("k").await);
+    // Its renewals are carried out, and have no reply.
+    proxy.hold(Way::Replies);
+    eventually("it is lost", async || !lease.is_held()).await;
+    proxy.open();
+    drop(lease);
+    assert!(lock.shutdown(PATIENCE).await, "it has ended");
     assert_eq!(standing(&db).await, 0);
 }

@@ -318,7 +318,8 @@ async fn a_wait_that_was_refused_goes_on_unpolled<DB: TestDatabase>(db: TestDb<D
 
 /// Each call is the first one of its lock, which reads what columns the table has.
 async fn a_call_that_is_not_polled_again_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
-    for turn in 0..5 {
+    let reader = acquired(db.lock().read_write("read").readers().try_acquire().await);
+    for turn in 0..6 {
         // A pool of its own has sessions of its own.
         let pool = db.pool_of(2).await;
         let lock = LeaseLock::<DB>::new(pool.clone());
@@ -331,6 +332,7 @@ async fn a_call_that_is_not_polled_again_holds_up_no_other<DB: TestDatabase>(db:
             1 => Box::pin(async { drop(lock.force_release("k", Status::Failed).await) }),
             2 => Box::pin(async { drop(lock.election("k").observe().next().await) }),
             3 => Box::pin(async { drop(lock.list(&ListOptions::default()).await) }),
+            4 => Box::pin(async { drop(lock.read_write("read").try_upgrade(&reader).await) }),
             _ => Box::pin(async { drop(schedules.start().await) }),
         };
         let mut call = call;

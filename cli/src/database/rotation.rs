@@ -25,9 +25,14 @@ where
     };
     loop {
         sleep(AGAIN).await;
+        let Some(mut now) = read().await else { continue };
         // A file may be missing, or empty, for a moment while it is replaced.
-        let is_whole = |now: &Secrets| !now.passwords.is_empty() || known.passwords.is_empty();
-        let Some(now) = read().await.filter(|now| *now != known && is_whole(now)) else { continue };
+        if now.passwords.is_empty() {
+            now.passwords.clone_from(&known.passwords);
+        }
+        if now == known {
+            continue;
+        }
         known = now;
         take_up(&pool, &source, &known);
     }

@@ -43,8 +43,9 @@ pub async fn open_when_available<T>(cron: &Cron, open: impl AsyncFn() -> Result<
     service::begins("it waits for the database");
     tokio::spawn(service::go_on());
     tokio::select! {
-        opened = until_it_passes(open) => opened,
+        biased;
         _ = signals.stop.received() => Err(Failure::new(exit::OK, "")),
+        opened = until_it_passes(open) => opened,
     }
 }
 
@@ -375,9 +376,10 @@ impl End {
         service::ends("it waits for its commands");
         instance.let_end();
         let Instance { works, mut ending, .. } = instance;
-        let all_ended = async { while ending.join_next().await.is_some() {} };
+        let mut drain = std::pin::pin!(sleep(self.drain));
         let ended = tokio::select! {
-            ended = timeout(self.drain, all_ended) => ended.is_ok(),
+            () = async { while ending.join_next().await.is_some() {} } => true,
+            () = &mut drain => false,
             _ = stop.received() => false,
         };
         if !ended {
@@ -387,6 +389,13 @@ impl End {
         // The channels end with the last of their senders; nothing is sent. The leases are renewed
         // until the commands have stopped. Runs that were lost have commands too.
         drop((works, self.commands));
+        // What follows the last runs goes on for the rest of the drain.
+        tokio::select! {
+            _ = self.no_commands.recv() => {}
+            () = drain, if ended => {}
+            _ = stop.received(), if ended => {}
+        }
+        let _ = self.stop.send(true);
         self.no_commands.recv().await;
         ending.shutdown().await;
         if timeout(DATABASE, self.no_works.recv()).await.is_err() {

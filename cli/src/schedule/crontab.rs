@@ -9,7 +9,7 @@ use std::{
 };
 
 use jiff::tz::TimeZone;
-use nix::unistd::{Uid, User};
+use nix::unistd::User;
 use rowlock::Schedule;
 
 use crate::{
@@ -35,7 +35,7 @@ pub fn convert(path: &Path, is_system: bool) -> Result<String, Failure> {
     })?;
     let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
     let owner = std::fs::metadata(path).map_err(|error| failed(&error))?.uid();
-    let owner = User::from_uid(owner.into()).ok().flatten().filter(|user| user.uid != Uid::effective());
+    let owner = User::from_uid(owner.into()).ok().flatten();
     let home = |name: &str| User::from_name(name).ok().flatten().map(|user| user.dir.display().to_string());
     let of_all = match (is_system, owner) {
         (true, _) => None,

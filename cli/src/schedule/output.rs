@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use chrono::{DateTime, Utc};
 use rowlock::{Database, Schedules, admin::RunInfo};
 
 use crate::{
@@ -61,13 +62,18 @@ impl Tail {
     }
 }
 
+/// Returns whether a slot is this time, or is shown as it: in whole seconds.
+fn is_shown_as(slot: DateTime<Utc>, time: DateTime<Utc>) -> bool {
+    slot == time || (time.timestamp_subsec_nanos() == 0 && slot.timestamp() == time.timestamp())
+}
+
 /// Prints what a run has printed.
 pub async fn output<DB: Database>(schedules: &Schedules<DB>, asked: &Output) -> Result<u8, Failure> {
     let name = asked.name.as_str();
     let runs = schedules.history(name, RUNS).await?;
     let is_asked_for = |run: &&RunInfo| {
         run.attempt > 0
-            && asked.slot.is_none_or(|slot| run.slot == slot)
+            && asked.slot.is_none_or(|slot| is_shown_as(run.slot, slot))
             && asked.attempt.is_none_or(|attempt| run.attempt == attempt)
     };
     let info = find(schedules, name).await?;

@@ -220,12 +220,19 @@ impl Started<'_> {
         if lost.is_cancelled() {
             return Err(Failure::new(exit::LOST, format_args!("{name}: lost before the command began")));
         }
+        // After a stop or a loss, the run keeps its leases until the command has ended.
+        let going_on = tick.going_on();
         let mut work = match Work::start(program, &run.words(), &environment(&tick), &Beginning::default(), front) {
             Ok(work) => work,
-            Err(failure) => return Err(record_not_started(reply, attempt, stop, run, failure).await),
+            Err(failure) => {
+                drop(going_on);
+                return Err(record_not_started(reply, attempt, stop, run, failure).await);
+            }
         };
         let limits = Limits { grace: run.grace, timeout: run.timeout, too_long };
-        let (result, code) = match work.until_end(name, stop, limits, lost.cancelled()).await? {
+        let ended = work.until_end(name, stop, limits, lost.cancelled()).await?;
+        drop(going_on);
+        let (result, code) = match ended {
             End::Exited(exit::OK) => (Ok(()), exit::OK),
             End::Exited(code) => (Err(format!("exit code {code}")), code),
             End::TooLong(limit) => (Err(too_long(limit)), exit::TOO_LONG),

@@ -250,7 +250,9 @@ impl<DB: Database> Reader<DB> {
     /// one statement reads, the last ones of each schedule are read too. Returns how many
     /// statements it took beside the one that every look needs.
     async fn read_runs(&mut self, now: DateTime<Utc>) -> Result<u32, Error> {
-        let since = if self.is_complete { self.runs.newest().map(|end| end - LATE) } else { None };
+        // A run that ended by a clock that was ahead tells nothing of those since.
+        let newest = self.runs.newest().filter(|end| self.is_complete && *end <= now);
+        let since = newest.map(|end| end - LATE);
         let mut found = self.schedules.runs_since(since.unwrap_or(now - WEEK), MAX_RUNS).await?;
         // What ended between the last look and the first of these runs is not among them.
         let more = !self.is_complete || found.len() >= MAX_RUNS as usize;

@@ -182,6 +182,8 @@ def meaning(error: Exception) -> Exception:
     state: str | None = getattr(error, "sqlstate", None)
     if state in ("40001", "40P01", "55P03", "57014"):  # The last: a statement_timeout.
         return Contention()
+    if state is not None and state.startswith("53") and state != "53300":
+        return Contention()  # The server lacks space or memory.
     if state == "25006":  # A standby, or a server before its fail-over has ended.
         return Outage(sent=False)
     if state in ("42883", "42P01", "42703"):

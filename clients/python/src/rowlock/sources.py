@@ -211,6 +211,7 @@ class FromFunction:
                 prepare(connection, self.patience)
             else:
                 connection.autocommit(True)
+                mysql.limit(connection, self.patience)
             return connection
 
         return _SESSIONS[driver](connect, self.patience)

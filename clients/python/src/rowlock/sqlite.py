@@ -49,7 +49,7 @@ SELECT CASE
     ) THEN 'is not unique by itself; delete rows with the same key, and make it the primary key'
     WHEN name = 'key_resource' AND NOT is_text THEN '(' || type || ') is not text; use TEXT'
     WHEN name = 'key_resource' AND (
-        SELECT upper(sql) LIKE '%COLLATE%' FROM main.sqlite_schema
+        SELECT replace(upper(sql), 'COLLATE BINARY', '') LIKE '%COLLATE%' FROM main.sqlite_schema
         WHERE lower(name) = 't_resource_lock'
     ) THEN 'has a COLLATE clause and may not compare byte by byte; use TEXT without one'
     WHEN name IN ('begin_time', 'end_time') AND (type LIKE '% NOT NULL' OR NOT (
