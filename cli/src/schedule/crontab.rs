@@ -9,7 +9,7 @@ use std::{
 };
 
 use jiff::tz::TimeZone;
-use nix::unistd::User;
+use nix::unistd::{Uid, User};
 use rowlock::Schedule;
 
 use crate::{
@@ -40,7 +40,10 @@ pub fn convert(path: &Path, is_system: bool) -> Result<String, Failure> {
     let of_all = match (is_system, owner) {
         (true, _) => None,
         // Cron runs the jobs of a crontab as the user whose it is.
-        (false, Some(owner)) => Some((Some(owner.name), Some(owner.dir.display().to_string()))),
+        (false, Some(owner)) => {
+            let own = std::env::home_dir().filter(|_| owner.uid == Uid::effective());
+            Some((Some(owner.name), Some(own.unwrap_or(owner.dir).display().to_string())))
+        }
         (false, None) => Some((None, std::env::home_dir().map(|home| home.display().to_string()))),
     };
     Ok(converted(&text, zone, Users { of_all, home: &home }))
