@@ -48,7 +48,7 @@ DELETE FROM t_resource_lock_queue WHERE ticket = %s AND alive_until <= UTC_TIMES
 }
 CONFIRM = "CALL rowlock_confirm(%s, %s, %s)"
 VERSION = "CALL rowlock_version()"
-# As in src/store/fault.rs. A server that has no space or memory is asked again, as after contention.
+# As in src/store/fault.rs. A server without space or memory is asked again, as after contention.
 CONTENTION = {1213, 1205, 1020, 3101, 3572} | {1021, 1037, 1038, 1041, 1114, 1206, 3024}
 READ_ONLY = {1290, 1792, 1836}
 OUTAGES = (
