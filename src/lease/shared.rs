@@ -121,7 +121,8 @@ impl<DB: Database> Shared<DB> {
     }
 
     /// Returns the table's shape, which only the first call reads. Others wait for that, so it is
-    /// called where nothing stops to be polled: within [`threads::run`](crate::session::threads::run).
+    /// called within [`threads::run`](crate::session::threads::run), where nothing stops to be
+    /// polled.
     pub async fn known_table(&self, limit: Instant) -> Result<&Table, Error> {
         let Settings { sessions, time_limit, .. } = &self.settings;
         if let Some(table) = self.table.get() {

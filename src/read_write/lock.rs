@@ -216,6 +216,7 @@ impl<DB: Database> ReadWriteLock<DB> {
         if self.names.number(reader.key().as_str()).is_none() {
             return Err(NotFound::Claim { key: self.names.name.clone(), holder: reader.claim().holder }.into());
         }
+        // The rest of the call stays with its caller.
         self.lock.check_admits(vec![self.names.longest.clone()]).await?;
         let call = Call::new(&self.lock, &self.names, Duration::ZERO).await?;
         let name = match call.claim_name().await? {

@@ -230,24 +230,22 @@ impl Run {
             // Of a fixed delay, only the row knows.
             _ => self.job.schedule.upcoming(SystemTime::now().into()).ok().and_then(|mut all| all.next()).map(precise),
         };
-        match result {
-            Some(ended) if is_recorded != Some(true) => {
+        match (result, is_recorded) {
+            (Some(ended), None) => {
                 let error = ended.err();
-                match is_recorded {
-                    None => {
-                        tracing::warn!(target: RUNS, job, slot, attempt, took, error, "its end may not be recorded")
-                    }
-                    _ => {
-                        tracing::warn!(target: RUNS, job, slot, attempt, took, error, next, "lost: its end is not recorded")
-                    }
-                }
+                tracing::warn!(target: RUNS, job, slot, attempt, took, error, "its end may not be recorded");
             }
-            Some(Ok(())) => tracing::info!(target: RUNS, job, slot, attempt, took, next, "succeeded"),
-            Some(Err(error)) if self.fails_again() => {
+            (Some(ended), Some(false)) => {
+                let error = ended.err();
+                let lost = "lost: its end is not recorded";
+                tracing::warn!(target: RUNS, job, slot, attempt, took, error, next, "{lost}");
+            }
+            (Some(Ok(())), _) => tracing::info!(target: RUNS, job, slot, attempt, took, next, "succeeded"),
+            (Some(Err(error)), _) if self.fails_again() => {
                 tracing::info!(target: RUNS, job, slot, attempt, took, error, next, "failed");
             }
-            Some(Err(error)) => tracing::warn!(target: RUNS, job, slot, attempt, took, error, next, "failed"),
-            None => tracing::info!(target: RUNS, job, slot, attempt, took, next, "stopped"),
+            (Some(Err(error)), _) => tracing::warn!(target: RUNS, job, slot, attempt, took, error, next, "failed"),
+            (None, _) => tracing::info!(target: RUNS, job, slot, attempt, took, next, "stopped"),
         }
     }
 

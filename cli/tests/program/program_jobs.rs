@@ -15,10 +15,10 @@ harness::tests!(
     everywhere(
         what_follows_the_end_of_a_tick_is_run_once,
         nothing_follows_a_run_whose_end_is_not_recorded,
-        an_end_that_is_being_recorded_at_the_stop_is_not_called_lost,
         a_drain_is_longer_than_the_grace
     ),
     sqlite(
+        an_end_that_is_being_recorded_at_the_stop_is_not_called_lost,
         a_command_finds_what_its_job_says,
         a_grace_may_be_longer_than_a_month,
         a_command_runs_as_its_user,

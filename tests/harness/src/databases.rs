@@ -22,8 +22,8 @@ use crate::{Server, TestDatabase, direct_url, pool};
 /// How long the sessions of a test may take to end.
 const LEAVING: Duration = Duration::from_secs(5);
 
-/// The table of sessions of MySQL and MariaDB. MySQL's information_schema fails while a statement of
-/// any session has bytes that are no text.
+/// The table of sessions of MySQL and MariaDB. MySQL's information_schema fails while a statement
+/// of any session has bytes that are no text.
 pub const PROCESSES: &str = "/*M! information_schema. */ /*!80022 performance_schema. */ processlist";
 
 /// A database with the tables in it, and nothing else.

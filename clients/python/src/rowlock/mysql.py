@@ -62,6 +62,7 @@ class MysqlSession(FunctionSession):
 
     version = VERSION
     _is_causal = False
+    _logs_statements = False
 
     def _claims(self, requests: Sequence[tuple[Terms, str]]) -> list[Granted | Refusal]:
         replies: list[Granted | Refusal] = []
@@ -95,6 +96,9 @@ class MysqlSession(FunctionSession):
 
     def _check(self, row: Sequence[Any]) -> None:
         super()._check(row)
+        # InnoDB writes nothing at READ COMMITTED then.
+        rows = self._run("SHOW SESSION VARIABLES LIKE 'binlog_format'")
+        self._logs_statements = bool(rows) and text(rows[0][1]) == "STATEMENT"
         # Looks wait until this node has applied what others of its cluster have committed.
         if "mariadb" in text(self._run("SELECT VERSION()")[0][0]).lower():
             # One that is built without clusters lacks the variable.
@@ -107,8 +111,7 @@ class MysqlSession(FunctionSession):
             self._run(f"SET SESSION group_replication_consistency = '{wanted}'")
 
     def _begin(self) -> None:
-        # InnoDB writes nothing at READ COMMITTED if the server logs statements.
-        if text(self._run("SELECT @@binlog_format")[0][0]) != "STATEMENT":
+        if not self._logs_statements:
             self._run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self._run("START TRANSACTION")
 
