@@ -148,6 +148,7 @@ impl Agenda {
 
     /// Returns leases of one span whose renewal is due, as many as one statement has room for, and
     /// marks it as in flight. What is left over was due before what comes next, and is first then.
+    /// A lease that is lost is removed.
     fn renewals(&mut self) -> Option<RenewalBatch> {
         let now = Instant::now();
         let mut due = self.renewals.iter_mut().filter_map(|(span, renewals)| Some((renewals.next()?, span, renewals)));
@@ -160,10 +161,18 @@ impl Agenda {
         let mut refused: Vec<usize> = renewals.refused.until(due).collect();
         fastrand::shuffle(&mut refused);
         let ids = renewals.accepted.until(due).chain(refused);
-        let leases = ids.filter_map(|id| self.leases.get(&id));
+        let mut lost = Vec::new();
+        let leases = ids.filter_map(|id| self.leases.get(&id)).filter(|kept| {
+            // After a pause of the process, a renewal would close the key of a lease that is over.
+            let stands = kept.held.stands();
+            lost.extend((!stands).then(|| kept.held.id()));
+            stands
+        });
         let Batch { items, refused_from } = Batch::of(leases, |kept| kept.was_refused, |kept| kept.held.claims.len());
         let items = items.into_iter().map(|kept| kept.held.clone()).collect();
-        Some((*span, Batch { items, refused_from }))
+        let span = *span;
+        lost.into_iter().for_each(|id| drop(self.remove(id)));
+        Some((span, Batch { items, refused_from }))
     }
 
     /// Records that the renewal of these leases is over.
@@ -296,6 +305,19 @@ mod tests {
         }
         assert_eq!(agenda.next(), Some(start + (BATCH as u32) * SECOND / 1_000_000));
         assert_eq!(ids(&renewals(&mut agenda).items)[..2], ids(&leases[BATCH..]));
+    }
+
+    #[test]
+    fn a_lease_that_is_over_is_not_renewed() {
+        let (mut agenda, start) = agenda();
+        let claims = lease().claims.clone();
+        let over = LeaseState::unwatched(claims, Span { lease: LEASE, lock_delay: TimeDelta::zero() }, start);
+        let lost = lease();
+        lost.mark_lost(0, "for the test");
+        agenda.add(over, start);
+        agenda.add(lost, start);
+        assert!(renewals(&mut agenda).items.is_empty());
+        assert!(agenda.is_empty(), "they are forgotten");
     }
 
     #[test]

@@ -124,7 +124,7 @@ impl<DB: Database> LeaseHandle<DB> {
 
     pub async fn lost(&self) {
         if !self.is_held() {
-            self.key_terms.renewer.report_lost(&self.held, 0, NO_RENEWAL);
+            self.held.mark_lost(0, NO_RENEWAL);
         }
         self.held.lost.cancelled().await;
     }
@@ -148,7 +148,7 @@ impl<DB: Database> LeaseHandle<DB> {
     /// Renews the lease, within [`threads::run`].
     async fn renew_here(&self) -> Result<(), Error> {
         if !self.is_held() {
-            self.key_terms.renewer.report_lost(&self.held, 0, "its time was up before it was renewed");
+            self.held.mark_lost(0, "its time was up before it was renewed");
             return Err(self.error_lost());
         }
         let limit = Instant::now() + self.key_terms.time_limit;

@@ -32,7 +32,7 @@ use crate::{
         ending::{EndOutcome, Ending},
         ledger::Ledger,
         span::Span,
-        state::{LeaseState, LossObserver, SEEN_WITHOUT},
+        state::{LeaseState, SEEN_WITHOUT},
     },
     metrics, pacing,
     queue::wakeups::Wakeups,
@@ -79,7 +79,7 @@ impl<DB: Database> Renewer<DB> {
         claims: Vec<Claim>,
         sent: Instant,
     ) -> Arc<LeaseState> {
-        let held = LeaseState::new(claims, span, (sent, max_hold), self.wakeups.clone(), self);
+        let held = LeaseState::new(claims, span, (sent, max_hold), self.wakeups.clone());
         let renew_at = sent + pacing::renewal_interval(span.lease);
         let mut agenda = lock(&self.agenda);
         agenda.add(held.clone(), renew_at);
@@ -90,14 +90,6 @@ impl<DB: Database> Renewer<DB> {
     /// Stops renewing a lease.
     pub fn stop_renewing(&self, held: &LeaseState) {
         lock(&self.agenda).remove(held.id());
-    }
-
-    /// Reports that the claim at this index is lost. The other claims of the lease are
-    /// abandoned.
-    pub fn report_lost(self: &Arc<Self>, held: &Arc<LeaseState>, index: usize, why: &'static str) {
-        if held.mark_lost(index, why) {
-            self.clone().lost(held);
-        }
     }
 
     /// Ends claims in the background with `change`. The receiver gets the outcome.
@@ -134,14 +126,10 @@ impl<DB: Database> Renewer<DB> {
     }
 
     /// Applies the reply to a renewal, which is followed by the next one after `next`.
-    fn renewed(
-        self: &Arc<Self>,
-        held: &Arc<LeaseState>,
-        Answer { sent, reply: outcomes }: &ChangeReply,
-        next: Duration,
-    ) -> Outcome {
+    fn renewed(&self, held: &LeaseState, Answer { sent, reply: outcomes }: &ChangeReply, next: Duration) -> Outcome {
         if let Some(index) = lost_among(outcomes) {
-            self.report_lost(held, index, SEEN_WITHOUT);
+            held.mark_lost(index, SEEN_WITHOUT);
+            self.stop_renewing(held);
             return Outcome::Lost;
         }
         if let Some(left) = skipped_among(outcomes) {
@@ -232,6 +220,9 @@ impl<DB: Database> Renewer<DB> {
     }
 
     async fn renew_batch(self: &Arc<Self>, span: Span, batch: Batch<Arc<LeaseState>>) {
+        if batch.items.is_empty() {
+            return;
+        }
         let (sent, soon) = (Instant::now(), pacing::renewal_retry(span.lease));
         let limit = sent + pacing::attempt(span.lease);
         batch.items.iter().for_each(|held| held.row_lasts_until(limit + span.of_row()));
@@ -299,16 +290,6 @@ impl<DB: Database> Renewer<DB> {
                 }
                 ending.complete(ended);
             }
-        }
-    }
-}
-
-impl<DB: Database> LossObserver for Renewer<DB> {
-    fn lost(self: Arc<Self>, held: &Arc<LeaseState>) {
-        self.stop_renewing(held);
-        if held.claims.len() > 1 {
-            // The work may not have stopped yet.
-            drop(self.end(held.clone(), Change::Abandon(held.span.lock_delay)));
         }
     }
 }

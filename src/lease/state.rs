@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, OnceLock, Weak,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -34,12 +34,6 @@ pub(crate) const SEEN_WITHOUT: &str = "its row was seen without the claim";
 /// In place of the index of a lost claim.
 const NOT_LOST: usize = usize::MAX;
 
-/// What acts on the loss of a lease.
-pub(crate) trait LossObserver: Send + Sync + 'static {
-    /// Called once the work was told of the loss. It must not block.
-    fn lost(self: Arc<Self>, held: &Arc<LeaseState>);
-}
-
 /// The claims of one lease, which are held and lost together.
 pub(crate) struct LeaseState {
     /// In key order; never empty.
@@ -64,7 +58,6 @@ pub(crate) struct LeaseState {
     /// this process wait, or the number of a reader.
     kept: Mutex<Option<Box<dyn Send>>>,
     wakeups: Arc<Wakeups>,
-    observer: Option<Weak<dyn LossObserver>>,
     /// Set unless it is a test's.
     watch: OnceLock<Watch>,
     subscriber: Subscriber,
@@ -77,12 +70,7 @@ impl Deadline for LeaseState {
     }
 
     fn pass(self: Arc<Self>) {
-        let why = if self.is_last() { TOO_LONG } else { NO_RENEWAL };
-        if self.mark_lost(0, why)
-            && let Some(observer) = self.observer.as_ref().and_then(Weak::upgrade)
-        {
-            observer.lost(&self);
-        }
+        self.mark_lost(0, if self.is_last() { TOO_LONG } else { NO_RENEWAL });
     }
 }
 
@@ -94,11 +82,9 @@ impl LeaseState {
         span: Span,
         (sent, max_hold): (Instant, Duration),
         wakeups: Arc<Wakeups>,
-        observer: &Arc<impl LossObserver>,
     ) -> Arc<Self> {
-        let observer: Weak<dyn LossObserver> = Arc::downgrade(&(observer.clone() as Arc<dyn LossObserver>));
         let (last, deadline) = (sent + max_hold, span.deadline(sent, span.lease));
-        let state = Arc::new(Self::assemble(claims, span, (deadline, last), wakeups, Some(observer)));
+        let state = Arc::new(Self::assemble(claims, span, (deadline, last), wakeups));
         let _ = state.watch.set(watch(&state));
         state
     }
@@ -106,16 +92,10 @@ impl LeaseState {
     /// Creates a state that nothing watches.
     #[cfg(test)]
     pub fn unwatched(claims: Vec<Claim>, span: Span, deadline: Instant) -> Arc<Self> {
-        Arc::new(Self::assemble(claims, span, (deadline, deadline + Duration::MAX), Arc::default(), None))
+        Arc::new(Self::assemble(claims, span, (deadline, deadline + Duration::MAX), Arc::default()))
     }
 
-    fn assemble(
-        claims: Vec<Claim>,
-        span: Span,
-        (deadline, last): (Instant, Instant),
-        wakeups: Arc<Wakeups>,
-        observer: Option<Weak<dyn LossObserver>>,
-    ) -> Self {
+    fn assemble(claims: Vec<Claim>, span: Span, (deadline, last): (Instant, Instant), wakeups: Arc<Wakeups>) -> Self {
         Self {
             claims,
             span,
@@ -130,7 +110,6 @@ impl LeaseState {
             lost_at: AtomicUsize::new(NOT_LOST),
             kept: Mutex::default(),
             wakeups,
-            observer,
             watch: OnceLock::new(),
             subscriber: Subscriber::current(),
             held: Some(Held::begins()),
@@ -227,15 +206,15 @@ impl LeaseState {
     }
 
     /// Reports to the work that the claim at this index is lost, and in the background to recorders
-    /// and subscribers. Returns whether this had not been known.
-    pub fn mark_lost(&self, index: usize, why: &'static str) -> bool {
+    /// and subscribers, unless this is known.
+    pub fn mark_lost(&self, index: usize, why: &'static str) {
         // A claim that is being ended is not lost: a renewal in flight may see its row without it.
         if self.over.is_cancelled() {
-            return false;
+            return;
         }
         // The clock and a reply may tell of the loss at the same moment.
         if self.lost_at.compare_exchange(NOT_LOST, index, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            return false;
+            return;
         }
         let Claim { key, token, .. } = self.lost_claim().clone();
         let count = metrics::lost(key.as_str());
@@ -246,7 +225,6 @@ impl LeaseState {
             count();
             tracing::warn!(%key, %token, why, "lost");
         });
-        true
     }
 
     /// Emits an event for each claim in the background.

@@ -248,7 +248,9 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
             granted.handle.keep(permit);
         }
         if let Some(ticket) = ticket {
-            ticket.leave(Instant::now() + LEAVE_TIMEOUT).await;
+            // A wait that is over by then would be refused, although its keys are granted.
+            let now = Instant::now();
+            ticket.leave(now + LEAVE_TIMEOUT.min(self.until.saturating_duration_since(now) / 2)).await;
         }
         drop(passed_on);
         PollEnd::Finished(Attempt::Acquired(granted))

@@ -66,21 +66,21 @@ impl<DB: Store> Loan<DB> {
     /// Waits for a connection of the application's pool on which a statement commits by itself. The
     /// application, or a hook of its pool, may have left a transaction open.
     pub(super) async fn borrow_checked(pool: &Pool<DB>, for_values: bool, limit: Instant) -> Result<Self, Failure> {
+        // As many as may be in a transaction that the application has left open, or that has failed.
+        let mut others = pool.options().get_max_connections();
         loop {
             let mut conn = Self::borrow(pool, limit).await?;
             match timeout_at(limit, DB::leave_transaction(conn.get())).await {
                 Ok(Ok(true)) => return Ok(conn),
                 // A hook of the pool has begun a transaction. Its settings may have been meant for
                 // the application's tables, and ended with the transaction.
-                Ok(Ok(false)) if for_values => {
+                Ok(Ok(false)) if for_values || others == 0 => {
                     return Err(Failure::NoConnection(sqlx::Error::Configuration(IN_TRANSACTION.into())));
                 }
-                // The pool may hold lost connections, and a transaction may have failed.
-                Ok(Ok(_) | Err(sqlx::Error::Io(_) | sqlx::Error::Database(_) | sqlx::Error::WorkerCrashed)) => {
-                    tracing::debug!("closed a connection of the pool that was in a transaction, or had gone away");
-                    drop(conn);
-                    outage_pause().await;
-                }
+                Ok(Ok(false)) => others -= 1,
+                Ok(Err(sqlx::Error::Database(_))) if others > 0 => others -= 1,
+                // The pool may hold lost connections.
+                Ok(Err(sqlx::Error::Io(_) | sqlx::Error::WorkerCrashed)) => {}
                 // The check was answered: no statement is in flight.
                 Ok(Err(error @ sqlx::Error::Configuration(_))) => {
                     conn.give_back();
@@ -89,6 +89,9 @@ impl<DB: Store> Loan<DB> {
                 Ok(Err(error)) => return Err(Failure::NoConnection(error)),
                 Err(_) => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
             }
+            tracing::debug!("closed a connection of the pool that was in a transaction, or had gone away");
+            drop(conn);
+            outage_pause().await;
         }
     }
 

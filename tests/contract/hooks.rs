@@ -18,7 +18,7 @@ use crate::ledger::{COLUMNS, ledger, row};
 
 harness::tests!(
     servers(a_transaction_that_a_hook_began_undoes_nothing),
-    postgres[DIRECT](a_hook_that_begins_a_transaction_is_named)
+    postgres[DIRECT](a_hook_that_begins_a_transaction_is_named, a_shared_pool_that_answers_nothing_is_told_of)
 );
 
 /// Longer than a connection is kept between statements.
@@ -91,4 +91,23 @@ async fn a_hook_that_begins_a_transaction_is_named<DB: TestDatabase>(db: TestDb<
     assert!(cause(&error).contains(HOOKS), "{error}: {}", cause(&error));
     // It pauses between two connections.
     assert!(opened.load(SeqCst) < 100, "{opened:?}");
+}
+
+/// Each connection of a pool that is shared is refused by the server, or in a transaction.
+async fn a_shared_pool_that_answers_nothing_is_told_of<DB: TestDatabase>(db: TestDb<DB>) {
+    for (hook, told) in [("BEGIN; SELECT 1 / 0", "current transaction is aborted"), ("BEGIN", HOOKS)] {
+        let opened = Arc::new(AtomicU32::new(0));
+        let counted = opened.clone();
+        let options = PoolOptions::<DB>::new().max_connections(2).after_connect(move |conn, _| {
+            counted.fetch_add(1, SeqCst);
+            Box::pin(async move {
+                let _ = DB::execute_on(conn, hook).await; // the server may refuse it
+                Ok(())
+            })
+        });
+        let lock = LeaseLock::builder(options.connect_lazy(&db.url).unwrap()).share_pool().build().unwrap();
+        let error = lock.try_acquire("k").await.unwrap_err();
+        assert!(cause(&error).contains(told), "{error}: {}", cause(&error));
+        assert!(opened.load(SeqCst) < 100, "{opened:?}");
+    }
 }

@@ -303,6 +303,7 @@ async fn a_set_of_which_one_key_is_lost_keeps_the_rest_closed<DB: TestDatabase>(
     let both = lock.try_acquire_all(["j", "k"]).await.unwrap().acquired().expect("both are free");
     db.lock().force_release("k", Status::Failed).await.unwrap();
     assert!(both.renew().await.is_err());
+    drop(both);
     assert!(lock.shutdown(PATIENCE).await, "the other key is abandoned");
     acquired(db.lock().try_acquire("k").await).release().await.unwrap();
     let refusal = refused(db.lock().try_acquire("j").await);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Attempt, Error, LeaseLock, Reason, ResourceLock as _, Status};
 use tokio::{task::JoinSet, time::timeout};
 
@@ -15,6 +15,7 @@ harness::tests!(
         the_loss_of_one_is_the_loss_of_all,
         an_abandonment_names_the_key_that_is_lost,
         a_dropped_set_is_abandoned,
+        a_set_that_is_held_for_too_long_is_lost_and_keeps_its_keys_until_it_is_dropped,
         it_waits_for_all_and_holds_none_until_then,
         sets_do_not_deadlock,
         each_claim_of_a_set_can_be_confirmed,
@@ -130,6 +131,25 @@ async fn a_dropped_set_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
     let next = acquired(lock.try_acquire_all(["a", "b"]).await);
     assert!(next.taken_over_from().map(|(_, prior)| prior.token).eq(tokens));
     next.abandon().await.unwrap();
+}
+
+/// Its work may not have stopped yet.
+async fn a_set_that_is_held_for_too_long_is_lost_and_keeps_its_keys_until_it_is_dropped<DB: TestDatabase>(
+    db: TestDb<DB>,
+) {
+    let lock = db.lock_for(Duration::from_secs(60));
+    for keys in [&["a", "b"][..], &["c"]] {
+        let set = acquired(lock.clone().max_hold(Duration::from_secs(1)).try_acquire_all(keys).await);
+        assert!(set.time_left() <= Duration::from_secs(1));
+        timeout(PATIENCE, set.lost()).await.unwrap();
+        assert!(!set.is_held() && set.time_left().is_zero());
+        assert!(matches!(set.renew().await, Err(Error::Lost { .. })));
+        for key in keys {
+            assert_eq!(refused(lock.try_acquire(*key).await).reason, Reason::Held, "{key}");
+        }
+        drop(set);
+        acquired(lock.acquire_all(keys, PATIENCE).await).release().await.unwrap();
+    }
 }
 
 async fn a_set_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {

@@ -69,7 +69,8 @@ SELECT CONVERT(LOWER(column_name) USING utf8mb4) AS name, CONVERT(column_type US
        CONVERT(data_type USING utf8mb4) AS data_type, CONVERT(COALESCE(collation_name, 'binary') USING utf8mb4) AS collation,
        CAST(COALESCE(character_maximum_length, 0) AS SIGNED) AS width, CAST(@@autocommit AS SIGNED) AS autocommit,
        CAST(banner.version LIKE '%MariaDB%' AS SIGNED) AS mariadb,
-       (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.plugins WHERE plugin_name = 'group_replication' AND plugin_status = 'ACTIVE') AS member,
+       (SELECT CAST(COUNT(*) AS SIGNED) FROM information_schema.plugins WHERE plugin_status = 'ACTIVE'
+        AND plugin_name = IF(banner.version LIKE '%MariaDB%', 'wsrep', 'group_replication')) AS clustered,
        (SELECT CONVERT(COALESCE(GROUP_CONCAT(LOWER(table_name)), '') USING utf8mb4) FROM information_schema.tables
         WHERE table_schema = DATABASE() AND table_name IN (
             't_resource_lock', 't_resource_lock_queue', 't_resource_change', 't_resource_schedule', 't_resource_schedule_run',
@@ -129,9 +130,10 @@ impl SchemaStore for MySql {
             // The server returns its version even without a table.
             let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             schema.form = if is_mariadb { Form::NoWait } else { Form::Common };
-            schema.freshness = match row.try_get::<i64, _>("member")? {
-                0 if is_mariadb => Freshness::SyncWait,
+            // MariaDB is also built without clusters, and lacks their variables then.
+            schema.freshness = match row.try_get::<i64, _>("clustered")? {
                 0 => Freshness::Plain,
+                _ if is_mariadb => Freshness::SyncWait,
                 _ => Freshness::Before,
             };
             let engine: String = row.try_get("engine")?;
