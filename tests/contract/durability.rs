@@ -23,7 +23,7 @@ const WAITS: &str = "local";
 const DOES_NOT: &str = "off";
 
 /// Records how the last change of each row was committed. The trigger is deferred to the commit.
-const TRIGGER: [&str; 3] = [
+pub const TRIGGER: [&str; 3] = [
     "CREATE TABLE committed (key_resource text PRIMARY KEY, how text)",
     "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
         INSERT INTO committed VALUES (NEW.key_resource, current_setting('synchronous_commit'))
@@ -45,7 +45,7 @@ async fn bed<DB: TestDatabase>(db: &TestDb<DB>) -> Pool<DB> {
 }
 
 /// Checks how the last change of each of these rows was committed, since the previous check.
-async fn assert_committed<DB: TestDatabase>(db: &TestDb<DB>, keys: &[&str], how: &str, what: &str) {
+pub async fn assert_committed<DB: TestDatabase>(db: &TestDb<DB>, keys: &[&str], how: &str, what: &str) {
     for key in keys {
         let last = db.text(&format!("DELETE FROM committed WHERE key_resource = '{key}' RETURNING how")).await;
         assert_eq!(last.as_deref(), Some(how), "{what}: {key}");

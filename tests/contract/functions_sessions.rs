@@ -4,13 +4,18 @@ use harness::{DIRECT, TestDb, pool, refused};
 use rowlock::Reason;
 
 use crate::{
+    durability::{self, assert_committed},
     functions::{Ask, Functions},
     functions_promises::installed,
 };
 
 harness::tests!(
     DB: Functions;
-    postgres[DIRECT](the_table_is_found_on_any_path, a_renewal_adds_its_lease_in_utc)
+    postgres[DIRECT](
+        the_table_is_found_on_any_path,
+        a_renewal_adds_its_lease_in_utc,
+        what_a_claim_rests_on_waits_for_the_disk
+    )
 );
 
 async fn the_table_is_found_on_any_path<DB: Functions>(db: TestDb<DB>) {
@@ -48,4 +53,37 @@ async fn a_renewal_adds_its_lease_in_utc<DB: Functions>(db: TestDb<DB>) {
     assert_eq!(renewed.as_deref(), Some("done"));
     let left = "SELECT round(extract(epoch FROM expires_at - clock_timestamp()) / 3600)::bigint FROM t_resource_lock";
     assert_eq!(db.number(left).await, Some(24));
+}
+
+/// In a session that commits asynchronously too. What else it has set stays.
+async fn what_a_claim_rests_on_waits_for_the_disk<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    for sql in durability::TRIGGER {
+        db.execute(sql).await;
+    }
+    db.execute("INSERT INTO t_resource_lock (key_resource) VALUES ('k')").await;
+    let conn = &mut *db.pool.acquire().await.unwrap();
+    for (session, committed) in [("off", "on"), ("local", "local")] {
+        DB::execute_on(conn, &format!("SET synchronous_commit = {session}")).await.unwrap();
+        for ends in [["renew", "release"], ["renew", "put_back"]] {
+            let claim = DB::call_try_acquire(conn, &Ask::of("k")).await.unwrap();
+            assert_committed(&db, &["k"], committed, "a claim").await;
+            for what in ends {
+                let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
+                let outcome = DB::call_change(conn, what, "k", holder, token, None).await.unwrap();
+                assert_eq!(outcome.as_deref(), Some("done"));
+                assert_committed(&db, &["k"], committed, what).await;
+            }
+        }
+        // A refusal writes nothing, and what follows a call commits as the session does.
+        let claim = DB::call_try_acquire(conn, &Ask::of("k")).await.unwrap();
+        DB::execute_on(conn, "BEGIN").await.unwrap();
+        assert!(!DB::call_try_acquire(conn, &Ask::of("k")).await.unwrap().granted);
+        assert_eq!(DB::text_on(conn, "SHOW synchronous_commit").await.unwrap().as_deref(), Some(session));
+        DB::execute_on(conn, "COMMIT").await.unwrap();
+        let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
+        DB::call_change(conn, "abandon", "k", holder, token, None).await.unwrap();
+        assert_committed(&db, &["k"], session, "an abandonment").await;
+        assert_eq!(DB::text_on(conn, "SHOW synchronous_commit").await.unwrap().as_deref(), Some(session));
+    }
 }

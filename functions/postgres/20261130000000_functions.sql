@@ -143,6 +143,11 @@ BEGIN
                   CASE WHEN t.prior_token IS NOT NULL THEN t.prior_client_ip::text END
         INTO granted, token, holder, expires_at, previous_token, previous_label;
         IF FOUND THEN
+            -- A claim that a crash of the server lets it forget would be granted a second time. Any
+            -- other value stays as it is.
+            IF current_setting('synchronous_commit') = 'off' THEN
+                PERFORM set_config('synchronous_commit', 'on', true);
+            END IF;
             RETURN;
         END IF;
         -- A row that has become free since is 'busy', and is asked for again.
@@ -230,6 +235,9 @@ BEGIN
               AND c.token = $3 AND c.claimed_at = c.begin_time AND c.end_time IS NULL FOR UPDATE SKIP LOCKED) l
         WHERE t.key_resource = l.key_resource;
         IF FOUND THEN
+            IF current_setting('synchronous_commit') = 'off' THEN
+                PERFORM set_config('synchronous_commit', 'on', true);
+            END IF;
             RETURN 'done';
         END IF;
         outcome := rowlock_unmatched('renew', $1, $2, $3);
@@ -256,6 +264,10 @@ BEGIN
               AND c.token = $3 AND c.claimed_at = c.begin_time AND c.end_time IS NULL FOR UPDATE SKIP LOCKED) l
         WHERE t.key_resource = l.key_resource RETURNING t.awaited INTO awaited;
         IF FOUND THEN
+            -- A claim whose release is forgotten is taken over, also within a minimum interval.
+            IF current_setting('synchronous_commit') = 'off' THEN
+                PERFORM set_config('synchronous_commit', 'on', true);
+            END IF;
             IF awaited THEN
                 PERFORM pg_notify('rowlock', $1);
             END IF;
@@ -307,6 +319,9 @@ BEGIN
               AND c.token = $3 AND c.claimed_at = c.begin_time AND c.end_time IS NULL FOR UPDATE SKIP LOCKED) l
         WHERE t.key_resource = l.key_resource RETURNING t.awaited INTO awaited;
         IF FOUND THEN
+            IF current_setting('synchronous_commit') = 'off' THEN
+                PERFORM set_config('synchronous_commit', 'on', true);
+            END IF;
             IF awaited THEN
                 PERFORM pg_notify('rowlock', $1);
             END IF;
@@ -361,7 +376,7 @@ CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
 ORDER BY c.key_resource
 $body$;
 
-    CREATE OR REPLACE FUNCTION rowlock_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 20261129';
+    CREATE OR REPLACE FUNCTION rowlock_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 20261130';
 
     PERFORM set_config('search_path', path, true);
 END $install$;
