@@ -210,6 +210,8 @@ claim: BEGIN
             END IF;
 
             -- Takes the row if the rules still grant it, and no other transaction has locked it.
+            -- ROW_COUNT counts the rows that it changes: a claim that is repeated for a shorter time
+            -- ends a microsecond later than before.
             UPDATE (
                 SELECT c.key_resource, c.token, c.status, IF(c.begin_time >= '1000-01-01', c.begin_time, NULL) AS began,
                        IF(c.end_time >= '1000-01-01', c.end_time, NULL) AS ended, c.client_ip, c.prior_token, c.prior_status,
@@ -235,7 +237,7 @@ claim: BEGIN
                 t.prior_status = IF(j.verdict = 'same', j.prior_status, j.status),
                 t.prior_begin_time = IF(j.verdict = 'same', j.prior_begin_time, j.began),
                 t.prior_end_time = IF(j.verdict = 'same', j.prior_end_time, j.ended),
-                t.expires_at = GREATEST(IF(j.verdict = 'same', IFNULL(t.expires_at, j.now), j.now),
+                t.expires_at = GREATEST(IF(j.verdict = 'same', IFNULL(t.expires_at, j.now) + INTERVAL 1 MICROSECOND, j.now),
                     SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND + INTERVAL v_length MICROSECOND),
                 t.token = IF(j.verdict = 'same', j.token, GREATEST(j.token + 1, j.micros))
             WHERE j.verdict IS NOT NULL;

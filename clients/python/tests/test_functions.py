@@ -81,6 +81,32 @@ def test_a_session_that_sets_its_time_takes_no_live_claim(db: Database) -> None:
 
 
 @FUNCTIONS
+def test_a_repeated_claim_may_be_shorter(db: Database) -> None:
+    """PyMySQL has the changed rows counted, and the drivers of other frameworks those found."""
+    install(db)
+    connection = db.connect()
+    if db.name == "postgres":
+        connection.autocommit = True
+    else:
+        connection.autocommit(True)
+    lease = {"postgres": "{} seconds"}.get(db.name, "{}")
+    asked = ("label", None, None, HOLDER)
+    one = call(connection, "rowlock_try_acquire", "k", lease.format(60), *asked)
+    for _ in range(2):
+        two = call(connection, "rowlock_try_acquire", "k", lease.format(30), *asked)
+        assert (two[0], two[1]) == (True, one[1]), two
+        assert two[3] >= one[3], "it does not end earlier"
+    # Not while another transaction has the row locked: its lease may be too short.
+    other = db.connect()
+    other.cursor().execute("SELECT 1 FROM t_resource_lock FOR UPDATE")
+    row = call(connection, "rowlock_try_acquire", "k", lease.format(30), *asked)
+    assert (row[0], row[6]) == (False, "busy")
+    other.rollback()
+    other.close()
+    connection.close()
+
+
+@FUNCTIONS
 def test_nulls_are_the_defaults_on_each_database(db: Database) -> None:
     install(db)
     connection = db.connect()
