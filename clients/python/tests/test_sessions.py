@@ -17,6 +17,7 @@ from test_functions import call
 
 import rowlock
 import rowlock.aio
+from rowlock.postgres import LOOK
 from rowlock.protocol import Call, Change, Steps
 
 POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
@@ -156,6 +157,44 @@ def test_a_statement_timeout_undoes_a_call_and_is_contention(db: Database) -> No
     with rowlock.lock(db.url, "k", wait=60):
         assert time.monotonic() - began > 0.9
     other.close()
+
+
+@POSTGRES
+def test_what_a_claim_rests_on_waits_for_the_disk(db: Database) -> None:
+    """Whatever the role commits like. A trigger records how at the commit."""
+    name = db.url.rsplit("/", 1)[1]
+    db.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+    db.execute("CREATE TABLE committed (place bigserial, how text)")
+    db.execute("""
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO committed (how) VALUES (current_setting('synchronous_commit'));
+    RETURN NULL;
+END $$""")
+    db.execute("""
+CREATE CONSTRAINT TRIGGER note AFTER UPDATE ON t_resource_lock DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION note()""")
+    for source in (db.url, db.connect):
+        lease = acquired(rowlock.try_acquire(source, "k", lease=60))
+        assert renewed(lease) == "done"
+        lease.release()
+    both = acquired(rowlock.connect(db.url).lock_all(["k", "l"]).acquire())
+    both.release()
+    rows = db.execute("SELECT how FROM committed ORDER BY place")
+    assert rows == [("on",)] * 10
+
+
+@POSTGRES
+def test_a_look_waits_for_a_standby(db: Database) -> None:
+    """As a commit does, if the role commits asynchronously. Else it could be one of the past."""
+    connection = db.connect()
+    connection.execute("SET synchronous_commit = off")
+    connection.execute(LOOK, ("k", "k"))
+    assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+    connection.rollback()
+    connection.execute("SET synchronous_commit = local")
+    connection.execute(LOOK, ("k", "k"))
+    assert connection.execute("SHOW synchronous_commit").fetchone() == ("local",)
+    connection.close()
 
 
 @POSTGRES

@@ -48,10 +48,12 @@ CHANGES = {
     )
 }
 #: As the primary has it: a standby refuses, and with synchronous replication the look is a commit,
-#: to which a primary that was replaced gets no reply.
+#: to which a primary that was replaced gets no reply. An asynchronous one would wait for none.
 LOOK = """
 WITH primary_only AS MATERIALIZED (
-    SELECT CASE WHEN pg_is_in_recovery() THEN pg_current_xact_id()::text
+    SELECT CASE WHEN current_setting('synchronous_commit') = 'off'
+                THEN set_config('synchronous_commit', 'on', true) END,
+           CASE WHEN pg_is_in_recovery() THEN pg_current_xact_id()::text
                 WHEN current_setting('synchronous_standby_names') <> ''
                 THEN pg_logical_emit_message(true, 'rowlock', ''::text)::text END AS as_primary
 )
