@@ -160,6 +160,27 @@ def test_a_statement_timeout_undoes_a_call_and_is_contention(db: Database) -> No
 
 
 @POSTGRES
+def test_each_of_several_renewals_is_told_what_became_of_its_row(db: Database) -> None:
+    leases = [acquired(rowlock.try_acquire(db.url, key, lease=60)) for key in "abcd"]
+    renewals = [Change(lease.claim, 60.0) for lease in leases]
+    db.execute("DELETE FROM t_resource_lock WHERE key_resource = 'a'")
+    db.execute("UPDATE t_resource_lock SET token = token + 1 WHERE key_resource = 'b'")
+    other = db.connect()
+    other.execute("SELECT 1 FROM t_resource_lock WHERE key_resource = 'c' FOR UPDATE")
+
+    def steps() -> Steps[list[str]]:
+        outcomes: list[str] = yield Call("renew", renewals)
+        return outcomes
+
+    outcomes = leases[0]._on.ask(steps(), 60.0).result(30)
+    assert outcomes == ["lost", "lost", "busy", "done"]
+    other.rollback()
+    other.close()
+    for lease in leases[2:]:
+        lease.release()
+
+
+@POSTGRES
 def test_what_a_claim_rests_on_waits_for_the_disk(db: Database) -> None:
     """Whatever the role commits like. A trigger records how at the commit."""
     name = db.url.rsplit("/", 1)[1]

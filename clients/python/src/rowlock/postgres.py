@@ -31,13 +31,19 @@ SELECT {call}
 FROM unnest(%s::text[], %s::uuid[], %s::bigint[], %s::{value}[])
     WITH ORDINALITY AS a (key, holder, token, value, place)
 ORDER BY a.place"""
-#: Of many rows, those that another transaction has locked are left out: each would take 100 ms.
+#: Of many rows, those that another transaction has locked are not tried: each would take 100 ms.
 RENEW_MANY = """
-SELECT a.place, rowlock_renew(a.key, a.holder, a.token, a.value * interval '1 second')
-FROM (SELECT a.* FROM unnest(%s::text[], %s::uuid[], %s::bigint[], %s::float8[])
-          WITH ORDINALITY AS a (key, holder, token, value, place)
-      JOIN t_resource_lock t ON t.key_resource = a.key
-      FOR UPDATE OF t SKIP LOCKED) a"""
+WITH asked AS MATERIALIZED (
+    SELECT a.* FROM unnest(%s::text[], %s::uuid[], %s::bigint[], %s::float8[])
+        WITH ORDINALITY AS a (key, holder, token, value, place)
+), free AS MATERIALIZED (
+    SELECT a.place FROM asked a JOIN t_resource_lock t ON t.key_resource = a.key
+    FOR UPDATE OF t SKIP LOCKED
+)
+SELECT CASE WHEN f.place IS NULL THEN rowlock_unmatched('renew', a.key, a.holder, a.token)
+            ELSE rowlock_renew(a.key, a.holder, a.token, a.value * interval '1 second') END
+FROM asked a LEFT JOIN free f ON f.place = a.place
+ORDER BY a.place"""
 CHANGES = {
     kind: CHANGE.format(call=f"rowlock_{name}(a.key, a.holder, a.token{more})", value=value)
     for kind, name, more, value in (
@@ -141,12 +147,8 @@ class PostgresSession(FunctionSession):
             [change.claim.token for change in changes],
             [change.value for change in changes],
         ]
-        if kind == "renew" and len(changes) > 1:
-            outcomes = ["busy"] * len(changes)
-            for place, outcome in self._run(RENEW_MANY, columns):
-                outcomes[place - 1] = text(outcome)
-            return outcomes
-        return [text(row[0]) for row in self._run(CHANGES[kind], columns)]
+        statement = RENEW_MANY if kind == "renew" and len(changes) > 1 else CHANGES[kind]
+        return [text(row[0]) for row in self._run(statement, columns)]
 
     def _look(self, keys: Range) -> list[Seen]:
         return [read_row(row) for row in self._run(LOOK, (keys.first, keys.last))]
