@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import threading
 import time
 from collections.abc import Callable
@@ -87,7 +88,8 @@ def test_a_database_of_django(db: Database, monkeypatch: pytest.MonkeyPatch) -> 
     if not settings.configured:
         settings.configure(USE_TZ=True)
     connections = django_db.utils.ConnectionHandler({"default": django_settings(db)})
-    if db.name in ("mysql", "mariadb"):
+    # Without mysqlclient, PyMySQL takes its place.
+    if db.name in ("mysql", "mariadb") and importlib.util.find_spec("MySQLdb") is None:
         pymysql: Any = pytest.importorskip("pymysql")
         monkeypatch.setattr(pymysql, "version_info", (2, 2, 1, "final", 0))
         pymysql.install_as_MySQLdb()

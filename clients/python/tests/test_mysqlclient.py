@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from conftest import Database, refused
+from proxy import Proxy
+from test_functions import HOLDER
+from test_outages import within
 
 import rowlock
+from rowlock.errors import Outage
+from rowlock.protocol import Granted
+from rowlock.sources import place_of
+from rowlock.terms import Terms
 
+sqlalchemy: Any = pytest.importorskip("sqlalchemy")
+django_utils: Any = pytest.importorskip("django.db.utils")
 MySQLdb: Any = pytest.importorskip("MySQLdb", reason="mysqlclient is not installed")
 pytestmark = pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
 
 
 def test_a_function_that_connects_with_mysqlclient(db: Database) -> None:
-    def connect() -> Any:
-        url = urlsplit(db.url)
-        place = {"host": url.hostname, "port": url.port, "user": url.username}
-        return MySQLdb.connect(**place, password=url.password or "", database=url.path[1:])
-
+    connect = functools.partial(MySQLdb.connect, **parameters(db.url))
     connection = connect()
     cursor = connection.cursor()
     with rowlock.lock(connect, "k") as lease:
@@ -32,6 +38,51 @@ def test_a_function_that_connects_with_mysqlclient(db: Database) -> None:
     connection.close()
     with pytest.raises(TypeError, match="does not tell its password"):
         rowlock.try_acquire(connection, "k")
+
+
+def parameters(url: str) -> dict[str, Any]:
+    place = urlsplit(url)
+    named = {"host": place.hostname, "port": place.port, "user": place.username}
+    return named | {"password": place.password or "", "database": place.path[1:]}
+
+
+def of_django(url: str) -> Any:
+    from django.conf import settings
+
+    if not settings.configured:
+        settings.configure(USE_TZ=True)
+    place = {name.upper(): value for name, value in parameters(url).items()}
+    place |= {"ENGINE": "django.db.backends.mysql", "NAME": place.pop("DATABASE")}
+    handler = django_utils.ConnectionHandler({"default": place})
+    return handler["default"]
+
+
+@pytest.mark.parametrize("kind", ["function", "engine", "django"])
+def test_a_request_to_a_silent_server_ends(db: Database, kind: str) -> None:
+    proxy = Proxy(db.url)
+    source: Any = functools.partial(MySQLdb.connect, **parameters(proxy.url))
+    if kind == "engine":
+        source = sqlalchemy.create_engine(proxy.url.replace("mysql:", "mysql+mysqldb:"))
+    elif kind == "django":
+        source = of_django(proxy.url)
+    session = place_of(source).session(1.0)
+    (first,) = session.send("claim", [(Terms("first", label="x"), HOLDER)])
+    assert isinstance(first, Granted)
+    # A reply that comes late, but in time, is read as a whole.
+    other = db.connect()
+    other.cursor().execute("SELECT 1 FROM t_resource_lock FOR UPDATE")
+    (second,) = session.send("claim", [(Terms("first", label="y"), HOLDER)])
+    assert refused(second).reason == "busy"
+    other.close()
+    proxy.silent = True
+    error = within(15, lambda: session.send("claim", [(Terms("second", label="x"), HOLDER)]))
+    assert isinstance(error, Outage)
+    assert error.sent
+    if kind == "django":  # The opening of a connection has a limit too.
+        error = within(15, lambda: session.send("claim", [(Terms("second", label="x"), HOLDER)]))
+        assert isinstance(error, Outage)
+        assert not error.sent
+    session.close()
 
 
 def test_a_url_without_pymysql(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

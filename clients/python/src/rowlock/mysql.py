@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import selectors
 import ssl
 from collections.abc import Sequence
 from typing import Any
@@ -150,9 +152,21 @@ def meaning(error: Exception) -> Exception:
 
 
 def limit(connection: Any, patience: float) -> None:
-    """Limits each wait of a connection that is open. mysqlclient has no way to do that."""
+    """Limits each wait for a reply on a connection that is open."""
     if hasattr(connection, "_read_timeout"):  # PyMySQL, which has no public one.
         connection._read_timeout = connection._write_timeout = math.ceil(patience)
+    elif hasattr(connection, "read_query_result"):
+        connection.query = functools.partial(_query, connection, patience)
+
+
+def _query(connection: Any, patience: float, sql: Any) -> None:
+    """Sends a query by mysqlclient, which reads a reply without a limit once it has begun."""
+    connection.send_query(bytes(sql))
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.fileno(), selectors.EVENT_READ)
+        if not selector.select(patience):
+            raise TimeoutError(f"no reply in {patience:.1f} s")
+    connection.read_query_result()
 
 
 #: Parameters that concern texts and results of the application alone.
@@ -198,18 +212,16 @@ def driver() -> Any:
     return pymysql
 
 
+def limits(patience: float) -> dict[str, Any]:
+    """Returns the parameters that limit each wait of a connection, its opening included."""
+    return dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), math.ceil(patience))
+
+
 def connect(patience: float, place: dict[str, Any]) -> Any:
     module = driver()
     place = {name: value for name, value in place.items() if value is not None}
     tls = {name[4:]: place.pop(name) for name in list(place) if name.startswith("ssl_")}
-    silence = math.ceil(patience)
-    settings: dict[str, Any] = {
-        "connect_timeout": silence,
-        "read_timeout": silence,
-        "write_timeout": silence,
-        "charset": "utf8mb4",
-        "autocommit": True,
-    }
+    settings = limits(patience) | {"charset": "utf8mb4", "autocommit": True}
     if module.__name__ == "pymysql":
         settings |= _pymysql_tls(tls) | {"program_name": NAME}
     elif tls:

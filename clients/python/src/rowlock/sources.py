@@ -17,6 +17,7 @@ from .errors import Error
 from .functions import FunctionSession
 from .loop import Session
 from .opening import NOT_READ, opened
+from .protocol import PATIENCE
 from .steps import Pauses
 
 
@@ -165,7 +166,10 @@ def _of_engine(engine: Any) -> Place:
 
 def _of_django(wrapper: Any) -> Place:
     def connect() -> Any:
-        return wrapper.get_new_connection(wrapper.get_connection_params())
+        parameters = wrapper.get_connection_params()
+        if wrapper.Database.__name__ == "MySQLdb":  # By itself it waits without a limit.
+            parameters = mysql.limits(PATIENCE) | parameters
+        return wrapper.get_new_connection(parameters)
 
     names = ("ENGINE", "NAME", "HOST", "PORT", "USER")
     place = tuple(str(wrapper.settings_dict.get(name)) for name in names)
