@@ -137,18 +137,19 @@ async fn a_dropped_set_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_set_that_is_held_for_too_long_is_lost_and_keeps_its_keys_until_it_is_dropped<DB: TestDatabase>(
     db: TestDb<DB>,
 ) {
-    let lock = db.lock_for(Duration::from_secs(60));
+    let (lock, other) = (db.lock_for(Duration::from_secs(60)).max_hold(Duration::from_secs(1)), db.lock());
     for keys in [&["a", "b"][..], &["c"]] {
-        let set = acquired(lock.clone().max_hold(Duration::from_secs(1)).try_acquire_all(keys).await);
+        let set = acquired(lock.try_acquire_all(keys).await);
         assert!(set.time_left() <= Duration::from_secs(1));
         timeout(PATIENCE, set.lost()).await.unwrap();
         assert!(!set.is_held() && set.time_left().is_zero());
         assert!(matches!(set.renew().await, Err(Error::Lost { .. })));
+        assert!(lock.shutdown(PATIENCE).await, "nothing is under way in the background");
         for key in keys {
-            assert_eq!(refused(lock.try_acquire(*key).await).reason, Reason::Held, "{key}");
+            assert_eq!(refused(other.try_acquire(*key).await).reason, Reason::Held, "{key}");
         }
         drop(set);
-        acquired(lock.acquire_all(keys, PATIENCE).await).release().await.unwrap();
+        acquired(other.acquire_all(keys, PATIENCE).await).release().await.unwrap();
     }
 }
 

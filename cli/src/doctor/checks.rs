@@ -376,6 +376,11 @@ fn judge_settings(settings: &[(String, String)]) -> Vec<Finding> {
         let advice = "docs/clusters.md says what a node that leaves the cluster means";
         findings.push(Finding::note("cluster", "a Galera cluster", advice));
     }
+    if is_on("sysdate_is_now") {
+        let advice = "start the server without --sysdate-is-now: a statement that has waited for a row is granted, \
+                      although its sender has given up";
+        findings.push(Finding::problem("SYSDATE", "the time at which a statement began", advice));
+    }
     findings.extend(setting("journal_mode").map(|mode| journal(&mode)));
     findings
 }
@@ -433,6 +438,13 @@ mod tests {
         assert_eq!(of("STATEMENT", "ON", "REPEATABLE-READ"), Mark::Good);
         assert_eq!(of("ROW", "ON", "READ-COMMITTED"), Mark::Good);
         assert!(judge_settings(&[]).is_empty(), "other databases have none of them");
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_within_a_statement_is_a_problem() {
+        let of = |value: &str| judge_settings(&[("sysdate_is_now".to_owned(), value.to_owned())]);
+        assert_eq!(of("ON")[0].mark, Mark::Problem);
+        assert!(of("OFF").is_empty());
     }
 
     #[test]

@@ -137,7 +137,11 @@ impl Server for MySql {
     async fn settings(conn: &mut MySqlConnection) -> Result<Vec<(String, String)>, sqlx::Error> {
         const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN
             ('log_bin', 'binlog_format', 'transaction_isolation', 'tx_isolation', 'wsrep_on')";
-        let rows = sqlx::raw_sql(SETTINGS).fetch_all(conn).await?;
+        // An option of the server that is no variable.
+        const SYSDATE: &str = "SELECT CONVERT('sysdate_is_now' USING utf8mb4),
+            CONVERT(IF(SLEEP(0.01) = 0 AND SYSDATE(6) = NOW(6), 'ON', 'OFF') USING utf8mb4)";
+        let mut rows = sqlx::raw_sql(SETTINGS).fetch_all(&mut *conn).await?;
+        rows.extend(sqlx::raw_sql(SYSDATE).fetch_all(conn).await?);
         rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
     }
 }
