@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import logging
@@ -166,15 +167,13 @@ class Database:
         _WATCH.run(task)
 
     def _over(self, state: State) -> None:
-        """Tells of a loss. Of several keys of which one was lost, the others are abandoned."""
+        """Tells of a loss."""
         self._held.pop(id(state), None)
         key, why = state.claim.key, state.why_lost
         if why is not None:
             tell(lambda: log.warning("the claim on key %r is lost: %s", key, why))
         elif state.dropped and state.delivered and not state.ended:
             tell(lambda: log.warning("the lease of key %r was dropped: it is not renewed", key))
-        if why is not None and len(state.claims) > 1:
-            self.requests.run(Task(ending(state, "abandon"), patience(state.lease)))
 
     def put_back(self, result: Acquired | Refusal) -> None:
         """Ends a claim whose caller has gone, as if it had never been made."""
@@ -188,6 +187,10 @@ class Database:
         if not state.end():
             raise Lost(state.claim.key, state.claim.token, "it was ended before")
         if lost:
+            # The work has ended: of several keys, those whose claims stand are free.
+            if len(state.claims) > 1:
+                with contextlib.suppress(Unavailable):
+                    self._run_end(state, "abandon", None)
             raise state.error()
         return self._run_end(state, change, value)
 
