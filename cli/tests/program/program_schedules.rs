@@ -25,6 +25,7 @@ harness::tests!(
         all_ticks_that_were_missed_are_run_one_after_another,
         old_runs_are_forgotten,
         a_run_that_is_lost_stops_its_command,
+        a_tick_that_is_stopped_keeps_its_lease_until_its_command_has_ended,
         a_schedule_is_paused_resumed_and_triggered,
         a_schedule_that_does_not_exist_says_so,
         tables_that_are_missing_say_what_to_run
@@ -186,6 +187,38 @@ async fn a_run_that_is_lost_stops_its_command<DB: TestDatabase>(db: TestDb<DB>) 
     db.execute("UPDATE t_resource_schedule SET token = token + 1").await;
     let ended = first.ended().await.with(74);
     assert!(ended.err.contains("k: lost; stopping the command"), "{ended:?}");
+}
+
+/// An operator stops the tick, or a signal the program. The command takes its time to stop.
+async fn a_tick_that_is_stopped_keeps_its_lease_until_its_command_has_ended<DB: TestDatabase>(db: TestDb<DB>) {
+    let script = format!(r#"trap 'touch "$0/asked"' TERM; {STAYS}; exit 7"#);
+    for (by_operator, code, error) in [(true, 74, "stopped by "), (false, 7, "handed back: ")] {
+        due(&db).await;
+        let stage = Stage::new();
+        let program = db.start("run k --lease 6s --grace 1h", &yearly(&script, &stage));
+        stage.up().await;
+        match by_operator {
+            true => drop(db.rowlock("stop k", &[]).await.with(0)),
+            false => program.signal(Signal::TERM),
+        }
+        eventually("the command is asked to stop", async || stage.file("asked").exists()).await;
+        for _ in 0..2 {
+            let (before, token) =
+                (db.cell("due_at", "t_resource_schedule").await, schedule(&db).await["token"].clone());
+            eventually("the lease is renewed", async || {
+                let row = schedule(&db).await;
+                assert!(row["running"] == true && row["token"] == token, "the command still runs: {row}");
+                db.cell("due_at", "t_resource_schedule").await != before
+            })
+            .await;
+        }
+        assert!(runs(&db, "k").await.is_empty(), "no end is recorded");
+        stage.go();
+        program.ended().await.with(code);
+        let ended = runs(&db, "k").await;
+        assert!(ended[0]["error"].as_str().unwrap().starts_with(error), "{ended:?}");
+        db.execute("DELETE FROM t_resource_schedule_run").await;
+    }
 }
 
 async fn a_schedule_is_paused_resumed_and_triggered<DB: TestDatabase>(db: TestDb<DB>) {
