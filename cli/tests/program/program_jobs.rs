@@ -15,6 +15,7 @@ harness::tests!(
     everywhere(
         what_follows_the_end_of_a_tick_is_run_once,
         nothing_follows_a_run_whose_end_is_not_recorded,
+        what_follows_a_run_ends_with_the_drain_or_with_a_second_signal,
         a_drain_is_longer_than_the_grace
     ),
     sqlite(
@@ -367,6 +368,36 @@ async fn nothing_follows_a_run_whose_end_is_not_recorded<DB: TestDatabase>(db: T
         let ended = ends(running).await;
         assert!(!ended.err.contains("succeeded") && !ended.err.contains("cron: failed"), "{ended:?}");
         assert!(!stage.file("said").exists(), "{ended:?}");
+    }
+}
+
+/// By itself, the program would wait for it for a minute: longer than the test waits.
+async fn what_follows_a_run_ends_with_the_drain_or_with_a_second_signal<DB: TestDatabase>(db: TestDb<DB>) {
+    let hook = r#"echo > "$0/up"; while [ ! -e "$0/go" ]; do echo on >> "$0/said"; sleep 0.05; done; touch "$0/done""#;
+    for (name, drain) in [("ends", "1h"), ("again", "1h"), ("short", "500ms")] {
+        let stage = Stage::new();
+        let text = format!(
+            "[{name}]\nafter = \"1h\"\ncommand = [\"true\"]\n\
+             on_success = [\"sh\", \"-c\", '''{hook}''', \"$STAGE\"]\n"
+        );
+        let mut running = cron(&db, &format!("--grace 300ms --drain {drain}"), &file(&stage, &text));
+        stage.up().await;
+        running.signal(Signal::TERM);
+        running.complains(&format!("stopping (SIGTERM): 1 run may continue for {drain}")).await;
+        if drain == "1h" {
+            // Longer than its grace.
+            let before = said(&stage, 1).await.lines().count();
+            said(&stage, before + 20).await;
+        }
+        match name {
+            "ends" => stage.go(),
+            "again" => running.signal(Signal::TERM),
+            _ => {}
+        }
+        let ended = running.ended().await.with(0);
+        assert_eq!(stage.file("done").exists(), name == "ends", "{ended:?}");
+        let is_stopped = ended.err.contains(&format!("{name}: on_success: stopped: "));
+        assert_eq!(is_stopped, name != "ends", "{ended:?}");
     }
 }
 
