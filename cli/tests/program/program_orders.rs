@@ -137,6 +137,14 @@ async fn what_runs_print_is_shown<DB: TestDatabase>(db: TestDb<DB>) {
     let last = db.rowlock("output both", &[]).await.with(0).out;
     assert!(last.contains("out 2\n") && last.contains("err \u{1b}[2J\n"), "as it was printed: {last:?}");
     assert!(db.rowlock("output both --attempt 1", &[]).await.with(0).out.contains("out 1\n"));
+    // The table has a fraction of the second, which `runs` shows in its JSON only.
+    let slots = (db.rowlock("runs both", &[]).await.out, db.rowlock("runs both --json", &[]).await.json());
+    let shown = slots.0.lines().nth(1).unwrap().split("  ").next().unwrap();
+    for slot in [shown, slots.1[0]["slot"].as_str().unwrap()] {
+        assert_eq!(db.rowlock("output both --slot", &[slot]).await.with(0).out, last, "{slot}");
+    }
+    let other = db.rowlock("output both --slot 2000-01-01T00:00:00Z", &[]).await.with(75);
+    assert!(other.err.contains("has no such run"), "{other:?}");
     for nothing in ["none", "silent"] {
         assert!(db.rowlock("output", &[nothing]).await.with(75).err.contains("nothing is kept of attempt 1"));
     }
