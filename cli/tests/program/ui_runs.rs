@@ -10,7 +10,12 @@ use crate::{
 };
 
 harness::tests!(
-    sqlite(the_timeline_is_filtered, ticks_to_come_are_drawn, runs_after_a_quiet_time_are_not_missed),
+    sqlite(
+        the_timeline_is_filtered,
+        ticks_to_come_are_drawn,
+        runs_after_a_quiet_time_are_not_missed,
+        runs_after_a_clock_that_was_ahead_are_not_missed
+    ),
     everywhere(runs_that_are_close_become_one_bar)
 );
 
@@ -97,4 +102,23 @@ async fn runs_after_a_quiet_time_are_not_missed<DB: TestDatabase>(db: TestDb<DB>
         !ui.get("/job?name=k").await.with(200).body.contains("It has not run so far.")
     })
     .await;
+}
+
+/// The clock of the database was an hour ahead, and has been corrected.
+async fn runs_after_a_clock_that_was_ahead_are_not_missed<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let ran = async |name: &str, ago: i64| {
+        let at = DB::ago(ago);
+        db.execute(&format!(
+            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status)
+             VALUES ('{name}', {at}, 1, 1, 'me', {at}, {at}, 'S')"
+        ))
+        .await;
+    };
+    ran("other", -3_600_000).await;
+    let ui = open(&db, "").await;
+    let has_run = async || !ui.get("/job?name=k").await.with(200).body.contains("It has not run so far.");
+    assert!(!has_run().await);
+    ran("k", 0).await;
+    eventually("its run is shown", has_run).await;
 }
