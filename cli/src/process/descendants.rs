@@ -4,7 +4,10 @@
 //! becomes its child, so that none leaves the tree, regardless of the group or session that it
 //! creates.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::OnceLock,
+};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, test_kill_process, waitpid};
 
@@ -15,6 +18,8 @@ pub struct Process {
     group: i32,
     session: i32,
     state: State,
+    /// When it began, in ticks of the system. Its number may be given to another process later.
+    began: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,10 +81,20 @@ pub fn become_subreaper() {
     }
 }
 
+/// The descendants that this process had before its first command.
+static EARLIER: OnceLock<Vec<Process>> = OnceLock::new();
+
+/// From now on, the descendants of now, and what they start, are not those of a command. A shell
+/// that became this program by `exec` had started them.
+pub fn leave_earlier_ones() {
+    EARLIER.get_or_init(|| all().map(|all| below(getpid(), &all)).unwrap_or_default());
+}
+
 /// Returns the descendants that are alive and may be signalled; `None` where the system does not
 /// provide them.
 pub fn alive() -> Option<Vec<Process>> {
     let mut processes = below(getpid(), &all()?);
+    leave(EARLIER.get().map_or(&[], Vec::as_slice), &mut processes);
     processes.retain(|process| process.state != State::Dead && test_kill_process(process.pid).is_ok());
     Some(processes)
 }
@@ -92,14 +107,29 @@ pub fn child_of(parent: Pid) -> Option<Pid> {
 
 /// Returns those of [`alive`] for which `counts` holds, and their descendants.
 pub fn alive_with(counts: impl Fn(&Process) -> bool) -> Option<Vec<Process>> {
-    let mut found = HashSet::new();
     let mut processes = alive()?;
-    // Each process comes after its parent.
-    processes.retain(|process| {
-        let is_found = found.contains(&process.parent) || counts(process);
-        is_found && found.insert(process.pid.as_raw_nonzero().get())
-    });
+    let found = with_descendants(&processes, counts);
+    processes.retain(|process| found.contains(&process.pid));
     Some(processes)
+}
+
+/// Removes earlier processes, and their descendants.
+fn leave(earlier: &[Process], processes: &mut Vec<Process>) {
+    let is_earlier = |process: &Process| earlier.iter().any(|one| (one.pid, one.began) == (process.pid, process.began));
+    let left = with_descendants(processes, is_earlier);
+    processes.retain(|process| !left.contains(&process.pid));
+}
+
+/// Returns the numbers of those for which `counts` holds, and of their descendants. Each process
+/// comes after its parent.
+fn with_descendants(processes: &[Process], counts: impl Fn(&Process) -> bool) -> HashSet<Pid> {
+    let mut found = HashSet::new();
+    for process in processes {
+        if counts(process) || Pid::from_raw(process.parent).is_some_and(|parent| found.contains(&parent)) {
+            found.insert(process.pid);
+        }
+    }
+    found
 }
 
 /// Returns whether a shell could continue this process group after it is stopped. Such a shell is
@@ -170,7 +200,7 @@ fn all() -> Option<Vec<Process>> {
 }
 
 /// Parses `pid (name) state parent group session ...`; the twentieth field is the number of
-/// threads. The name may contain any character.
+/// threads, and the twenty-second the beginning. The name may contain any character.
 fn parse(stat: &[u8]) -> Option<Process> {
     let stat = String::from_utf8_lossy(stat);
     let pid = Pid::from_raw(stat.split_once(' ')?.0.parse().ok()?)?;
@@ -180,13 +210,14 @@ fn parse(stat: &[u8]) -> Option<Process> {
     let group = fields.next()?.parse().ok()?;
     let session = fields.next()?.parse().ok()?;
     let threads: u32 = fields.nth(13)?.parse().ok()?;
+    let began = fields.nth(1)?.parse().ok()?;
     let state = match state {
         // The first thread may have ended before the others.
         "Z" | "X" if threads <= 1 => State::Dead,
         "T" => State::Stopped,
         _ => State::Alive,
     };
-    Some(Process { pid, parent, group, session, state })
+    Some(Process { pid, parent, group, session, state, began })
 }
 
 fn below(root: Pid, all: &[Process]) -> Vec<Process> {
@@ -205,10 +236,10 @@ fn below(root: Pid, all: &[Process]) -> Vec<Process> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pid, Process, State, below, parse};
+    use super::{Pid, Process, State, below, leave, parse};
 
     fn process(pid: i32, parent: i32) -> Process {
-        Process { pid: Pid::from_raw(pid).unwrap(), parent, group: 7, session: 1, state: State::Alive }
+        Process { pid: Pid::from_raw(pid).unwrap(), parent, group: 7, session: 1, state: State::Alive, began: 1 }
     }
 
     #[test]
@@ -232,5 +263,16 @@ mod tests {
             below.iter().map(|process| process.pid.as_raw_nonzero().get()).collect()
         };
         assert_eq!((found(2), found(5)), (vec![4, 3, 5], vec![]));
+    }
+
+    /// The parent of one has ended since, and the number of one belongs to another process.
+    #[test]
+    fn what_was_there_before_is_left_with_its_descendants() {
+        let earlier = [process(2, 1), process(3, 2), process(4, 1), process(5, 1)];
+        let now = [process(2, 1), process(6, 2), process(5, 1), process(7, 1), process(8, 7), process(9, 3)];
+        let again = Process { began: 2, ..process(4, 1) };
+        let mut left = below(Pid::from_raw(1).unwrap(), &[&now[..], &[again, process(3, 1)]].concat());
+        leave(&earlier, &mut left);
+        assert_eq!(left, [process(7, 1), again, process(8, 7)]);
     }
 }

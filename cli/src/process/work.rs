@@ -116,6 +116,7 @@ impl Work {
         let cannot = |error: std::io::Error| {
             Failure::new(exit::NOT_EXECUTABLE, format_args!("the command could not be started: {error}"))
         };
+        descendants::leave_earlier_ones();
         descendants::become_subreaper();
         let report = std::io::pipe().map_err(cannot)?;
         let mut command = Command::new(this_program()?);

@@ -34,6 +34,7 @@ harness::tests!(
         orphans_are_buried_while_a_cron_drains,
         descendants_in_other_sessions_are_stopped_too,
         what_the_command_leaves_behind_is_ended_first,
+        what_the_shell_had_started_before_is_left_alone,
         the_status_of_a_command_that_has_ended_stays
     )
 );
@@ -144,6 +145,35 @@ async fn what_the_command_leaves_behind_is_ended_first<DB: TestDatabase>(db: Tes
         assert_eq!(ended.err.contains("left running"), !lives, "{ended:?}");
         assert_eq!(db.show("k").await["status"], "S");
         stage.go();
+        eventually("it is gone", async || state(&child).is_none()).await;
+    }
+}
+
+/// A script ends with `exec rowlock ...`. One of its processes has started another one, and ends
+/// while the command runs.
+async fn what_the_shell_had_started_before_is_left_alone<DB: TestDatabase>(db: TestDb<DB>) {
+    let script = r#"rowlock=$1; words=$2; command=$3; stage=$4
+        sh -c 'echo $$ > "$0/above"; sh -c "$(cat "$0/child")" "$0" & wait' "$0" > /dev/null 2>&1 &
+        while [ ! -e "$0/up" ]; do sleep 0.05; done
+        exec "$rowlock" $words --lease 1h --grace 1h -- sh -c "$command" "$stage""#;
+    for (words, asked, code) in [("run k", false, 0), ("run k", true, 143), ("lead k", true, 143)] {
+        let (before, stage) = (Stage::new(), Stage::new());
+        std::fs::write(before.file("child"), TICKS).unwrap();
+        let mut shell = Command::new("setsid");
+        shell.args(["sh", "-c", script, before.path(), PROGRAM, words, STAYS, stage.path()]);
+        shell.env("DATABASE_URL", &db.url);
+        let job = start(shell);
+        stage.up().await;
+        let (above, child) = (read(&before.file("above")), before.up().await);
+        signal(&above, Signal::KILL);
+        eventually("it has ended", async || state(&above).is_none()).await;
+        match asked {
+            true => job.signal(Signal::TERM),
+            false => stage.go(),
+        }
+        let ended = job.ended().await.with(code);
+        assert!(state(&child).is_some() && ended.err.is_empty(), "{ended:?}");
+        before.go();
         eventually("it is gone", async || state(&child).is_none()).await;
     }
 }
