@@ -9,7 +9,10 @@ use std::{
     sync::OnceLock,
 };
 
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, test_kill_process, waitpid};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal, WaitOptions, getpid, kill_process, test_kill_process, waitpid},
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
@@ -43,11 +46,6 @@ impl Process {
 
     pub fn is_stopped(self) -> bool {
         self.state == State::Stopped
-    }
-
-    pub fn send(self, signal: Signal) {
-        // The process may have ended already; the error is ignored.
-        let _ = kill_process(self.pid, signal);
     }
 
     /// Returns its group; `None` if the leader of that is outside of the PID namespace.
@@ -90,12 +88,41 @@ pub fn leave_earlier_ones() {
     EARLIER.get_or_init(|| all().map(|all| below(getpid(), &all)).unwrap_or_default());
 }
 
-/// Returns the descendants that are alive and may be signalled; `None` where the system does not
-/// provide them.
+/// Sends a signal to all of these. Returns one that may not be signalled, if there is any.
+pub fn send(processes: &[Process], signal: Signal) -> Option<Pid> {
+    let mut refused = None;
+    for process in processes {
+        if is_refused(kill_process(process.pid, signal)) {
+            refused.get_or_insert(process.pid);
+        }
+    }
+    refused
+}
+
+/// Returns whether a process that was signalled goes on, since it is another user's, as under
+/// `sudo`. One that has ended before is no error.
+pub fn is_refused(sent: Result<(), Errno>) -> bool {
+    sent == Err(Errno::PERM)
+}
+
+/// Returns what is said of such a process.
+pub fn not_permitted(refused: Pid) -> String {
+    let pid = refused.as_raw_nonzero();
+    format!("process {pid} is another user's and cannot be signalled: waiting until it has ended")
+}
+
+/// Returns whether a process has a descendant that may not be signalled.
+pub fn has_refused(root: Pid) -> bool {
+    let refuses = |process: &Process| process.state != State::Dead && is_refused(test_kill_process(process.pid));
+    all().is_some_and(|all| below(root, &all).iter().any(refuses))
+}
+
+/// Returns the descendants that are alive, also those that may not be signalled; `None` where the
+/// system does not provide them.
 pub fn alive() -> Option<Vec<Process>> {
     let mut processes = below(getpid(), &all()?);
     leave(EARLIER.get().map_or(&[], Vec::as_slice), &mut processes);
-    processes.retain(|process| process.state != State::Dead && test_kill_process(process.pid).is_ok());
+    processes.retain(|process| process.state != State::Dead);
     Some(processes)
 }
 
@@ -236,7 +263,7 @@ fn below(root: Pid, all: &[Process]) -> Vec<Process> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pid, Process, State, below, leave, parse};
+    use super::{Errno, Pid, Process, State, below, is_refused, leave, parse};
 
     fn process(pid: i32, parent: i32) -> Process {
         Process { pid: Pid::from_raw(pid).unwrap(), parent, group: 7, session: 1, state: State::Alive, began: 1 }
@@ -263,6 +290,12 @@ mod tests {
             below.iter().map(|process| process.pid.as_raw_nonzero().get()).collect()
         };
         assert_eq!((found(2), found(5)), (vec![4, 3, 5], vec![]));
+    }
+
+    #[test]
+    fn only_a_process_that_goes_on_has_refused_a_signal() {
+        let sent = [Ok(()), Err(Errno::SRCH), Err(Errno::PERM)];
+        assert_eq!(sent.map(is_refused), [false, false, true]);
     }
 
     /// The parent of one has ended since, and the number of one belongs to another process.

@@ -11,7 +11,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group, test_kill_process_group};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal, getpgid, kill_process, kill_process_group, test_kill_process_group},
+};
 use tokio::{
     process::{Child, Command},
     signal::unix::SignalKind,
@@ -32,7 +35,13 @@ use crate::{
 };
 
 /// The interval at which the command's descendants are checked.
-pub const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Returns the interval at which those that were killed are checked. One that may not be signalled
+/// may go on for hours.
+pub fn check_interval(refused: Option<Pid>) -> Duration {
+    if refused.is_some() { SOON } else { CHECK_INTERVAL }
+}
 
 /// The processes that receive signals.
 #[derive(Clone, Copy)]
@@ -44,17 +53,20 @@ struct Target {
 }
 
 impl Target {
-    fn send(self, signal: Signal) {
-        self.send_to(signal, |_| true);
+    /// Sends a signal. Returns a process that may not be signalled, if there is any.
+    fn send(self, signal: Signal) -> Option<Pid> {
+        self.send_to(signal, |_| true)
     }
 
-    fn send_to(self, signal: Signal, counts: impl Fn(&Process) -> bool) {
+    fn send_to(self, signal: Signal, counts: impl Fn(&Process) -> bool) -> Option<Pid> {
         match descendants::alive() {
-            Some(processes) => processes.into_iter().filter(counts).for_each(|process| process.send(signal)),
+            Some(mut processes) => {
+                processes.retain(counts);
+                descendants::send(&processes, signal)
+            }
             None => {
                 let send = if self.own_group { kill_process_group } else { kill_process };
-                // The process may have ended already; the error is ignored.
-                let _ = self.pid.map(|pid| send(pid, signal));
+                self.pid.filter(|pid| descendants::is_refused(send(*pid, signal)))
             }
         }
     }
@@ -64,12 +76,18 @@ impl Target {
     fn is_left(self, counts: impl Fn(&Process) -> bool) -> bool {
         let any_left = || match descendants::alive() {
             Some(processes) => processes.iter().any(&counts),
-            None => self.own_group && self.pid.is_some_and(|pid| test_kill_process_group(pid).is_ok()),
+            None => self.own_group && self.pid.is_some_and(|pid| is_in_use(test_kill_process_group(pid))),
         };
         // The check is made twice: it takes time, and a process whose parent ends during the check
         // may be missing from the tree.
         any_left() || any_left()
     }
+}
+
+/// Returns whether a group that was tested has processes, also if none of them may be signalled. On
+/// macOS, the latter is the reply for a group whose processes have all ended, too.
+fn is_in_use(tested: Result<(), Errno>) -> bool {
+    tested.is_ok() || (tested == Err(Errno::PERM) && !cfg!(target_vendor = "apple"))
 }
 
 /// How long a command may run, and how long it may take to stop.
@@ -101,6 +119,8 @@ pub struct Work {
     /// The pipe over which the stub reports that the command could not be started. The stub opens
     /// the write end itself.
     report: (PipeReader, PipeWriter),
+    /// Whether it was said that a process may not be signalled.
+    is_told: bool,
     _tasks: JoinSet<()>,
 }
 
@@ -140,7 +160,7 @@ impl Work {
         if let Some((front, group)) = front.and_then(Process::read).zip(group) {
             tasks.spawn(continue_when_orphaned(front, group));
         }
-        Ok(Self { child, target, report, _tasks: tasks })
+        Ok(Self { child, target, report, is_told: false, _tasks: tasks })
     }
 
     /// Waits for the command's end, a signal, the end of its time, or the loss of its claim, and
@@ -158,7 +178,7 @@ impl Work {
             biased;
             status = self.wait() => status?,
             signal = stop.for_command(on_terminal, grace) => {
-                self.forward(signal);
+                self.forward(key, signal);
                 return Ok(End::Stopped(code(self.wait_or_kill(key, stop, grace).await?)));
             }
             limit = expired(limits.timeout) => {
@@ -194,7 +214,7 @@ impl Work {
         grace: Duration,
     ) -> Result<(), Failure> {
         // The signal is sent before the message, which may wait a moment for its reader.
-        self.forward(Signal::TERM);
+        self.forward(key, Signal::TERM);
         say(key, format_args!("{why}"));
         self.wait_or_kill(key, stop, grace).await.map(drop)
     }
@@ -209,8 +229,9 @@ impl Work {
     /// has ended, and nothing that happens here changes how.
     pub async fn wait_or_stop_leftovers(&mut self, key: &str, stop: &mut StopSignals, grace: Duration) {
         let of_session = |process: &Process| !process.is_daemon();
+        let target = self.target;
         let gone = async || {
-            while self.target.is_left(of_session) {
+            while target.is_left(of_session) {
                 sleep(CHECK_INTERVAL).await;
             }
         };
@@ -227,12 +248,16 @@ impl Work {
         if are_gone {
             return;
         }
-        self.target.send_to(Signal::TERM, of_session);
-        self.target.send_to(Signal::CONT, of_session);
+        let refused = target.send_to(Signal::TERM, of_session);
+        target.send_to(Signal::CONT, of_session);
+        self.tell_refused(key, refused);
         if timeout(grace, gone()).await.is_err() {
-            self.kill_those(of_session).await;
+            self.kill_those(key, of_session).await;
         }
-        say(key, format_args!("stopped what the command had left running"));
+        match self.is_told {
+            true => say(key, format_args!("what the command had left running has ended")),
+            false => say(key, format_args!("stopped what the command had left running")),
+        }
     }
 
     /// Returns why the command did not start, if it did not.
@@ -250,16 +275,24 @@ impl Work {
 
     /// Passes on a signal that asks the command to stop. On a terminal, the command has already
     /// received those of the keys (SIGINT, SIGQUIT).
-    pub fn forward(&self, signal: Signal) {
-        if self.target.own_group || ![Signal::INT, Signal::QUIT].contains(&signal) {
-            self.target.send(signal);
-        }
+    pub fn forward(&mut self, key: &str, signal: Signal) {
+        let is_sent = self.target.own_group || ![Signal::INT, Signal::QUIT].contains(&signal);
+        let refused = is_sent.then(|| self.target.send(signal)).flatten();
         // A stopped process handles other signals only after SIGCONT.
         self.target.send(Signal::CONT);
+        self.tell_refused(key, refused);
+    }
+
+    /// Says once that a process may not be signalled.
+    fn tell_refused(&mut self, key: &str, refused: Option<Pid>) {
+        if let Some(pid) = refused.filter(|_| !self.is_told) {
+            self.is_told = true;
+            say(key, format_args!("{}", descendants::not_permitted(pid)));
+        }
     }
 
     /// Waits until the command and all its descendants have ended. Processes that remain after the
-    /// grace period are killed.
+    /// grace period are killed. Those that may not be signalled are waited for.
     pub async fn wait_or_kill(
         &mut self,
         key: &str,
@@ -273,36 +306,39 @@ impl Work {
                     ended = self.child.wait(), if status.is_none() => status = Some(ended),
                     () = sleep(CHECK_INTERVAL), if status.is_some() => {}
                     // A further signal is passed on again.
-                    signal = stop.next() => self.forward(signal),
+                    signal = stop.next() => self.forward(key, signal),
                 }
             }
         };
         if timeout(grace, ended).await.is_err() {
-            self.target.send(Signal::KILL);
-            say(key, format_args!("not ended within {grace:?}: killed"));
+            let refused = self.target.send(Signal::KILL);
+            let but = if refused.is_some() { " what may be signalled" } else { "" };
+            say(key, format_args!("not ended within {grace:?}: killed{but}"));
+            self.tell_refused(key, refused);
         }
-        self.wait_and_kill_descendants().await
+        self.wait_and_kill_descendants(key).await
     }
 
     /// Kills the command and all its descendants.
-    pub async fn kill(&mut self) -> Result<ExitStatus, Failure> {
+    pub async fn kill(&mut self, key: &str) -> Result<ExitStatus, Failure> {
         self.target.send(Signal::KILL);
-        self.wait_and_kill_descendants().await
+        self.wait_and_kill_descendants(key).await
     }
 
     /// Waits for the command, which ends, and kills its descendants.
-    async fn wait_and_kill_descendants(&mut self) -> Result<ExitStatus, Failure> {
+    async fn wait_and_kill_descendants(&mut self, key: &str) -> Result<ExitStatus, Failure> {
         let status = self.child.wait().await.map_err(wait_failed)?;
-        self.kill_those(|_| true).await;
+        self.kill_those(key, |_| true).await;
         Ok(status)
     }
 
     /// Kills until no process is left. A process that is created during one round is found in the
     /// next.
-    async fn kill_those(&self, counts: impl Fn(&Process) -> bool) {
+    async fn kill_those(&mut self, key: &str, counts: impl Fn(&Process) -> bool) {
         while self.target.is_left(&counts) {
-            self.target.send_to(Signal::KILL, &counts);
-            sleep(CHECK_INTERVAL).await;
+            let refused = self.target.send_to(Signal::KILL, &counts);
+            self.tell_refused(key, refused);
+            sleep(check_interval(refused)).await;
         }
     }
 }
@@ -321,8 +357,8 @@ fn handle_signals(target: Target) -> Result<impl Future<Output = ()>, Failure> {
                     // Many orphans may end at the same time.
                     sleep(CHECK_INTERVAL).await;
                 }
-                () = received(&mut suspend) => target.send(Signal::TSTP),
-                () = received(&mut resume) => target.send(Signal::CONT),
+                () = received(&mut suspend) => drop(target.send(Signal::TSTP)),
+                () = received(&mut resume) => drop(target.send(Signal::CONT)),
             }
         }
     })

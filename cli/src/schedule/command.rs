@@ -119,7 +119,7 @@ impl Started {
         OWN.lock().unwrap_or_else(PoisonError::into_inner).extend(pid);
         // A `rowlock run` within the command sets a token of its own.
         let variables = variables.iter().filter(|(name, _)| *name != "ROWLOCK_TOKEN");
-        let mark = Mark::new(pid, variables.map(|(name, value)| format!("{name}={value}")).collect());
+        let mark = Mark::new(job, pid, variables.map(|(name, value)| format!("{name}={value}")).collect());
         Ok(Self { child, pid, mark, grace: *grace, output, last_line, tail })
     }
 
@@ -152,12 +152,15 @@ impl Started {
     }
 
     /// Stops the command. The process above it kills what is left after the grace period, and is
-    /// killed itself if it does not. Returns the end of a command that had ended by itself, so that
-    /// only what it had left running was stopped.
+    /// killed itself if it does not, unless it waits for what may not be signalled. Returns the end
+    /// of a command that had ended by itself, so that only what it had left running was stopped.
     pub async fn stop(&mut self) -> Option<Ended> {
         self.terminate();
-        if timeout(self.grace.saturating_add(MARGIN), self.child.wait()).await.is_err() {
-            self.send(Signal::KILL);
+        while timeout(self.grace.saturating_add(MARGIN), self.child.wait()).await.is_err() {
+            if !self.pid.is_some_and(descendants::has_refused) {
+                self.send(Signal::KILL);
+                break;
+            }
         }
         let ended = self.ended().await;
         self.last_output().await;

@@ -300,7 +300,7 @@ mod tests {
     #[tokio::test]
     async fn a_run_that_is_not_watched_any_more_has_failed() {
         let watching = tokio::spawn(async { panic!("a fault") });
-        let mark = Mark::new(None, vec!["ROWLOCK_JOB=none".to_owned()]);
+        let mark = Mark::new("none", None, vec!["ROWLOCK_JOB=none".to_owned()]);
         let failed = timeout(Duration::from_secs(20), without_reply(watching, &mark)).await.unwrap();
         assert!(failed.is_err_and(|error| error.contains("a fault")));
         let ended = tokio::spawn(async {});

@@ -35,7 +35,7 @@ pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
         ended = to_its_end(&mut work, &mut stop, run.grace) => return ended,
     }
     // No process renews the lease of the run any more.
-    work.kill().await.map(code)
+    work.kill("").await.map(code)
 }
 
 /// Begins a session, by which `rowlock cron` knows the processes of the command.
@@ -63,7 +63,7 @@ async fn to_its_end(work: &mut Work, stop: &mut StopSignals, grace: Duration) ->
         biased;
         status = work.wait() => status?,
         signal = stop.next() => {
-            work.forward(signal);
+            work.forward(key, signal);
             return work.wait_or_kill(key, stop, grace).await.map(|_| STOPPED);
         }
     };

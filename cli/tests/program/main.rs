@@ -22,6 +22,7 @@ mod program_log;
 mod program_lost;
 mod program_names;
 mod program_orders;
+mod program_others;
 mod program_passwords;
 mod program_preview;
 mod program_run;
@@ -78,6 +79,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     program_lost::register::<DB>(suite);
     program_names::register::<DB>(suite);
     program_orders::register::<DB>(suite);
+    program_others::register::<DB>(suite);
     program_runs::register::<DB>(suite);
     program_waiting::register::<DB>(suite);
     program_why::register::<DB>(suite);
