@@ -274,7 +274,8 @@ mod tests {
     fn lease_of(lease: Duration) -> Arc<LeaseState> {
         let claim = Claim { key: Key::new("k").unwrap(), holder: Holder::new(Uuid::new_v4()), token: Token::new(1) };
         let span = Span { lease, lock_delay: TimeDelta::zero() };
-        LeaseState::unwatched(vec![claim], span, Instant::now() + lease)
+        let deadline = Instant::now() + lease;
+        LeaseState::unwatched(vec![claim], span, (deadline, deadline), Arc::default())
     }
 
     fn lease() -> Arc<LeaseState> {
@@ -311,7 +312,8 @@ mod tests {
     fn a_lease_that_is_over_is_not_renewed() {
         let (mut agenda, start) = agenda();
         let claims = lease().claims.clone();
-        let over = LeaseState::unwatched(claims, Span { lease: LEASE, lock_delay: TimeDelta::zero() }, start);
+        let span = Span { lease: LEASE, lock_delay: TimeDelta::zero() };
+        let over = LeaseState::unwatched(claims, span, (start, start), Arc::default());
         let lost = lease();
         lost.mark_lost(0, "for the test");
         agenda.add(over, start);
@@ -358,7 +360,11 @@ mod tests {
     }
 
     fn ending() -> Ending {
-        Ending::new(lease(), Change::Abandon(TimeDelta::zero()), TaskTracker::new().token()).0
+        ending_at(Instant::now())
+    }
+
+    fn ending_at(at: Instant) -> Ending {
+        Ending::new(lease(), Change::Abandon(TimeDelta::zero()), at, TaskTracker::new().token()).0
     }
 
     /// A renewal takes as long as leases are renewed after.
@@ -379,10 +385,9 @@ mod tests {
     #[test]
     fn an_ending_that_must_wait_does_not_join_others() {
         let (mut agenda, _) = agenda();
-        let (mut later, mut postponed) = (ending(), ending());
         let at = Instant::now() + 10 * SECOND;
+        let (mut later, postponed) = (ending(), ending_at(at));
         later.at = at;
-        (postponed.at, postponed.not_before) = (at, at);
         agenda.end(postponed);
         agenda.end(later);
         assert!(agenda.endings().is_none(), "nothing is due");

@@ -57,15 +57,15 @@ impl Ending {
     pub fn new(
         held: Arc<LeaseState>,
         change: Change,
+        at: Instant,
         token: TaskTrackerToken,
     ) -> (Self, oneshot::Receiver<EndOutcome>) {
         let (outcome, receiver) = oneshot::channel();
-        let now = Instant::now();
         let ending = Self {
             left: held.claims.clone(),
             change,
-            at: now,
-            not_before: now,
+            at,
+            not_before: at,
             first_sent: None,
             was_refused: false,
             unanswered: false,

@@ -94,21 +94,16 @@ impl<DB: Database> Renewer<DB> {
 
     /// Ends claims in the background with `change`. The receiver gets the outcome.
     pub fn end(self: &Arc<Self>, held: Arc<LeaseState>, change: Change) -> oneshot::Receiver<EndOutcome> {
-        let (ending, receiver) = Ending::new(held, change, self.tracker.token());
-        let at = ending.at;
+        self.end_at(held, change, Instant::now())
+    }
+
+    /// Ends claims at this time, as [`end`](Self::end) does.
+    fn end_at(self: &Arc<Self>, held: Arc<LeaseState>, change: Change, at: Instant) -> oneshot::Receiver<EndOutcome> {
+        let (ending, receiver) = Ending::new(held, change, at, self.tracker.token());
         let mut agenda = lock(&self.agenda);
         agenda.end(ending);
         self.ensure_task(agenda, at);
         receiver
-    }
-
-    /// Ends claims once more at this time.
-    fn end_again(self: &Arc<Self>, held: Arc<LeaseState>, change: Change, at: Instant) {
-        let (mut ending, _) = Ending::new(held, change, self.tracker.token());
-        (ending.at, ending.not_before) = (at, at);
-        let mut agenda = lock(&self.agenda);
-        agenda.end(ending);
-        self.ensure_task(agenda, at);
     }
 
     /// Renews one lease now.
@@ -286,7 +281,7 @@ impl<DB: Database> Renewer<DB> {
                 // A renewal without a reply may still extend the row that was abandoned. Shutdown
                 // waits for the second abandonment, so it begins before this one is complete.
                 if let (Some(until), Change::Abandon(_)) = (revived, change) {
-                    self.end_again(held, change, until);
+                    drop(self.end_at(held, change, until));
                 }
                 ending.complete(ended);
             }

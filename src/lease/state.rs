@@ -83,20 +83,19 @@ impl LeaseState {
         (sent, max_hold): (Instant, Duration),
         wakeups: Arc<Wakeups>,
     ) -> Arc<Self> {
-        let (last, deadline) = (sent + max_hold, span.deadline(sent, span.lease));
-        let state = Arc::new(Self::assemble(claims, span, (deadline, last), wakeups));
+        let state = Self::unwatched(claims, span, (span.deadline(sent, span.lease), sent + max_hold), wakeups);
         let _ = state.watch.set(watch(&state));
         state
     }
 
     /// Creates a state that nothing watches.
-    #[cfg(test)]
-    pub fn unwatched(claims: Vec<Claim>, span: Span, deadline: Instant) -> Arc<Self> {
-        Arc::new(Self::assemble(claims, span, (deadline, deadline + Duration::MAX), Arc::default()))
-    }
-
-    fn assemble(claims: Vec<Claim>, span: Span, (deadline, last): (Instant, Instant), wakeups: Arc<Wakeups>) -> Self {
-        Self {
+    pub fn unwatched(
+        claims: Vec<Claim>,
+        span: Span,
+        (deadline, last): (Instant, Instant),
+        wakeups: Arc<Wakeups>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
             claims,
             span,
             since: Instant::now(),
@@ -113,7 +112,7 @@ impl LeaseState {
             watch: OnceLock::new(),
             subscriber: Subscriber::current(),
             held: Some(Held::begins()),
-        }
+        })
     }
 
     /// Identifies this lease among all leases of the process while it exists.
@@ -264,7 +263,8 @@ mod tests {
     fn a_renewal_without_a_reply_may_revive_what_was_abandoned_before_its_limit() {
         let (second, now) = (Duration::from_secs(1), Instant::now());
         let span = Span { lease: 9 * second, lock_delay: Bounds::default().lock_delay };
-        let held = LeaseState::unwatched(Vec::new(), span, now + span.lease);
+        let end = now + span.lease;
+        let held = LeaseState::unwatched(Vec::new(), span, (end, end), Arc::default());
         assert_eq!(held.may_be_renewed_after(now), None);
         held.renewing_until(now + second);
         held.renewal_answered(now + second);
