@@ -183,7 +183,7 @@ async fn the_waiters_of_a_killed_process_are_passed_over<DB: TestDatabase>(db: T
     }
     let turns = in_order_of_grants(turns);
     let took = turns[0].granted - killed;
-    assert!(took > KEPT - SIGN - SLACK && took < KEPT + SLACK, "{took:?}");
+    assert!(took > KEPT - SIGN - SLACK && took < 2 * KEPT, "{took:?}");
     assert_eq!(turns.iter().map(|turn| turn.process).collect::<Vec<_>>(), arrivals[3..]);
     the_queue_is_empty(&db).await;
     drop(victim);

@@ -46,7 +46,7 @@ harness::tests!(
 );
 
 /// Short enough for a test to wait for its end.
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(3);
 
 async fn due_with_key<DB: TestDatabase>(db: &TestDb<DB>) -> Schedule {
     due(db, "k").await.exclusive_with("key")
