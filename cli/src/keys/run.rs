@@ -186,7 +186,11 @@ impl<'a> Job<'a> {
         stop: &mut StopSignals,
     ) -> Result<(u8, Outcome), Failure> {
         let limits = Limits { grace: self.grace, timeout: self.timeout, too_long };
-        Ok(match work.until_end(self.key, stop, limits, lease.lost()).await? {
+        let lost = async {
+            lease.lost().await;
+            "lost"
+        };
+        Ok(match work.until_end(self.key, stop, limits, lost).await? {
             End::Exited(exit::OK) => {
                 self.record(lease, Status::Succeeded, stop).await?;
                 (exit::OK, Outcome::Succeeded)

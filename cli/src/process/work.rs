@@ -165,12 +165,13 @@ impl Work {
 
     /// Waits for the command's end, a signal, the end of its time, or the loss of its claim, and
     /// stops the command unless it has ended. The claim is still renewed while the command stops.
+    /// `lost` returns what is said of the loss.
     pub async fn until_end(
         &mut self,
         key: &str,
         stop: &mut StopSignals,
         limits: Limits,
-        lost: impl Future<Output = ()>,
+        lost: impl Future<Output = &'static str>,
     ) -> Result<End, Failure> {
         let (on_terminal, grace, mut lost) = (self.is_on_terminal(), limits.grace, pin!(lost));
         let status = tokio::select! {
@@ -185,7 +186,7 @@ impl Work {
                 self.stop_because((limits.too_long)(limit), key, stop, grace).await?;
                 return Ok(End::TooLong(limit));
             }
-            () = &mut lost => return self.stop_lost(key, stop, grace).await,
+            why = &mut lost => return self.stop_lost(why, key, stop, grace).await,
         };
         if let Some(failure) = self.failure() {
             return Ok(End::NotStarted(failure));
@@ -195,13 +196,19 @@ impl Work {
         tokio::select! {
             biased;
             () = self.wait_or_stop_leftovers(key, stop, grace) => {}
-            () = &mut lost => return self.stop_lost(key, stop, grace).await,
+            why = &mut lost => return self.stop_lost(why, key, stop, grace).await,
         }
         Ok(if is_stopped { End::Stopped(code) } else { End::Exited(code) })
     }
 
-    async fn stop_lost(&mut self, key: &str, stop: &mut StopSignals, grace: Duration) -> Result<End, Failure> {
-        self.stop_because("lost; stopping the command", key, stop, grace).await?;
+    async fn stop_lost(
+        &mut self,
+        why: &str,
+        key: &str,
+        stop: &mut StopSignals,
+        grace: Duration,
+    ) -> Result<End, Failure> {
+        self.stop_because(format_args!("{why}; stopping the command"), key, stop, grace).await?;
         Ok(End::Lost)
     }
 

@@ -38,7 +38,7 @@ const HOOK: Duration = Duration::from_secs(60);
 /// A command that runs for longer is shown with the number of its process.
 const MOMENT: Duration = Duration::from_secs(1);
 /// Why a command was stopped, if its run was not lost.
-const STOPPED: &str = "stopped by an operator";
+pub const STOPPED: &str = "stopped by an operator";
 
 /// What all commands of the program share.
 #[derive(Clone)]

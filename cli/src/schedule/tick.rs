@@ -29,7 +29,7 @@ use crate::{
         signals::{StopSignals, number},
         work::{End, Limits, Work},
     },
-    schedule::{environment, show},
+    schedule::{environment, job::STOPPED, show},
 };
 
 /// By how much the clock of this machine may be ahead of the database's. crontab and systemd start
@@ -230,7 +230,11 @@ impl Started<'_> {
             }
         };
         let limits = Limits { grace: run.grace, timeout: run.timeout, too_long };
-        let ended = work.until_end(name, stop, limits, lost.cancelled()).await?;
+        let lost = async {
+            lost.cancelled().await;
+            if tick.is_stopped() { STOPPED } else { "lost" }
+        };
+        let ended = work.until_end(name, stop, limits, lost).await?;
         drop(going_on);
         let (result, code) = match ended {
             End::Exited(exit::OK) => (Ok(()), exit::OK),

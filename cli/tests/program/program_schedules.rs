@@ -214,7 +214,8 @@ async fn a_tick_that_is_stopped_keeps_its_lease_until_its_command_has_ended<DB: 
         }
         assert!(runs(&db, "k").await.is_empty(), "no end is recorded");
         stage.go();
-        program.ended().await.with(code);
+        let said = program.ended().await.with(code).err;
+        assert_eq!(said.contains("k: stopped by an operator; stopping the command"), by_operator, "{said}");
         let ended = runs(&db, "k").await;
         assert!(ended[0]["error"].as_str().unwrap().starts_with(error), "{ended:?}");
         db.execute("DELETE FROM t_resource_schedule_run").await;
