@@ -143,8 +143,8 @@ BEGIN
                   CASE WHEN t.prior_token IS NOT NULL THEN t.prior_client_ip::text END
         INTO granted, token, holder, expires_at, previous_token, previous_label;
         IF FOUND THEN
-            -- A claim that a crash of the server lets it forget would be granted a second time. Any
-            -- other value stays as it is.
+            -- A claim that the server forgets in a crash would be granted a second time. Any other
+            -- value stays as it is.
             IF current_setting('synchronous_commit') = 'off' THEN
                 PERFORM set_config('synchronous_commit', 'on', true);
             END IF;

@@ -147,13 +147,14 @@ impl<DB: Database> LeaseHandle<DB> {
 
     /// Renews the lease, within [`threads::run`].
     async fn renew_here(&self) -> Result<(), Error> {
-        if !self.is_held() {
-            self.held.mark_lost(0, "its time was up before it was renewed");
-            return Err(self.error_lost());
-        }
         let limit = Instant::now() + self.key_terms.time_limit;
         let (mut pauses, mut before, mut is_busy) = (pauses(), Certainty::NothingChanged, false);
         loop {
+            // A renewal would close the key of a lease that is over.
+            if !self.is_held() {
+                self.held.mark_lost(0, "its time was up before it was renewed");
+                return Err(self.error_lost());
+            }
             let Exchange { reply, unanswered } = self.key_terms.renewer.renew(&self.held, limit).await;
             if unanswered {
                 before = Certainty::Unknown;

@@ -80,10 +80,12 @@ impl<DB: Database> Renewer<DB> {
         sent: Instant,
     ) -> Arc<LeaseState> {
         let held = LeaseState::new(claims, span, (sent, max_hold), self.wakeups.clone());
-        let renew_at = sent + pacing::renewal_interval(span.lease);
-        let mut agenda = lock(&self.agenda);
-        agenda.add(held.clone(), renew_at);
-        self.ensure_task(agenda, renew_at);
+        if !held.is_last() {
+            let renew_at = sent + pacing::renewal_interval(span.lease);
+            let mut agenda = lock(&self.agenda);
+            agenda.add(held.clone(), renew_at);
+            self.ensure_task(agenda, renew_at);
+        }
         held
     }
 

@@ -158,7 +158,9 @@ impl LeaseState {
         if self.lost.is_cancelled() || is_forked() {
             return Duration::ZERO;
         }
-        self.deadline().saturating_duration_since(Instant::now())
+        // Read before the deadline: a lease that is found to be over is not extended after that.
+        let now = Instant::now();
+        self.deadline().saturating_duration_since(now)
     }
 
     /// Returns whether the claims are known to stand at this moment. A loss that was reported is

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::{COUNTED, PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{LeaseLock, Reason, Status};
+use rowlock::{Error, LeaseLock, Reason, Status};
 use tokio::time::timeout;
 
 use crate::batched::{all, counted, names, numbered, releases, set_up, together, tries};
@@ -12,7 +12,7 @@ use crate::batched::{all, counted, names, numbered, releases, set_up, together, 
 harness::tests!(
     // Behind Pgpool-II a statement may take as long as a claim is tried again.
     servers[COUNTED](a_row_locked_by_a_transaction_delays_no_other_request),
-    servers(a_locked_row_delays_nothing_in_a_table_of_few_rows)
+    servers(a_locked_row_delays_nothing_in_a_table_of_few_rows, a_renewal_is_not_repeated_after_the_loss)
 );
 
 async fn a_row_locked_by_a_transaction_delays_no_other_request<DB: TestDatabase>(db: TestDb<DB>) {
@@ -59,4 +59,15 @@ async fn a_locked_row_delays_nothing_in_a_table_of_few_rows<DB: TestDatabase>(db
         released.into_iter().for_each(Result::unwrap);
         DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     }
+}
+
+/// It would close the key of a lease that is over, once the other transaction has ended.
+async fn a_renewal_is_not_repeated_after_the_loss<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(PATIENCE).build().unwrap();
+    let lease = acquired(lock.lease(Duration::from_secs(2)).try_acquire("k").await);
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let renewed = lease.renew().await;
+    assert!(matches!(renewed, Err(Error::Lost { .. })), "{renewed:?}");
 }

@@ -82,7 +82,7 @@ pub fn become_subreaper() {
 /// The descendants that this process had before its first command.
 static EARLIER: OnceLock<Vec<Process>> = OnceLock::new();
 
-/// From now on, the descendants of now, and what they start, are not those of a command. A shell
+/// From now on, the descendants of now, and what is below them, are not those of a command. A shell
 /// that became this program by `exec` had started them.
 pub fn leave_earlier_ones() {
     EARLIER.get_or_init(|| all().map(|all| below(getpid(), &all)).unwrap_or_default());

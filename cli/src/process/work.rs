@@ -66,7 +66,7 @@ impl Target {
             }
             None => {
                 let send = if self.own_group { kill_process_group } else { kill_process };
-                self.pid.filter(|pid| descendants::is_refused(send(*pid, signal)))
+                self.pid.filter(|pid| descendants::is_refused(send(*pid, signal)) && !cfg!(target_vendor = "apple"))
             }
         }
     }

@@ -201,7 +201,8 @@ FOR EACH ROW EXECUTE FUNCTION note()""")
     both = acquired(rowlock.connect(db.url).lock_all(["k", "l"]).acquire())
     both.release()
     rows = db.execute("SELECT how FROM committed ORDER BY place")
-    assert rows == [("on",)] * 10
+    assert len(rows) >= 10  # A machine that stands still for a while may see further renewals.
+    assert set(rows) == {("on",)}
 
 
 @POSTGRES
