@@ -111,12 +111,14 @@ fn keeping<DB: Database>(tick: Tick<DB>) -> impl Fn(Vec<u8>) + Send + Sync {
 /// Shows the number of a command's process beside its run, once that goes on for a moment. Never
 /// ends.
 async fn note<DB: Database>(tick: &Tick<DB>, command: impl Fn() -> Option<Pid>) {
-    sleep(MOMENT).await;
-    if let Some(pid) = command() {
-        // Operators do without it.
-        drop(tick.note(&format!("pid {}", pid.as_raw_nonzero())).await);
+    loop {
+        sleep(MOMENT).await;
+        // On a busy machine the command may begin later. Without an answer it is noted again.
+        let Some(pid) = command() else { continue };
+        if tick.note(&format!("pid {}", pid.as_raw_nonzero())).await.is_ok() {
+            return std::future::pending().await;
+        }
     }
-    std::future::pending().await
 }
 
 /// The command was stopped with the program: the run has not failed, and is handed back. Otherwise
