@@ -51,6 +51,7 @@ use std::future::Future;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Connection, Pool};
+use sqlx_core::transaction::TransactionManager as _;
 
 /// The options with which a pool opens its connections.
 pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
@@ -197,7 +198,9 @@ pub trait Store: sqlx::Database {
 
     /// Fails unless the connection is inside a transaction that can be committed. The server, or a
     /// statement of the application's, may have ended the one that the driver counts.
-    fn in_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
+    fn in_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send {
+        Self::execute_text(conn, INSIDE)
+    }
 
     /// Begins and ends a transaction that the driver does not count. A connection that is dropped
     /// within it has to be closed.
@@ -215,11 +218,15 @@ pub trait Store: sqlx::Database {
 
     /// Commits the transaction that [`open`](Self::open) began. Returns `false` if the connection
     /// has to be closed.
-    fn commit(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
+    fn commit(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send {
+        async { Self::TransactionManager::commit(conn).await.map(|()| true) }
+    }
 
     /// Rolls back what is open after [`open`](Self::open), which need not be the transaction that
     /// it began. Returns `false` if the connection has to be closed.
-    fn roll_back(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
+    fn roll_back(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send {
+        async { Self::TransactionManager::rollback(conn).await.map(|()| true) }
+    }
 }
 
 /// Fails unless the transaction that [`Store::open`] began is still open and sound, on every
@@ -237,8 +244,7 @@ pub const UNDO: &str = "ROLLBACK TO SAVEPOINT rowlock";
 /// The statements of [`Store::in_transaction`] on the servers. Without a transaction, one of the
 /// two fails. The name is another one than that of [`INTACT`], which a confirmation within
 /// `transaction` must not release.
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-pub const INSIDE: &str = "SAVEPOINT rowlock_inside; RELEASE SAVEPOINT rowlock_inside";
+const INSIDE: &str = "SAVEPOINT rowlock_inside; RELEASE SAVEPOINT rowlock_inside";
 
 /// Converts a time of the table to UTC. If the result would lie beyond the calendar's range, the
 /// time is returned unchanged.

@@ -147,7 +147,7 @@ async fn a_set_that_is_held_for_too_long_is_lost_and_keeps_its_keys_until_it_is_
         assert!(matches!(set.renew().await, Err(Error::Lost { .. })));
         assert!(lock.shutdown(PATIENCE).await, "nothing is under way in the background");
         for key in keys {
-            assert_eq!(refused(other.try_acquire(*key).await).reason, Reason::Held, "{key}");
+            assert_eq!(refused(other.try_acquire(key).await).reason, Reason::Held, "{key}");
         }
         drop(set);
         acquired(other.acquire_all(keys, PATIENCE).await).release().await.unwrap();

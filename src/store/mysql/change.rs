@@ -20,23 +20,6 @@ use crate::{
     },
 };
 
-/// The claims that a statement names, as (key, ...) and ((holder, token), ...).
-struct Named<'a>(Vec<&'a Claim>);
-
-impl<'a> Named<'a> {
-    pub fn new(claims: &'a [Claim]) -> Self {
-        Self(padded(claims))
-    }
-
-    fn keys(&self) -> String {
-        marks("?", self.0.len())
-    }
-
-    fn claims(&self) -> String {
-        marks("(?, ?)", self.0.len())
-    }
-}
-
 /// The lock waits for a transaction whose COMMIT was not answered. The statement is an update
 /// rather than a read: a cluster node that is behind would return the row as it was before that
 /// COMMIT, but rejects every update of such a row.
@@ -45,8 +28,8 @@ UPDATE t_resource_lock SET confirms = LAST_INSERT_ID(confirms + 1) - 1, expires_
 WHERE key_resource = ? AND holder = ? AND token = ? AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL";
 
 /// Builds the condition that the row is of one of these claims, and that the claim stands.
-fn ours(named: &Named<'_>, row: &str) -> String {
-    let (keys, claims) = (named.keys(), named.claims());
+fn ours(named: &[&Claim], row: &str) -> String {
+    let (keys, claims) = (marks("?", named.len()), marks("(?, ?)", named.len()));
     format!(
         "{row}.key_resource IN ({keys}) AND ({row}.holder, {row}.token) IN ({claims})
     AND {row}.lock_flag = 1 AND {row}.claimed_at = {row}.begin_time AND {row}.end_time IS NULL"
@@ -55,7 +38,7 @@ fn ours(named: &Named<'_>, row: &str) -> String {
 
 /// Builds the query that locks the rows of the claims that stand, and returns further columns, if
 /// any.
-fn locked(named: &Named<'_>, more: &str) -> String {
+fn locked(named: &[&Claim], more: &str) -> String {
     let ours = ours(named, "c");
     format!(
         "
@@ -65,31 +48,31 @@ fn locked(named: &Named<'_>, more: &str) -> String {
 }
 
 /// Builds the update of those of the claims that stand; `limit` is a further condition.
-fn change_statement(named: &Named<'_>, set: &str, limit: &str) -> String {
+fn change_statement(named: &[&Claim], set: &str, limit: &str) -> String {
     let locked = locked(named, "");
     format!("UPDATE ({locked}) j {JOINED} SET {set} {limit}")
 }
 
 /// Builds the same update for MariaDB. It changes nothing if one of the rows is locked, or one that
 /// a trigger uses.
-fn change_nowait_statement(named: &Named<'_>, set: &str) -> String {
+fn change_nowait_statement(named: &[&Claim], set: &str) -> String {
     let ours = ours(named, "t");
     format!("{NOWAIT} UPDATE t_resource_lock t FORCE INDEX (PRIMARY) SET {set} WHERE {ours}")
 }
 
 /// Builds the update of all of the claims. It changes nothing if one of them does not stand.
-fn change_all_statement(named: &Named<'_>, set: &str) -> String {
+fn change_all_statement(named: &[&Claim], set: &str) -> String {
     let locked = locked(named, ", COUNT(*) OVER () AS standing");
     format!("UPDATE ({locked}) j {JOINED} SET {set} WHERE j.standing = ?")
 }
 
-fn bind_keys<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
-    named.0.iter().fold(query, |query, claim| query.bind(claim.key.as_str().to_owned()))
+fn bind_keys<'q>(query: Query<'q>, named: &[&Claim]) -> Query<'q> {
+    named.iter().fold(query, |query, claim| query.bind(claim.key.as_str().to_owned()))
 }
 
-fn bind_claims<'q>(query: Query<'q>, named: &Named<'_>) -> Query<'q> {
+fn bind_claims<'q>(query: Query<'q>, named: &[&Claim]) -> Query<'q> {
     let query = bind_keys(query, named);
-    named.0.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()))
+    named.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()))
 }
 
 /// Extends the claims in one statement. The reply has only the number of rows. If some were
@@ -100,7 +83,7 @@ async fn extend(
     change: Change,
     not_after: Option<DateTime<Utc>>,
 ) -> Reply<Vec<Outcome>> {
-    let named = Named::new(claims);
+    let named = padded(claims);
     let sql = change_statement(&named, set_of(change), &format!("WHERE {IN_TIME}"));
     let query = bind_change(bind_claims(sqlx::query(AssertSqlSafe(sql)), &named), change).bind(limit_micros(not_after));
     let reply = query.execute(&mut *conn).await?;
@@ -113,7 +96,7 @@ async fn extend(
 
 /// Ends a claim in one statement. If the reply does not show that it was ended, a later read does.
 async fn end_one(conn: &mut MySqlConnection, claims: &[Claim], change: Change, nowait: bool) -> Reply<Vec<Outcome>> {
-    let (named, set) = (Named::new(claims), set_of(change));
+    let (named, set) = (padded(claims), set_of(change));
     let nowait = nowait.then(|| {
         let query = sqlx::query(AssertSqlSafe(change_nowait_statement(&named, set)));
         bind_claims(bind_change(query, change), &named)
@@ -143,7 +126,7 @@ fn outcomes(
 /// another holder before a read shows which were freed. It therefore frees nothing if one of the
 /// claims does not stand, or its row is locked; a second statement then ends those that stand.
 async fn end_several(conn: &mut MySqlConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
-    let named = Named::new(claims);
+    let named = padded(claims);
     let query = bind_claims(sqlx::query(AssertSqlSafe(change_all_statement(&named, set_of(change)))), &named);
     let query = bind_change(query, change).bind(i64::try_from(claims.len()).unwrap_or(i64::MAX));
     let reply = query.execute(&mut *conn).await?;
@@ -157,7 +140,7 @@ async fn end_several(conn: &mut MySqlConnection, claims: &[Claim], change: Chang
 /// stops sending does not leave it open. After an error it is unknown whether the transaction was
 /// committed, unless all claims still stand.
 async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
-    let named = Named(claims.iter().collect());
+    let named: Vec<&Claim> = claims.iter().collect();
     let keys = || claims.iter().map(|claim| text(claim.key.as_str()));
     let holders =
         claims.iter().flat_map(|claim| [format!("x'{}'", claim.holder.as_uuid().simple()), claim.token.to_string()]);
@@ -192,7 +175,7 @@ async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, er
     if matches!(fault(&error), Fault::Contention | Fault::MissingTable) {
         return error;
     }
-    let Ok(seen) = snapshots(conn, &Named::new(claims), "").await else { return unanswered(error) };
+    let Ok(seen) = snapshots(conn, &padded(claims), "").await else { return unanswered(error) };
     let stand = outcomes(change, claims, &seen, None).iter().all(|outcome| matches!(outcome, Outcome::Skipped { .. }));
     if stand { error } else { unanswered(error) }
 }
@@ -244,17 +227,17 @@ fn bind_change(query: Query<'_>, change: Change) -> Query<'_> {
     }
 }
 
-fn snapshot_statement(named: &Named<'_>, lock: &str) -> String {
+fn snapshot_statement(named: &[&Claim], lock: &str) -> String {
     format!(
         "SELECT CONVERT(key_resource USING utf8mb4) AS name, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
                 CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS SIGNED) AS stands,
                 COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), 0) AS left_micros, UTC_TIMESTAMP(6) AS now
          FROM t_resource_lock WHERE key_resource IN ({}) {lock}",
-        named.keys()
+        marks("?", named.len())
     )
 }
 
-async fn snapshots(conn: &mut MySqlConnection, named: &Named<'_>, lock: &str) -> Reply<HashMap<String, RowSnapshot>> {
+async fn snapshots(conn: &mut MySqlConnection, named: &[&Claim], lock: &str) -> Reply<HashMap<String, RowSnapshot>> {
     snapshots_of(&bind_keys(sqlx::query(AssertSqlSafe(snapshot_statement(named, lock))), named).fetch_all(conn).await?)
 }
 
@@ -277,7 +260,7 @@ async fn read_confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Optio
 
 impl HeldStore for MySql {
     async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
-        let named = Named::new(std::slice::from_ref(claim));
+        let named = padded(std::slice::from_ref(claim));
         // The reply carries the count, as the last insert id.
         let sql = change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)", "");
         let query = bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);

@@ -35,12 +35,12 @@ mod version;
 
 use chrono::{DateTime, NaiveDateTime, Utc};
 use sqlx::{
-    ConnectOptions as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _,
-    mysql::{MySqlConnectOptions, MySqlDatabaseError, MySqlTransactionManager},
+    MySql, MySqlConnection, Row as _, SqlSafeStr as _,
+    mysql::{MySqlDatabaseError, MySqlTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{INSIDE, Reply, Store};
+use crate::store::{Reply, Store};
 
 /// Begins a transaction after which the session neither commits by itself nor writes: its
 /// statements fall into transactions that the last ROLLBACK undoes, and those that begin after a
@@ -107,10 +107,6 @@ impl Store for MySql {
                              AND /*!80000 @@transaction_read_only */ /*M! @@tx_read_only */, 0, 2)",
     );
 
-    fn own_session(options: MySqlConnectOptions) -> MySqlConnectOptions {
-        options.disable_statement_logging()
-    }
-
     async fn begin_session(conn: &mut MySqlConnection) -> Reply<Option<DateTime<Utc>>> {
         sqlx::raw_sql(BEGIN_SESSION).execute(&mut *conn).await?;
         let now: NaiveDateTime = sqlx::query_scalar("SELECT SYSDATE(6)").fetch_one(conn).await?;
@@ -143,10 +139,6 @@ impl Store for MySql {
             }
             begun => begun.map(|()| true),
         }
-    }
-
-    async fn in_transaction(conn: &mut MySqlConnection) -> Reply<()> {
-        sqlx::raw_sql(INSIDE).execute(conn).await.map(drop)
     }
 
     async fn execute_text(conn: &mut MySqlConnection, sql: &'static str) -> Reply<()> {

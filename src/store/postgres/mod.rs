@@ -25,7 +25,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{INSIDE, Reply, Store};
+use crate::store::{Reply, Store};
 
 /// A setting that marks a session that no other client uses. A pooler that shares sessions rejects
 /// or omits it. There nothing is set that lasts, and nothing listens.
@@ -114,19 +114,7 @@ impl Store for Postgres {
         }
     }
 
-    async fn in_transaction(conn: &mut PgConnection) -> Reply<()> {
-        sqlx::raw_sql(INSIDE).execute(conn).await.map(drop)
-    }
-
     async fn execute_text(conn: &mut PgConnection, sql: &'static str) -> Reply<()> {
         sqlx::raw_sql(sql).execute(conn).await.map(drop)
-    }
-
-    async fn commit(conn: &mut PgConnection) -> Reply<bool> {
-        PgTransactionManager::commit(conn).await.map(|()| true)
-    }
-
-    async fn roll_back(conn: &mut PgConnection) -> Reply<bool> {
-        PgTransactionManager::rollback(conn).await.map(|()| true)
     }
 }

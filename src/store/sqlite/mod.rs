@@ -43,7 +43,7 @@ mod write;
 
 use chrono::{DateTime, Utc};
 use sqlx::{
-    ConnectOptions as _, Pool, SqlSafeStr as _, Sqlite, SqliteConnection,
+    Pool, SqlSafeStr as _, Sqlite, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager as _;
@@ -60,10 +60,6 @@ impl Store for Sqlite {
     /// rely on it that no other one writes.
     fn has_own_sessions(pool: &Pool<Self>) -> bool {
         pool.options().get_max_connections() > 1 && !Self::may_be_in_memory(&pool.connect_options())
-    }
-
-    fn own_session(options: SqliteConnectOptions) -> SqliteConnectOptions {
-        options.disable_statement_logging()
     }
 
     /// Without a write-ahead log, readers would wait for it. Under an exclusive lock it could not
@@ -109,13 +105,5 @@ impl Store for Sqlite {
         let Err(error) = sqlx::raw_sql("ROLLBACK").execute(conn).await else { return Ok(()) };
         let said = error.as_database_error().map(|error| error.message()).unwrap_or_default();
         if said.contains("no transaction is active") { Ok(()) } else { Err(unanswered(error)) }
-    }
-
-    async fn commit(conn: &mut SqliteConnection) -> Reply<bool> {
-        SqliteTransactionManager::commit(conn).await.map(|()| true)
-    }
-
-    async fn roll_back(conn: &mut SqliteConnection) -> Reply<bool> {
-        SqliteTransactionManager::rollback(conn).await.map(|()| true)
     }
 }
