@@ -79,7 +79,7 @@ pub(crate) struct Tries {
 
 impl Tries {
     pub fn left(&self) -> Duration {
-        self.until.saturating_duration_since(Instant::now())
+        self.until - Instant::now()
     }
 
     /// Pauses and counts the next attempt. Returns `false` if a limit is reached.
@@ -163,7 +163,7 @@ impl<'a, E: Transient> Repeat<'a, E> {
     /// Returns the reply if it is final. Returns `None`, after a pause, if the failure may pass and
     /// there is time left.
     pub async fn final_or_pause<T>(&mut self, reply: Result<T, E>) -> Option<Result<T, E>> {
-        let left = self.limit.saturating_duration_since(Instant::now());
+        let left = self.limit - Instant::now();
         match reply {
             Err(failure) if failure.may_pass() && !left.is_zero() => {
                 if let Some(last) = self.last {

@@ -264,10 +264,10 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     /// Creates missing rows. It pauses first if this attempt has created one of them before.
     async fn create_missing(&mut self, keys: Vec<Key>, began: Instant, pauses: &mut Backoff) -> Result<(), Error> {
         if let Some(key) = keys.iter().find(|key| self.created.contains(key)) {
-            let left = self.limit.saturating_duration_since(Instant::now());
+            let left = self.limit - Instant::now();
             // Not until the time limit, because a claim that is cut short reports a different
             // error.
-            if left < self.limit.saturating_duration_since(began) / 4 {
+            if left < (self.limit - began) / 4 {
                 return Err(Setup::RowNotVisible { key: key.clone() }.into());
             }
             pauses.pause(left / 2).await;

@@ -37,7 +37,7 @@ pub(crate) struct Creation {
 impl Creation {
     /// `contended`: it met contention before, perhaps with other requests of its batch.
     pub fn new(keys: Vec<Key>, minutes: i32, limit: Instant, contended: bool) -> Self {
-        let alone = contended || limit.saturating_duration_since(Instant::now()) < SHARED_WITH;
+        let alone = contended || limit - Instant::now() < SHARED_WITH;
         Self { keys, minutes, limit, alone }
     }
 }

@@ -7,9 +7,15 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::Error,
     key::{Claim, Key, PreviousClaim, Token},
-    lease::{claims::Granted, handle::LeaseHandle, held::Held, state::LeaseState, terms::KeyTerms},
+    lease::{
+        claims::Granted,
+        handle::{ABANDON, LeaseHandle},
+        held::Held,
+        state::LeaseState,
+        terms::KeyTerms,
+    },
     rules::Status,
-    store::Database,
+    store::{Change, Database},
 };
 
 /// A lease on a key, renewed in the background until it is ended.
@@ -262,16 +268,13 @@ impl<DB: Database, K> Lease<DB, K> {
 
     /// Ends the lease of work that was stopped, without waiting for the outcome.
     pub(crate) fn abandon_in_background(self) {
-        self.handle.abandon_in_background();
+        self.handle.end_in_background(ABANDON);
     }
 
     /// Ends the lease as if it had not been acquired, without waiting for the outcome. A claim that
     /// was taken over, or of another process, cannot be undone, and is abandoned.
     pub(crate) fn put_back_in_background(self) {
-        match self.can_be_put_back {
-            true => self.handle.put_back_in_background(),
-            false => self.handle.abandon_in_background(),
-        }
+        self.handle.end_in_background(if self.can_be_put_back { Change::PutBack } else { ABANDON });
     }
 }
 

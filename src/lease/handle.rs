@@ -43,7 +43,7 @@ pub(crate) struct LeaseHandle<DB: Database> {
 }
 
 /// Ends the claims of work that has stopped. No lock-delay is kept.
-const ABANDON: Change = Change::Abandon(TimeDelta::zero());
+pub(crate) const ABANDON: Change = Change::Abandon(TimeDelta::zero());
 
 /// The state of a handle, which decides what dropping it does.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -88,12 +88,9 @@ impl<DB: Database> LeaseHandle<DB> {
             return Err(self.error_lost());
         }
         self.held.add_handle();
-        Ok(Self {
-            key_terms: self.key_terms.clone(),
-            held: self.held.clone(),
-            state: HandleState::Open,
-            if_undelivered: None,
-        })
+        let mut handle = self.copy();
+        handle.state = HandleState::Open;
+        Ok(handle)
     }
 
     /// Leaves the claims standing if this is the last handle.
@@ -287,14 +284,9 @@ impl<DB: Database> LeaseHandle<DB> {
         let _ = timeout_at(Instant::now() + self.key_terms.time_limit, undone).await;
     }
 
-    /// Abandons the claims of stopped work in the background, as [`abandon`](Self::abandon) does.
-    pub fn abandon_in_background(mut self) {
-        drop(self.begin_ending(ABANDON));
-    }
-
-    /// Puts the claims of work that was not begun back in the background.
-    pub fn put_back_in_background(mut self) {
-        drop(self.begin_ending(Change::PutBack));
+    /// Ends the claims in the background, as [`abandon`](Self::abandon) does.
+    pub fn end_in_background(mut self, change: Change) {
+        drop(self.begin_ending(change));
     }
 
     /// Begins to end the claims with `change`. Returns `None` if another handle holds them.

@@ -23,7 +23,7 @@ use crate::{
     metrics,
     pacing::Backoff,
     retry::Retry,
-    session::{threads, time::Instant},
+    session::{threads, time::Instant, timers::timeout},
     spans,
     store::Database,
 };
@@ -417,7 +417,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn shutdown(&self, limit: Duration) -> bool {
-        let settled = self.shared.settled(limit).await;
+        let settled = timeout(limit, self.shared.tracker.wait()).await.is_ok() && !self.shared.ledger.any();
         self.shared.settings.sessions.close_idle();
         self.shared.settings.renewals.close_idle();
         settled

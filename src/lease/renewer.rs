@@ -41,7 +41,7 @@ use crate::{
         sessions::Sessions,
         threads,
         time::Instant,
-        timers::{sleep_until, timeout},
+        timers::sleep_until,
     },
     store::{Change, Database, Outcome, failure::Remedy, late_among, lost_among, skipped_among},
     sync::lock,
@@ -63,12 +63,6 @@ pub(crate) struct Renewer<DB: Database> {
 impl<DB: Database> Renewer<DB> {
     pub fn new(sessions: Sessions<DB>, wakeups: Arc<Wakeups>, tracker: TaskTracker, ledger: Arc<Ledger>) -> Arc<Self> {
         Arc::new(Self { sessions, wakeups, tracker, ledger, agenda: Mutex::default(), changed: Notify::new() })
-    }
-
-    /// Waits for at most `limit` until no background work is left. Returns whether none is, and no
-    /// claim was left behind.
-    pub async fn settled(&self, limit: Duration) -> bool {
-        timeout(limit, self.tracker.wait()).await.is_ok() && !self.ledger.any()
     }
 
     /// Starts renewing claims that were granted to a request sent at `sent`.

@@ -63,7 +63,7 @@ impl<DB: Database> Shared<DB> {
         let creates = Queue::new(Creates { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
         let releases = Queue::new(Releases { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
         let reads = Queue::new(Reads { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
-        let renewer = Renewer::new(renewals.clone(), waiting.wakeups.clone(), tracker.clone(), ledger.clone());
+        let renewer = Renewer::new(renewals.clone(), waiting.of_pool.wakeups.clone(), tracker.clone(), ledger.clone());
         Arc::new(Self {
             settings,
             table,
@@ -112,12 +112,6 @@ impl<DB: Database> Shared<DB> {
         });
         known.push(Arc::downgrade(&key_terms));
         key_terms
-    }
-
-    /// Waits for at most `limit` until no background work is left. Returns whether none is, and no
-    /// claim was left behind.
-    pub async fn settled(&self, limit: Duration) -> bool {
-        self.renewer.settled(limit).await
     }
 
     /// Returns the table's shape, which only the first call reads. Others wait for that, so it is

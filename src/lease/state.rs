@@ -160,7 +160,7 @@ impl LeaseState {
         }
         // Read before the deadline: a lease that is found to be over is not extended after that.
         let now = Instant::now();
-        self.deadline().saturating_duration_since(now)
+        self.deadline() - now
     }
 
     /// Returns whether the claims are known to stand at this moment. A loss that was reported is

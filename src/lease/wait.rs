@@ -152,7 +152,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
     /// Sends requests until the keys are granted, or are refused within their minimum interval.
     async fn poll_with_permit(&self, permit: Permit, ticket: Option<Ticket<DB>>) -> Result<PollEnd<DB>, Error> {
         let waiting = &self.shared.waiting;
-        let subscribe = || waiting.wakeups.subscribe(&self.wanted.keys);
+        let subscribe = || waiting.of_pool.wakeups.subscribe(&self.wanted.keys);
         // Before the first request, so that no later notification is missed. A claim on one of
         // several keys that is believed to be free needs none, because no pause follows it.
         let any = self.wanted.any && !self.key_terms.fair;
@@ -179,7 +179,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
             if state.permit.is_none() {
                 return Ok(PollEnd::YieldPermit(None));
             }
-            let left = self.until.saturating_duration_since(Instant::now());
+            let left = self.until - Instant::now();
             if refusal.reason == Reason::WithinWindow {
                 return Ok(PollEnd::Finished(Attempt::Refused(refusal)));
             }
@@ -192,7 +192,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
                 continue;
             };
             // A request that is granted at once opens no connection.
-            let listening = listening.get_or_insert_with(|| waiting.listener.register_waiter());
+            let listening = listening.get_or_insert_with(|| waiting.of_pool.listener.register_waiter());
             // Not twice in a row: a key that stays free and refused is waited for like any other.
             state.retried_after_free = !state.retried_after_free && self.request_wakeup(&refusal, listening).await;
             if state.retried_after_free {
@@ -250,7 +250,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         if let Some(ticket) = ticket {
             // A wait that is over by then would be refused, although its keys are granted.
             let now = Instant::now();
-            ticket.leave(now + LEAVE_TIMEOUT.min(self.until.saturating_duration_since(now) / 2)).await;
+            ticket.leave(now + LEAVE_TIMEOUT.min((self.until - now) / 2)).await;
         }
         drop(passed_on);
         PollEnd::Finished(Attempt::Acquired(granted))

@@ -42,14 +42,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// What the locks of one pool share.
 pub(crate) struct Shared<DB: Database> {
     pub wakeups: Arc<Wakeups>,
-    pub listener: Arc<Listener<DB>>,
+    pub listener: Listener<DB>,
 }
 
 impl<DB: Database> Shared<DB> {
     pub fn find(pool: &Pool<DB>) -> Arc<Self> {
         of_pool(pool, || {
             let wakeups = Arc::<Wakeups>::default();
-            let listener = Arc::new(Listener::new(pool.clone(), wakeups.clone()));
+            let listener = Listener::new(pool.clone(), wakeups.clone());
             Self { wakeups, listener }
         })
     }

@@ -21,11 +21,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     key::Key,
-    queue::{
-        listener::{Listener, Shared},
-        tickets::Tickets,
-        wakeups::Wakeups,
-    },
+    queue::{listener::Shared, tickets::Tickets},
     session::{sessions::Sessions, time::Instant},
     store::Database,
 };
@@ -35,23 +31,17 @@ const NOTIFICATION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The state that the waiting tasks of one lock share.
 pub(crate) struct Waiting<DB: Database> {
-    pub wakeups: Arc<Wakeups>,
     pub tickets: Arc<Tickets<DB>>,
-    pub listener: Arc<Listener<DB>>,
+    /// Kept, so that the next lock of the pool finds it.
+    pub of_pool: Arc<Shared<DB>>,
     requests: Sessions<DB>,
-    _shared: Arc<Shared<DB>>,
 }
 
 impl<DB: Database> Waiting<DB> {
     pub fn new(requests: &Sessions<DB>, renewals: &Sessions<DB>, tracker: TaskTracker) -> Self {
-        // Kept, so that the next lock of the pool finds it.
-        let shared = Shared::find(requests.application());
-        let (wakeups, listener) = (shared.wakeups.clone(), shared.listener.clone());
         Self {
-            _shared: shared,
             tickets: Tickets::new(requests, renewals, tracker),
-            listener,
-            wakeups,
+            of_pool: Shared::find(requests.application()),
             requests: requests.clone(),
         }
     }

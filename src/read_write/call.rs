@@ -71,7 +71,7 @@ impl<'a, DB: Database> Call<'a, DB> {
 
     /// Returns how much of the wait is left.
     pub fn left(&self) -> Duration {
-        self.until().saturating_duration_since(Instant::now())
+        self.until() - Instant::now()
     }
 
     /// Returns when one statement is given up.

@@ -16,7 +16,7 @@ use crate::{
     store::{
         Database,
         changes::{Change, recorded},
-        orders::{AttemptOf, Given, Order, What},
+        orders::{Given, Order, What},
         schedule::{ListedSchedule, Registered},
     },
 };
@@ -261,7 +261,6 @@ impl<DB: Database> Schedules<DB> {
     /// The method only reads.
     pub async fn output(&self, name: &str, slot: DateTime<Utc>, attempt: u32) -> Result<Option<Vec<u8>>, Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
-        let of = AttemptOf { name: &name, slot, attempt };
-        answered!(&*core, Action::Inspect, &name.quoted(), conn => DB::output(conn, &of))
+        answered!(&*core, Action::Inspect, &name.quoted(), conn => DB::output(conn, &name, slot, attempt))
     }
 }

@@ -18,10 +18,6 @@ impl Instant {
     pub fn elapsed(self) -> Duration {
         Self::now() - self
     }
-
-    pub fn saturating_duration_since(self, earlier: Self) -> Duration {
-        self - earlier
-    }
 }
 
 impl Add<Duration> for Instant {

@@ -60,14 +60,6 @@ pub fn given(row: &impl StoredRow) -> Reply<Given> {
 /// The orders that concern a schedule.
 pub const OF_SCHEDULES: [What; 3] = [What::Stop, What::Skip, What::Pause];
 
-/// One attempt at a tick.
-#[derive(Clone, Debug)]
-pub struct AttemptOf<'a> {
-    pub name: &'a Key,
-    pub slot: DateTime<Utc>,
-    pub attempt: u32,
-}
-
 /// The operations on orders and details of a [`ScheduleStore`].
 pub trait OrderStore: ScheduleStore {
     /// Gives an order, within a transaction.
@@ -106,7 +98,12 @@ pub trait OrderStore: ScheduleStore {
     fn set_note(conn: &mut Self::Connection, claim: &Claim, note: &str) -> impl Future<Output = Reply<()>> + Send;
 
     /// Reads the end of what a run printed.
-    fn output(conn: &mut Self::Connection, of: &AttemptOf<'_>) -> impl Future<Output = Reply<Option<Vec<u8>>>> + Send;
+    fn output(
+        conn: &mut Self::Connection,
+        name: &Key,
+        slot: DateTime<Utc>,
+        attempt: u32,
+    ) -> impl Future<Output = Reply<Option<Vec<u8>>>> + Send;
 }
 
 /// Implements the operations, which are the same on every database except for the statements, which
@@ -143,9 +140,14 @@ macro_rules! operations {
             query.bind(claim.token.get()).execute(conn).await.map(drop)
         }
 
-        async fn output(conn: &mut $connection, of: &AttemptOf<'_>) -> Reply<Option<Vec<u8>>> {
-            let query = sqlx::query_scalar(OUTPUT).bind(of.name.as_str()).bind(stored(of.slot));
-            Ok(query.bind(to_stored_count(of.attempt)).fetch_optional(conn).await?.flatten())
+        async fn output(
+            conn: &mut $connection,
+            name: &Key,
+            slot: DateTime<Utc>,
+            attempt: u32,
+        ) -> Reply<Option<Vec<u8>>> {
+            let query = sqlx::query_scalar(OUTPUT).bind(name.as_str()).bind(stored(slot));
+            Ok(query.bind(to_stored_count(attempt)).fetch_optional(conn).await?.flatten())
         }
     };
 }

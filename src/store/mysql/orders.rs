@@ -8,7 +8,7 @@ use crate::{
     store::{
         Reply,
         mysql::row::stored,
-        orders::{AttemptOf, Given, Order, OrderStore, What, given, operations},
+        orders::{Given, Order, OrderStore, What, given, operations},
         schedule::to_stored_count,
     },
 };

@@ -7,7 +7,7 @@ use crate::{
     key::{Claim, Key},
     store::{
         Reply,
-        orders::{AttemptOf, Given, Order, OrderStore, What, given, operations},
+        orders::{Given, Order, OrderStore, What, given, operations},
         postgres::row::{finite, stored},
         schedule::to_stored_count,
     },

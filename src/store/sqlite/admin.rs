@@ -10,10 +10,7 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply, hex,
-        sqlite::{
-            row::{as_micros, json, kept, micros, now, stored},
-            write::written,
-        },
+        sqlite::row::{as_micros, json, kept, micros, now, stored, written},
     },
 };
 

@@ -13,10 +13,7 @@ use crate::{
         },
         orders::pass_orders,
         schedule::{LOST, Times, from_stored_count, to_stored_count},
-        sqlite::{
-            row::{json, keys, now, stored},
-            write::written,
-        },
+        sqlite::row::{json, keys, now, stored, written},
     },
 };
 

@@ -39,7 +39,6 @@ mod schedule_tests;
 mod schema;
 mod version;
 mod watch;
-mod write;
 
 use chrono::{DateTime, Utc};
 use sqlx::{

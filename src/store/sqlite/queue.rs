@@ -9,9 +9,8 @@ use crate::{
     store::{
         Reply, TooLate, limit_micros,
         sqlite::{
-            row::{self, json, now, read_now},
+            row::{self, json, now, read_now, written},
             watch::FileWatch,
-            write::written,
         },
     },
 };
@@ -70,7 +69,8 @@ impl QueueStore for Sqlite {
         keys: &[Key],
         not_after: Option<DateTime<Utc>>,
     ) -> Reply<Result<i64, TooLate>> {
-        let query = sqlx::query(JOIN).bind(row::keys(keys)).bind(integer(ALIVE_SECONDS)).bind(limit_micros(not_after));
+        let query =
+            sqlx::query(JOIN).bind(row::keys(keys)).bind(ALIVE_SECONDS.cast_signed()).bind(limit_micros(not_after));
         match written(query, conn).await? {
             Some(row) => Ok(Ok(row.try_get(0)?)),
             None => Ok(Err(TooLate { now: read_now(conn).await? })),
@@ -80,7 +80,7 @@ impl QueueStore for Sqlite {
     async fn front(conn: &mut SqliteConnection, keys: &[Key], number: i64) -> Reply<Vec<QueueEntry>> {
         let mut front = Vec::new();
         for key in keys {
-            let query = sqlx::query(FRONT_OF_QUEUE).bind(key.as_str()).bind(number).bind(integer(FRONT));
+            let query = sqlx::query(FRONT_OF_QUEUE).bind(key.as_str()).bind(number).bind(FRONT.cast_signed());
             for row in query.fetch_all(&mut *conn).await? {
                 front.push(QueueEntry { key: row.try_get(0)?, number: row.try_get(1)?, left_micros: row.try_get(2)? });
             }
@@ -89,7 +89,7 @@ impl QueueStore for Sqlite {
     }
 
     async fn heartbeat(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
-        sqlx::query(STAY).bind(array(numbers)).bind(integer(ALIVE_SECONDS)).execute(conn).await.map(drop)
+        sqlx::query(STAY).bind(array(numbers)).bind(ALIVE_SECONDS.cast_signed()).execute(conn).await.map(drop)
     }
 
     async fn leave(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
@@ -107,11 +107,6 @@ impl QueueStore for Sqlite {
     async fn sweep(conn: &mut SqliteConnection) -> Reply<()> {
         sqlx::query(SWEEP).execute(conn).await.map(drop)
     }
-}
-
-/// Converts a number to an integer of SQLite, which has a sign.
-fn integer(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 fn array(numbers: &[i64]) -> String {

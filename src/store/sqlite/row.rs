@@ -142,3 +142,12 @@ pub(super) fn json(items: impl Iterator<Item = String>) -> String {
 pub(super) fn keys<'a>(keys: impl IntoIterator<Item = &'a Key>) -> String {
     json(keys.into_iter().map(|key| format!("\"{}\"", hex(key.as_str()))))
 }
+
+/// Returns the row of a statement that writes. The statement has to be run to its end: only there
+/// does SQLite commit, which may fail.
+///
+/// The driver counts the numbers from ?1 on that a statement leaves out, over all statements of a
+/// text. When they are more than the arguments, it binds no further ones.
+pub(super) async fn written(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<Option<SqliteRow>> {
+    Ok(query.fetch_all(conn).await?.pop())
+}

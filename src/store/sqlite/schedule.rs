@@ -16,13 +16,12 @@ use crate::{
         schedule_row::{listed, run},
         schedule_seen::{SEEN, Seen, SeenStore, claim_due},
         sqlite::{
-            row::{Query, json, keys, micros, read_now, stored},
+            row::{Query, json, keys, micros, read_now, stored, written},
             schedule_sql::{
                 CLAIM, END, END_WITHIN, EXTEND, FORGET, FORGET_DETAILS, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED,
                 HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE,
                 TAKE_OVER, TRIGGER,
             },
-            write::written,
         },
         stored_row::StoredRow as _,
     },
