@@ -199,5 +199,10 @@ pub(crate) fn late(mut error: Error, wait: Duration, unsure: bool) -> Error {
 
 /// Pauses for a moment before another connection is tried in place of one that was closed.
 pub(crate) async fn outage_pause() {
-    sleep(Duration::from_millis(fastrand::u64(5..30))).await;
+    pause(5..30).await;
+}
+
+/// Pauses for a random number of milliseconds.
+pub(crate) async fn pause(millis: std::ops::Range<u64>) {
+    sleep(Duration::from_millis(fastrand::u64(millis))).await;
 }

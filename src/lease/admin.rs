@@ -6,20 +6,15 @@ use chrono::TimeDelta;
 
 use crate::{
     action::{Action, Certainty},
-    causes::DatabaseFault,
     error::Error,
     key::{Key, Token},
     lease::{
         info::{ForcedRelease, ListOptions, LockInfo},
         lock::LeaseLock,
     },
-    retry::{DAY, within},
+    retry::{DAY, pause, within},
     rules::{Status, Terms},
-    session::{
-        loan::Loan,
-        time::Instant,
-        timers::{sleep, timeout_at},
-    },
+    session::time::Instant,
     store::{
         Database, Reply,
         admin::{Forced, Listed, Seen},
@@ -70,11 +65,8 @@ impl<DB: Database> LeaseLock<DB> {
     pub async fn list(&self, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {
         let filter = filter.clone();
         let list = |lock: Self| async move {
-            let limit = lock.checked_deadline().await?;
             let terms = &lock.key_terms.terms;
-            let mut conn = lock.checkout(limit, Action::Inspect, TABLE).await?;
-            let reply = timeout_at(limit, DB::list(conn.get(), &filter.0, terms)).await;
-            let listed = conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, TABLE))?;
+            let listed = lock.look(TABLE, async |conn| DB::list(conn, &filter.0, terms).await).await?;
             Ok(listed.into_iter().map(|listed| LockInfo::new(listed, terms)).collect())
         };
         self.on_thread(list).await
@@ -134,10 +126,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// ```
     pub async fn queue_lengths(&self) -> Result<Vec<(String, u64)>, Error> {
         let lengths = |lock: Self| async move {
-            let limit = lock.checked_deadline().await?;
-            let mut conn = lock.checkout(limit, Action::Inspect, QUEUE).await?;
-            let reply = timeout_at(limit, DB::queue_lengths(conn.get())).await;
-            let lengths = conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, QUEUE))?;
+            let lengths = lock.look(QUEUE, async |conn| DB::queue_lengths(conn).await).await?;
             Ok(lengths.into_iter().map(|(key, length)| (key, u64::try_from(length).unwrap_or_default())).collect())
         };
         self.on_thread(lengths).await
@@ -147,10 +136,8 @@ impl<DB: Database> LeaseLock<DB> {
     pub(crate) async fn read(&self, key: &Key) -> Result<Option<Listed>, Error> {
         let key = key.clone();
         let read = |lock: Self| async move {
-            let limit = lock.checked_deadline().await?;
-            let mut conn = lock.checkout(limit, Action::Inspect, &key.quoted()).await?;
-            let reply = timeout_at(limit, DB::inspect(conn.get(), &key, &lock.key_terms.terms)).await;
-            conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, &key.quoted()))
+            let terms = &lock.key_terms.terms;
+            lock.look(&key.quoted(), async |conn| DB::inspect(conn, &key, terms).await).await
         };
         self.on_thread(read).await
     }
@@ -239,25 +226,21 @@ impl<DB: Database> LeaseLock<DB> {
         let busy = || Error::timed_out(Action::ForceRelease, key.quoted(), time_limit, Certainty::NothingChanged);
         let mut skipped = false;
         loop {
-            let conn = self.checkout(limit, Action::ForceRelease, &key.quoted()).await;
-            let mut conn = match conn {
-                Err(Error::Database(DatabaseFault::NoConnection { .. })) if skipped => return Err(busy()),
-                conn => conn?,
-            };
-            let reply = timeout_at(limit, self.force_and_record(conn.get(), key, status, expected)).await;
-            match conn.settle(reply) {
+            let force = async |conn: &mut DB::Connection| self.force_and_record(conn, key, status, expected).await;
+            match self.shared.settings.sessions.send_once(limit, force).await {
                 Ok(Forced::Freed(token)) => {
                     tracing::warn!(%key, %token, status = status.letter(), "released by force");
                     return Ok(Some(token));
                 }
                 Ok(Forced::NoRow | Forced::Changed) => return Ok(None),
                 Ok(Forced::Skipped) if Instant::now() >= limit => return Err(busy()),
+                Err(failure) if skipped && failure.fault() == Fault::NoConnection => return Err(busy()),
                 Err(failure) if failure.fault() != Fault::Contention || Instant::now() >= limit => {
                     return Err(self.failed(failure, Action::ForceRelease, &key.quoted()));
                 }
                 Ok(Forced::Skipped) | Err(_) => {
                     skipped = true;
-                    sleep(Duration::from_millis(fastrand::u64(10..40))).await;
+                    pause(10..40).await;
                 }
             }
         }
@@ -318,10 +301,7 @@ impl<DB: Database> LeaseLock<DB> {
     pub async fn changes(&self, name: Option<&str>, limit: u32) -> Result<Vec<ChangeInfo>, Error> {
         let name = name.map(str::to_owned);
         let changes = |lock: Self| async move {
-            let until = lock.checked_deadline().await?;
-            let mut conn = lock.checkout(until, Action::Inspect, CHANGES).await?;
-            let reply = timeout_at(until, DB::changes(conn.get(), name.as_deref(), limit)).await;
-            conn.settle(reply).map_err(|failure| lock.failed(failure, Action::Inspect, CHANGES))
+            lock.look(CHANGES, async |conn| DB::changes(conn, name.as_deref(), limit).await).await
         };
         self.on_thread(changes).await
     }
@@ -381,11 +361,15 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(limit)
     }
 
-    /// Returns a connection that has just answered a ping, because an operator's request is not
-    /// sent again.
-    async fn checkout(&self, limit: Instant, action: Action, subject: &str) -> Result<Loan<DB>, Error> {
-        let conn = self.shared.settings.sessions.answering(limit).await;
-        conn.map_err(|failure| self.failed(failure, action, subject))
+    /// Sends a statement that reads. An operator's request is not sent again.
+    async fn look<T>(
+        &self,
+        subject: &str,
+        statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>,
+    ) -> Result<T, Error> {
+        let limit = self.checked_deadline().await?;
+        let seen = self.shared.settings.sessions.send_once(limit, statement).await;
+        seen.map_err(|failure| self.failed(failure, Action::Inspect, subject))
     }
 
     fn failed(&self, failure: Failure, action: Action, subject: &str) -> Error {
@@ -415,13 +399,12 @@ impl<DB: Database> Forgetting<'_, DB> {
         let failed = |failure: Failure| {
             failure.into_error(Action::Forget, subject.to_owned(), lock.shared.settings.time_limit, before)
         };
-        let mut conn = lock.shared.settings.sessions.answering(limit).await.map_err(failed)?;
+        let sessions = &lock.shared.settings.sessions;
         let Some(after) = &self.after else {
-            let reply = timeout_at(limit, DB::sweep(conn.get())).await;
-            return conn.settle(reply).map(|_| None).map_err(failed);
+            return sessions.send_once(limit, async |conn| DB::sweep(conn).await).await.map(|_| None).map_err(failed);
         };
-        let reply = timeout_at(limit, DB::forget(conn.get(), self.older_than, after, &self.terms)).await;
-        let step = conn.settle(reply).map_err(failed)?;
+        let forget = async |conn: &mut DB::Connection| DB::forget(conn, self.older_than, after, &self.terms).await;
+        let step = sessions.send_once(limit, forget).await.map_err(failed)?;
         self.after = step.after;
         self.deleted |= step.rows > 0;
         Ok(Some(step.rows))

@@ -24,8 +24,9 @@ use crate::{
         local::{LocalQueue, Place},
         position::Position,
     },
+    retry::pause,
     rules::{Reason, Refusal, Row},
-    session::{queue::Limits, time::Instant, timers::sleep},
+    session::{queue::Limits, time::Instant},
     store::{ClaimReply, ClaimRequest, Database, failure::Failure, fault::Fault},
 };
 
@@ -395,8 +396,4 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         let keys = subject(self.wanted.keys.iter().map(Key::as_str));
         failure.into_error(Action::Acquire, keys, self.shared.settings.time_limit, before)
     }
-}
-
-async fn pause(millis: std::ops::Range<u64>) {
-    sleep(Duration::from_millis(fastrand::u64(millis))).await;
 }

@@ -8,12 +8,8 @@ use crate::{
     error::Error,
     key::Claim,
     lock::{CommitOutcome, Confirmation},
-    retry::Repeat,
-    session::{
-        sessions::Sessions,
-        time::Instant,
-        timers::{sleep, timeout_at},
-    },
+    retry::{Repeat, pause},
+    session::{sessions::Sessions, time::Instant, timers::timeout_at},
     store::{Confirmed, Database, failure::Failure, fault::Fault},
     transaction::own::in_transaction,
 };
@@ -43,7 +39,7 @@ pub(crate) async fn confirm_within<DB: Database>(
             Ok(Ok(Confirmed::Lost)) => return Err(Error::Lost { key, token: claim.token }),
             Ok(Ok(Confirmed::TooOld)) => return Err(Error::conflict(key, 1)),
             Ok(Ok(Confirmed::Skipped)) if Instant::now() < limit => {
-                pause().await;
+                pause(5..20).await;
                 continue;
             }
             Ok(Ok(Confirmed::Skipped)) | Err(_) => Failure::NoReply,
@@ -67,7 +63,8 @@ pub(crate) async fn commit_outcome<DB: Database>(
     let limit = Instant::now() + time_limit;
     let mut repeat = Repeat::until(limit);
     let count = loop {
-        if let Some(count) = repeat.final_or_pause(confirms(pool, claim, limit).await).await {
+        let count = pool.send(limit, async |conn| DB::confirms(conn, claim).await).await;
+        if let Some(count) = repeat.final_or_pause(count).await {
             break count;
         }
     };
@@ -76,12 +73,4 @@ pub(crate) async fn commit_outcome<DB: Database>(
         Ok(Some(count)) if count == confirmation.0 - 1 => CommitOutcome::RolledBack,
         _ => CommitOutcome::Unknown,
     }
-}
-
-async fn confirms<DB: Database>(pool: &Sessions<DB>, claim: &Claim, limit: Instant) -> Result<Option<i64>, Failure> {
-    pool.send(limit, async |conn| DB::confirms(conn, claim).await).await
-}
-
-async fn pause() {
-    sleep(Duration::from_millis(fastrand::u64(5..20))).await;
 }

@@ -19,7 +19,6 @@ use crate::{
         schedules::Schedules,
         selection::RunOptions,
     },
-    session::timers::timeout_at,
     store::{
         Database,
         changes::{Change, recorded},
@@ -49,16 +48,9 @@ async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Fail
     let change = Change { who: &core.label, what: "triggered", name: name.as_str() };
     let mut repeat = Repeat::until(limit);
     loop {
-        let reply = match core.requests.answering(limit).await {
-            Ok(mut conn) => {
-                let trigger =
-                    async |conn: &mut DB::Connection| Ok(DB::trigger(conn, name).await?.then(|| ((), String::new())));
-                let reply = timeout_at(limit, recorded::<DB, _>(conn.get(), &change, trigger)).await;
-                let reply = reply.map(|reply| reply.map(|done| done.is_some()));
-                conn.settle(reply)
-            }
-            Err(failure) => Err(failure),
-        };
+        let trigger = async |conn: &mut DB::Connection| Ok(DB::trigger(conn, name).await?.then(|| ((), String::new())));
+        let send = async |conn: &mut DB::Connection| recorded::<DB, _>(conn, &change, trigger).await;
+        let reply = core.requests.send_once(limit, send).await.map(|done| done.is_some());
         if reply.as_ref().is_err_and(Failure::is_unanswered) {
             return reply;
         }

@@ -34,8 +34,6 @@ fn slot_at_90(spec: &str, last_run: DateTime<Utc>) -> i64 {
     (change.slot - at(0)).num_seconds()
 }
 
-/// The tick of 03:00 is moved, and neither run again nor left out, whatever the jitter was and is,
-/// and whether the tick of the day before is under way.
 /// What is due when the jitter changes is run once, and by its own time if a smaller jitter would
 /// make it late.
 #[test]
@@ -54,6 +52,8 @@ fn another_jitter_repeats_no_tick_that_is_due() {
     assert_eq!(moved(day(12, 5), -TimeDelta::minutes(2), (last, day(12, 1)), &often), day(12, 5));
 }
 
+/// The tick of 03:00 is moved, and neither run again nor left out, whatever the jitter was and is,
+/// and whether the tick of the day before is under way.
 #[test]
 fn another_jitter_moves_the_next_tick() {
     let at = |text: &str| text.parse::<DateTime<Utc>>().unwrap();

@@ -115,7 +115,7 @@ impl<DB: Store> Sessions<DB> {
     }
 
     /// Waits for a session that has just answered a ping, for a statement that is not sent again.
-    pub async fn answering(&self, limit: Instant) -> Result<Loan<DB>, Failure> {
+    async fn answering(&self, limit: Instant) -> Result<Loan<DB>, Failure> {
         loop {
             let mut conn = self.take(limit).await?;
             // A session that is silent is given up in time for another one.
@@ -138,6 +138,17 @@ impl<DB: Store> Sessions<DB> {
         statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>,
     ) -> Result<T, Failure> {
         let mut conn = self.take(limit).await?;
+        let reply = timeout_at(limit, statement(conn.get())).await;
+        conn.settle(reply)
+    }
+
+    /// Sends one statement that is not sent again, on a session that has just answered a ping.
+    pub async fn send_once<T>(
+        &self,
+        limit: Instant,
+        statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>,
+    ) -> Result<T, Failure> {
+        let mut conn = self.answering(limit).await?;
         let reply = timeout_at(limit, statement(conn.get())).await;
         conn.settle(reply)
     }
