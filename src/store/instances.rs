@@ -180,11 +180,6 @@ pub fn instance(row: &impl StoredRow) -> Reply<ListedInstance> {
     })
 }
 
-/// Converts a time for the tables.
-pub fn micros_of(time: TimeDelta) -> i64 {
-    time.num_microseconds().unwrap_or(i64::MAX)
-}
-
 /// The operations on instances of a store.
 pub trait InstanceStore: OrderStore {
     /// Adds the instance, or records that it is still there.
@@ -246,7 +241,7 @@ macro_rules! operations {
     ($connection:ty) => {
         async fn announce(conn: &mut $connection, instance: &Announcement) -> Reply<()> {
             let query = sqlx::query(ANNOUNCE).bind(instance.id).bind(&instance.label).bind(&instance.build);
-            let query = query.bind(instance.calls).bind(micros_of(instance.lives));
+            let query = query.bind(instance.calls).bind(crate::store::micros(instance.lives));
             query.bind(instance.declares_id).bind(&instance.declares).execute(conn).await.map(drop)
         }
 

@@ -132,6 +132,12 @@ fn limit_micros(not_after: Option<DateTime<Utc>>) -> i64 {
     not_after.map_or(i64::MAX, |limit| limit.timestamp_micros())
 }
 
+/// Returns a length of time in microseconds.
+#[cfg(any(feature = "mysql", feature = "sqlite", feature = "schedule"))]
+fn micros(time: TimeDelta) -> i64 {
+    time.num_microseconds().unwrap_or(i64::MAX)
+}
+
 /// The form of a store's statements, which the server and the table decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
 use crate::store::mysql::row::{
-    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, ROW, commit, execute_nowait_first, marks, micros, padded,
+    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, ROW, execute_nowait_first, marks, micros, padded,
 };
 use crate::{
     key::{Key, PreviousClaim, Token},
@@ -16,7 +16,7 @@ use crate::{
         ClaimReply, ClaimRequest, ClaimStore, Form, Reply, is_apart, limit_micros,
         mysql::create,
         stored_row::{StoredRow as _, previous, read},
-        unanswered,
+        transaction, unanswered,
     },
 };
 
@@ -353,14 +353,15 @@ async fn claim_together(
     terms: &Terms,
     limit: i64,
 ) -> Reply<Vec<ClaimReply>> {
-    sqlx::raw_sql("START TRANSACTION").execute(&mut *conn).await?;
-    let granted = grant_each(conn, requests, terms, limit).await;
-    if granted.as_ref().is_ok_and(|granted| granted.len() == requests.len()) {
-        commit(conn).await?;
-        return granted;
+    let mut refused = 0;
+    let grant = async |conn: &mut MySqlConnection| {
+        let granted = grant_each(conn, requests, terms, limit).await?;
+        refused = granted.len();
+        Ok((refused == requests.len()).then_some(granted))
+    };
+    if let Some(granted) = transaction::<MySql, _>(conn, grant).await? {
+        return Ok(granted);
     }
-    sqlx::raw_sql(rollback!()).execute(&mut *conn).await.map_err(unanswered)?;
-    let refused = granted?.len();
     let mut replies = vec![ClaimReply::Withheld; requests.len()];
     replies[refused] = read_one(conn, &requests[refused].key, terms).await?;
     Ok(replies)

@@ -9,8 +9,8 @@ use crate::{
     store::{
         Reply, changed,
         instances::{
-            Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, micros_of,
-            operations, past, rename,
+            Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, operations,
+            past, rename,
         },
         mysql::row::{marks, stored},
         orders::pass_orders,

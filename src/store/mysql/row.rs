@@ -1,13 +1,14 @@
 //! A row of the lock's table as MySQL and MariaDB return it, and the values that statements take.
 
-use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
+use chrono::{DateTime, NaiveDateTime, Utc};
 use sqlx::{
     MySql, MySqlConnection, Row as _,
     mysql::{MySqlArguments, MySqlQueryResult, MySqlRow},
 };
 
+pub(super) use crate::store::micros;
 use crate::store::{
-    Reply, commit_error,
+    Reply,
     fault::{Fault, fault},
     stored_row::{StoredRow, plain_columns},
 };
@@ -78,10 +79,6 @@ pub(super) async fn execute_nowait_first<'q>(
     for_both().execute(conn).await
 }
 
-pub(super) async fn commit(conn: &mut MySqlConnection) -> Reply<()> {
-    sqlx::raw_sql(commit!()).execute(conn).await.map(drop).map_err(commit_error)
-}
-
 impl StoredRow for MySqlRow {
     plain_columns!();
 
@@ -97,8 +94,4 @@ impl StoredRow for MySqlRow {
 /// Converts a time for the tables.
 pub(super) fn stored(time: DateTime<Utc>) -> NaiveDateTime {
     time.naive_utc()
-}
-
-pub(super) fn micros(time: TimeDelta) -> i64 {
-    time.num_microseconds().unwrap_or(i64::MAX)
 }

@@ -8,8 +8,8 @@ use crate::{
     store::{
         Reply, changed,
         instances::{
-            Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, micros_of,
-            operations, past, rename,
+            Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, operations,
+            past, rename,
         },
         orders::pass_orders,
         schedule::{LOST, Times, from_stored_count, to_stored_count},

@@ -1,11 +1,12 @@
 //! A row of the lock's table as SQLite returns it, and the values that statements take.
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use sqlx::{
     Row as _, Sqlite, SqliteConnection,
     sqlite::{SqliteArguments, SqliteRow},
 };
 
+pub(super) use crate::store::micros;
 use crate::{
     key::Key,
     store::{
@@ -128,10 +129,6 @@ pub(super) async fn read_now(conn: &mut SqliteConnection) -> Reply<DateTime<Utc>
 /// Converts a time for the tables.
 pub(super) fn stored(time: DateTime<Utc>) -> i64 {
     time.timestamp_micros()
-}
-
-pub(super) fn micros(time: TimeDelta) -> i64 {
-    time.num_microseconds().unwrap_or(i64::MAX)
 }
 
 /// Builds a JSON array. Keys and ids are passed as hex, so that nothing in them needs escaping.
