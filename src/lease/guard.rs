@@ -63,9 +63,9 @@ pub struct Lease<DB: Database, K = One> {
 /// the loss of all.
 ///
 /// All keys are renewed, released and abandoned in one statement. When one key is lost, the others
-/// are no longer renewed, and [`Error::Lost`] names the key that was lost. They stay closed to other
-/// holders until the set is dropped or ended, or until their lease ends. If one key was lost before
-/// a release, the others may nevertheless have been released.
+/// are no longer renewed, and [`Error::Lost`] names the key that was lost. They stay closed to
+/// other holders until the set is dropped or ended, or until their lease ends. If one key was lost
+/// before a release, the others may nevertheless have been released.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

@@ -66,7 +66,8 @@ impl<DB: Store> Loan<DB> {
     /// Waits for a connection of the application's pool on which a statement commits by itself. The
     /// application, or a hook of its pool, may have left a transaction open.
     pub(super) async fn borrow_checked(pool: &Pool<DB>, for_values: bool, limit: Instant) -> Result<Self, Failure> {
-        // As many as may be in a transaction that the application has left open, or that has failed.
+        // As many as may be in a transaction that the application has left open, or that has
+        // failed.
         let mut others = pool.options().get_max_connections();
         loop {
             let mut conn = Self::borrow(pool, limit).await?;
