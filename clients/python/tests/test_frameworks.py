@@ -97,6 +97,25 @@ def test_a_database_of_django(db: Database, monkeypatch: pytest.MonkeyPatch) -> 
     holds_and_renews(ConnectionProxy(connections, "default"), db)
 
 
+@POSTGRES
+def test_a_pool_of_django_keeps_its_connections(db: Database) -> None:
+    from django.conf import settings
+
+    if not settings.configured:
+        settings.configure(USE_TZ=True)
+    own = django_settings(db) | {"OPTIONS": {"pool": {"min_size": 1, "max_size": 1}}}
+    connections = django_db.utils.ConnectionHandler({"default": own})
+    wrapper: Any = connections["default"]
+    try:
+        holds_and_renews(wrapper, db)
+        with wrapper.cursor() as cursor:
+            cursor.execute("SELECT 1")
+        wrapper.close()
+        assert wrapper.pool.get_stats()["pool_available"] == 1
+    finally:
+        wrapper.close_pool()
+
+
 def django_settings(db: Database) -> dict[str, Any]:
     if db.name == "sqlite":
         file = db.url.removeprefix("sqlite:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 from conftest import Database, acquired, refused
 
 import rowlock
+import rowlock.aio
 
 #: As scripts see it: the program was refused its key.
 REFUSED = 75
@@ -122,6 +124,17 @@ def test_a_set_of_which_one_key_is_lost_is_lost(db: Database) -> None:
     # The others are abandoned: they do not wait for the end of their lease, 30 s later.
     eventually(lambda: db.show("a")["state"] in ("expired", "free"), 15)
     eventually(lambda: db.show("c")["state"] in ("expired", "free"), 15)
+
+
+def test_a_set_of_a_task_of_which_one_key_is_lost_is_lost(db: Database) -> None:
+    async def work() -> None:
+        async with rowlock.aio.connect(db.url).lock_all(["a", "b"], lease=30):
+            assert db.run("release", "b", "--force").returncode == 0
+            await asyncio.sleep(60)
+
+    with pytest.raises(rowlock.Lost):
+        asyncio.run(work())
+    eventually(lambda: db.show("a")["state"] in ("expired", "free"), 10)
 
 
 def test_one_of_both_leads(db: Database) -> None:

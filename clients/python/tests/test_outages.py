@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import sqlite3
 import sys
 import threading
 import time
@@ -264,6 +265,28 @@ def test_a_lease_without_a_thread_is_given_up(
     # It was put back: the key is free, and no work has been missed.
     with rowlock.lock(db.url, "k", min_interval=60) as held:
         assert held.taken_over_from is None
+
+
+@SQLITE
+def test_a_message_without_a_thread_ends_no_renewal(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warning of a renewal that waits for the file is lost, and its lease is not."""
+    start = threading.Thread.start
+
+    def broken_start(thread: threading.Thread) -> None:
+        if thread.name == "rowlock events":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with rowlock.lock(db.url, "k", lease=6) as lease:
+        monkeypatch.setattr(threading.Thread, "start", broken_start)
+        other = sqlite3.connect(db.url.removeprefix("sqlite:"), isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        time.sleep(3)
+        other.execute("ROLLBACK")
+        time.sleep(6)
+        assert lease.owned()
 
 
 def test_what_would_fail_again_is_not_waited_for(

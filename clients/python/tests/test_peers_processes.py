@@ -346,8 +346,9 @@ def test_forked_processes_count_exactly(db: Database, tmp_path: Path) -> None:
     counter = tmp_path / "counter"
     counter.write_text("0")
     with rowlock.connect(db.url) as locks:
-        with locks.lock("k"):
-            pass  # The sessions are open at the fork.
+        if db.name != "sqlite":  # Whose open file no child may use.
+            with locks.lock("k"):
+                pass  # The sessions are open at the fork.
 
         def count() -> bool:
             for _ in range(5):
@@ -370,6 +371,11 @@ def test_a_fork_has_no_part_in_the_claim(db: Database) -> None:
             with contextlib.suppress(rowlock.Lost):
                 lease.release()
                 return False
+            if db.name == "sqlite":
+                with contextlib.suppress(rowlock.Error):
+                    locks.lock("k").try_acquire()
+                    return False
+                return lease.lost
             return lease.lost and not locks.lock("k").try_acquire()
 
         assert os.waitpid(forked(look), 0)[1] == 0

@@ -28,6 +28,17 @@ SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
 POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
 
 
+@POSTGRES
+def test_a_connection_may_have_begun_a_transaction(db: Database) -> None:
+    def connect() -> Any:
+        connection = psycopg.connect(db.url)
+        connection.execute("SET lock_timeout = '7s'")
+        return connection
+
+    with rowlock.lock(connect, "k", lease=6) as lease:
+        assert lease.owned()
+
+
 def mysql_place(db: Database) -> dict[str, Any]:
     url = urlsplit(db.url)
     return {

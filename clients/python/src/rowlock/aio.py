@@ -213,7 +213,11 @@ class Lock(BaseLock):
         block, self._block = self._block, None
         if lease is None or block is None:
             return
-        block.leave(error)
+        try:
+            block.leave(error)
+        except Lost as loss:  # Of several keys, those whose claims stand are freed.
+            await lease.__aexit__(Lost, loss, trace)
+            raise
         await lease.__aexit__(kind, error, trace)
 
 

@@ -301,14 +301,18 @@ def _log_failure(_: None, error: BaseException | None) -> None:
 
 
 def tell(work: Callable[[], object]) -> None:
-    """Runs what belongs to the application, where it holds up no request and no renewal."""
+    """Runs what belongs to the application, where it holds up no request and no renewal.
+
+    In a process that can start no thread it does not run: renewals go on.
+    """
 
     def steps() -> Steps[None]:
         work()
         return
         yield
 
-    _EVENTS.run(Task(steps(), 0.0, _log_failure))
+    with contextlib.suppress(RuntimeError):
+        _EVENTS.run(Task(steps(), 0.0, _log_failure))
 
 
 _known: weakref.WeakValueDictionary[Hashable, Database] = weakref.WeakValueDictionary()

@@ -18,7 +18,7 @@ class Refusal:
 
     key: str
     #: ``held``, ``held_by_another_program``, ``timed_out_unfinished``, ``within_window``,
-    #: ``last_run_failed``, ``not_succeeded`` or ``busy``. These names do not change.
+    #: ``last_run_failed``, ``not_succeeded``, ``busy`` or ``queued``. These names do not change.
     reason: str
     #: The label of the last claim.
     by: str | None = None

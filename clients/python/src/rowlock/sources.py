@@ -169,6 +169,9 @@ def _of_django(wrapper: Any) -> Place:
         parameters = wrapper.get_connection_params()
         if wrapper.Database.__name__ == "MySQLdb":  # By itself it waits without a limit.
             parameters = mysql.limits(PATIENCE) | parameters
+        # The connections of a pool are those of requests.
+        if wrapper.settings_dict.get("OPTIONS", {}).get("pool"):
+            return wrapper.Database.connect(**parameters)
         return wrapper.get_new_connection(parameters)
 
     names = ("ENGINE", "NAME", "HOST", "PORT", "USER")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import uuid
@@ -303,14 +304,45 @@ class SqliteSession:
             connection.isolation_level = None
             connection.row_factory = None
             connection.execute("PRAGMA busy_timeout = 50")
+            self._file = _file_of(connection)
         except sqlite3.Error as error:
             raise Outage(sent=False) from error
+        if self._file in _of_parent:
+            connection.close()
+            raise Error(
+                "the database file was in use when this process was forked, so that SQLite would "
+                "lose its locks: make the first call after the fork, or start the process anew"
+            )
+        _files.append(self._file)
         return connection
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+            with contextlib.suppress(ValueError):  # A parent's session is none of this process.
+                _files.remove(self._file)
+
+
+#: The files of the sessions that are open, by device and number.
+_files: list[tuple[int, int]] = []
+#: Those that were open in the parent at the fork. SQLite counts locks on a file by process: a child
+#: that opens it again takes none, and goes on in a log that the parent deletes when it closes it.
+_of_parent: set[tuple[int, int]] = set()
+
+
+def _file_of(connection: sqlite3.Connection) -> tuple[int, int]:
+    status = os.stat(connection.execute("PRAGMA database_list").fetchone()[2])
+    return status.st_dev, status.st_ino
+
+
+def _forked() -> None:
+    _of_parent.update(_files)
+    _files.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _micros_of(seconds: float) -> int:
