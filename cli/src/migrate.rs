@@ -21,17 +21,18 @@ pub async fn migrate<DB: Database>(pool: Pool<DB>, asked: &Migrate) -> Result<u8
         (false, _, true) => (migration.plan().await?, "the tables are complete"),
         (false, _, false) => (run(&migration).await?, "the tables are complete"),
     };
+    let is_denied = plan.notes().iter().any(|note| note.contains("could not be created"));
     if plan.is_empty() {
         for note in plan.notes() {
             out::say(format_args!("-- NOTE: {note}"))?;
         }
-        if !plan.notes().iter().any(|note| note.contains("could not be created")) {
+        if !is_denied {
             out::say(format_args!("-- {nothing}"))?;
         }
     } else {
         out::say(plan.to_string().trim_end())?;
     }
-    Ok(exit::OK)
+    Ok(if is_denied { exit::UNFIT } else { exit::OK })
 }
 
 /// Describes the migration, with the other programs on the table.

@@ -46,7 +46,7 @@ const UNCHECKED: &str = "these statements do not look for claims and for instanc
 /// tables of schedules: where only these are missing and the user may not create tables, the call
 /// logs a warning and succeeds.
 ///
-/// [`Migration`] prints what the call would do, and takes it back.
+/// [`Migration`] prints the statements that the call would send, and can undo them.
 ///
 /// # Errors
 /// [`Error::Setup`] if the table is not usable, also with the missing columns, or the server or the

@@ -191,7 +191,7 @@ impl<DB: Database> Work<DB> {
         if matches!(part, Part::Locks | Part::Functions | Part::Removal) {
             return Err(self.attempts.failed(failure, part));
         }
-        let note = format!("the tables of schedules do not exist, and could not be created: {failure}");
+        let note = format!("tables of schedules are missing, and could not be created: {failure}");
         tracing::warn!("{note}");
         done.notes.push(note);
         Ok(())

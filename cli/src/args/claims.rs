@@ -4,6 +4,7 @@ use std::{ffi::OsString, time::Duration};
 
 use clap::{Args, ValueEnum};
 use rowlock::{Database, Error, Key, LeaseLock, Rules};
+use rustix::process::{Pid, getppid};
 
 use crate::{
     args::{
@@ -190,6 +191,9 @@ pub struct Hold {
     /// Keep the key closed for this long after a program that crashed had to stop its work
     #[arg(long, value_name = "D", default_value = "0s", value_parser = duration)]
     pub lock_delay: Duration,
+    /// The process that started this one. It may end while the database is opened.
+    #[arg(skip = getppid())]
+    pub parent: Option<Pid>,
 }
 
 #[derive(Debug, Args)]

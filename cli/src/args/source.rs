@@ -1,6 +1,6 @@
 //! The arguments that choose the database, and those of the command that examines it.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, time::Duration};
 
 use chrono::FixedOffset;
 use clap::Args;
@@ -15,7 +15,7 @@ pub struct SourceArguments {
     /// A file whose only line is the database's URL; it is read again while the program runs, so
     /// that a new password is used
     #[arg(long, value_name = "FILE", env = "DATABASE_URL_FILE", global = true)]
-    pub database_url_file: Option<PathBuf>,
+    pub database_url_file: Option<OsString>,
     /// Use a file of your own, ~/.local/state/rowlock/locks.db: locks for this machine and user
     /// only
     #[arg(long, global = true)]

@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
 use crate::{
     args::source::SourceArguments,
     database::{
@@ -46,7 +48,8 @@ impl Source {
             let url = RwLock::new(local_file()?);
             return Ok(Self { kind: Kind::Sqlite, url, file: None, own_file: true, timeout });
         }
-        let file = arguments.database_url_file.clone();
+        // An empty variable counts as one that is not set.
+        let file = arguments.database_url_file.clone().filter(|file| !file.is_empty()).map(PathBuf::from);
         let url = match &file {
             Some(file) => url_of(file)?,
             None => arguments.database_url.clone().unwrap_or_default(),
@@ -62,6 +65,22 @@ impl Source {
 
     pub fn url(&self) -> String {
         self.url.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the URL for a command, which may run in another folder.
+    pub fn url_of_commands(&self) -> String {
+        let url = self.url();
+        let path = match (self.kind, self.own_file) {
+            (Kind::Sqlite, true) => return format!("sqlite:{}", encoded(&url)),
+            (Kind::Sqlite, false) => url.trim_start_matches("sqlite:").trim_start_matches("//"),
+            (Kind::Postgres | Kind::MySql, _) => return url,
+        };
+        match std::env::current_dir() {
+            Ok(folder) if !path.starts_with(['/', ':']) => {
+                format!("sqlite:{}/{path}", encoded(&folder.to_string_lossy()))
+            }
+            _ => url,
+        }
     }
 
     /// Says that this URL is used from now on.
@@ -106,6 +125,11 @@ impl Secrets {
     }
 }
 
+fn encoded(path: &str) -> impl std::fmt::Display {
+    const MEAN: &AsciiSet = &CONTROLS.add(b'%').add(b'?').add(b'#');
+    utf8_percent_encode(path, MEAN)
+}
+
 fn url_of(file: &PathBuf) -> Result<String, Failure> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         Failure::new(USAGE, format_args!("the file of the database URL, {}: {error}", file.display()))
@@ -138,4 +162,25 @@ fn local_file() -> Result<String, Failure> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
     made.map_err(|error| Failure::io(&folder, &error))?;
     Ok(folder.join("locks.db").display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_in_another_folder_find_the_same_file() {
+        let folder = std::env::current_dir().unwrap().display().to_string();
+        let absolute = |rest: &str| format!("sqlite:{folder}/{rest}");
+        for (kind, own_file, url, expected) in [
+            (Kind::Sqlite, false, "sqlite:locks.db?mode=rwc", absolute("locks.db?mode=rwc")),
+            (Kind::Sqlite, false, "sqlite://a/locks.db", absolute("a/locks.db")),
+            (Kind::Sqlite, false, "sqlite:/a/locks.db", "sqlite:/a/locks.db".to_owned()),
+            (Kind::Sqlite, true, "/home/a%b?/locks.db", "sqlite:/home/a%25b%3F/locks.db".to_owned()),
+            (Kind::Postgres, false, "postgres://db/app", "postgres://db/app".to_owned()),
+        ] {
+            let source = Source { kind, url: RwLock::new(url.to_owned()), file: None, own_file, timeout: LONGEST };
+            assert_eq!(source.url_of_commands(), expected);
+        }
+    }
 }

@@ -1,9 +1,10 @@
 //! The checks, and what they advise.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rowlock::{Error, LeaseLock, Schedule, Schedules, admin::ListOptions, errors::Setup, migration::Functions};
 use sqlx::Pool;
+use tokio::time::timeout;
 
 use crate::{
     database::said,
@@ -21,6 +22,8 @@ const MIGRATE: &str = "run `rowlock migrate` once, as a user that may create and
 const NEAR: i64 = 1_000_000;
 /// By how much, in microseconds, this machine's clock may be ahead for `run --cron`.
 const FAR: i64 = 5_000_000;
+/// How long the answers to one check may take.
+const REPLY: Duration = Duration::from_secs(5);
 
 /// The rights on one table.
 struct Rights {
@@ -134,36 +137,44 @@ pub fn unreachable(message: &str) -> (String, String) {
 
 /// Runs all checks of a database that has been connected to.
 pub async fn all<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let mut conn = match pool.acquire().await {
-        Ok(conn) => conn,
-        Err(error) => {
-            let advice = "run the command again: the first connection succeeded";
-            return vec![Finding::problem("connection", said(&error), advice)];
-        }
-    };
-    findings.push(server::<DB>(&mut conn).await);
+    let mut findings = asked(pool, "server", async |conn| Some(server::<DB>(conn).await)).await;
+    findings.extend(asked(pool, "place", async |conn| Some(place::<DB>(conn).await)).await);
     let (lock_table, has_locks) = locks(pool).await;
     let (schedule_tables, has_schedules) = schedules(pool).await;
-    findings.extend([place::<DB>(&mut conn).await, lock_table, schedule_tables]);
+    findings.extend([lock_table, schedule_tables]);
     for rights in &rights::<DB>() {
         let exists = if rights.table.starts_with("t_resource_lock") { has_locks } else { has_schedules };
         if exists {
-            findings.push(check_rights::<DB>(&mut conn, rights).await);
+            let check = async |conn: &mut _| Some(check_rights::<DB>(conn, rights).await);
+            findings.extend(asked(pool, rights.check, check).await);
         }
     }
     if has_locks {
         findings.extend(table(pool).await);
     }
-    findings.push(clock::<DB>(&mut conn).await);
+    findings.extend(asked(pool, "clock", async |conn| Some(clock::<DB>(conn).await)).await);
     findings.push(Finding::good("time zones", format!("release {}, built in", Schedule::zones_release())));
-    findings.extend(pooler::<DB>(&mut conn).await);
+    findings.extend(asked(pool, "pooler", pooler::<DB>).await);
     findings.extend(judge_notifications(DB::notifications(pool).await));
-    match DB::settings(&mut conn).await {
-        Ok(settings) => findings.extend(judge_settings(&settings)),
-        Err(error) => findings.push(unread("settings", &error)),
-    }
+    findings.extend(asked(pool, "settings", settings::<DB>).await);
     findings
+}
+
+/// Makes a check. One that gets no reply is given up; the pool then closes its connection.
+async fn asked<DB: Server, F: IntoIterator<Item = Finding>>(
+    pool: &Pool<DB>,
+    check: &'static str,
+    make: impl AsyncFnOnce(&mut DB::Connection) -> F,
+) -> Vec<Finding> {
+    let found = timeout(REPLY, async { Ok(make(&mut *pool.acquire().await?).await) });
+    match found.await {
+        Ok(Ok(findings)) => findings.into_iter().collect(),
+        Ok(Err(error)) => vec![unread(check, &error)],
+        Err(_) => {
+            let advice = "another transaction may have locked the table: look for it in the server's list of sessions";
+            vec![Finding::problem(check, format!("no reply within {REPLY:?}"), advice)]
+        }
+    }
 }
 
 fn unread(check: &'static str, error: &sqlx::Error) -> Finding {
@@ -357,6 +368,13 @@ fn judge_notifications(notifications: Notifications) -> Option<Finding> {
         Notifications::Missing(why) => {
             Some(Finding::note(CHECK, format!("LISTEN does not work: {why}; {POLLED}"), "look for a proxy in between"))
         }
+    }
+}
+
+async fn settings<DB: Server>(conn: &mut DB::Connection) -> Vec<Finding> {
+    match DB::settings(conn).await {
+        Ok(settings) => judge_settings(&settings),
+        Err(error) => vec![unread("settings", &error)],
     }
 }
 

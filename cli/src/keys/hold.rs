@@ -47,7 +47,7 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
     let mut stop = StopSignals::listen()?;
     // A claim that is held on a terminal is renewed whatever keys are pressed.
     let mut suspend = listen(tokio::signal::unix::SignalKind::from_raw(Signal::TSTP.as_raw()))?;
-    let mut script = Script::watch()?;
+    let mut script = Script::watch(hold.parent)?;
     let wait = Wait { keys: vec![key], grace: GRACE, refused: hold.terms.refused_exit_code };
     let waited = tokio::select! {
         waited = wait.for_request(&lock, &mut stop, lock.acquire(key, wait_of_work)) => Some(waited?),
@@ -138,8 +138,7 @@ struct Script {
 
 impl Script {
     /// Reads stdin to its end, in a thread of its own: a read of stdin cannot be cancelled.
-    fn watch() -> Result<Self, Failure> {
-        let parent = getppid();
+    fn watch(parent: Option<Pid>) -> Result<Self, Failure> {
         if is_null_device() {
             let text = "stdin is /dev/null, and would end the claim at once: give `rowlock hold` a pipe \
                         (`coproc`, subprocess.PIPE), or use `rowlock acquire`";

@@ -38,6 +38,11 @@ const MAX_RUNS: u32 = 32;
 /// Opens the database, and waits until that is possible. An error that does not pass by itself is
 /// returned, as is one of the file.
 pub async fn open_when_available<T>(cron: &Cron, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
+    // A pipe is empty when it is read again.
+    if std::fs::metadata(&cron.file).is_ok_and(|found| !found.is_file()) {
+        let text = format_args!("{}: it is no regular file, and could not be read again", cron.file.display());
+        return Err(Failure::new(exit::USAGE, text));
+    }
     file::read(&cron.file)?;
     let mut signals = CronSignals::listen()?;
     service::begins("it waits for the database");
@@ -268,7 +273,7 @@ impl<DB: Database> Instance<DB> {
                 "{why}; other machines run the job, and this machine checks again every {LOOK:?}"
             ));
         }
-        jobs.warnings().for_each(out::print_error);
+        jobs.open_to().chain(jobs.warnings()).for_each(out::print_error);
         self.jobs = jobs;
         Ok(())
     }

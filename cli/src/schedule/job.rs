@@ -158,7 +158,7 @@ impl Run {
 
     fn start(&self, words: &[OsString]) -> Result<Started, String> {
         let surroundings = &self.job.surroundings;
-        let database_url = surroundings.database_url.then(|| self.shared.source.url());
+        let database_url = surroundings.database_url.then(|| self.shared.source.url_of_commands());
         let job = self.name();
         let (variables, keep, grace) = (self.variables.as_slice(), self.job.keep_output, self.shared.grace);
         Started::start(words, &How { job, surroundings, database_url, variables, keep, grace })

@@ -17,7 +17,8 @@ harness::tests!(postgres[PROMTOOL].long(a_day_in_the_life));
 
 const PASSWORD: &str = "hunter2-of-the-day";
 
-/// The crontab of a service: 25 lines, with all that crontabs have.
+/// The crontab of a service: 25 lines, with all that crontabs have. A line before it names the
+/// commands' home.
 const CRONTAB: &str = r#"# the night of a shop
 SHELL=/bin/sh
 PATH=/usr/local/bin:/usr/bin:/bin
@@ -63,7 +64,7 @@ impl<DB: TestDatabase> Site<'_, DB> {
         let file = self.stage.file(release);
         let words = format!("cron --label {label} --build {release} --drain 30s");
         let mut command = self.db.command(&words, &[file.to_str().unwrap()]);
-        command.env("DATABASE_URL", &self.url).env("HOME", self.stage.path());
+        command.env("DATABASE_URL", &self.url);
         self.machines.insert(label, start(command));
         eventually("it is alive", async || {
             let found = self.instances().await;
@@ -156,7 +157,7 @@ impl Samples {
 /// another name for one of them, and other times for another. Returns the number of jobs.
 async fn releases(stage: &Stage) -> usize {
     let crontab = stage.file("crontab");
-    std::fs::write(&crontab, CRONTAB).unwrap();
+    std::fs::write(&crontab, format!("HOME={}\n{CRONTAB}", stage.path())).unwrap();
     let converted = ended(rowlock("cron --from-crontab user", &[crontab.to_str().unwrap()])).await.with(0).out;
     assert!(converted.contains("# @reboot") && converted.contains("# MAILTO="), "{converted}");
     let mut jobs = 0;

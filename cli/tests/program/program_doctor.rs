@@ -12,9 +12,13 @@ harness::tests!(
         a_journal_that_makes_readers_wait_is_noted,
         a_file_without_wal_is_noted_with_the_modes_that_may_lose_it
     ),
-    servers(a_server_out_of_reach_is_a_problem),
+    servers(a_server_out_of_reach_is_a_problem, a_table_that_is_locked_is_a_problem),
     servers[DIRECT](rights_that_are_missing_are_named, the_advice_for_a_connection_depends_on_its_error),
-    postgres[DIRECT](notifications_are_tried, a_search_path_that_leads_nowhere_is_a_problem)
+    postgres[DIRECT](
+        notifications_are_tried,
+        a_search_path_that_leads_nowhere_is_a_problem,
+        a_migration_without_the_right_to_create_a_table_fails
+    )
 );
 
 async fn doctor(url: &str) -> Ended {
@@ -135,6 +139,37 @@ async fn what_is_missing_is_named<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_search_path_that_leads_nowhere_is_a_problem<DB: TestDatabase>(db: TestDb<DB>) {
     let found = doctor(&format!("{}?options[search_path]=nowhere", db.url)).await.with(78).json();
     assert_eq!(result(&found, "place")["result"], "problem", "{found}");
+}
+
+/// A statement of the program's own would wait for the other transaction.
+async fn a_table_that_is_locked_is_a_problem<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut other = db.pool_of(1).await.acquire().await.unwrap();
+    let (lock, unlock) = match db.server.name {
+        "postgres" => ("BEGIN; LOCK TABLE t_resource_order", "ROLLBACK"),
+        _ => ("LOCK TABLES t_resource_order WRITE", "UNLOCK TABLES"),
+    };
+    DB::execute_on(&mut other, lock).await.unwrap();
+    let found = doctor(&db.url).await.with(78).json();
+    DB::execute_on(&mut other, unlock).await.unwrap();
+    let locked = result(&found, "rights to order");
+    assert_eq!((&locked["result"], &locked["found"]), (&"problem".into(), &"no reply within 5s".into()), "{locked}");
+    assert_eq!(result(&found, "clock")["result"], "ok", "the checks go on: {found}");
+}
+
+async fn a_migration_without_the_right_to_create_a_table_fails<DB: TestDatabase>(db: TestDb<DB>) {
+    let name = format!("rowlock_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
+    db.execute("DROP TABLE t_resource_order").await;
+    db.execute(&format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'")).await;
+    db.execute(&format!("GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO {name}")).await;
+    let (scheme, rest) = db.url.split_once("://").unwrap();
+    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
+    let mut command = rowlock("migrate", &[]);
+    command.env("DATABASE_URL", format!("{scheme}://{name}:hunter2@{address}"));
+    let denied = ended(command).await;
+    db.execute(&format!("DROP OWNED BY {name}")).await;
+    db.execute(&format!("DROP ROLE {name}")).await;
+    let denied = denied.with(78);
+    assert!(denied.out.contains("tables of schedules are missing, and could not be created"), "{denied:?}");
 }
 
 async fn a_database_that_only_reads_is_a_problem<DB: TestDatabase>(db: TestDb<DB>) {

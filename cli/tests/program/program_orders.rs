@@ -43,7 +43,10 @@ async fn a_command_is_stopped_from_elsewhere_and_its_output_kept<DB: TestDatabas
     let error = run["error"].as_str().unwrap();
     assert!(error.starts_with("stopped by ann@"), "{run}");
     assert_eq!(db.rowlock("output k", &[]).await.with(0).out, "begun\n");
-    eventually("the command after it was run", async || read(&after).contains("failed stopped by an operator")).await;
+    eventually("the command after it was run", async || {
+        after.exists() && read(&after).contains("failed stopped by an operator")
+    })
+    .await;
     let row = db.rowlock("schedules --json", &[]).await.json()[0].clone();
     assert_eq!((&row["attempt"], &row["stopping"]), (&0.into(), &false.into()), "it is not tried again: {row}");
     running.signal(Signal::TERM);

@@ -1,8 +1,9 @@
 //! `next`, `cron --check` and `cron --next`, and the zone of a pattern.
 
-use std::path::Path;
+use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, path::Path};
 
 use harness::{TestDatabase, TestDb};
+use rustix::process::getuid;
 use serde_json::json;
 use tokio::process::Command;
 
@@ -16,6 +17,7 @@ harness::tests!(sqlite(
     the_preview_of_the_guide_is_as_shown,
     a_pattern_that_is_misread_elsewhere_is_refused,
     a_file_is_checked_without_a_database,
+    jobs_from_a_pipe_are_checked_and_not_run,
     every_error_of_a_file_is_printed,
     the_next_ticks_of_each_job_are_printed,
     a_pattern_without_a_zone_warns_where_the_machine_has_one,
@@ -73,13 +75,31 @@ async fn a_file_is_checked_without_a_database<DB: TestDatabase>(_: TestDb<DB>) {
     let stage = Stage::new();
     let file =
         jobs(&stage, &[("a", "cron = \"@midnight\"\nzone = \"Europe/Berlin\"", ""), ("b", "after = \"1h\"", "")]);
+    // That others may change what runs as root is no error.
+    std::fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
     let file = file.to_str().unwrap();
     let checked = ended(rowlock("cron --check", &[file])).await.with(0);
-    assert_eq!((checked.out, checked.err.as_str()), (format!("{file}: 2 jobs, no error\n"), ""));
+    assert_eq!(checked.out, format!("{file}: 2 jobs, no error\n"));
+    assert_eq!(checked.err.lines().count(), usize::from(getuid().is_root()), "{checked:?}");
+    std::fs::set_permissions(file, Permissions::from_mode(0o644)).unwrap();
     let often = jobs(&stage, &[("a", "every = \"20s\"", ""), ("b", "cron = \"* * * * *\"", "")]);
     let checked = ended(rowlock("cron --check", &[often.to_str().unwrap()])).await.with(0);
     let says = "rowlock: a: note: its lease of 30s is longer than the 20s between two ticks";
     assert!(checked.err.starts_with(says) && checked.err.lines().count() == 1, "{checked:?}");
+}
+
+/// The pipe would be empty when it is read again.
+async fn jobs_from_a_pipe_are_checked_and_not_run<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = jobs(&stage, &[("a", "after = \"1h\"", "")]);
+    for (words, code, says) in [("--check", 0, "1 job, no error"), ("", 2, "no regular file")] {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("cat \"$1\" | \"$0\" cron {words} /dev/stdin"), PROGRAM]).arg(&file);
+        // An empty variable counts as one that is not set.
+        shell.env("DATABASE_URL", &db.url).env("DATABASE_URL_FILE", "");
+        let ended = ended(shell).await.with(code);
+        assert!(format!("{ended:?}").contains(says), "{ended:?}");
+    }
 }
 
 async fn every_error_of_a_file_is_printed<DB: TestDatabase>(_: TestDb<DB>) {

@@ -132,9 +132,14 @@ impl Jobs {
         .collect()
     }
 
+    /// Returns who else may change the file, if others than root may.
+    pub fn open_to(&self) -> impl Iterator<Item = &str> {
+        self.open_to.as_deref().into_iter()
+    }
+
     /// Returns what is wrong on this machine with jobs that it runs.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
-        self.open_to.iter().chain(self.jobs.iter().flat_map(|job| &job.warnings)).map(String::as_str)
+        self.jobs.iter().flat_map(|job| &job.warnings).map(String::as_str)
     }
 
     /// Returns why the machine cannot run some of the jobs.
