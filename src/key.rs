@@ -114,7 +114,8 @@ impl Holder {
     /// Creates an id that no other claim has, for a lock of the application's own
     /// ([`ResourceLock`](crate::ResourceLock)).
     pub fn unique() -> Self {
-        Self(Uuid::new_v4())
+        // A feature of the crate has the random numbers of a thread repeat themselves after a fork.
+        Self(Uuid::from_u128(Uuid::new_v4().as_u128() ^ u128::from(std::process::id())))
     }
 
     pub(crate) fn new(id: Uuid) -> Self {

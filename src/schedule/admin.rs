@@ -85,8 +85,8 @@ impl<DB: Database> Schedules<DB> {
         self.set_paused(&Key::new(name)?, None).await
     }
 
-    /// Resumes a schedule, and takes an order to [skip](Self::skip) its ticks back. What happens
-    /// with the ticks since the pause is its [catch-up](crate::Schedule::catch_up).
+    /// Resumes a schedule, and revokes an order to [skip](Self::skip) its ticks. What happens with
+    /// the ticks since the pause is its [catch-up](crate::Schedule::catch_up).
     ///
     /// # Errors
     /// As [`pause`](Self::pause).
@@ -131,10 +131,10 @@ impl<DB: Database> Schedules<DB> {
         }
     }
 
-    /// Asks for a run of a schedule beside its ticks, as soon as an instance polls and no run is
-    /// under way. The tick that is next keeps its time. Triggers that wait count once, and those of
-    /// a paused schedule wait until it is resumed. If a failed tick waits for its next attempt,
-    /// that is made at once.
+    /// Requests a run of a schedule in addition to its ticks, as soon as an instance polls and no
+    /// run is under way. The tick that is next keeps its time. Triggers that wait count once, and
+    /// those of a paused schedule wait until it is resumed. If a failed tick waits for its next
+    /// attempt, that is made at once.
     ///
     /// # Errors
     /// As [`pause`](Self::pause).

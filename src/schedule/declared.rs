@@ -13,7 +13,7 @@ use crate::{
     schedule::{
         core::{Core, answered},
         info::Said,
-        instances::{AHEAD, Decision, Declared, Word, descriptions, from_text},
+        instances::{AHEAD, Decision, Declared, Word, descriptions, from_text, is_live},
         presence::{INSTANCES, declared_by, texts_of},
         schedules::Schedules,
         spec::Schedule,
@@ -180,8 +180,8 @@ impl<DB: Database> Schedules<DB> {
             return Err(Error::NotFound(NotFound::Schedule { name, renamed_to: None }));
         }
         let declared = declared(&core).await?.remove(&name).unwrap_or_default();
-        if declared.times.iter().any(|(times, _)| !times.are_removed()) {
-            let wrong = "instances that are alive declare it: deploy the application without it, or stop them";
+        if !declared.times.is_empty() {
+            let wrong = "instances that are alive declare it, or that it is removed: deploy the application without it, or stop them";
             return Err(refused(&name, wrong.to_owned()));
         }
         let change = Change { who: &core.label, what: "removed", name: name.as_str() };
@@ -222,14 +222,15 @@ impl<DB: Database> Schedules<DB> {
             let Some(schedule) = Schedule::of(&row.times) else {
                 return Err(refused(&name, format!("its times {:?} have no next tick", row.times.spec)));
             };
-            if row.running {
+            if is_live(row, found.now) {
                 return Err(refused(&name, "a run is under way: it can be reset after that".to_owned()));
             }
             let past = answered!(&*core, Action::Inspect, &name.quoted(), conn => DB::past(conn, names))?;
             let past = past.into_iter().next().map(|(_, past)| past).unwrap_or_default();
             let (slot, none) = (schedule.next(found.now), Word::default());
             let declared = Declared::new(&schedule);
-            let change = declared.change_to(slot, Decision::PutBack, Some((row, &past)), &none, found.now);
+            let decision = if row.running { Decision::Fresh } else { Decision::PutBack };
+            let change = declared.change_to(slot, decision, Some((row, &past)), &none, found.now);
             answered!(&*core, Action::Forget, &name.quoted(), conn => DB::forget_runs_ahead(conn, &name))?;
             // A run that has just begun or ended has changed the row.
             if answered!(&*core, Action::Update, &name.quoted(), conn => DB::change_times(conn, &row.times, &change))? {

@@ -32,7 +32,7 @@ pub const WAITS_FOR: &str = "waits for the key ";
 pub struct ScheduleInfo {
     /// The schedule's name.
     pub name: String,
-    /// What the newest instance that is alive [says](crate::Schedule::description) of it.
+    /// The [description](crate::Schedule::description) that the newest living instance declares.
     pub description: String,
     /// Its times: `cron 30 2 * * *`, `every 30s`, `after 600s`; with a
     /// [jitter](crate::Schedule::jitter), how much later its ticks come: `cron 30 2 * * * +71s`.
@@ -53,7 +53,7 @@ pub struct ScheduleInfo {
     /// Whether an operator has [stopped](crate::Schedules::stop) the tick that was begun, which has
     /// not ended yet.
     pub stopping: bool,
-    /// What the run under way [says](crate::Tick::note) of itself.
+    /// The [note](crate::Tick::note) of the run that is under way.
     pub note: Option<String>,
     /// When a run was triggered that has not ended yet.
     pub triggered: Option<DateTime<Utc>>,

@@ -194,9 +194,7 @@ pub fn decide(
     word: &Word,
     now: DateTime<Utc>,
 ) -> Decision {
-    let Some((row, past)) = row else {
-        return if mine.schedule.is_some() { Decision::Create } else { Decision::Leave };
-    };
+    let Some((row, past)) = row else { return Decision::Create };
     let is_removed = row.times.are_removed() && mine.schedule.is_none();
     if is_long_gone(past, now) && !is_removed {
         return Decision::Fresh;
@@ -262,10 +260,11 @@ fn known_with(row: Option<(&ListedSchedule, &Past)>, times: &Times, word: &Word)
 }
 
 /// Returns whether no clock that was right, within [`AHEAD`], could have led to the slot of a row
-/// with the times of this schedule. A tick that ran before its shift was changed is followed by the
-/// next one, which may be later by that.
+/// with the times of this schedule, or to the time at which it is due. A tick that ran before its
+/// shift was changed is followed by the next one, which may be later by that.
 pub fn is_ahead(schedule: &Schedule, row: &ListedSchedule, now: DateTime<Utc>) -> bool {
-    !row.running && row.slot > schedule.next(now + AHEAD + schedule.shift)
+    let is_due_late = row.attempt == 0 && row.due_at > row.slot.max(now + AHEAD);
+    !row.running && (is_due_late || row.slot > schedule.next(now + AHEAD + schedule.shift))
 }
 
 /// Returns whether a run is under way whose lease has not ended.
@@ -365,10 +364,12 @@ impl Declared {
         now: DateTime<Utc>,
     ) -> Option<TimesChange> {
         let slot = match (decision, row) {
-            (Decision::Create, _) | (_, None) => self.first(now),
-            (Decision::Fresh, _) => self.first(now),
+            (Decision::Create | Decision::Fresh, _) => self.first(now),
             (Decision::Apply, Some((row, _))) => self.slot_after(row, judge, word, now),
-            (Decision::PutBack, _) => self.schedule.as_ref().map_or(NEVER, |schedule| schedule.next(now)),
+            // A tick that is due is not passed over.
+            (Decision::PutBack, Some((row, _))) => {
+                self.schedule.as_ref().map_or(NEVER, |schedule| schedule.next(now).min(row.slot))
+            }
             _ => return None,
         };
         Some(self.change_to(slot, decision, row, word, now))

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::{
     action::Action,
     error::Error,
-    key::Key,
+    key::{Holder, Key},
     schedule::{
         core::{Core, answered},
         hash::hash,
@@ -76,6 +76,8 @@ pub struct Presence {
     seen: Vec<DeclaredSet>,
     /// A row has other times, or may be changed later.
     contested: bool,
+    /// Another process calls at the next tick.
+    calls_again: bool,
     read_at: Option<Instant>,
     /// When the pause of a schedule ends.
     resumes_at: Option<Instant>,
@@ -103,7 +105,7 @@ impl Presence {
         let all: Vec<Times> = declared.iter().map(|declared| declared.times.clone()).collect();
         let declares = to_text(declared.iter().map(|declared| (&declared.times, declared.description())));
         let announcement = Announcement {
-            id: Uuid::new_v4(),
+            id: *Holder::unique().as_uuid(),
             label: core.label.clone(),
             build: core.build.clone(),
             calls: false,
@@ -122,6 +124,7 @@ impl Presence {
             sets,
             seen,
             contested,
+            calls_again: false,
             read_at,
             resumes_at: None,
             is_drained: false,
@@ -135,11 +138,18 @@ impl Presence {
     /// Returns all processes of one crontab, each of which runs one tick. They count as one
     /// instance until five minutes after their next tick.
     pub fn of_calls<DB: Database>(core: &Core<DB>, schedule: &Schedule) -> Self {
-        let mut presence = Self::new(core, Declared::all_of(schedule));
+        let mut presence = Self::of_call(core, schedule);
         let announcement = &mut presence.announcement;
         let part = |salt| hash(&[salt, &announcement.declares]);
         announcement.id = Uuid::from_u64_pair(part("calls"), part("of a crontab"));
-        announcement.calls = true;
+        presence.calls_again = true;
+        presence
+    }
+
+    /// Returns a process that runs a schedule once. It counts for as long as one that beats no more.
+    pub fn of_call<DB: Database>(core: &Core<DB>, schedule: &Schedule) -> Self {
+        let mut presence = Self::new(core, Declared::all_of(schedule));
+        presence.announcement.calls = true;
         presence
     }
 
@@ -163,7 +173,7 @@ impl Presence {
     /// Announces the instance, and creates the rows that are missing.
     pub async fn join<DB: Database>(&mut self, core: &Core<DB>) -> Result<(), Error> {
         let seen = answered!(core, Action::Inspect, INSTANCES, conn => DB::beat(conn, None))?;
-        if let (true, [.., declared]) = (self.announcement.calls, &self.declared[..]) {
+        if let (true, [.., declared]) = (self.calls_again, &self.declared[..]) {
             let lives = self.announcement.lives.max(declared.until_next(seen.now) + CALLS_AGAIN);
             self.announcement.lives = lives.min(MOST_LIFE);
         }

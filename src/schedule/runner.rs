@@ -94,7 +94,7 @@ impl Running {
         Self { closed, stopped, drained, busy, works, driver: Some(tokio::spawn(runner.drive())) }
     }
 
-    /// Claims nothing more, and waits for the runs to end. A run that waits for its key does not
+    /// Stops claiming ticks, and waits for the runs to end. A run that waits for its key does not
     /// begin. After `limit`, those that are left are stopped and handed back: another instance runs
     /// their ticks again. Returns whether all ended by themselves.
     ///

@@ -43,7 +43,7 @@ const MAX_SCHEDULES: usize = 10_000;
 /// Schedules with their work: each tick runs on one of the instances that know it, and on another
 /// one if that dies.
 ///
-/// Every instance makes the same schedules and calls [`start`](Self::start). The table
+/// Every instance creates the same schedules and calls [`start`](Self::start). The table
 /// `t_resource_schedule` has one row for each; [`migrate`](crate::migrate) creates it. The slot of
 /// a row is moved on when a run **ends**, so a crash loses no tick.
 ///
@@ -240,9 +240,9 @@ impl<DB: Database> Schedules<DB> {
     /// the schedules: another lease, the order of arrival, or
     /// [`article_clients`](crate::leases::LeaseLockBuilder::article_clients).
     ///
-    /// It is built on the pool of the schedules. It has no minimum interval, which would refuse
-    /// retries and ticks, and not [`Rules::Article`], under which a failed run would block all
-    /// later ones.
+    /// It is built on the pool of the schedules. It may have neither a minimum interval, which
+    /// would refuse retries and ticks, nor [`Rules::Article`], under which a failed run would block
+    /// all later ones.
     pub fn lock(mut self, lock: LeaseLock<DB>) -> Self {
         let terms = &lock.key_terms.terms;
         let mut refuse =
@@ -306,8 +306,8 @@ impl<DB: Database> Schedules<DB> {
     ///
     /// # Errors
     /// [`Error::Invalid`] with all faults of these settings, of the schedules and of their names,
-    /// or outside a tokio runtime; [`Error::Setup`] if the tables of schedules are missing, or with
-    /// a key that of locks; [`Error::Database`].
+    /// or outside a tokio runtime; [`Error::Setup`] if the tables of schedules are missing, or that
+    /// of locks for a schedule that is exclusive with a key; [`Error::Database`].
     ///
     /// # Cancel safety
     /// If the future is dropped, some of the schedules may be registered. The call can be repeated.

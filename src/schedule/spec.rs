@@ -89,11 +89,11 @@ impl Schedule {
     ///
     /// The pattern has five fields (minute, hour, day of the month, month, day of the week), or six
     /// with seconds in front, and is read as Debian's cron reads it. Or it is `@yearly`,
-    /// `@annually`, `@monthly`, `@weekly`, `@daily`, `@midnight` or `@hourly`. Where the clock is
-    /// changed, a pattern that names hours has one tick in a repeated hour, the first, and a tick
-    /// at the end of a gap that left its time out. A pattern that matches every hour follows
-    /// elapsed time instead. A pattern that crons read in different ways, or that no time matches,
-    /// is not possible.
+    /// `@annually`, `@monthly`, `@weekly`, `@daily`, `@midnight` or `@hourly`. At a change of the
+    /// clock, a pattern that names hours has one tick for a repeated hour, at its first occurrence,
+    /// and a tick at the end of a gap that contains its time. A pattern that matches every hour
+    /// follows elapsed time instead. A pattern that crons read in different ways, or that no time
+    /// matches, is not possible.
     pub fn cron(name: &str, pattern: &str) -> Self {
         let text = pattern.split_whitespace().collect::<Vec<_>>().join(" ");
         let parsed = match text.len() {
@@ -181,10 +181,10 @@ impl Schedule {
         self
     }
 
-    /// Has each tick come later by a part of `most`, so that schedules with the same times do not
-    /// all begin at once. The name of the schedule decides the part: it is the same on all
-    /// instances and for all ticks, in whole seconds. The time of a tick, as in
-    /// [`upcoming`](Self::upcoming) and in the history, is the later one.
+    /// Delays each tick by a part of `most`, so that schedules with the same times do not all begin
+    /// at once. The name of the schedule decides the part: it is the same on all instances and for
+    /// all ticks, in whole seconds. The time of a tick, as in [`upcoming`](Self::upcoming) and in
+    /// the history, is the later one.
     ///
     /// A jitter is from 1 s to a day. A schedule with a fixed delay has none, because its ticks
     /// follow its runs. Instances of a version before this method do not run the schedule.
@@ -232,8 +232,8 @@ impl Schedule {
         self
     }
 
-    /// Sets a text for operators, which they see beside the schedule while an instance that is
-    /// alive declares it: what it is for, and whom to ask. At most 1,000 characters are kept.
+    /// Sets a description for operators, such as the purpose of the schedule and whom to ask. It is
+    /// shown while a living instance declares the schedule. At most 1,000 characters are kept.
     #[must_use]
     pub fn description(mut self, text: &str) -> Self {
         let shown = text.chars().filter(|c| !c.is_control() || ['\n', '\t'].contains(c));
@@ -263,9 +263,9 @@ impl Schedule {
     /// Sets how often, and after which [`Pauses`], a tick whose run failed is run again: never by
     /// default, and at most 1,000 times.
     ///
-    /// A run whose process died, or that was handed back, counts as one of them. It is always taken
-    /// over. A tick that kills its processes ends as failed after its first attempt, its retries
-    /// and ten further attempts.
+    /// A run whose process died, or that was handed back, counts as a retry. Such a run is always
+    /// taken over. A tick that kills its processes ends as failed after its first attempt, its
+    /// retries and ten further attempts.
     pub fn retry(mut self, times: u32, pauses: impl Into<Pauses>) -> Self {
         self.retries = self.faults.accept(Retries::new(times, pauses.into())).unwrap_or_default();
         self

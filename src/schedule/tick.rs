@@ -257,8 +257,8 @@ impl<DB: Database> Tick<DB> {
         self.0.row.missed
     }
 
-    /// Returns whether the run was asked for with
-    /// [`Schedules::trigger`](crate::Schedules::trigger), beside the ticks.
+    /// Returns whether the run was requested with
+    /// [`Schedules::trigger`](crate::Schedules::trigger), in addition to the ticks.
     pub fn is_triggered(&self) -> bool {
         is_trigger(self.0.row.slot)
     }
@@ -311,8 +311,8 @@ impl<DB: Database> Tick<DB> {
         async move { recorded.wait_for(Option::is_some).await.is_ok_and(|is_recorded| *is_recorded == Some(true)) }
     }
 
-    /// Shows a text beside the run while it goes on, in place of an earlier one, such as how far it
-    /// has come. At most 255 characters are kept.
+    /// Sets the note that operators see while the run is under way, such as its progress. It
+    /// replaces an earlier note. At most 255 characters are kept.
     ///
     /// # Errors
     /// [`Error::Database`]. The run goes on.
@@ -340,8 +340,8 @@ impl<DB: Database> Tick<DB> {
         self.0.stopped.load(Ordering::Relaxed)
     }
 
-    /// Keeps what the run has printed with its row in the history, until that is deleted: the last
-    /// 64 KiB of it. The first call counts. A run that is lost or handed back keeps nothing.
+    /// Keeps the last 64 KiB of the output with the run's row in the history, until that row is
+    /// deleted. Only the first call has an effect. A run that is lost or handed back keeps nothing.
     ///
     /// ```
     /// # async fn example<DB: rowlock::Database>(tick: rowlock::Tick<DB>) {
@@ -369,7 +369,7 @@ impl<DB: Database> Tick<DB> {
     ///
     /// It asks the database whether the connection is in a transaction. The server ends one by
     /// itself after a deadlock (MySQL, MariaDB), with a statement that commits implicitly (DDL),
-    /// and on SQLite after `OR ROLLBACK`. What it cannot detect: the work, or a statement of it,
+    /// and on SQLite after `OR ROLLBACK`. It cannot detect that the work, or one of its statements,
     /// has begun another transaction since. The tick then succeeds with the second part of the work
     /// alone. So the work rolls back after each error of the database.
     ///

@@ -60,7 +60,7 @@ impl<DB: Database> Tick<DB> {
     /// [`RunError::Work`] is the work's own error, after a rollback. [`RunError::Lost`] if the run
     /// lost its lease or its key, or has ended its tick before. [`RunError::Failed`] contains
     /// [`Error::Conflict`] when the repetitions are used up, or another transaction of the tick has
-    /// taken a minute, as the one does within which this one is called. It contains
+    /// been open for a minute. That is so if the call is made within it. It contains
     /// [`Error::Transaction`] if the transaction ended before the work returned, or if it cannot be
     /// determined whether the transaction was committed, which the history then shows.
     /// [`RunError::Refused`] is never returned.

@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl<DB: Database> Schedules<DB> {
-    /// Runs the tick of one schedule if it is due, for applications that are told by another
-    /// scheduler when to look. The call ends with the run.
+    /// Runs the tick of one schedule if it is due, for applications that have another scheduler.
+    /// The call returns when the run has ended.
     ///
     /// All processes that call this with the same times count as one instance, from one tick to
     /// five minutes after the next; see [`start`](Self::start). Times that never were in effect
@@ -59,7 +59,8 @@ impl<DB: Database> Schedules<DB> {
     /// command that runs one by hand.
     ///
     /// If a failed tick waits for its next attempt, that is made. [`TickOutcome::NotDue`] says that
-    /// the schedule is paused, or that another instance runs it, which may have taken this trigger.
+    /// the schedule is paused, or that another instance runs it. That instance may have taken this
+    /// trigger. The process counts as an instance with its times until shortly after the call.
     ///
     /// # Errors
     /// As [`try_tick`](Self::try_tick).
@@ -95,7 +96,8 @@ impl<DB: Database> Schedules<DB> {
             return Err(NotFound::Schedule { name: Key::new(name)?, renamed_to: None }.into());
         };
         let core = self.checked(std::slice::from_ref(&job)).await?;
-        Presence::of_calls(&core, &job.schedule).join(&core).await?;
+        let of = if triggers { Presence::of_call } else { Presence::of_calls };
+        of(&core, &job.schedule).join(&core).await?;
         let known = core.known(&job.schedule);
         if triggers {
             match self.trigger(name).await {

@@ -114,7 +114,8 @@ pub struct TimesChange {
     /// `None`: the row does not exist, and is created.
     pub seen: Option<SeenTimes>,
     pub slot: DateTime<Utc>,
-    /// The attempts and the trigger of the row are forgotten, unless a run is under way.
+    /// The attempts and the trigger of the row are forgotten, unless a run is under way. One whose
+    /// lease has ended is lost.
     pub afresh: bool,
     /// The last run was at a time that has not come yet. It is forgotten.
     pub run_ahead: bool,
@@ -263,6 +264,14 @@ macro_rules! operations {
 /// Implements the statements of a rename, within its transaction. `change_times` stands beside it.
 macro_rules! rename {
     ($database:ty, $connection:ty) => {
+        /// Records a run that is over for a schedule that begins afresh.
+        async fn lose(conn: &mut $connection, times: &Times, change: &TimesChange) -> Reply<()> {
+            if change.afresh && change.seen.is_some() {
+                sqlx::query(LOSE).bind(LOST).bind(times.name.as_str()).execute(conn).await?;
+            }
+            Ok(())
+        }
+
         async fn rename(
             conn: &mut $connection,
             old: (&Times, &TimesChange),

@@ -10,7 +10,7 @@ use rowlock::{
 };
 use tokio::time::sleep;
 
-use crate::ticks::{LONG, SHORT, back, idle, info, instance, runs, told};
+use crate::ticks::{LONG, SHORT, back, idle, info, instance, runs, steal, told};
 
 harness::tests!(
     everywhere(
@@ -22,6 +22,9 @@ harness::tests!(
         a_triggered_run_keeps_its_attempts_under_other_times,
         a_row_that_is_gone_is_created_again,
         of_two_crontabs_the_newer_one_runs,
+        a_call_by_hand_counts_for_a_moment,
+        a_run_that_died_is_over_when_its_schedule_comes_back,
+        a_due_time_that_a_wrong_clock_has_left_is_put_back,
         a_slot_that_a_wrong_clock_has_left_is_put_back,
         a_slot_is_put_back_by_an_operator,
         a_schedule_that_its_service_lacks_is_gone,
@@ -216,6 +219,50 @@ async fn a_slot_that_a_wrong_clock_has_left_is_put_back<DB: TestDatabase>(db: Te
     ends(running).await;
 }
 
+/// Its tick is due, and is not passed over.
+async fn a_due_time_that_a_wrong_clock_has_left_is_put_back<DB: TestDatabase>(db: TestDb<DB>) {
+    ends(every(&db, "one", LONG).start().await.unwrap()).await;
+    back(&db, "k", LONG).await;
+    let slot = info(&db, "k").await.slot;
+    assert_eq!(db.execute(&format!("UPDATE t_resource_schedule SET due_at = {}", ahead::<DB>(400))).await, 1);
+    assert!(info(&db, "k").await.clock_was_ahead);
+    let running = every(&db, "one", LONG).start().await.unwrap();
+    eventually("it runs", || async { told(&db, "k").await == "S1" }).await;
+    assert_eq!(runs(&db, "k").await[0].slot, slot);
+    ends(running).await;
+}
+
+async fn a_call_by_hand_counts_for_a_moment<DB: TestDatabase>(db: TestDb<DB>) {
+    let old = every(&db, "old", LONG).start().await.unwrap();
+    assert_eq!(every(&db, "by hand", 2 * LONG).run_now("k").await.unwrap(), TickOutcome::Succeeded);
+    assert_eq!(times(&db).await, text(2 * LONG));
+    applies(&db, LONG).await;
+    ends(old).await;
+}
+
+/// The run of a process that was killed before its schedule was removed, or is moved by an operator.
+async fn a_run_that_died_is_over_when_its_schedule_comes_back<DB: TestDatabase>(db: TestDb<DB>) {
+    for by_operator in [false, true] {
+        ends(every(&db, "old", LONG).start().await.unwrap()).await;
+        back(&db, "k", LONG).await;
+        steal(&db, "k").await;
+        db.execute("UPDATE t_resource_schedule SET run_slot = slot, begin_time = slot").await;
+        assert!(info(&db, "k").await.lost_since.is_some());
+        db.execute("DELETE FROM t_resource_schedule_run").await;
+        if by_operator {
+            instance(&db, "operator").reset("k").await.unwrap();
+        } else {
+            ends(instance(&db, "without it").removed("k").start().await.unwrap()).await;
+            assert_eq!(times(&db).await, "none");
+        }
+        let back = every(&db, "back", LONG).start().await.unwrap();
+        let row = info(&db, "k").await;
+        assert!(row.slot > row.now && row.due == row.slot && row.attempt == 0 && !row.running, "{row:?}");
+        assert_eq!(told(&db, "k").await, "L1", "by an operator: {by_operator}");
+        ends(back).await;
+    }
+}
+
 async fn a_slot_is_put_back_by_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = idle(&db, Schedule::after("k", LONG));
     assert!(matches!(schedules.reset("k").await, Err(Error::NotFound(NotFound::Schedule { .. }))));
@@ -259,6 +306,8 @@ async fn a_schedule_that_is_declared_as_removed_is_run_by_no_old_instance<DB: Te
     let new = service(&db, false).removed("k").start().await.unwrap();
     eventually("it is removed", || async { times(&db).await == "none" }).await;
     assert!(info(&db, "k").await.is_removed());
+    let operator = instance(&db, "operator");
+    assert!(matches!(operator.remove("k").await, Err(Error::Setup(Setup::ScheduleUnfit { .. }))));
     eventually("its run has ended", || async { !info(&db, "k").await.running }).await;
     let before = runs(&db, "k").await.len();
     sleep(A_WHILE).await;

@@ -184,10 +184,15 @@ impl Tables {
         match &change.seen {
             None => drop(self.rows.insert(times.name.clone(), Row::new(times, change.slot, now))),
             Some(_) => {
-                let Row { listed: row, holder, .. } = self.rows.get_mut(&times.name).unwrap();
+                let afresh = change.afresh;
+                let found = self.rows.get_mut(&times.name).unwrap();
+                if afresh && found.listed.due_at <= now {
+                    found.hold(None);
+                }
+                let Row { listed: row, holder, .. } = found;
                 (row.times, row.slot) = (times.clone(), change.slot);
                 row.run_slot = row.run_slot.filter(|_| !change.run_ahead);
-                let (is_held, afresh) = (holder.is_some(), change.afresh);
+                let is_held = holder.is_some();
                 row.due_at = match row.triggered_at {
                     _ if is_held || (row.attempt > 0 && !afresh) => row.due_at,
                     Some(_) if !afresh => now,

@@ -51,21 +51,23 @@ const PAST: &str = "SELECT CONVERT(name USING utf8mb4) AS name, CONVERT(known US
 
 const CREATE: &str = "INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?, ?, ?, ?, ?)";
 
-/// The parameters of the conditions: whether it is afresh.
+/// The parameters of the conditions: whether it is afresh. The assignments are made in their order.
 const CHANGE: &str = "
 UPDATE t_resource_schedule
-SET due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT ?) THEN due_at
+SET holder = IF(? AND due_at <= UTC_TIMESTAMP(6), NULL, holder),
+    due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT ?) THEN due_at
                   WHEN triggered_at IS NOT NULL AND NOT ? THEN UTC_TIMESTAMP(6) ELSE ? END,
     missed = IF(? AND holder IS NULL, 0, missed), attempt = IF(? AND holder IS NULL, 0, attempt),
     triggered_at = IF(? AND holder IS NULL, NULL, triggered_at), run_slot = IF(? AND holder IS NULL, NULL, run_slot),
     slot = ?, spec = ?, zone = ?
 WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ? AND slot = ?";
 
-/// Records the run of a schedule as lost. It is there already if it was handed back.
+/// Records the run of a schedule as lost, if its lease has ended. It is there already if it was
+/// handed back.
 const LOSE: &str = "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 SELECT name, run_slot, attempt, token, client_ip, begin_time, UTC_TIMESTAMP(6), 'L', missed, ?
-FROM t_resource_schedule WHERE name = ? AND holder IS NOT NULL
+FROM t_resource_schedule WHERE name = ? AND holder IS NOT NULL AND due_at <= UTC_TIMESTAMP(6)
 ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name";
 
 /// The parameters are the schedule whose place is taken, and the one that takes it. A tick that was
@@ -185,12 +187,13 @@ impl InstanceStore for MySql {
 }
 
 async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+    lose(conn, times, change).await?;
     let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, stored(change.slot));
     let query = match &change.seen {
         None => sqlx::query(CREATE).bind(name).bind(spec).bind(zone).bind(slot).bind(slot),
         Some(seen) => {
             let SeenTimes { spec: old_spec, zone: old_zone, slot: old_slot, run_slot, attempt } = seen;
-            let query = sqlx::query(CHANGE).bind(change.afresh).bind(change.afresh).bind(slot);
+            let query = sqlx::query(CHANGE).bind(change.afresh).bind(change.afresh).bind(change.afresh).bind(slot);
             let query = query.bind(change.afresh).bind(change.afresh).bind(change.afresh).bind(change.run_ahead);
             let query = query.bind(slot).bind(spec).bind(zone).bind(name).bind(old_spec).bind(old_zone);
             let query = query.bind(run_slot.map(stored)).bind(to_stored_count(*attempt));

@@ -81,6 +81,13 @@ WITH changed AS (
 )
 SELECT EXISTS (SELECT FROM changed)";
 
+/// No run is under way whose lease has not ended.
+macro_rules! idle {
+    () => {
+        "(holder IS NULL OR due_at <= clock_timestamp())"
+    };
+}
+
 /// As above; $7 to $10 and $13 what was seen, $11 whether it is afresh, $12 whether the last run is
 /// forgotten.
 ///
@@ -89,12 +96,23 @@ const CHANGE: &str = concat!(
     "
 WITH changed AS (
     UPDATE t_resource_schedule
-    SET spec = $2, zone = $3, slot = $4, run_slot = CASE WHEN $12 AND holder IS NULL THEN NULL ELSE run_slot END,
-        attempt = CASE WHEN $11 AND holder IS NULL THEN 0 ELSE attempt END,
-        missed = CASE WHEN $11 AND holder IS NULL THEN 0 ELSE missed END,
-        triggered_at = CASE WHEN $11 AND holder IS NULL THEN NULL ELSE triggered_at END,
-        due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT $11) THEN due_at
-                      WHEN triggered_at IS NOT NULL AND NOT $11 THEN clock_timestamp() ELSE $4 END
+    SET spec = $2, zone = $3, slot = $4, run_slot = CASE WHEN $12 AND ",
+    idle!(),
+    " THEN NULL ELSE run_slot END,
+        attempt = CASE WHEN $11 AND ",
+    idle!(),
+    " THEN 0 ELSE attempt END, missed = CASE WHEN $11 AND ",
+    idle!(),
+    " THEN 0 ELSE missed END,
+        triggered_at = CASE WHEN $11 AND ",
+    idle!(),
+    " THEN NULL ELSE triggered_at END, holder = CASE WHEN $11 AND ",
+    idle!(),
+    " THEN NULL ELSE holder END,
+        due_at = CASE WHEN $11 AND ",
+    idle!(),
+    " THEN $4 WHEN holder IS NOT NULL OR attempt > 0 THEN due_at
+                      WHEN triggered_at IS NOT NULL THEN clock_timestamp() ELSE $4 END
     WHERE name = $1 AND spec = $7 AND zone = $8 AND attempt = $10
       AND ",
     finite!("run_slot"),
@@ -110,12 +128,12 @@ WITH changed AS (
 SELECT EXISTS (SELECT FROM changed)"
 );
 
-/// Records the run of a schedule as lost, with the error $1. It is there already if it was handed
-/// back.
+/// Records the run of a schedule as lost, with the error $1, if its lease has ended. It is there
+/// already if it was handed back.
 const LOSE: &str = "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $1
-FROM t_resource_schedule WHERE name = $2 AND holder IS NOT NULL ON CONFLICT DO NOTHING";
+FROM t_resource_schedule WHERE name = $2 AND holder IS NOT NULL AND due_at <= clock_timestamp() ON CONFLICT DO NOTHING";
 
 /// $1 the schedule whose place is taken, $2 the one that takes it. A tick that was begun goes on
 /// there.
@@ -188,7 +206,7 @@ impl InstanceStore for Postgres {
     }
 
     async fn change_times(conn: &mut PgConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-        change_times(conn, times, change).await
+        changed::<Self>(conn, async |conn| change_times(conn, times, change).await).await
     }
 
     async fn rename(conn: &mut PgConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
@@ -210,6 +228,7 @@ impl InstanceStore for Postgres {
 }
 
 async fn change_times(conn: &mut PgConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+    lose(conn, times, change).await?;
     let sql = if change.seen.is_some() { CHANGE } else { CREATE };
     let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
     let query = query.bind(change.slot).bind(&change.known).bind(change.new_times);

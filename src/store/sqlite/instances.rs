@@ -90,31 +90,48 @@ ON CONFLICT (name) DO NOTHING RETURNING 1;",
     remember!()
 );
 
+/// No run is under way whose lease has not ended.
+macro_rules! idle {
+    () => {
+        concat!("(holder IS NULL OR due_at <= ", now!(), ")")
+    };
+}
+
 /// As above; ?7 to ?10 and ?13 what was seen, ?11 whether it is afresh, ?12 whether the last run is
 /// forgotten.
 const CHANGE: &str = concat!(
     "
 UPDATE t_resource_schedule
-SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?12 AND holder IS NULL THEN NULL ELSE run_slot END,
-    attempt = CASE WHEN ?11 AND holder IS NULL THEN 0 ELSE attempt END,
-    missed = CASE WHEN ?11 AND holder IS NULL THEN 0 ELSE missed END,
-    triggered_at = CASE WHEN ?11 AND holder IS NULL THEN NULL ELSE triggered_at END,
-    due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT ?11) THEN due_at
-                  WHEN triggered_at IS NOT NULL AND NOT ?11 THEN ",
+SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?12 AND ",
+    idle!(),
+    " THEN NULL ELSE run_slot END, attempt = CASE WHEN ?11 AND ",
+    idle!(),
+    " THEN 0 ELSE attempt END, missed = CASE WHEN ?11 AND ",
+    idle!(),
+    " THEN 0 ELSE missed END, triggered_at = CASE WHEN ?11 AND ",
+    idle!(),
+    " THEN NULL ELSE triggered_at END, holder = CASE WHEN ?11 AND ",
+    idle!(),
+    " THEN NULL ELSE holder END,
+    due_at = CASE WHEN ?11 AND ",
+    idle!(),
+    " THEN ?4 WHEN holder IS NOT NULL OR attempt > 0 THEN due_at WHEN triggered_at IS NOT NULL THEN ",
     now!(),
     " ELSE ?4 END
 WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10 AND slot = ?13 RETURNING 1;",
     remember!()
 );
 
-/// Records the run of a schedule as lost, with the error ?1. It is there already if it was handed
-/// back.
+/// Records the run of a schedule as lost, with the error ?1, if its lease has ended. It is there
+/// already if it was handed back.
 const LOSE: &str = concat!(
     "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 SELECT name, run_slot, attempt, token, client_ip, begin_time, ",
     now!(),
-    ", 'L', missed, ?1 FROM t_resource_schedule WHERE name = ?2 AND holder IS NOT NULL ON CONFLICT DO NOTHING"
+    ", 'L', missed, ?1 FROM t_resource_schedule WHERE name = ?2 AND holder IS NOT NULL AND due_at <= ",
+    now!(),
+    " ON CONFLICT DO NOTHING"
 );
 
 /// ?1 the schedule whose place is taken, ?2 the one that takes it. A tick that was begun goes on
@@ -227,6 +244,7 @@ impl InstanceStore for Sqlite {
 }
 
 async fn change_times(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+    lose(conn, times, change).await?;
     let sql = if change.seen.is_some() { CHANGE } else { CREATE };
     let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
     let query = query.bind(stored(change.slot)).bind(&change.known).bind(change.new_times);
