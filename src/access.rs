@@ -21,7 +21,7 @@ use crate::{
 const MAX_PERMITS: u32 = 100;
 
 /// A permit of a semaphore ([`LeaseLock::semaphore`]), or the readers' or the writer's access to a
-/// [`ReadWriteLock`](crate::ReadWriteLock): what a [`LeaseLock`] does with a key, under one name.
+/// [`ReadWriteLock`](crate::ReadWriteLock): it has the methods that a [`LeaseLock`] has for a key.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

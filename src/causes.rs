@@ -9,8 +9,8 @@ use crate::{
     store::fault::said,
 };
 
-/// What the database, its tables or this process lack for the call. An operator has to change it
-/// first.
+/// The database, its tables, a schedule or this process is not ready for the call. An operator has
+/// to change that first.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Setup {
@@ -70,7 +70,7 @@ pub enum Setup {
         key: Key,
     },
 
-    /// The server or the database cannot be used for this; nothing was changed.
+    /// The server or the database does not support the call; nothing was changed.
     #[non_exhaustive]
     #[error("{wrong}")]
     Unsupported {
@@ -78,7 +78,7 @@ pub enum Setup {
         wrong: String,
     },
 
-    /// The schedule is not in a state for this; nothing was changed.
+    /// The state of the schedule does not permit the call; nothing was changed.
     #[non_exhaustive]
     #[error("the schedule {:?}: {wrong}", name.as_str())]
     ScheduleUnfit {
@@ -117,7 +117,7 @@ pub enum Setup {
     },
 }
 
-/// What the call names does not exist.
+/// The object that the call names does not exist.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum NotFound {
@@ -191,7 +191,7 @@ pub enum TransactionFault {
     },
 }
 
-/// The database did not do what was asked, or did not reply.
+/// The database refused or failed the request, or did not reply.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DatabaseFault {

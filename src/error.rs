@@ -42,8 +42,8 @@ pub enum Error {
     #[error(transparent)]
     Invalid(#[from] Invalid),
 
-    /// The key was not granted in time, for the reason that the refusal has. Try again later,
-    /// unless an operator has to act ([`Error::is_retryable`]). Nothing was changed.
+    /// The key was not granted in time. The refusal states the reason. Try again later, unless an
+    /// operator has to act ([`Error::is_retryable`]). Nothing was changed.
     #[error("{0}")]
     Refused(Refusal),
 
@@ -69,7 +69,7 @@ pub enum Error {
         source: Contention,
     },
 
-    /// What the call names does not exist. Create it, or correct the name.
+    /// The object that the call names does not exist. Create it, or correct the name.
     #[error(transparent)]
     NotFound(#[from] NotFound),
 
@@ -83,7 +83,7 @@ pub enum Error {
     #[error(transparent)]
     Transaction(#[from] TransactionFault),
 
-    /// The database did not do what was asked, or did not reply. Try again later, if
+    /// The database refused or failed the request, or did not reply. Try again later, if
     /// [`Error::is_retryable`] says so. [`DatabaseFault::outcome`] says what may have been changed.
     #[error(transparent)]
     Database(#[from] DatabaseFault),
@@ -171,7 +171,7 @@ impl Error {
 
 /// Returns whether the action is a write that may have been carried out, and must not be repeated.
 fn is_in_doubt(action: Action, outcome: Certainty) -> bool {
-    matches!(action, Action::Update | Action::Commit) && outcome == Certainty::Unknown
+    matches!(action, Action::Update | Action::Commit | Action::ForceRelease) && outcome == Certainty::Unknown
 }
 
 #[cfg(test)]

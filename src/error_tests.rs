@@ -58,6 +58,21 @@ fn a_lease_is_spoken_of_where_there_is_one() {
     }
 }
 
+/// A second release would free a claim that was made since.
+#[test]
+fn what_may_have_been_changed_by_value_or_force_is_not_repeated() {
+    let limit = Duration::from_secs(5);
+    for action in ACTIONS {
+        for outcome in [Certainty::Unknown, Certainty::NothingChanged] {
+            let timed_out = DatabaseFault::TimedOut { action, subject: "\"k\"".into(), limit, outcome };
+            let is_in_doubt = matches!(action, Action::Update | Action::Commit | Action::ForceRelease);
+            let expected = outcome == Certainty::NothingChanged || !is_in_doubt;
+            assert_eq!(Error::from(timed_out).is_retryable(), expected, "{action:?} {outcome:?}");
+            assert_eq!(failed(action, outcome).is_retryable(), expected, "{action:?} {outcome:?}");
+        }
+    }
+}
+
 #[test]
 fn the_cause_is_told_once_by_what_prints_the_chain() {
     let key = Key::new("k").unwrap();

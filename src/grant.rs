@@ -88,7 +88,7 @@ impl<G> Attempt<G> {
 /// A claim that was granted, with its lease if it has one: what a
 /// [`ResourceLock`](crate::ResourceLock) returns. Dropping it abandons the lease.
 ///
-/// A lock of the application's own makes it from a [`Claim`].
+/// A lock of the application's own creates it from a [`Claim`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

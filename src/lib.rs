@@ -86,8 +86,8 @@
 //! # }
 //! ```
 //!
-//! A job without times of its own runs under a key with [`LeaseLock::run`], which waits for another
-//! instance that runs it, or refuses it.
+//! [`LeaseLock::run`] runs a job that has no schedule under a key. While another instance runs the
+//! job, the call waits, or is refused.
 //!
 //! # Transactions and balances
 //!
@@ -130,12 +130,12 @@
 //! # Cancel safety
 //!
 //! Every future of this crate may be dropped, as `tokio::select!` and `tokio::time::timeout` do.
-//! The methods say what may have happened by then.
+//! The section *Cancel safety* of each method says what may have happened by then.
 //!
 //! # Threads
 //!
-//! Requests are sent, leases renewed and keys waited for on threads of the library's own, which the
-//! first call starts and which live as long as the process: `rowlock`, `rowlock-renew` (two),
+//! Threads of the library's own send requests, renew leases and wait for keys. The first call
+//! starts them, and they live as long as the process: `rowlock`, `rowlock-renew` (two),
 //! `rowlock-events` and `rowlock-clock`. A lease is therefore renewed, and its loss reported, while
 //! the application's runtime is blocked, paused, driven by turns or shut down. The calls may be
 //! awaited on any executor. Jobs run on the tokio runtime that starts them, and
@@ -241,7 +241,7 @@ pub mod admin {
     pub use crate::store::servers::accept_any_server;
 }
 
-/// What belongs to a [`VersionedTable`]: its columns, amounts, and the results of changes.
+/// Types for [`VersionedTable`]: columns, amounts, and the results of changes.
 pub mod balances {
     pub use crate::store::version::Value;
     pub use crate::version::amount::{Amount, Insufficient};
@@ -249,8 +249,8 @@ pub mod balances {
     pub use crate::version::update::{UpdateError, Updated, Versioned};
 }
 
-/// What belongs to an [`Error`] or a [`RunError`]: the action that failed, its cause, and what may
-/// have been changed.
+/// Types for [`Error`] and [`RunError`]: the action that failed, its cause, and what may have been
+/// changed.
 pub mod errors {
     pub use crate::action::{Action, Certainty};
     pub use crate::causes::{DatabaseFault, NotFound, Setup, TransactionFault};
@@ -259,7 +259,7 @@ pub mod errors {
     pub use crate::transaction::error::{AnyError, WorkError};
 }
 
-/// What belongs to a [`Schedule`] and to its runs.
+/// Types for [`Schedule`] and for its runs.
 #[cfg(feature = "schedule")]
 pub mod jobs {
     pub use crate::schedule::{
@@ -269,7 +269,7 @@ pub mod jobs {
     };
 }
 
-/// What belongs to an [`Election`]: a term of office, and who leads.
+/// Types for [`Election`]: a term of leadership, and the current leader.
 pub mod leaders {
     pub use crate::election::{
         leaders::{Leader, Leaders},
@@ -277,15 +277,14 @@ pub mod leaders {
     };
 }
 
-/// What belongs to a [`LeaseLock`] and a [`Lease`].
+/// Types for [`LeaseLock`] and [`Lease`].
 pub mod leases {
     pub use crate::key::{Holder, PreviousClaim};
     pub use crate::lease::builder::LeaseLockBuilder;
     pub use crate::lease::guard::{One, Several};
 }
 
-/// The trait over both strategies beside [`ResourceLock`], and what an application's own lock
-/// returns.
+/// The extension trait of [`ResourceLock`], and the types that an application's own lock returns.
 pub mod strategy {
     pub use crate::grant::Grant;
     pub use crate::lock::{BoxFuture, CommitOutcome, Confirmation, TransactionTerms};

@@ -360,8 +360,8 @@ fn later(from: DateTime<Utc>, distance: TimeDelta) -> DateTime<Utc> {
     from.checked_add_signed(distance).unwrap_or(DateTime::<Utc>::MAX_UTC)
 }
 
-/// Why a key was not granted, which instance claimed it last, and until when. A refusal is a
-/// result, not an error.
+/// The reason why a key was not granted, the instance that claimed it last, and the time until
+/// which the key is closed. A refusal is a result, not an error.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]

@@ -121,9 +121,9 @@ impl<DB: Database> Election<DB> {
     /// is lost, the work is dropped at its next await, and the campaign begins again. Returns the
     /// result of the work that still led when it returned.
     ///
-    /// The work may run several times; each term calls a clone of it. It is run again if it returns
-    /// because the leadership is lost, which [`Held::cancellation_token`] tells it and the tasks
-    /// that it spawns.
+    /// The work may run several times; each term calls a clone of it. Work that returns because the
+    /// leadership is lost is run again. [`Held::cancellation_token`] reports the loss to the work
+    /// and to the tasks that it spawns.
     ///
     /// # Errors
     /// As [`campaign`](Self::campaign).

@@ -51,7 +51,7 @@ impl<DB: Database> Leadership<DB> {
         self.lease.claim()
     }
 
-    /// Returns the term as the work sees it.
+    /// Returns a view of the term for the work.
     pub fn held(&self) -> Held {
         self.lease.held()
     }

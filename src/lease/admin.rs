@@ -147,7 +147,7 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// The previous holder detects the loss at its next renewal or release and cannot restore the
     /// claim. Its work may continue until then. No [`lock_delay`](Self::lock_delay) is kept: the
-    /// key is free at once, so see first that the work of the holder has stopped.
+    /// key is free at once. Make sure first that the work of the holder has stopped.
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::Setup`], and [`Error::Database`], also if other transactions
@@ -271,8 +271,8 @@ impl<DB: Database> LeaseLock<DB> {
         recorded::<DB, _>(conn, &change, force).await.map(|_| forced)
     }
 
-    /// Returns what operators have changed, of a key, a schedule, an instance or of all, the last
-    /// change first: at most `limit`.
+    /// Returns at most `limit` changes that operators have made, the latest first: those of a key,
+    /// a schedule or an instance, or all of them.
     /// [`Schedules::forget_history`](crate::Schedules::forget_history) deletes old ones.
     ///
     /// # Errors

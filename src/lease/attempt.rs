@@ -33,6 +33,9 @@ use crate::{
 /// How long a busy row is retried within one attempt.
 const BUSY_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// How long a waiter's request may have no reply before the refusal of another one is out of date.
+pub(super) const REPLY: Duration = Duration::from_secs(1);
+
 /// The longest pause between two creations of the same row.
 const MAX_CREATE_PAUSE: Duration = Duration::from_millis(500);
 
@@ -186,7 +189,8 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         }
         self.unanswered = true;
         // The background finishes a claim whose caller has stopped waiting, and puts it back.
-        if Instant::now() < self.caller_deadline {
+        // A claim that was sent just before counts as not sent.
+        if Instant::now() < self.caller_deadline || self.sent.elapsed() >= REPLY {
             self.pending.set_unanswered(true);
         }
     }

@@ -69,7 +69,9 @@ impl<DB: Database> LeaseLock<DB> {
         let one = Self { key_terms: self.shared.key_terms_of_own_interval(terms, false, Bounds::default()), ..one };
         loop {
             match one.forget_as_one(age).await {
-                Err(error) if error.is_retryable() => tracing::warn!(%error, "old rows are deleted later"),
+                Err(error) if error.is_retryable() || error.is_of_a_failover() => {
+                    tracing::warn!(%error, "old rows are deleted later")
+                }
                 done => done?,
             }
             // The instances do not ask at the same moment.

@@ -22,10 +22,9 @@ use crate::{
 ///
 /// Work that has completed calls [`release`](Self::release). Work that was stopped calls
 /// [`abandon`](Self::abandon). In both cases the next holder need not wait for the lease to end. A
-/// lease that is dropped is abandoned in the background: the next holder need not wait for the
-/// lease to end. It waits for the [`lock_delay`](crate::LeaseLock::lock_delay) of the handle,
-/// because tasks of the work may still run. If the process ends before that, a dropped lease ends
-/// by itself.
+/// lease that is dropped is abandoned in the background. The next holder then waits only for the
+/// [`lock_delay`](crate::LeaseLock::lock_delay) of the handle, because tasks of the work may still
+/// run. If the process ends before the abandonment is sent, the lease ends by itself.
 ///
 /// The lease is renewed on threads of the library's own: work that blocks its thread or its runtime
 /// keeps it for as long as the process lives.
@@ -300,7 +299,7 @@ impl<DB: Database> Lease<DB> {
         lease
     }
 
-    /// Returns the lease as the work under it sees it.
+    /// Returns a view of the lease for the work that runs under it.
     pub fn held(&self) -> Held {
         Held::new(self.lease_state(), self.claim(), self.taken_over_from(), self.writer_token)
     }

@@ -103,9 +103,9 @@ impl<DB: Database> LeaseLock<DB> {
     /// Sets the minimum interval between two starts: zero (no interval) to ten years, zero by
     /// default.
     ///
-    /// It is a distance, not a period. Set it to about half of the job's period, so that an hourly
-    /// job that starts a moment early is not refused, and a second instance that starts a moment
-    /// late is.
+    /// It is a distance, not a period. Set it to about half of the job's period. An hourly job that
+    /// starts a moment early is then granted, and a second instance that starts a moment late is
+    /// refused.
     pub fn min_interval(mut self, distance: Duration) -> Self {
         let rule = "it has to be at most ten years";
         match self.faults.accept(within("a min_interval", distance, Duration::ZERO, 3653 * DAY, rule)) {

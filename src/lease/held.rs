@@ -13,8 +13,8 @@ use crate::{
     lease::state::LeaseState,
 };
 
-/// The lease under which work runs, as the work sees it. Cloning it is cheap, and dropping it ends
-/// nothing.
+/// A view of a lease for the work that runs under it. Cloning it is cheap. Dropping it does not end
+/// the lease.
 ///
 /// [`LeaseLock::run`](crate::LeaseLock::run) and [`Election::lead`](crate::Election::lead) pass it
 /// to the work; [`Lease::held`](crate::Lease::held) returns one.

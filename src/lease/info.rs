@@ -129,7 +129,7 @@ impl LockInfo {
     }
 }
 
-/// What came of
+/// The result of
 /// [`LeaseLock::force_release_if_unchanged`](crate::LeaseLock::force_release_if_unchanged).
 ///
 /// ```

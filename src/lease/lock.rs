@@ -342,10 +342,10 @@ impl<DB: Database> LeaseLock<DB> {
     /// Takes up a claim by the id of its holder: one that another process was granted and
     /// [detached](Lease::detach).
     ///
-    /// The claim is renewed if it stands, even if it has expired. Nothing is acquired again. From
-    /// then on the lease and the lock-delay are those of this handle. A renewal shortens nothing:
-    /// if the claim stood for longer before, the key is closed until then, unless it is released or
-    /// abandoned. The call takes three round trips.
+    /// The call renews the claim if it stands, even if it has expired. It does not acquire the key
+    /// again. From then on the claim has the lease and the lock-delay of this handle. A renewal
+    /// never shortens a lease: if the earlier lease ends later, the key stays closed until then,
+    /// unless the claim is released or abandoned. The call takes three round trips.
     ///
     /// # Errors
     /// [`Error::NotFound`] or [`Error::Lost`] if the claim does not stand; otherwise as

@@ -20,7 +20,7 @@ use crate::{
 
 impl<DB: Database> LeaseLock<DB> {
     /// Runs `work` in a transaction that commits only if the claim on `key` stands until its end:
-    /// acquire, begin, work, confirm, commit, release.
+    /// acquire, begin, confirm, work, commit, release.
     ///
     /// Conflicts, losses before the commit, and errors that mean contention, including those that
     /// the work itself met, are rolled back and retried. Each attempt calls a clone of the work, as

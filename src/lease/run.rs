@@ -25,17 +25,17 @@ impl<DB: Database> LeaseLock<DB> {
     /// its lease and cannot be cancelled: run it in `spawn_blocking`, and let it check
     /// [`Held::is_held`]. A panic abandons the key.
     ///
-    /// The result of work that has returned is returned, also if the lease was lost before it could
-    /// be cancelled. An end that could not be recorded is logged. The next holder may then not know
+    /// If the work returns before it is cancelled, the call returns its result, even if the lease
+    /// was lost. An end that could not be recorded is logged: the next holder may then not know
     /// that the work has ended.
     ///
     /// # With a minimum interval
     /// The work runs once in each interval, and again elsewhere if the instance that runs it
     /// crashes. All instances call it at each tick. While one of them works, the others wait. When
     /// it succeeds, they are refused at once. When it crashes, one of them takes over, unless
-    /// [`Rules::Article`](crate::Rules) leave the key to an operator. `wait` is longer than the
-    /// lease, because a crashed instance is replaced when its lease ends, and shorter than the
-    /// interval, which begins when the work does. Half of the interval is a good value. A
+    /// [`Rules::Article`](crate::Rules::Article) leaves the key to an operator. `wait` is longer
+    /// than the lease, because a crashed instance is replaced when its lease ends, and shorter than
+    /// the interval, which begins when the work does. Half of the interval is a good value. A
     /// `Schedule` makes up a tick that no instance ran; a minimum interval does not.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use crate::{
     grant::Attempt,
     key::Key,
     lease::{
-        attempt::ClaimAttempt,
+        attempt::{ClaimAttempt, REPLY},
         claims::Granted,
         handle::subject,
         ledger::Pending,
@@ -48,8 +48,6 @@ use crate::{
 
 /// How long a ticket that is not visible is waited for before it counts as missing.
 const REPLICATION_LAG: Duration = Duration::from_millis(100);
-/// How long a waiter's request may have no reply before the refusal of another one is out of date.
-const REPLY: Duration = Duration::from_secs(1);
 /// How long a waiter that was granted its keys waits until its ticket is deleted.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The wait that counts as indefinite: ten years.

@@ -187,7 +187,7 @@ impl<DB: Database> ReadWriteLock<DB> {
     /// # Errors
     /// [`Error::NotFound`] for a lease that is not that of a reader of this lock; [`Error::Lost`]
     /// if the reader's lease is lost, or the claim on the name did not stand for as long as the
-    /// look took; otherwise as [`LeaseLock::try_acquire`].
+    /// read took; otherwise as [`LeaseLock::try_acquire`].
     ///
     /// # Cancel safety
     /// As [`LeaseLock::acquire`]. The reader's lease stays as it is.

@@ -30,6 +30,7 @@ harness::tests!(
         a_wait_that_ends_in_an_outage_tells_what_is_known,
         a_waiter_whose_turn_comes_in_an_outage_is_not_refused
     ),
+    mysql_and_mariadb(a_wait_that_ends_in_silence_is_no_refusal),
     postgres[DIRECT](a_wait_outlives_a_limit_to_statements),
     sqlite(a_wait_outlives_a_full_disk)
 );
@@ -179,6 +180,20 @@ async fn a_waiter_whose_turn_comes_in_an_outage_is_not_refused<DB: TestDatabase>
         panic!("{ended:?}");
     };
     assert_eq!(limit, wait);
+}
+
+/// No claim has been sent for as long as the time limit when the wait ends.
+async fn a_wait_that_ends_in_silence_is_no_refusal<DB: TestDatabase>(db: TestDb<DB>) {
+    let key = format!("silence on {}", db.server.name);
+    let holder = acquired(db.lock().try_acquire(&key).await);
+    let proxy = db.proxy().await;
+    let lock = LeaseLock::<DB>::builder(proxy.pool(2)).build().unwrap();
+    let task = waiting(&lock, &key, Duration::from_secs(5));
+    refused_once(&key).await;
+    proxy.hold_everything();
+    line::timed_out(task.await.unwrap());
+    proxy.cut();
+    holder.release().await.unwrap();
 }
 
 /// The wait is blocked by an uncommitted insert of another transaction. On SQLite the other

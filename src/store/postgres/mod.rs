@@ -51,7 +51,7 @@ const LEAVE: &str = "ROLLBACK";
 /// forget a commit. Behind a pooler that shares sessions nothing is set.
 const BEGIN_SESSION: &str = concat!(
     "ROLLBACK; SELECT set_config(name, value, false) FROM (VALUES
-        ('statement_timeout', '0'), ('lock_timeout', '10s'), ('client_connection_check_interval', '1s'), ('idle_in_transaction_session_timeout', '10s'),
+        ('statement_timeout', '0'), ('lock_timeout', '10s'), ('idle_in_transaction_session_timeout', '10s'),
         ('idle_session_timeout', '0'), ('transaction_timeout', '0'), ('jit', 'off'), ('client_min_messages', 'error')
     ) AS settings (name, value)
     WHERE current_setting('rowlock.own_session', true) = 'on' AND current_setting(name, true) IS NOT NULL;
