@@ -425,6 +425,9 @@ async fn work_that_hangs_occupies_one_thread<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(begun.load(Relaxed), 1);
     hangs.store(false, Relaxed);
     // On a busy machine the second run may reach its timeout too.
-    eventually("it is run again", async || told(&db, "k").await.starts_with("L1 ")).await;
+    let again = eventually("it is run again", async || told(&db, "k").await.starts_with("L1 "));
+    if timeout(2 * PATIENCE, again).await.is_err() {
+        panic!("it is run again: {} {:#?}", told(&db, "k").await, info(&db, "k").await);
+    }
     assert!(running.shutdown(PATIENCE).await);
 }

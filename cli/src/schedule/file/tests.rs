@@ -102,7 +102,7 @@ fn a_file_of_roots_commands_that_others_may_write_is_told() {
     std::fs::write(&file, "").unwrap();
     for (mode, told) in [(0o644, false), (0o664, true), (0o646, true), (0o600, false)] {
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
-        let warnings: Vec<String> = check(&file).unwrap().warnings().map(str::to_owned).collect();
+        let warnings: Vec<String> = check(&file).unwrap().open_to().map(str::to_owned).collect();
         let is_root = Uid::effective().is_root();
         assert_eq!(warnings.len(), usize::from(told && is_root), "{mode:o}: {warnings:?}");
     }
