@@ -13,9 +13,9 @@ use crate::{
     retry::{DAY, Repeat, within},
     schedule::{
         core::{Core, answered},
+        declarations::renamed_to,
         declared::declared,
         info::{Said, ScheduleInfo},
-        instances::renamed_to,
         schedules::Schedules,
         selection::RunOptions,
     },

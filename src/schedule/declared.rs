@@ -12,8 +12,9 @@ use crate::{
     key::Key,
     schedule::{
         core::{Core, answered},
+        declarations::{Word, descriptions, from_text},
         info::Said,
-        instances::{AHEAD, Decision, Declared, Word, descriptions, from_text, is_live},
+        instances::{AHEAD, Decision, Declared, is_live},
         presence::{INSTANCES, declared_by, texts_of},
         schedules::Schedules,
         spec::Schedule,

@@ -25,7 +25,8 @@ use self::{
 use crate::{
     key::Key,
     schedule::{
-        instances::{Declared, renamed_to},
+        declarations::renamed_to,
+        instances::Declared,
         spec::{Schedule, Timing},
     },
     store::schedule::{Times, is_trigger},

@@ -12,7 +12,8 @@ use crate::{
     key::{Claim, Holder},
     schedule::{
         core::{answered, put_back},
-        instances::{Decision, Declared, Word},
+        declarations::Word,
+        instances::{Decision, Declared},
         plan::Row,
         schedules::Schedules,
         spec::Schedule,

@@ -5,7 +5,8 @@ use chrono::{DateTime, Utc};
 use crate::{
     key::{Key, Token},
     schedule::{
-        instances::{are_removed, is_ahead, renamed_to},
+        declarations::{are_removed, renamed_to},
+        instances::is_ahead,
         spec::Schedule,
     },
     store::{

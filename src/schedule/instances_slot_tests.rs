@@ -5,7 +5,8 @@ use chrono::{DateTime, TimeDelta, Utc};
 use crate::{
     key::Key,
     schedule::{
-        instances::{Decision, Declared, Judge, Word, is_ahead, moved},
+        declarations::Word,
+        instances::{Decision, Declared, Judge, is_ahead, moved},
         spec::Schedule,
     },
     store::{

@@ -3,6 +3,10 @@
 use std::time::Duration;
 
 use super::*;
+use crate::schedule::{
+    declarations::{descriptions, from_text, gone_names, to_text},
+    hash::hash,
+};
 
 const LIVES: TimeDelta = TimeDelta::seconds(24);
 const NOW: &str = "10:10:30.000123";

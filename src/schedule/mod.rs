@@ -7,8 +7,8 @@
 //!   instance knows, `pacing.rs` when to poll, `cron.rs` and `zones.rs` when a tick is due.
 //! - A schedule: `spec.rs` has its times, and `terms.rs` what happens with ticks that are late or
 //!   fail.
-//! - Several instances: `instances.rs` decides which times apply if instances declare different
-//!   ones, `view.rs` what follows for each schedule, `steps.rs` carries that out, and `presence.rs`
+//! - Several instances: `declarations.rs` has what they declare, `instances.rs` decides which times
+//!   apply if they declare different ones, `view.rs` what follows for each schedule, `steps.rs` carries that out, and `presence.rs`
 //!   announces the instance and beats.
 //! - Operators: `admin.rs`, `orders.rs`, `declared.rs`, `selection.rs`, `info.rs`.
 //! - One tick without a loop: `try_tick.rs`, and `for_test.rs` for the tests of applications.
@@ -19,6 +19,7 @@ pub mod admin;
 mod busy;
 mod core;
 mod cron;
+mod declarations;
 pub mod declared;
 #[cfg(test)]
 mod deploys_tests;

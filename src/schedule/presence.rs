@@ -16,8 +16,9 @@ use crate::{
     key::{Holder, Key},
     schedule::{
         core::{Core, answered},
+        declarations::{Word, from_text, gone_names, renamed_to, to_text},
         hash::hash,
-        instances::{Decision, Declared, JUDGES, Judge, Word, from_text, gone_names, renamed_to, to_text},
+        instances::{Decision, Declared, JUDGES, Judge},
         spec::Schedule,
         steps::{Step, carry_out, forget_pause, resume},
         view::View,

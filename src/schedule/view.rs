@@ -7,7 +7,8 @@ use chrono::{DateTime, Utc};
 use crate::{
     key::Key,
     schedule::{
-        instances::{Decision, Declared, Judge, Word, decide, is_live, is_long_gone, renamed_to, were_in_effect},
+        declarations::{Word, renamed_to},
+        instances::{Decision, Declared, Judge, decide, is_live, is_long_gone, were_in_effect},
         steps::Step,
     },
     store::{

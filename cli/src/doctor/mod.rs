@@ -1,10 +1,11 @@
 //! `rowlock doctor`: examines the database, and says what to do about each problem.
 //!
-//! `servers.rs` asks a database about itself. `checks.rs` judges the answers, each as a `Finding`
-//! of `finding.rs`.
+//! `servers.rs` asks a database about itself. `checks.rs` judges the answers, and `rights.rs` those
+//! about rights, each as a `Finding` of `finding.rs`.
 
 mod checks;
 mod finding;
+mod rights;
 mod servers;
 
 use std::{sync::Arc, time::Duration};

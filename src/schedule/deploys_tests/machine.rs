@@ -13,8 +13,9 @@ use super::tables::{LEASE, LIVES, Run, Tables};
 use crate::{
     key::Key,
     schedule::{
+        declarations::{Word, from_text, gone_names, to_text},
         hash::hash,
-        instances::{Decision, Declared, JUDGES, Judge, Word, from_text, gone_names, to_text},
+        instances::{Decision, Declared, JUDGES, Judge},
         steps::Step,
         view::View,
     },

@@ -1,0 +1,138 @@
+//! What instances declare: the text that they announce, and what is declared of one schedule.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use chrono::{DateTime, Utc};
+
+use crate::{key::Key, schedule::hash::hash, store::schedule::Times};
+
+/// The times of a schedule that is declared as removed.
+pub const REMOVED: &str = "none";
+/// How the times of a schedule begin that has another name.
+pub const RENAMED: &str = "renamed ";
+
+impl Times {
+    /// Returns what rows remember the times by.
+    pub fn mark(&self) -> u64 {
+        hash(&[&self.spec, &self.zone])
+    }
+
+    pub fn are_removed(&self) -> bool {
+        are_removed(&self.spec)
+    }
+}
+
+/// Returns whether these are the times of a schedule that was removed, or has another name.
+pub fn are_removed(spec: &str) -> bool {
+    spec == REMOVED || renamed_to(spec).is_some()
+}
+
+/// Returns the other name of a schedule with these times.
+pub fn renamed_to(spec: &str) -> Option<&str> {
+    spec.strip_prefix(RENAMED)
+}
+
+/// Writes what an instance declares: a line for each schedule, with its name, times, zone and
+/// description.
+pub fn to_text<'a>(declared: impl Iterator<Item = (&'a Times, &'a str)>) -> String {
+    let escaped = |text: &str| text.replace('\\', "\\\\").replace('\t', "\\t").replace('\n', "\\n");
+    let line = |(Times { name, spec, zone }, about): (&Times, &str)| {
+        let line = [name.as_str(), spec, zone, about].map(escaped).join("\t");
+        line.trim_end_matches('\t').to_owned()
+    };
+    declared.map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Reads the descriptions of what an instance declares.
+pub fn descriptions(text: &str) -> impl Iterator<Item = (Key, String)> + '_ {
+    text.lines().filter_map(|line| {
+        let about = unescaped(line.split('\t').nth(3)?);
+        Some((times_of(line)?.name, about))
+    })
+}
+
+/// Reads what an instance declares. Lines that another version wrote in another form are left out.
+pub fn from_text(text: &str) -> Vec<Times> {
+    text.lines().filter_map(times_of).collect()
+}
+
+fn times_of(line: &str) -> Option<Times> {
+    let mut fields = line.split('\t').map(unescaped);
+    let (name, spec, zone) = (Key::new(&fields.next()?).ok()?, fields.next()?, fields.next()?);
+    Some(Times { name, spec, zone })
+}
+
+fn unescaped(field: &str) -> String {
+    let mut text = String::with_capacity(field.len());
+    let mut chars = field.chars();
+    while let Some(char) = chars.next() {
+        text.push(match (char, if char == '\\' { chars.next() } else { None }) {
+            (_, Some('t')) => '\t',
+            (_, Some('n')) => '\n',
+            (_, Some(other)) => other,
+            (char, None) => char,
+        });
+    }
+    text
+}
+
+/// What instances declare of one schedule.
+#[derive(Clone, Debug, Default)]
+pub struct Word {
+    /// The times of instances that are alive, and whose declaration counts.
+    pub counts: HashSet<u64>,
+    /// The times of instances that are alive.
+    pub alive: HashSet<u64>,
+    /// The times of instances that are not forgotten yet.
+    pub present: HashSet<u64>,
+    /// Since when an instance declares them.
+    pub since: HashMap<u64, DateTime<Utc>>,
+    /// An instance that is not forgotten yet, and one that is alive, runs the schedule.
+    pub is_run: bool,
+    pub is_run_now: bool,
+}
+
+impl Word {
+    /// Adds the times that a set of instances declares.
+    pub fn add(&mut self, times: &Times, alive: bool, counts: bool, since: DateTime<Utc>) {
+        let mark = times.mark();
+        self.present.insert(mark);
+        if alive {
+            self.alive.insert(mark);
+        }
+        self.since.entry(mark).and_modify(|first| *first = since.min(*first)).or_insert(since);
+        if counts {
+            self.counts.insert(mark);
+        }
+        self.is_run |= !times.are_removed();
+        self.is_run_now |= alive && !times.are_removed();
+    }
+
+    /// Returns whether an instance that is alive declares these times.
+    pub fn has(&self, times: &Times) -> bool {
+        self.alive.contains(&times.mark())
+    }
+
+    /// Returns whether other times than these are declared.
+    pub fn contests(&self, times: &Times) -> bool {
+        let mark = times.mark();
+        self.present.iter().any(|other| *other != mark)
+    }
+}
+
+/// Returns the schedules that instances leave without one although their service lives on: another
+/// set that lives has at least half of their schedules. A service that is down leaves nothing: its
+/// ticks are caught up on, also if it shares a schedule with others.
+pub fn gone_names(departing: &[Times], living: &[&[Times]]) -> Vec<Key> {
+    fn names(declared: &[Times]) -> BTreeSet<&Key> {
+        declared.iter().map(|times| &times.name).collect()
+    }
+    let departing = names(departing);
+    let living: Vec<BTreeSet<&Key>> = living.iter().map(|declared| names(declared)).collect();
+    let is_successor = |declared: &BTreeSet<&Key>| 2 * declared.intersection(&departing).count() >= departing.len();
+    if !living.iter().any(is_successor) {
+        return Vec::new();
+    }
+    let left = departing.into_iter().filter(|name| living.iter().all(|declared| !declared.contains(name)));
+    left.cloned().collect()
+}
