@@ -10,8 +10,8 @@ use crate::{
     key::Key,
     session::{sessions::Sessions, time::Instant},
     store::{
-        Database, Form,
-        schema::{CHANGES, Freshness, KeyLimit, Part, Schema},
+        Database,
+        schema::{Part, Schema},
     },
 };
 
@@ -32,59 +32,43 @@ pub fn unfit(wrong: String) -> Error {
     Error::Setup(Setup::TableUnfit { table: "t_resource_lock".to_owned(), wrong })
 }
 
-/// What a lock has to know of the table before it sends a claim.
-#[derive(Debug)]
-pub(crate) struct Table {
-    key_type: String,
-    key_limit: KeyLimit,
-    label_chars: usize,
-    /// The statements that the server and the table allow.
-    pub form: Form,
-    /// What a read needs to show all that was committed before it.
-    pub freshness: Freshness,
-    /// There is a table for what operators change.
-    pub keeps_changes: bool,
+/// Reads the shape of the tables, and refuses a table that a lock cannot use.
+pub async fn usable<DB: Database>(
+    connections: &Sessions<DB>,
+    limit: Instant,
+    time_limit: Duration,
+) -> Result<Schema, Error> {
+    let mut schema = schema(connections, limit, time_limit, Part::Locks).await?;
+    if let Some(wrong) = schema.refused.take() {
+        return Err(Setup::Unsupported { wrong }.into());
+    }
+    if schema.columns.is_empty() {
+        return Err(Setup::TableMissing.into());
+    }
+    let missing = schema.missing();
+    if !missing.is_empty() {
+        return Err(Setup::ColumnMissing { table: "t_resource_lock", columns: missing.join(", ") }.into());
+    }
+    if let Some(wrong) = schema.wrong.take() {
+        return Err(unfit(wrong));
+    }
+    if let Some((server, version)) = &schema.untried {
+        if schema.accepted {
+            tracing::warn!(server, version, "this server keeps no row locks: two holders can hold one key");
+        } else {
+            tracing::warn!(server, version, "this server is not tested with rowlock");
+        }
+    }
+    Ok(schema)
 }
 
-impl Table {
-    /// Reads the shape of the table, and refuses a table that a lock cannot use.
-    pub async fn read<DB: Database>(
-        connections: &Sessions<DB>,
-        limit: Instant,
-        time_limit: Duration,
-    ) -> Result<Self, Error> {
-        let schema = schema(connections, limit, time_limit, Part::Locks).await?;
-        if let Some(wrong) = schema.refused {
-            return Err(Setup::Unsupported { wrong }.into());
-        }
-        if schema.columns.is_empty() {
-            return Err(Setup::TableMissing.into());
-        }
-        let missing = schema.missing();
-        if !missing.is_empty() {
-            return Err(Setup::ColumnMissing { table: "t_resource_lock", columns: missing.join(", ") }.into());
-        }
-        if let Some(wrong) = schema.wrong {
-            return Err(unfit(wrong));
-        }
-        let keeps_changes = schema.has(CHANGES);
-        if let Some((server, version)) = schema.untried {
-            if schema.accepted {
-                tracing::warn!(server, version, "this server keeps no row locks: two holders can hold one key");
-            } else {
-                tracing::warn!(server, version, "this server is not tested with rowlock");
-            }
-        }
-        let Schema { key_type, key_limit, label_chars, form, freshness, .. } = schema;
-        Ok(Self { key_type, key_limit, label_chars, form, freshness, keeps_changes })
-    }
-
+impl Schema {
+    /// Checks that the table can hold the key and the label of its holder.
     pub fn admits(&self, key: &Key, label: &str) -> Result<(), Error> {
         if !self.key_limit.holds(key) {
             return Err(Invalid::key_unfit(key.as_str(), "t_resource_lock.key_resource", &self.key_type).into());
         }
-        if label.chars().count() > self.label_chars {
-            let chars = self.label_chars;
+        if let Some(chars) = self.label_chars.filter(|most| label.chars().count() > *most) {
             return Err(Invalid::new(format!(
                 "the label {label:?} does not fit: the column t_resource_lock.client_ip holds {chars} characters; \
                  set a shorter one (`label`, `--label`)"

@@ -232,7 +232,7 @@ impl<DB: Database> LeaseLock<DB> {
                     tracing::warn!(%key, %token, status = status.letter(), "released by force");
                     return Ok(Some(token));
                 }
-                Ok(Forced::NoRow | Forced::Changed) => return Ok(None),
+                Ok(Forced::Changed) => return Ok(None),
                 Ok(Forced::Skipped) if Instant::now() >= limit => return Err(busy()),
                 Err(failure) if skipped && failure.fault() == Fault::NoConnection => return Err(busy()),
                 Err(failure) if failure.fault() != Fault::Contention || Instant::now() >= limit => {
@@ -260,7 +260,7 @@ impl<DB: Database> LeaseLock<DB> {
             return DB::force(conn, key, status, expected, terms).await;
         }
         let change = Change { who: &terms.label, what: "released", name: key.as_str() };
-        let mut forced = Forced::NoRow;
+        let mut forced = Forced::Changed;
         let force = async |conn: &mut DB::Connection| {
             forced = DB::force(conn, key, status, expected, terms).await?;
             let Forced::Freed(_) = forced else { return Ok(None) };

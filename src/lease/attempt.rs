@@ -145,8 +145,8 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             Attempt::Acquired(granted) => {
                 self.settle(granted.keys());
                 let taken_over = granted.priors.iter().any(Option::is_some);
-                metrics::acquired(granted.handle.claims()[0].key.as_str(), taken_over);
-                for (Claim { key, token, .. }, prior) in granted.handle.claims().iter().zip(&granted.priors) {
+                metrics::acquired(granted.handle.held.claims[0].key.as_str(), taken_over);
+                for (Claim { key, token, .. }, prior) in granted.handle.held.claims.iter().zip(&granted.priors) {
                     tracing::info!(%key, %token, taken_over_from = ?prior, "acquired");
                 }
             }
@@ -216,13 +216,13 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             let next = match self.claim().await {
                 // Dropping the handle puts the claim back. The next request is made by another
                 // holder.
-                Ok(Claimed::Granted(granted)) if !granted.handle.is_held() => {
+                Ok(Claimed::Granted(granted)) if !granted.handle.held.stands() => {
                     self.settle(granted.keys());
                     return Err(self.timed_out());
                 }
                 Ok(Claimed::Granted(granted)) => {
                     if let Some(place) = self.chosen.take() {
-                        granted.handle.keep(place);
+                        granted.handle.held.keep(place);
                     }
                     return Ok(Attempt::Acquired(granted));
                 }
@@ -397,7 +397,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
 
     fn error(&self, failure: Failure) -> Error {
         let before = if self.unanswered { Certainty::Unknown } else { Certainty::NothingChanged };
-        let keys = subject(self.wanted.keys.iter().map(Key::as_str));
+        let keys = subject(self.wanted.keys.iter());
         failure.into_error(Action::Acquire, keys, self.shared.settings.time_limit, before)
     }
 }

@@ -1,12 +1,14 @@
 //! Changes of claims that stand: renewals and endings. A session that stops replying, or a row that
 //! the server refuses to change, does not affect the other claims.
 
-use std::{ops::Range, time::Duration};
+use std::ops::Range;
 
 use chrono::{DateTime, Utc};
 
 use crate::{
     key::Claim,
+    lease::span::Span,
+    pacing,
     session::{
         exchange::{Answer, Exchange, Request, exchange},
         sessions::Sessions,
@@ -71,21 +73,15 @@ pub(crate) struct GroupReply {
     pub unanswered: bool,
 }
 
-/// How long a change may take.
-#[derive(Clone, Copy)]
-pub(crate) struct ChangeLimits {
-    pub limit: Instant,
-    /// After this time without a reply, it is sent on another session as well.
-    pub silence: Duration,
-}
-
-/// Sends one change for all of these claims.
+/// Sends one change for all of these claims, which are of this span.
 pub(crate) async fn send<DB: Database>(
     sessions: &Sessions<DB>,
+    span: Span,
     claims: &[Claim],
     change: Change,
-    ChangeLimits { limit, silence }: ChangeLimits,
+    limit: Instant,
 ) -> Exchange<ChangeReply> {
+    let silence = pacing::hedge_delay(span.lease);
     exchange(None, sessions, silence, limit, &ChangeRequest { claims, change, form: Form::Common }).await
 }
 
@@ -97,10 +93,11 @@ pub(crate) async fn send<DB: Database>(
 /// others.
 pub(crate) async fn send_apart<DB: Database>(
     sessions: &Sessions<DB>,
+    span: Span,
     groups: &[Vec<Claim>],
     refused_from: usize,
     change: Change,
-    limits: ChangeLimits,
+    limit: Instant,
 ) -> Vec<GroupReply> {
     let mut replies: Vec<GroupReply> = Vec::with_capacity(groups.len());
     // In the order of the groups, the next range last.
@@ -111,11 +108,11 @@ pub(crate) async fn send_apart<DB: Database>(
         if many == 0 {
             continue;
         }
-        if failures >= FAILURES || Instant::now() >= limits.limit {
+        if failures >= FAILURES || Instant::now() >= limit {
             replies.extend(all.iter().map(|_| GroupReply { reply: Err(Remedy::Apart), unanswered: false }));
             continue;
         }
-        let Exchange { reply, unanswered } = send(sessions, &all.concat(), change, limits).await;
+        let Exchange { reply, unanswered } = send(sessions, span, &all.concat(), change, limit).await;
         failures = if reply.is_ok() { 0 } else { failures + 1 };
         match reply {
             Ok(Answer { sent, reply: outcomes }) => {

@@ -13,7 +13,6 @@ use crate::{
         terms::KeyTerms,
     },
     rules::{Row, Status, Verdict, judge},
-    schema::Table,
     session::{
         exchange::{Answer, Exchange, Request, exchange, silence},
         loan::Loan,
@@ -21,7 +20,7 @@ use crate::{
         sessions::Sessions,
         time::Instant,
     },
-    store::{Change, ClaimReply, ClaimRequest, Database, Form, Reply, TooLate, failure::Failure},
+    store::{Change, ClaimReply, ClaimRequest, Database, Form, Reply, TooLate, failure::Failure, schema::Schema},
 };
 
 /// A granted claim request: all of its keys are granted.
@@ -32,14 +31,14 @@ pub(crate) struct Granted<DB: Database> {
 
 impl<DB: Database> Granted<DB> {
     pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
-        self.handle.claims().iter().map(|claim| claim.key.clone())
+        self.handle.held.claims.iter().map(|claim| claim.key.clone())
     }
 }
 
 /// Methods of a granted request for one key.
 impl<DB: Database> Granted<DB> {
     pub fn token(&self) -> Token {
-        self.handle.claims()[0].token
+        self.handle.held.claims[0].token
     }
 
     /// The claim that this one took over, if its holder did not end it.
@@ -74,7 +73,7 @@ pub(crate) enum Claimed<DB: Database> {
 /// The batch operation that sends claims. A granted claim is held from here on, and ended if its
 /// caller no longer waits for it.
 pub(crate) struct Claims {
-    pub table: Arc<OnceCell<Table>>,
+    pub table: Arc<OnceCell<Schema>>,
     pub ledger: Arc<Ledger>,
 }
 

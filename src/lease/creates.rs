@@ -6,9 +6,8 @@ use tokio::sync::OnceCell;
 
 use crate::{
     key::Key,
-    schema::Table,
     session::{loan::Loan, queue::BatchOp, sessions::Sessions, time::Instant, timers::timeout_at},
-    store::{Database, failure::Failure},
+    store::{Database, failure::Failure, schema::Schema},
 };
 
 /// How long a statement of several requests waits for another transaction's uncommitted insert of
@@ -21,24 +20,23 @@ const SHARED_WITH: Duration = Duration::from_secs(2);
 /// The batch operation that creates rows. Its statement is sent without a wait for the disk where
 /// that is possible: a row that is lost is created again, and the claim that follows waits.
 pub(crate) struct Creates {
-    pub table: Arc<OnceCell<Table>>,
+    pub table: Arc<OnceCell<Schema>>,
 }
 
 pub(crate) struct Creation {
     /// Several keys of one holder are created together.
-    pub keys: Vec<Key>,
-    pub minutes: i32,
-    /// When its attempt ends.
-    pub limit: Instant,
+    keys: Vec<Key>,
+    minutes: i32,
     /// It is sent without other requests.
     alone: bool,
 }
 
 impl Creation {
-    /// `contended`: it met contention before, perhaps with other requests of its batch.
+    /// `limit`: when its attempt ends. `contended`: it met contention before, perhaps with other
+    /// requests of its batch.
     pub fn new(keys: Vec<Key>, minutes: i32, limit: Instant, contended: bool) -> Self {
         let alone = contended || limit - Instant::now() < SHARED_WITH;
-        Self { keys, minutes, limit, alone }
+        Self { keys, minutes, alone }
     }
 }
 
@@ -72,7 +70,7 @@ impl<DB: Database> BatchOp<DB> for Creates {
         let Some(first) = creations.first() else { return Ok(Vec::new()) };
         // The server gives up slightly earlier than the client, so that no backend continues to
         // wait there.
-        let left = (first.limit - Instant::now()).mul_f64(0.9);
+        let left = (limit - Instant::now()).mul_f64(0.9);
         let lock_timeout = if creations.len() == 1 { left } else { SHARED_LOCK_TIMEOUT };
         let mut keys: Vec<Key> = creations.iter().flat_map(|creation| creation.keys.clone()).collect();
         keys.sort(); // instances that insert the same keys do not deadlock

@@ -98,7 +98,7 @@ pub enum Several {}
 
 impl<DB: Database, K> fmt::Debug for Lease<DB, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (claims, time_left) = (self.handle.claims(), self.time_left());
+        let (claims, time_left) = (&self.handle.held.claims, self.time_left());
         f.debug_struct("Lease").field("claims", &claims).field("time_left", &time_left).finish()
     }
 }
@@ -140,19 +140,19 @@ impl<DB: Database, K> Lease<DB, K> {
     }
 
     pub(crate) fn lease_state(&self) -> &Arc<LeaseState> {
-        self.handle.lease_state()
+        &self.handle.held
     }
 
     /// Returns whether the lease is known to be held at this moment, by this machine's clock. The
     /// clock only moves forward, and on Linux, Android and Apple's systems it also counts the time
     /// for which the machine sleeps.
     pub fn is_held(&self) -> bool {
-        self.handle.is_held()
+        self.handle.held.stands()
     }
 
     /// Returns how long the lease is certain to be held unless it is renewed; zero once it is lost.
     pub fn time_left(&self) -> Duration {
-        self.handle.time_left()
+        self.handle.held.time_left()
     }
 
     /// Waits until the lease is lost. A thread of the library's own watches the clock, and waits
@@ -184,7 +184,7 @@ impl<DB: Database, K> Lease<DB, K> {
     /// # }
     /// ```
     pub fn cancellation_token(&self) -> CancellationToken {
-        self.handle.cancellation_token()
+        self.handle.held.over.child_token()
     }
 
     /// Renews the lease now. The background task renews it after a quarter to a third of its
@@ -336,7 +336,7 @@ impl<DB: Database> Lease<DB> {
 
     /// Returns the claim: key, holder and token.
     pub fn claim(&self) -> &Claim {
-        &self.handle.claims()[0]
+        &self.handle.held.claims[0]
     }
 
     /// Returns the claim that this one took over from, if its holder did not end it. That holder's
@@ -351,7 +351,7 @@ impl<DB: Database> Lease<DB, Several> {
     /// Returns the claims in key order. [Confirm](crate::ResourceLock::confirm) them in this order,
     /// so that no two transactions deadlock.
     pub fn claims(&self) -> &[Claim] {
-        self.handle.claims()
+        &self.handle.held.claims
     }
 
     /// Returns the fencing token of one key, or `None` if the key is not in the set.

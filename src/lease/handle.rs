@@ -5,12 +5,11 @@ use std::{sync::Arc, time::Duration};
 
 use chrono::TimeDelta;
 use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     action::{Action, Certainty},
     error::Error,
-    key::Claim,
+    key::{Claim, Key},
     lease::{
         ending::EndOutcome,
         releases::{Release, Released},
@@ -35,7 +34,7 @@ use crate::{
 /// One handle on the claims of a lease. Dropping the last handle abandons them.
 pub(crate) struct LeaseHandle<DB: Database> {
     key_terms: Arc<KeyTerms<DB>>,
-    held: Arc<LeaseState>,
+    pub held: Arc<LeaseState>,
     state: HandleState,
     /// The change that ends the claims while their caller has not received them, so that no work
     /// was begun under them.
@@ -98,36 +97,11 @@ impl<DB: Database> LeaseHandle<DB> {
         self.state = if self.held.drop_handle() { HandleState::Ended } else { HandleState::Closed };
     }
 
-    /// Keeps a value until the lease is over, such as the permit under which it was acquired.
-    pub fn keep(&self, kept: impl Send + 'static) {
-        self.held.keep(kept);
-    }
-
-    pub fn lease_state(&self) -> &Arc<LeaseState> {
-        &self.held
-    }
-
-    pub fn claims(&self) -> &[Claim] {
-        &self.held.claims
-    }
-
-    pub fn is_held(&self) -> bool {
-        self.held.stands()
-    }
-
-    pub fn time_left(&self) -> Duration {
-        self.held.time_left()
-    }
-
     pub async fn lost(&self) {
-        if !self.is_held() {
+        if !self.held.stands() {
             self.held.mark_lost(0, NO_RENEWAL);
         }
         self.held.lost.cancelled().await;
-    }
-
-    pub fn cancellation_token(&self) -> CancellationToken {
-        self.held.over.child_token()
     }
 
     pub async fn renew(&self) -> Result<(), Error> {
@@ -148,7 +122,7 @@ impl<DB: Database> LeaseHandle<DB> {
         let (mut pauses, mut before, mut is_busy) = (pauses(), Certainty::NothingChanged, false);
         loop {
             // A renewal would close the key of a lease that is over.
-            if !self.is_held() {
+            if !self.held.stands() {
                 self.held.mark_lost(0, "its time was up before it was renewed");
                 return Err(self.error_lost());
             }
@@ -157,7 +131,7 @@ impl<DB: Database> LeaseHandle<DB> {
                 before = Certainty::Unknown;
             }
             match reply {
-                Ok(Outcome::Done) if self.is_held() => return Ok(()),
+                Ok(Outcome::Done) if self.held.stands() => return Ok(()),
                 Ok(Outcome::Done | Outcome::Lost) => return Err(self.error_lost()),
                 // Another transaction has the row locked; it may be the caller's own.
                 Ok(Outcome::Skipped { .. }) if Instant::now() < limit => {
@@ -199,13 +173,13 @@ impl<DB: Database> LeaseHandle<DB> {
         let result = self.try_release(status).await;
         // Claims that are not known to be ended are abandoned when `self` is dropped, and so is the
         // rest of a set of which one claim is lost.
-        if result.is_ok() || (self.claims().len() == 1 && matches!(result, Err(Error::Lost { .. }))) {
+        if result.is_ok() || (self.held.claims.len() == 1 && matches!(result, Err(Error::Lost { .. }))) {
             self.state = HandleState::Ended;
-            self.key_terms.renewer.ended(self.claims(), sent);
+            self.key_terms.renewer.ended(&self.held.claims, sent);
             self.held.release_kept();
         }
         let status = status.letter();
-        for Claim { key, token, .. } in self.claims() {
+        for Claim { key, token, .. } in &self.held.claims {
             match &result {
                 Ok(()) => tracing::info!(%key, %token, status, "released"),
                 Err(error) => tracing::info!(%key, %token, status, ?error, "not released"),
@@ -218,7 +192,7 @@ impl<DB: Database> LeaseHandle<DB> {
         let last = self.held.deadline();
         // A claim that was released is not sent again, because another holder may have the key by
         // then.
-        let (mut left, mut lost, mut unanswered) = (self.claims().to_vec(), None, None);
+        let (mut left, mut lost, mut unanswered) = (self.held.claims.clone(), None, None);
         let (mut pauses, mut alone) = (self.key_terms.span().pauses(), false);
         let change = Change::release(status, &self.key_terms.terms, *lock(&self.key_terms.longest_interval));
         loop {
@@ -251,7 +225,7 @@ impl<DB: Database> LeaseHandle<DB> {
             };
             let permanent = failure.as_ref().is_some_and(|failure| remedy(failure, 1) == Remedy::Nothing);
             if permanent || Instant::now() >= last {
-                let untouched = unanswered.is_none() && left.len() == self.claims().len();
+                let untouched = unanswered.is_none() && left.len() == self.held.claims.len();
                 let before = if untouched { Certainty::NothingChanged } else { Certainty::Unknown };
                 return Err(match failure {
                     Some(failure) => self.error_release(failure, before),
@@ -300,7 +274,7 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     fn subject(&self) -> String {
-        subject(self.claims().iter().map(|claim| claim.key.as_str()))
+        subject(self.held.claims.iter().map(|claim| &claim.key))
     }
 
     fn error_lost(&self) -> Error {
@@ -347,7 +321,7 @@ fn pauses() -> Backoff {
 }
 
 /// The keys as an error names them.
-pub(crate) fn subject<'a>(mut keys: impl ExactSizeIterator<Item = &'a str>) -> String {
-    let (count, first) = (keys.len(), keys.next().unwrap_or_default());
+pub(crate) fn subject<'a>(mut keys: impl ExactSizeIterator<Item = &'a Key>) -> String {
+    let (count, first) = (keys.len(), keys.next().map_or("", Key::as_str));
     if count > 1 { format!("{first:?} and {} more", count - 1) } else { format!("{first:?}") }
 }

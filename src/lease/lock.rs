@@ -309,7 +309,7 @@ impl<DB: Database> LeaseLock<DB> {
         let request = |lock: Self| async move { lock.request(&asked, wait, &pending).await };
         let attempt = self.on_thread(request).instrument(span.clone()).await;
         match &attempt {
-            Ok(Attempt::Acquired(granted)) => spans::acquired(&span, &granted.handle.claims()[0], wanted.any),
+            Ok(Attempt::Acquired(granted)) => spans::acquired(&span, &granted.handle.held.claims[0], wanted.any),
             Ok(Attempt::Refused(refusal)) => spans::refused(&span, refusal, wanted.any),
             Err(error) => spans::failed(&span, error),
         }
@@ -334,7 +334,7 @@ impl<DB: Database> LeaseLock<DB> {
             false => wait_for(&self.shared, &self.key_terms, wanted, now, wait, pending).await?,
         };
         if let Attempt::Acquired(granted) = &attempt {
-            metrics::waited(granted.handle.claims()[0].key.as_str(), now.elapsed());
+            metrics::waited(granted.handle.held.claims[0].key.as_str(), now.elapsed());
         }
         Ok(attempt)
     }

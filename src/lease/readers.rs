@@ -110,6 +110,6 @@ pub(crate) struct Entrance<DB: Database> {
 impl<DB: Database> Entrance<DB> {
     /// Returns whether a reader that has waited since then may enter under this claim.
     pub fn admits(&self, since: Instant, key_terms: &Arc<KeyTerms<DB>>) -> bool {
-        since < self.granted_at && Arc::ptr_eq(&self.key_terms, key_terms) && self.claim.handle.is_held()
+        since < self.granted_at && Arc::ptr_eq(&self.key_terms, key_terms) && self.claim.handle.held.stands()
     }
 }

@@ -10,9 +10,8 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     key::Key,
-    lease::{handle::subject, terms::KeyTerms},
+    lease::terms::KeyTerms,
     retry::Repeat,
-    schema::Table,
     session::{
         exchange::{Request, exchange, silence},
         loan::Loan,
@@ -24,13 +23,13 @@ use crate::{
         Database, Reply,
         admin::{KeyRange, Listed},
         failure::Failure,
-        schema::Freshness,
+        schema::{Freshness, Schema},
     },
 };
 
 /// The batch operation that reads.
 pub(crate) struct Reads {
-    pub table: Arc<OnceCell<Table>>,
+    pub table: Arc<OnceCell<Schema>>,
 }
 
 /// One read of a range of keys.
@@ -67,12 +66,10 @@ impl<DB: Database> BatchOp<DB> for Reads {
     ) -> Result<Vec<Vec<Listed>>, Failure> {
         let freshness = self.table.get().map_or(Freshness::Plain, |table| table.freshness);
         let silence = silence(sessions, limit - Instant::now());
-        let (mut session, mut found) = (Some(session), Vec::with_capacity(reads.len()));
-        for read in reads {
-            let answer = exchange(session.take(), sessions, silence, limit, &Fresh { read, freshness }).await;
-            found.push(answer.reply?.reply);
-        }
-        Ok(found)
+        // A statement has one read: no two keys share one.
+        let Some(read) = reads.first() else { return Ok(Vec::new()) };
+        let answer = exchange(Some(session), sessions, silence, limit, &Fresh { read, freshness }).await;
+        Ok(vec![answer.reply?.reply])
     }
 }
 
@@ -92,10 +89,6 @@ impl<DB: Database> Request<DB> for Fresh<'_, DB> {
     ) -> impl Future<Output = Reply<Vec<Listed>>> + Send {
         DB::read_range(conn, &self.read.keys, &self.read.key_terms.terms, self.freshness)
     }
-
-    fn is_settled(&self, _: &Vec<Listed>) -> bool {
-        true
-    }
 }
 
 impl<DB: Database> Queue<DB, Reads> {
@@ -114,8 +107,7 @@ impl<DB: Database> Queue<DB, Reads> {
             let read = RangeRead { keys: keys.clone(), key_terms: key_terms.clone() };
             if let Some(rows) = repeat.final_or_pause(self.send(read, limits).await).await {
                 return rows.map_err(|failure| {
-                    let subject = subject([keys.first.as_str()].into_iter());
-                    failure.into_error(Action::Inspect, subject, time_limit, Certainty::NothingChanged)
+                    failure.into_error(Action::Inspect, keys.first.quoted(), time_limit, Certainty::NothingChanged)
                 });
             }
         }

@@ -7,7 +7,6 @@ use tokio::sync::OnceCell;
 use crate::{
     key::{Claim, Key},
     lease::changes::ChangeRequest,
-    schema::Table,
     session::{
         exchange::{Exchange, exchange, silence},
         loan::Loan,
@@ -15,11 +14,11 @@ use crate::{
         sessions::Sessions,
         time::Instant,
     },
-    store::{Change, Database, Outcome, failure::Failure},
+    store::{Change, Database, Outcome, failure::Failure, schema::Schema},
 };
 
 pub(crate) struct Releases {
-    pub table: Arc<OnceCell<Table>>,
+    pub table: Arc<OnceCell<Schema>>,
 }
 
 pub(crate) struct Release {

@@ -28,7 +28,7 @@ use crate::{
     key::Claim,
     lease::{
         agenda::{Agenda, Batch},
-        changes::{self, ChangeLimits, ChangeReply, GroupReply},
+        changes::{self, ChangeReply, GroupReply},
         ending::{EndOutcome, Ending},
         ledger::Ledger,
         span::Span,
@@ -106,9 +106,8 @@ impl<DB: Database> Renewer<DB> {
     pub async fn renew(self: &Arc<Self>, held: &Arc<LeaseState>, limit: Instant) -> Exchange<Outcome> {
         held.row_lasts_until(limit + held.span.of_row());
         held.renewing_until(limit);
-        let limits = ChangeLimits { limit, silence: pacing::hedge_delay(held.span.lease) };
         let Exchange { reply, unanswered } =
-            changes::send(&self.sessions, &held.claims, held.span.renewal(), limits).await;
+            changes::send(&self.sessions, held.span, &held.claims, held.span.renewal(), limit).await;
         if !unanswered {
             held.renewal_answered(limit);
         }
@@ -218,10 +217,10 @@ impl<DB: Database> Renewer<DB> {
         let limit = sent + pacing::attempt(span.lease);
         batch.items.iter().for_each(|held| held.row_lasts_until(limit + span.of_row()));
         let groups: Vec<Vec<Claim>> = batch.items.iter().map(|held| held.claims.clone()).collect();
-        let limits = ChangeLimits { limit, silence: pacing::hedge_delay(span.lease) };
         // A panic of the driver delays the next attempt too.
         let later = Rescheduled(self, &batch.items, soon);
-        let replies = changes::send_apart(&self.sessions, &groups, batch.refused_from, span.renewal(), limits).await;
+        let replies =
+            changes::send_apart(&self.sessions, span, &groups, batch.refused_from, span.renewal(), limit).await;
         std::mem::forget(later);
         let failed = replies.iter().filter(|reply| reply.reply.is_err()).count();
         threads::emit(move || {
@@ -259,9 +258,8 @@ impl<DB: Database> Renewer<DB> {
     async fn end_batch(self: &Arc<Self>, span: Span, batch: Batch<(u64, Claim)>, change: Change) {
         let sent = Instant::now();
         let limit = sent + pacing::attempt(span.lease);
-        let limits = ChangeLimits { limit, silence: pacing::hedge_delay(span.lease) };
         let groups: Vec<Vec<Claim>> = batch.items.iter().map(|(_, claim)| vec![claim.clone()]).collect();
-        let replies = changes::send_apart(&self.sessions, &groups, batch.refused_from, change, limits).await;
+        let replies = changes::send_apart(&self.sessions, span, &groups, batch.refused_from, change, limit).await;
         let mut rest = replies.as_slice();
         for claims in batch.items.chunk_by(|one, next| one.0 == next.0) {
             let (replies, others) = rest.split_at(claims.len().min(rest.len()));

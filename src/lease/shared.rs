@@ -18,9 +18,13 @@ use crate::{
     },
     queue::Waiting,
     rules::Terms,
-    schema::Table,
+    schema::usable,
     session::{queue::Queue, sessions::Sessions, time::Instant, timers::timeout_at},
-    store::{Database, failure::Failure},
+    store::{
+        Database,
+        failure::Failure,
+        schema::{CHANGES, Schema},
+    },
     sync::lock,
 };
 
@@ -36,7 +40,7 @@ pub(crate) struct Settings<DB: Database> {
 
 pub(crate) struct Shared<DB: Database> {
     pub settings: Settings<DB>,
-    table: Arc<OnceCell<Table>>,
+    table: Arc<OnceCell<Schema>>,
     pub claims: Arc<Queue<DB, Claims>>,
     pub creates: Arc<Queue<DB, Creates>>,
     releases: Arc<Queue<DB, Releases>>,
@@ -57,7 +61,7 @@ impl<DB: Database> Shared<DB> {
         let Settings { sessions, renewals, batching, .. } = &settings;
         let tracker = tracker();
         let waiting = Waiting::new(sessions, renewals, tracker.clone());
-        let (table, ledger) = (Arc::<OnceCell<Table>>::default(), Arc::<Ledger>::default());
+        let (table, ledger) = (Arc::<OnceCell<Schema>>::default(), Arc::<Ledger>::default());
         let claims = Claims { table: table.clone(), ledger: ledger.clone() };
         let claims = Queue::new(claims, sessions.clone(), tracker.clone(), *batching);
         let creates = Queue::new(Creates { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
@@ -117,13 +121,13 @@ impl<DB: Database> Shared<DB> {
     /// Returns the table's shape, which only the first call reads. Others wait for that, so it is
     /// called within [`threads::run`](crate::session::threads::run), where nothing stops to be
     /// polled.
-    pub async fn known_table(&self, limit: Instant) -> Result<&Table, Error> {
+    pub async fn known_table(&self, limit: Instant) -> Result<&Schema, Error> {
         let Settings { sessions, time_limit, .. } = &self.settings;
         if let Some(table) = self.table.get() {
             return Ok(table);
         }
         // Another caller with a later limit may be reading it.
-        let reading = self.table.get_or_try_init(|| Table::read(sessions, limit, *time_limit));
+        let reading = self.table.get_or_try_init(|| usable(sessions, limit, *time_limit));
         timeout_at(limit, reading).await.unwrap_or_else(|_| {
             let failure = Failure::NoConnection(sqlx::Error::PoolTimedOut);
             Err(failure.into_error(Action::Inspect, "the table".to_owned(), *time_limit, Certainty::NothingChanged))
@@ -132,7 +136,7 @@ impl<DB: Database> Shared<DB> {
 
     /// Returns whether there is a table for what operators change, as far as is known.
     pub fn keeps_changes(&self) -> bool {
-        self.table.get().is_none_or(|table| table.keeps_changes)
+        self.table.get().is_none_or(|table| table.has(CHANGES))
     }
 }
 

@@ -193,7 +193,7 @@ impl LeaseState {
         self.handles.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Keeps a value until the lease is over.
+    /// Keeps a value until the lease is over, such as the permit under which it was acquired.
     pub fn keep(&self, kept: impl Send + 'static) {
         *lock(&self.kept) = Some(Box::new(kept));
         if self.lost.is_cancelled() {

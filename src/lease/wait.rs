@@ -15,7 +15,6 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     grant::Attempt,
-    key::Key,
     lease::{
         attempt::{ClaimAttempt, REPLY},
         claims::Granted,
@@ -37,12 +36,11 @@ use crate::{
     },
     retry::{DAY, Repeat, late},
     rules::{Reason, Refusal},
-    schema::Table,
     session::{
         time::Instant,
         timers::{sleep, timeout_of_requests},
     },
-    store::{Database, failure::Failure},
+    store::{Database, failure::Failure, schema::Schema},
     sync::lock,
 };
 
@@ -69,16 +67,17 @@ pub(crate) async fn wait_for<DB: Database>(
     let (asking_since, last_refusal, last_error) = (Mutex::default(), Mutex::default(), Mutex::default());
     let pending =
         PendingAcquire { shared, key_terms, wanted, until, queue, asked, asking_since, last_refusal, last_error };
-    match timeout_of_requests(until, pending.granted_or_refused()).await {
-        Ok(Err(error)) if error.is_retryable() && Instant::now() >= until => {
-            pending.take_last_refusal().ok_or_else(|| pending.out_of_time(error, wait))
-        }
-        Ok(attempt) => attempt,
-        Err(_) => pending.take_last_refusal().ok_or_else(|| {
-            let last_error = lock(&pending.last_error).take();
-            pending.out_of_time(last_error.unwrap_or_else(|| pending.no_reply()), wait)
-        }),
-    }
+    let failed = match timeout_of_requests(until, pending.granted_or_refused()).await {
+        Ok(Err(error)) if error.is_retryable() && Instant::now() >= until => Some(error),
+        Ok(attempt) => return attempt,
+        Err(_) => None,
+    };
+    pending.take_last_refusal().ok_or_else(|| {
+        let failed = failed.or_else(|| lock(&pending.last_error).take());
+        let no_reply =
+            || Error::timed_out(Action::Acquire, subject(wanted.keys.iter()), wait, Certainty::NothingChanged);
+        late(failed.unwrap_or_else(no_reply), wait, asked.may_stand())
+    })
 }
 
 /// Returns the table's shape, which the first call of a lock reads. A wait has its whole duration
@@ -87,7 +86,7 @@ pub(crate) async fn table_within<DB: Database>(
     shared: &Shared<DB>,
     since: Instant,
     wait: Duration,
-) -> Result<&Table, Error> {
+) -> Result<&Schema, Error> {
     let time_limit = shared.settings.time_limit;
     let (until, last_error) = (since + wait.min(LONGEST), Mutex::default());
     let mut retry = Repeat::recording(until, &last_error);
@@ -224,7 +223,12 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
     /// whether the key is already free.
     async fn request_wakeup(&self, refusal: &Refusal, listening: &Listening<DB>) -> bool {
         let can_be_released = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
-        can_be_released && !refusal.awaited && listening.needs_marks() && self.request_notification(&refusal.key).await
+        if !can_be_released || refusal.awaited || !listening.needs_marks() {
+            return false;
+        }
+        // All holders notify of their release if any key is enough.
+        let keys = if self.wanted.any { &self.wanted.keys[..] } else { std::slice::from_ref(&refusal.key) };
+        self.shared.waiting.request_notification(keys, Some(self.until)).await
     }
 
     /// The lease keeps the permit until it is over, unless another key is as good. The ticket is no
@@ -232,7 +236,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
     async fn on_granted(&self, granted: Granted<DB>, state: RequestState<'a, DB>) -> PollEnd<DB> {
         let RequestState { permit, ticket, .. } = state;
         if !self.wanted.any {
-            self.queue.set_refusal(Some(self.refusal_for_local_waiters(Some(granted.handle.time_left()))));
+            self.queue.set_refusal(Some(self.refusal_for_local_waiters(Some(granted.handle.held.time_left()))));
         }
         // Passed on after the ticket is left, so that the next waiter is then the first in the
         // queue.
@@ -243,7 +247,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         if !self.wanted.any
             && let Some(permit) = passed_on.take()
         {
-            granted.handle.keep(permit);
+            granted.handle.held.keep(permit);
         }
         if let Some(ticket) = ticket {
             // A wait that is over by then would be refused, although its keys are granted.
@@ -344,13 +348,6 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         tickets.position(&self.wanted.queues, number, self.limit()).await.map_err(|failure| self.error(failure))
     }
 
-    /// Requests that the holder notifies of its release, or all holders if any key is enough.
-    /// Returns whether a key is already free.
-    async fn request_notification(&self, key: &Key) -> bool {
-        let keys = if self.wanted.any { &self.wanted.keys[..] } else { std::slice::from_ref(key) };
-        self.shared.waiting.request_notification(keys, Some(self.until)).await
-    }
-
     /// Returns when one statement is given up.
     fn limit(&self) -> Instant {
         self.until.min(Instant::now() + self.shared.settings.time_limit)
@@ -379,20 +376,8 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         self.queue.refusal().filter(|_| !only_its_own).or(last_refusal).map(Attempt::Refused)
     }
 
-    fn no_reply(&self) -> Error {
-        Error::timed_out(Action::Acquire, self.subject(), Duration::ZERO, Certainty::NothingChanged)
-    }
-
-    fn out_of_time(&self, error: Error, wait: Duration) -> Error {
-        late(error, wait, self.asked.may_stand())
-    }
-
     fn error(&self, failure: Failure) -> Error {
         let limit = self.shared.settings.time_limit;
-        failure.into_error(Action::Acquire, self.subject(), limit, Certainty::NothingChanged)
-    }
-
-    fn subject(&self) -> String {
-        subject(self.wanted.keys.iter().map(Key::as_str))
+        failure.into_error(Action::Acquire, subject(self.wanted.keys.iter()), limit, Certainty::NothingChanged)
     }
 }

@@ -58,49 +58,26 @@ impl Attempts {
         failure.into_error(Action::Migrate, part.subject().to_owned(), LIMIT, self.outcome)
     }
 
-    /// Pauses after an attempt that failed.
+    /// Pauses after an attempt that failed, or after its check, which changes nothing.
     ///
     /// # Errors
-    /// The error of the call, if there is no next attempt.
+    /// The error of the call, if there is no next attempt: the time is over, the failure was the
+    /// tenth, or no connection was available.
     pub async fn after<DB: Database>(
         &mut self,
         failure: Failure,
         part: Part,
+        is_check: bool,
         connections: &Sessions<DB>,
     ) -> Result<(), Error> {
         let was_sent = !matches!(failure, Failure::NoThreads(_) | Failure::NoConnection(_));
-        if failure.is_unanswered() || (was_sent && !DB::CHANGES_ATOMICALLY) {
+        if !is_check && (failure.is_unanswered() || (was_sent && !DB::CHANGES_ATOMICALLY)) {
             self.changed(); // a part may be there
         }
-        self.after_check::<DB>(failure, part, connections).await
-    }
-
-    /// Pauses after a check that failed, which changes nothing.
-    ///
-    /// # Errors
-    /// The error of the call, if there is no next attempt.
-    pub async fn after_check<DB: Database>(
-        &mut self,
-        failure: Failure,
-        part: Part,
-        connections: &Sessions<DB>,
-    ) -> Result<(), Error> {
-        match failure.fault() {
-            Fault::Contention => self.blocked(connections).await,
-            _ => self.again(failure, part).await,
+        if failure.fault() == Fault::Contention {
+            return self.blocked(connections).await;
         }
-    }
-
-    /// Pauses before the next attempt.
-    ///
-    /// # Errors
-    /// The error of the failure, if it was the tenth, or no connection was available.
-    async fn again(&mut self, failure: Failure, part: Part) -> Result<(), Error> {
-        let was_sent = !matches!(failure, Failure::NoThreads(_) | Failure::NoConnection(_));
-        if !was_sent || !self.looks_again().await {
-            return Err(self.failed(failure, part));
-        }
-        Ok(())
+        if was_sent && self.looks_again().await { Ok(()) } else { Err(self.failed(failure, part)) }
     }
 
     /// Pauses before another attempt, ten times at most.
@@ -153,7 +130,7 @@ mod tests {
         let mut attempts = Attempts::new();
         let connections = connections::<DB>(url);
         for failure in failures {
-            match attempts.after::<DB>(failure, Part::Locks, &connections).await {
+            match attempts.after::<DB>(failure, Part::Locks, false, &connections).await {
                 Ok(()) => {}
                 Err(Error::Database(DatabaseFault::NoConnection { action: Action::Migrate, outcome, .. })) => {
                     return outcome;
@@ -191,7 +168,8 @@ mod tests {
                 ..
             })
         ));
-        attempts.after(Failure::NoReply, Part::Locks, &connections::<sqlx::Sqlite>("sqlite::memory:")).await.unwrap();
+        let connections = connections::<sqlx::Sqlite>("sqlite::memory:");
+        attempts.after(Failure::NoReply, Part::Locks, false, &connections).await.unwrap();
         let unknown = attempts.error(looked());
         assert!(matches!(
             unknown,

@@ -113,7 +113,7 @@ impl<DB: Database> Work<DB> {
                 Ok(()) => {}
                 Err(failure) if refused(&failure) => return Err(self.attempts.failed(failure, Part::Removal)),
                 Err(failure) => {
-                    self.attempts.after_check::<DB>(failure, Part::Removal, &self.connections).await?;
+                    self.attempts.after(failure, Part::Removal, true, &self.connections).await?;
                     continue;
                 }
             }
@@ -130,7 +130,7 @@ impl<DB: Database> Work<DB> {
                     }
                     return Err(self.attempts.failed(failure, Part::Removal));
                 }
-                Err(failure) => self.attempts.after::<DB>(failure, Part::Removal, &self.connections).await?,
+                Err(failure) => self.attempts.after(failure, Part::Removal, false, &self.connections).await?,
             }
         }
     }
@@ -167,21 +167,18 @@ impl<DB: Database> Work<DB> {
                 Fault::ReadOnly => part != Part::Locks,
                 _ => false,
             };
-            match self.connections.send(limit, async |conn| DB::check_rights(conn, steps).await).await {
-                Ok(()) => {}
-                Err(failure) if denied(&failure) => return self.denied(failure, part, done),
-                Err(failure) => {
-                    self.attempts.after_check::<DB>(failure, part, &self.connections).await?;
-                    continue;
-                }
-            }
-            match self.connections.send(limit, async |conn| DB::alter(conn, steps).await).await {
+            let rights = self.connections.send(limit, async |conn| DB::check_rights(conn, steps).await).await;
+            let (is_check, altered) = match rights {
+                Ok(()) => (false, self.connections.send(limit, async |conn| DB::alter(conn, steps).await).await),
+                lacking => (true, lacking),
+            };
+            match altered {
                 Ok(()) => {
                     self.attempts.changed();
                     done.parts.extend(plan.parts);
                 }
                 Err(failure) if denied(&failure) => return self.denied(failure, part, done),
-                Err(failure) => self.attempts.after::<DB>(failure, part, &self.connections).await?,
+                Err(failure) => self.attempts.after(failure, part, is_check, &self.connections).await?,
             }
         }
     }

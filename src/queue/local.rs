@@ -96,24 +96,18 @@ impl<N> LocalQueue<N> {
         Some(Permit::of(self))
     }
 
-    /// Joins the queue, in front of waiters with higher numbers and behind all others.
+    /// Joins the queue, in front of waiters with higher numbers and behind all others. A free
+    /// permit arrives at once.
     pub fn enter(self: &Arc<Self>, number: i64) -> Waiter<N> {
+        let (sender, permit) = oneshot::channel();
         let mut state = lock(&self.state);
         state.entries += 1;
         let rank = (number, state.entries);
-        drop(state);
-        Waiter { queue: self.clone(), rank, permit: self.wait_at(rank) }
-    }
-
-    /// Returns the channel through which a rank receives the permit. A free permit arrives at once.
-    fn wait_at(self: &Arc<Self>, rank: Rank) -> oneshot::Receiver<Permit<N>> {
-        let (sender, permit) = oneshot::channel();
-        let mut state = lock(&self.state);
         state.waiting.insert(rank, sender);
         let was_free = !std::mem::replace(&mut state.taken, true);
         drop(state);
         drop(was_free.then(|| Permit::of(self)));
-        permit
+        Waiter { queue: self.clone(), rank, permit }
     }
 
     /// Returns whether a task with this number waits for the permit.
@@ -184,13 +178,10 @@ pub(crate) struct Waiter<N = ()> {
 
 impl<N> Waiter<N> {
     pub async fn acquire(mut self) -> Permit<N> {
-        loop {
-            match (&mut self.permit).await {
-                Ok(permit) => return permit,
-                // A rank belongs to one waiter, so no other waiter replaces its sender. If one did,
-                // this waiter would merely queue again.
-                Err(_) => self.permit = self.queue.wait_at(self.rank),
-            }
+        match (&mut self.permit).await {
+            Ok(permit) => permit,
+            // It cannot be: the sender stays in the queue for as long as this waiter.
+            Err(_) => std::future::pending().await,
         }
     }
 }

@@ -82,8 +82,8 @@ impl<DB: Database> Call<'_, DB> {
                 }
                 left.push(reader);
             }
-            if !claim.handle.is_held() {
-                let Claim { key, token, .. } = claim.handle.claims()[0].clone();
+            if !claim.handle.held.stands() {
+                let Claim { key, token, .. } = claim.handle.held.claims[0].clone();
                 return Ok(Drained::Lost(Error::Lost { key, token }));
             }
             let Some(first) = left.first() else { return Ok(Drained::Empty) };

@@ -165,7 +165,7 @@ impl<DB: Database> ReadWriteLock<DB> {
             }
             sleep(pauses.next()).await;
         };
-        if !writer.is_held() || !reader.handle.is_held() {
+        if !writer.is_held() || !reader.handle.held.stands() {
             return Err(lost());
         }
         let token = writer.token();

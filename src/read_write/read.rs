@@ -106,7 +106,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         };
         // If the look fails, dropping the reader's claim puts its row back.
         let entry = match self.access().await? {
-            NameState::Open(token) if reader.handle.is_held() => {
+            NameState::Open(token) if reader.handle.held.stands() => {
                 return Ok(Entry::In((reader, token, None)));
             }
             NameState::Open(_) => Entry::TooLate,
@@ -172,13 +172,13 @@ impl<'a, DB: Database> Call<'a, DB> {
     /// the name is older than that.
     async fn enter_under(&self, entrance: Arc<Entrance<DB>>) -> Result<Entry<DB>, Error> {
         let claimed = self.claim_reader(true).await?;
-        let stands = entrance.claim.handle.is_held();
+        let stands = entrance.claim.handle.held.stands();
         let (token, writer) = (entrance.claim.token(), entrance.claim.prior());
         if let Some(last) = Arc::into_inner(entrance) {
             last.claim.pass_on().await;
         }
         Ok(match claimed {
-            Attempt::Acquired(reader) if stands && reader.handle.is_held() => Entry::In((reader, token, writer)),
+            Attempt::Acquired(reader) if stands && reader.handle.held.stands() => Entry::In((reader, token, writer)),
             Attempt::Acquired(_) => Entry::TooLate,
             Attempt::Refused(refusal) => Entry::Full(refusal),
         })
@@ -243,7 +243,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         // that comes after that is put back, and must not be one of the next attempt.
         let unanswered = attempt.into_unanswered().filter(|_| !self.is_one_attempt());
         match (&claimed, unanswered) {
-            (Ok(Attempt::Acquired(granted)), _) => granted.handle.keep(number),
+            (Ok(Attempt::Acquired(granted)), _) => granted.handle.held.keep(number),
             (_, Some(attempt)) => *lock(&self.unanswered) = Some((number, attempt)),
             (_, None) => {}
         }

@@ -38,7 +38,9 @@ pub(crate) trait Request<DB: Database>: Sync {
 
     /// Returns whether the reply settles the request. A row that one request skipped may be locked
     /// by the other request.
-    fn is_settled(&self, reply: &Self::Reply) -> bool;
+    fn is_settled(&self, _reply: &Self::Reply) -> bool {
+        true
+    }
 
     /// Returns what two replies tell together. The earlier one does not settle the request.
     fn combined(&self, _earlier: Self::Reply, later: Self::Reply) -> Self::Reply {
@@ -158,19 +160,19 @@ async fn send_on<DB: Database, R: Request<DB>>(
         return Err(Failure::Undone);
     }
     is_sent.store(true, Ordering::Relaxed);
-    let suspicion = conn.suspicion();
+    let line = conn.line();
     let reply = {
         let mut reply = pin!(request.send(conn.get(), not_after));
         match timeout_at(limit.min(sent + silence), &mut reply).await {
             Err(_) if Instant::now() < limit => {
-                suspicion.raise(sent);
+                line.iter().for_each(|line| line.suspect(sent));
                 timeout_at(limit, reply).await
             }
             reply => reply,
         }
     };
-    if reply.is_ok() {
-        suspicion.replied(sent.elapsed());
+    if let (Ok(_), Some(line)) = (&reply, &line) {
+        line.replied(sent.elapsed());
     }
     let (conn, reply) = conn.proceed(reply)?;
     let late = request.too_late(&reply, not_after);

@@ -129,9 +129,9 @@ impl<DB: Store> Loan<DB> {
         }
     }
 
-    /// Returns what reports that the session does not answer.
-    pub(super) fn suspicion(&self) -> Suspicion<DB> {
-        Suspicion(if let Some(Conn::Own(_, line)) = &self.conn { Some(line.clone()) } else { None })
+    /// Returns the line of an own session.
+    pub(super) fn line(&self) -> Option<Arc<Line<DB>>> {
+        if let Some(Conn::Own(_, line)) = &self.conn { Some(line.clone()) } else { None }
     }
 
     /// Returns the loan and the value if the statement succeeded. On a server error, which ended
@@ -144,9 +144,9 @@ impl<DB: Store> Loan<DB> {
                 let failure = Failure::Failed(error);
                 let name = failure.fault().name();
                 threads::record(move || metrics::database_error(name));
-                if failure.is_outage() {
+                if let (true, Some(line)) = (failure.is_outage(), self.line()) {
                     // Others that are idle were lost with this one.
-                    self.suspicion().raise(Instant::now());
+                    line.suspect(Instant::now());
                 }
                 if !failure.may_still_run() && !failure.is_outage() && !failure.is_at_a_standby() {
                     self.give_back();
@@ -212,24 +212,6 @@ impl<DB: Store> Drop for IdleLoan<DB> {
     fn drop(&mut self) {
         if let Some(loan) = self.0.take() {
             loan.give_back();
-        }
-    }
-}
-
-/// Reports how soon a session answers.
-pub(super) struct Suspicion<DB: Store>(Option<Arc<Line<DB>>>);
-
-impl<DB: Store> Suspicion<DB> {
-    /// Other sessions that were used before this moment may have been lost with it.
-    pub fn raise(&self, since: Instant) {
-        if let Some(line) = &self.0 {
-            line.suspect(since);
-        }
-    }
-
-    pub fn replied(&self, after: Duration) {
-        if let Some(line) = &self.0 {
-            line.replied(after);
         }
     }
 }

@@ -99,12 +99,12 @@ impl<DB: Store> Sessions<DB> {
         if self.application().is_closed() {
             return Err(Failure::NoConnection(sqlx::Error::PoolClosed));
         }
-        let Home { application, requests, renewals, values } = &*self.home;
+        let Home { application, requests, renewals, .. } = &*self.home;
         if self.is_shared || !requests.is_usable() {
             return Loan::borrow_checked(application, false, limit).await;
         }
         let own = match self.purpose {
-            Purpose::Values => return Loan::borrow_checked(&values.pool(application), true, limit).await,
+            Purpose::Values => return Loan::borrow_checked(&self.home.values(), true, limit).await,
             Purpose::Requests => take(requests, limit).await?,
             Purpose::Renewals => take_first(renewals, requests, limit).await?,
         };
@@ -235,39 +235,30 @@ struct Home<DB: Store> {
     application: Pool<DB>,
     requests: Arc<Line<DB>>,
     renewals: Arc<Line<DB>>,
-    values: Values<DB>,
+    /// A pool like the application's, which the application cannot exhaust.
+    values: Mutex<Option<Opened<DB>>>,
 }
+
+/// A pool, and the options with which it opens connections.
+type Opened<DB> = (Pool<DB>, Arc<Options<DB>>);
 
 impl<DB: Store> Home<DB> {
     fn find(application: &Pool<DB>) -> Arc<Self> {
         of_pool(application, || {
             let requests = Line::new(application, if DB::ONE_WRITER { 1 } else { MAX_REQUESTS }, false);
             let renewals = Line::new(application, if DB::ONE_WRITER { 1 } else { MAX_RENEWALS }, true);
-            Self { application: application.clone(), requests, renewals, values: Values::default() }
+            Self { application: application.clone(), requests, renewals, values: Mutex::default() }
         })
     }
-}
 
-/// A pool like the application's, which the application cannot exhaust.
-struct Values<DB: Store>(Mutex<Option<Opened<DB>>>);
-
-/// A pool, and the options with which it opens connections.
-type Opened<DB> = (Pool<DB>, Arc<Options<DB>>);
-
-impl<DB: Store> Default for Values<DB> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<DB: Store> Values<DB> {
-    /// Returns the pool, with the application's current options.
-    fn pool(&self, application: &Pool<DB>) -> Pool<DB> {
+    /// Returns the pool for values, with the application's current options.
+    fn values(&self) -> Pool<DB> {
+        let application = &self.application;
         if DB::ONE_WRITER {
             return application.clone();
         }
         let options = application.connect_options();
-        let mut opened = lock(&self.0);
+        let mut opened = lock(&self.values);
         if let Some((pool, of)) = &mut *opened {
             if !Arc::ptr_eq(of, &options) {
                 pool.set_connect_options((*options).clone());
@@ -292,9 +283,9 @@ impl<DB: Store> Values<DB> {
     }
 }
 
-impl<DB: Store> Drop for Values<DB> {
+impl<DB: Store> Drop for Home<DB> {
     fn drop(&mut self) {
-        if let Some((pool, _)) = lock(&self.0).take() {
+        if let Some((pool, _)) = lock(&self.values).take() {
             threads::spawn(async move { pool.close().await });
         }
     }

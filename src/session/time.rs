@@ -2,7 +2,7 @@
 //! after its lease finds it lost.
 
 use std::{
-    ops::{Add, AddAssign, Sub},
+    ops::{Add, Sub},
     time::Duration,
 };
 
@@ -25,12 +25,6 @@ impl Add<Duration> for Instant {
 
     fn add(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(duration))
-    }
-}
-
-impl AddAssign<Duration> for Instant {
-    fn add_assign(&mut self, duration: Duration) {
-        *self = *self + duration;
     }
 }
 

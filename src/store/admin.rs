@@ -76,8 +76,7 @@ pub struct Seen {
 pub enum Forced {
     /// Free, under this new token.
     Freed(Token),
-    NoRow,
-    /// The row is not as expected, and was left alone.
+    /// There is no row, or it is not as expected and was left alone.
     Changed,
     /// Another transaction had locked the row.
     Skipped,
@@ -87,11 +86,7 @@ impl Forced {
     /// Returns why nothing was freed. `is_as_expected` is of the row as it was read then, if there
     /// was one.
     pub fn not(is_as_expected: Option<bool>) -> Self {
-        match is_as_expected {
-            None => Self::NoRow,
-            Some(true) => Self::Skipped,
-            Some(false) => Self::Changed,
-        }
+        if is_as_expected == Some(true) { Self::Skipped } else { Self::Changed }
     }
 }
 
@@ -139,7 +134,10 @@ pub trait AdminStore: Store {
         conn: &mut Self::Connection,
         key: &Key,
         terms: &Terms,
-    ) -> impl Future<Output = Reply<Option<Listed>>> + Send;
+    ) -> impl Future<Output = Reply<Option<Listed>>> + Send {
+        let keys = KeyRange::one(key.clone());
+        async move { Ok(Self::read_range(conn, &keys, terms, Freshness::Plain).await?.pop()) }
+    }
 
     /// Frees a row, whichever holder has it, or only if it is as expected. The row is locked first,
     /// then freed with a higher token.

@@ -7,8 +7,8 @@ use crate::key::Key;
 use crate::store::servers::{Support, refusal, support};
 use crate::store::{Form, Reply, Store};
 
-/// The lock's table as found on this database, and the other tables.
-#[derive(Clone, Debug)]
+/// The lock's table as found on this database, and the other tables. By default there are none.
+#[derive(Clone, Debug, Default)]
 pub struct Schema {
     /// Empty if there is no table.
     pub columns: Vec<Column>,
@@ -24,13 +24,13 @@ pub struct Schema {
     pub place: Option<String>,
     /// Whether a column can be added that statements without a list of columns do not see.
     pub hides_columns: bool,
-    /// Whether a column is added by a change of the definition alone.
-    pub adds_at_once: bool,
+    /// Whether the table is copied when a column is added.
+    pub copies_to_add: bool,
     /// The type of the key column, as the database names it.
     pub key_type: String,
     pub key_limit: KeyLimit,
-    /// How many characters the column `client_ip` holds.
-    pub label_chars: usize,
+    /// How many characters the column `client_ip` holds, if they are limited.
+    pub label_chars: Option<usize>,
     /// The statements that this server and table allow.
     pub form: Form,
     /// What a read needs to show all that was committed before it.
@@ -53,9 +53,10 @@ pub struct Column {
 }
 
 /// What a read needs to show all that was committed before it, on whichever server of a cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Freshness {
     /// Nothing: the server that answers has it all.
+    #[default]
     Plain,
     /// The server may be a node of a Galera cluster (MariaDB).
     SyncWait,
@@ -66,11 +67,11 @@ pub enum Freshness {
     Primary,
 }
 
-/// How much the key column holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How much the key column holds. What is not limited is not set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyLimit {
-    pub bytes: usize,
-    pub chars: usize,
+    pub bytes: Option<usize>,
+    pub chars: Option<usize>,
     /// No characters of four bytes (MySQL's utf8mb3).
     pub three_byte_chars: bool,
 }
@@ -78,8 +79,8 @@ pub struct KeyLimit {
 impl KeyLimit {
     pub fn holds(&self, key: &Key) -> bool {
         let text = key.as_str();
-        text.len() <= self.bytes
-            && text.chars().count() <= self.chars
+        self.bytes.is_none_or(|most| text.len() <= most)
+            && self.chars.is_none_or(|most| text.chars().count() <= most)
             && !(self.three_byte_chars && text.chars().any(|c| c.len_utf8() > 3))
     }
 }
@@ -109,28 +110,6 @@ pub const OURS: [&str; 11] = [
 ];
 
 impl Schema {
-    pub fn empty() -> Self {
-        Self {
-            columns: Vec::new(),
-            has_awaited: false,
-            relations: Vec::new(),
-            apart: Vec::new(),
-            routines: Vec::new(),
-            place: None,
-            hides_columns: false,
-            adds_at_once: true,
-            key_type: String::new(),
-            key_limit: KeyLimit { bytes: usize::MAX, chars: usize::MAX, three_byte_chars: false },
-            label_chars: usize::MAX,
-            form: Form::Common,
-            freshness: Freshness::Plain,
-            wrong: None,
-            refused: None,
-            untried: None,
-            accepted: false,
-        }
-    }
-
     /// Records what the server's version banner says about support.
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub fn judge_server(&mut self, banner: String) {
@@ -302,81 +281,6 @@ impl Installed {
             Functions::Current
         }
     }
-}
-
-/// Returns the statements that leave the article's table alone: between the lock and its end the
-/// tables, which takes the right that is likeliest to lack, and the columns; then the functions.
-pub fn removal(
-    schema: &Schema,
-    together: bool,
-    routine: &str,
-    lock: (&str, &str, &str),
-    end: Option<Step>,
-) -> Vec<Step> {
-    let (before, between, after) = lock;
-    let is_ours = |name: &&str| schema.column(name).is_some() && (schema.has_awaited || *name != "awaited");
-    let ours: Vec<_> = OURS.into_iter().filter(is_ours).collect();
-    let mut steps: Vec<Step> = schema
-        .place
-        .iter()
-        .map(|place| Step { sql: format!("SET LOCAL search_path = {place}"), locks: "none" })
-        .collect();
-    let is_nothing = ours.is_empty() && schema.tables().next().is_none() && schema.routines.is_empty();
-    if is_nothing {
-        return Vec::new();
-    }
-    if !schema.columns.is_empty() && !before.is_empty() {
-        let tables = schema.tables().chain(["t_resource_lock"]).collect::<Vec<_>>().join(between);
-        steps.push(Step { sql: format!("{before}{tables}{after}"), locks: "exclusive, on these, up to the end" });
-    }
-    let dropped = |sql: String| Step { sql, locks: "exclusive, on what is dropped" };
-    steps.extend(schema.tables().map(|table| dropped(format!("DROP TABLE {table}"))));
-    let columns: Vec<String> = match together {
-        true if ours.is_empty() => Vec::new(),
-        true => vec![ours.join(",\n    DROP COLUMN ")],
-        false => ours.into_iter().map(str::to_owned).collect(),
-    };
-    steps.extend(columns.into_iter().map(|columns| Step {
-        sql: format!("ALTER TABLE t_resource_lock\n    DROP COLUMN {columns}"),
-        locks: "exclusive, on t_resource_lock: for a moment where only the definition is changed, else while it is copied",
-    }));
-    steps.extend(end.filter(|_| !schema.columns.is_empty()));
-    steps.extend(schema.routines.iter().map(|name| dropped(format!("DROP {routine} {name}"))));
-    steps
-}
-
-/// Says that a key is claimed.
-fn claimed((key, label): (String, String)) -> String {
-    format!("key {key:?} is claimed by {label:?}; release it, by force if its holder is gone (`rowlock list --held`)")
-}
-
-/// Returns the statements, of these for claims, runs and instances, whose tables exist. Each one
-/// finds one row that needs the tables: its name and its label.
-pub fn uses(schema: &Schema, sql: [&'static str; 3]) -> impl Iterator<Item = (&'static str, Says)> {
-    let has = |wanted: &str| schema.tables().any(|table| table == wanted);
-    // Without the column there are no claims.
-    let exist = [schema.column("holder").is_some(), has(SCHEDULE), has(INSTANCES)];
-    let says: [Says; 3] = [claimed, running, alive];
-    sql.into_iter().zip(says).zip(exist).filter_map(|(one, exists)| exists.then_some(one))
-}
-
-/// Says what uses the tables, and what to do about it.
-pub type Says = fn((String, String)) -> String;
-
-/// Says that a run is under way.
-fn running((name, label): (String, String)) -> String {
-    format!("{label:?} runs {name:?}; stop it, or wait for the end of its lease")
-}
-
-/// Says that an instance is alive.
-fn alive((_, label): (String, String)) -> String {
-    format!("instance {label:?} runs schedules; stop it, or forget it if it is gone (`rowlock instances --forget`)")
-}
-
-/// Returns how many of the steps come before the tables are locked.
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-pub fn until_locked(steps: &[Step]) -> usize {
-    steps.iter().position(|step| step.sql.starts_with("LOCK TABLE")).map_or(0, |at| at + 1)
 }
 
 /// Returns the definitions of the columns that the table lacks. In `ours`, `{begin}` and `{end}`

@@ -1,13 +1,16 @@
 //! Rows as the databases return them. Each database keeps times and flags in types of its own. What
 //! the columns of a row mean is said once.
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use std::collections::HashMap;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use crate::{
     key::{PreviousClaim, Token},
     rules::{Row, Terms},
-    store::{Reply, RowSnapshot, to_utc},
+    store::{ClaimReply, Reply, RowSnapshot, to_utc},
 };
 
 /// A row of a table of the library.
@@ -88,8 +91,20 @@ pub fn read(row: &impl StoredRow, terms: &Terms) -> Reply<Row> {
         expires_at: row.time_or_null("expires_at")?,
         claimed_at: utc("claimed_at")?,
         ended: row.is("ended")?,
-        awaited: false,
+        awaited: row.is("awaited")?,
     })
+}
+
+/// Returns the reply to a request that was not granted, whose key has this row.
+pub fn seen(row: Option<&impl StoredRow>, terms: &Terms) -> Reply<ClaimReply> {
+    let Some(row) = row else { return Ok(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }) };
+    Ok(ClaimReply::Seen { row: Some(read(row, terms)?), now: row.time("now")? })
+}
+
+/// Returns rows of the lock's table by their keys.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub fn by_key<R: StoredRow>(rows: &[R]) -> Reply<HashMap<String, &R>> {
+    rows.iter().map(|row| Ok((row.text("key_resource")?, row))).collect()
 }
 
 /// Reads the claim that a claim took over.

@@ -17,9 +17,8 @@ mod undo;
 
 use std::time::Duration;
 
-use sqlx::Pool;
 use sqlx_core::transaction::TransactionManager as _;
-use tracing::{Instrument as _, Span, field::display};
+use tracing::{Instrument as _, field::display};
 
 use crate::{
     action::{Action, Certainty},
@@ -27,7 +26,7 @@ use crate::{
     error::Error,
     grant::Grant,
     key::{Claim, Key},
-    lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock, TransactionTerms},
+    lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock},
     metrics,
     retry::{Tries, outage_pause},
     rules::Status,
@@ -45,7 +44,7 @@ use crate::{
     transaction::{
         error::{RunError, WorkError},
         tx::Tx,
-        undo::{Undone, lost, roll_back, undo},
+        undo::{Fenced, Undone, roll_back},
     },
 };
 
@@ -62,8 +61,9 @@ enum Stop<E> {
     Failed(Error),
 }
 
-/// See [`ResourceLockExt::transaction`](crate::strategy::ResourceLockExt::transaction).
-/// `acquire` waits for a claim on `key`.
+/// Makes attempts until one is committed, or none can be: see
+/// [`ResourceLockExt::transaction`](crate::strategy::ResourceLockExt::transaction). `acquire` waits
+/// for a claim on `key`.
 pub(crate) async fn run<'a, DB, L, A, T, E, W, F>(lock: &L, key: &str, acquire: A, work: W) -> Result<T, RunError<E>>
 where
     DB: Database,
@@ -74,77 +74,62 @@ where
     F: Future<Output = Result<T, E>>,
 {
     let span = spans::transaction(key);
-    let ended = attempt_until_committed(lock, (key, &acquire), &work, &span).instrument(span.clone()).await;
-    spans::ended(&span, &ended, "committed");
-    ended
-}
-
-/// Makes attempts until one is committed, or none can be.
-async fn attempt_until_committed<'a, DB, L, A, T, E, W, F>(
-    lock: &L,
-    (key, acquire): (&str, &A),
-    work: &W,
-    span: &Span,
-) -> Result<T, RunError<E>>
-where
-    DB: Database,
-    L: ResourceLock<DB> + ?Sized,
-    A: Fn(Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>>,
-    E: WorkError,
-    W: FnOnce(Tx<DB>) -> F + Clone,
-    F: Future<Output = Result<T, E>>,
-{
-    let terms = lock.terms();
-    let mut tries = terms.retry.begin();
-    let mut kept = None;
-    loop {
-        let grant = match kept.take() {
-            Some(grant) => grant,
-            None => acquired(acquire, &tries).await?,
-        };
-        let fenced = Fenced { lock, terms, pool: lock.pool(), claim: grant.claim(), until: tries.until };
-        span.record("token", display(grant.token())).record("attempts", tries.attempt);
-        match fenced.attempt(work).await {
-            Ok(value) => {
-                // The transaction is committed, regardless of the lease. The lease was dropped with
-                // the error and is abandoned.
-                if let Err(error) = lock.release(grant, Status::Succeeded).await {
-                    tracing::warn!(key, ?error, "committed, but not released");
+    let attempts = async {
+        let terms = lock.terms();
+        let mut tries = terms.retry.begin();
+        let mut kept = None;
+        loop {
+            let grant = match kept.take() {
+                Some(grant) => grant,
+                None => acquired(&acquire, &tries).await?,
+            };
+            let fenced = Fenced { lock, terms, pool: lock.pool(), claim: grant.claim(), until: tries.until };
+            span.record("token", display(grant.token())).record("attempts", tries.attempt);
+            match fenced.attempt(&work).await {
+                Ok(value) => {
+                    // The transaction is committed, regardless of the lease. The lease was dropped
+                    // with the error and is abandoned.
+                    if let Err(error) = lock.release(grant, Status::Succeeded).await {
+                        tracing::warn!(key, ?error, "committed, but not released");
+                    }
+                    return Ok(value);
                 }
-                return Ok(value);
-            }
-            Err(Stop::Again { claim_stands }) => {
-                metrics::conflict();
-                tracing::debug!(key, attempt = tries.attempt, "conflict");
-                if !tries.again().await {
-                    let Claim { key, .. } = grant.claim().clone();
+                Err(Stop::Again { claim_stands }) => {
+                    metrics::conflict();
+                    tracing::debug!(key, attempt = tries.attempt, "conflict");
+                    if !tries.again().await {
+                        let Claim { key, .. } = grant.claim().clone();
+                        put_back(grant);
+                        return Err(Error::conflict(key, tries.attempt).into());
+                    }
+                    // A lease that stands is kept. If it were released, the next claim might be
+                    // refused within the minimum interval.
+                    kept = claim_stands.then_some(grant);
+                }
+                Err(Stop::Work(error)) => {
+                    if let Err(error) = lock.release(grant, Status::Failed).await {
+                        tracing::warn!(key, ?error, "rolled back, but not released");
+                    }
+                    return Err(RunError::Work(error));
+                }
+                Err(Stop::NotBegun(error)) => {
                     put_back(grant);
-                    return Err(Error::conflict(key, tries.attempt).into());
+                    return Err(error.into());
                 }
-                // A lease that stands is kept. If it were released, the next claim might be refused
-                // within the minimum interval.
-                kept = claim_stands.then_some(grant);
-            }
-            Err(Stop::Work(error)) => {
-                if let Err(error) = lock.release(grant, Status::Failed).await {
-                    tracing::warn!(key, ?error, "rolled back, but not released");
+                Err(Stop::Failed(error)) => {
+                    // A commit that may still arrive has the row locked. The work has returned, so
+                    // that a lock-delay need not pass.
+                    if let Some(lease) = grant.into_lease() {
+                        lease.abandon_in_background();
+                    }
+                    return Err(error.into());
                 }
-                return Err(RunError::Work(error));
-            }
-            Err(Stop::NotBegun(error)) => {
-                put_back(grant);
-                return Err(error.into());
-            }
-            Err(Stop::Failed(error)) => {
-                // A commit that may still arrive has the row locked. The work has returned, so that
-                // a lock-delay need not pass.
-                if let Some(lease) = grant.into_lease() {
-                    lease.abandon_in_background();
-                }
-                return Err(error.into());
             }
         }
-    }
+    };
+    let ended: Result<T, RunError<E>> = attempts.instrument(span.clone()).await;
+    spans::ended(&span, &ended, "committed");
+    ended
 }
 
 /// Acquires the key within the time that is left.
@@ -171,15 +156,6 @@ fn put_back<DB: Database>(grant: Grant<DB>) {
     }
 }
 
-/// One attempt under one claim.
-struct Fenced<'a, DB: Database, L: ?Sized> {
-    lock: &'a L,
-    terms: TransactionTerms,
-    pool: &'a Pool<DB>,
-    claim: &'a Claim,
-    until: Instant,
-}
-
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     async fn attempt<T, E, W, F>(&self, work: &W) -> Result<T, Stop<E>>
     where
@@ -196,7 +172,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         let result = work.clone()(tx).await;
         let (value, conn) = match (result, lent.returned()) {
             (Ok(value), Some(conn)) => (value, conn),
-            (Ok(_), None) => return Err(self.over(Certainty::Unknown, None)),
+            (Ok(_), None) => return Err(self.over(Certainty::Unknown, None, None)),
             (Err(error), conn) => return Err(self.work_failed(error, conn, confirmation).await),
         };
         let mut conn = self.check(conn, confirmation).await?;
@@ -282,26 +258,26 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             // The depth is read after a savepoint that the work dropped has been rolled back, which
             // SQLite's driver does asynchronously.
             Ok(Ok(())) if DB::TransactionManager::get_transaction_depth(conn.peek()) != 1 => {
-                return Err(self.over(Certainty::NothingChanged, None));
+                return Err(self.over(Certainty::NothingChanged, None, None));
             }
             Ok(Ok(())) => return Ok(conn),
             Ok(Err(error)) if fault::denies(&error) => {
-                let outcome = match undo(self.lock, self.claim, conn, confirmation).await {
+                let outcome = match self.undo(conn, confirmation).await {
                     Undone::Wholly => Certainty::NothingChanged,
                     Undone::Apparently | Undone::WithConnection => Certainty::Unknown,
                     Undone::No(outcome) => outcome,
                 };
-                return Err(self.over(outcome, Some(error)));
+                return Err(self.over(outcome, None, Some(error)));
             }
             Ok(Err(error)) => Failure::Failed(error),
             Err(_) => Failure::NoReply,
         };
         drop(conn);
         if failure.is_unanswered()
-            && let Undone::No(outcome) = lost(self.lock, self.claim, confirmation).await
+            && let Undone::No(outcome) = self.lost(confirmation).await
         {
             let source = if let Failure::Failed(error) = failure { Some(error) } else { None };
-            return Err(self.over(outcome, source));
+            return Err(self.over(outcome, None, source));
         }
         Err(self.failed(Action::Commit, failure))
     }
@@ -314,7 +290,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         confirmation: Option<Confirmation>,
     ) -> Stop<E> {
         let undone = match conn {
-            Some(conn) => undo(self.lock, self.claim, conn, confirmation).await,
+            Some(conn) => self.undo(conn, confirmation).await,
             // The work kept it.
             None => Undone::No(Certainty::Unknown),
         };
@@ -322,15 +298,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
             Undone::Wholly | Undone::Apparently if fault::contended(error.cause()) => self.again(),
             // Without the server's word for the rollback, the work does not run again.
             Undone::Wholly | Undone::Apparently | Undone::WithConnection => Stop::Work(error),
-            Undone::No(outcome) => {
-                let work = Some(error.cause().to_string());
-                Stop::Failed(Error::Transaction(TransactionFault::Over {
-                    key: self.key(),
-                    outcome,
-                    work,
-                    source: None,
-                }))
-            }
+            Undone::No(outcome) => self.over(outcome, Some(error.cause().to_string()), None),
         }
     }
 
@@ -365,16 +333,12 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         }
     }
 
-    fn limit(&self) -> Instant {
-        Instant::now() + self.terms.time_limit
-    }
-
     fn again<E>(&self) -> Stop<E> {
         Stop::Again { claim_stands: !self.terms.confirm_last }
     }
 
-    fn over<E>(&self, outcome: Certainty, source: Option<sqlx::Error>) -> Stop<E> {
-        Stop::Failed(Error::Transaction(TransactionFault::Over { key: self.key(), outcome, work: None, source }))
+    fn over<E>(&self, outcome: Certainty, work: Option<String>, source: Option<sqlx::Error>) -> Stop<E> {
+        Stop::Failed(Error::Transaction(TransactionFault::Over { key: self.key(), outcome, work, source }))
     }
 
     /// A failure before the commit was sent changed nothing.

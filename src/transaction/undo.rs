@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use sqlx::Pool;
 use sqlx_core::transaction::TransactionManager as _;
 
 use crate::{
     action::Certainty,
     error::Error,
     key::Claim,
-    lock::{CommitOutcome, Confirmation, ResourceLock},
+    lock::{CommitOutcome, Confirmation, ResourceLock, TransactionTerms},
     session::{loan::Loan, time::Instant, timers::timeout_at},
     store::{Database, UNDO, is_undone},
 };
@@ -29,71 +30,71 @@ pub(super) enum Undone {
     No(Certainty),
 }
 
-/// Undoes everything since the begin, and returns what is known then.
-pub(super) async fn undo<DB: Database, L: ResourceLock<DB> + ?Sized>(
-    lock: &L,
-    claim: &Claim,
-    mut conn: Loan<DB>,
-    confirmation: Option<Confirmation>,
-) -> Undone {
-    match timeout_at(Instant::now() + lock.terms().time_limit, DB::execute_text(conn.get(), UNDO)).await {
-        Ok(Ok(())) => {
-            roll_back(conn).await;
-            return Undone::Wholly;
+/// One attempt under one claim.
+pub(super) struct Fenced<'a, DB: Database, L: ?Sized> {
+    pub lock: &'a L,
+    pub terms: TransactionTerms,
+    pub pool: &'a Pool<DB>,
+    pub claim: &'a Claim,
+    pub until: Instant,
+}
+
+impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
+    pub fn limit(&self) -> Instant {
+        Instant::now() + self.terms.time_limit
+    }
+
+    /// Undoes everything since the begin, and returns what is known then.
+    pub async fn undo(&self, mut conn: Loan<DB>, confirmation: Option<Confirmation>) -> Undone {
+        match timeout_at(self.limit(), DB::execute_text(conn.get(), UNDO)).await {
+            Ok(Ok(())) => {
+                roll_back(conn).await;
+                return Undone::Wholly;
+            }
+            Ok(Err(error)) if is_undone(&error) => {}
+            _ => {
+                // The server ends what it has not committed.
+                drop(conn);
+                return self.lost(confirmation).await;
+            }
         }
-        Ok(Err(error)) if is_undone(&error) => {}
-        _ => {
-            // The server ends what it has not committed.
+        if !self.was_rolled_back(&mut conn, confirmation).await {
             drop(conn);
-            return lost(lock, claim, confirmation).await;
+        } else if roll_back(conn).await {
+            return if confirmation.is_some() { Undone::Wholly } else { Undone::Apparently };
+        }
+        let outcome = match confirmation {
+            Some(confirmation) => self.lock.commit_outcome(self.claim, confirmation).await,
+            None => CommitOutcome::Unknown,
+        };
+        // The count does not show what followed a rollback by the server.
+        Undone::No(if outcome == CommitOutcome::Committed { Certainty::InPart } else { Certainty::Unknown })
+    }
+
+    /// Returns what is known of a transaction whose connection is lost. A statement that commits by
+    /// itself may have preceded the loss, which only a count of confirmations shows.
+    pub async fn lost(&self, confirmation: Option<Confirmation>) -> Undone {
+        let Some(confirmation) = confirmation else { return Undone::WithConnection };
+        match self.lock.commit_outcome(self.claim, confirmation).await {
+            CommitOutcome::Committed => Undone::No(Certainty::InPart),
+            CommitOutcome::RolledBack => Undone::WithConnection,
+            CommitOutcome::Unknown => Undone::No(Certainty::Unknown),
         }
     }
-    if !was_rolled_back(lock, claim, &mut conn, confirmation).await {
-        drop(conn);
-    } else if roll_back(conn).await {
-        return if confirmation.is_some() { Undone::Wholly } else { Undone::Apparently };
-    }
-    let outcome = match confirmation {
-        Some(confirmation) => lock.commit_outcome(claim, confirmation).await,
-        None => CommitOutcome::Unknown,
-    };
-    // The count does not show what followed a rollback by the server.
-    Undone::No(if outcome == CommitOutcome::Committed { Certainty::InPart } else { Certainty::Unknown })
-}
 
-/// Returns what is known of a transaction whose connection is lost. A statement that commits by
-/// itself may have preceded the loss, which only a count of confirmations shows.
-pub(super) async fn lost<DB: Database, L: ResourceLock<DB> + ?Sized>(
-    lock: &L,
-    claim: &Claim,
-    confirmation: Option<Confirmation>,
-) -> Undone {
-    let Some(confirmation) = confirmation else { return Undone::WithConnection };
-    match lock.commit_outcome(claim, confirmation).await {
-        CommitOutcome::Committed => Undone::No(Certainty::InPart),
-        CommitOutcome::RolledBack => Undone::WithConnection,
-        CommitOutcome::Unknown => Undone::No(Certainty::Unknown),
-    }
-}
-
-/// Returns whether it was the server that ended the transaction, and no commit has followed: the
-/// claim can still be written, with the count that it had.
-async fn was_rolled_back<DB: Database, L: ResourceLock<DB> + ?Sized>(
-    lock: &L,
-    claim: &Claim,
-    conn: &mut Loan<DB>,
-    confirmation: Option<Confirmation>,
-) -> bool {
-    let Some(settings) = DB::SETTINGS_STAND else { return false };
-    let limit = Instant::now() + lock.terms().time_limit;
-    // If the work has switched autocommit on, the write would be committed.
-    if !matches!(timeout_at(limit, DB::execute_text(conn.get(), settings)).await, Ok(Ok(()))) {
-        return false;
-    }
-    match lock.confirm_within(claim, conn.get()).await {
-        Ok(count) => confirmation.is_none_or(|first| first == count),
-        // Another transaction has raised the version since. The write was tried.
-        Err(error) => confirmation.is_none() && matches!(error, Error::Conflict { .. }),
+    /// Returns whether it was the server that ended the transaction, and no commit has followed:
+    /// the claim can still be written, with the count that it had.
+    async fn was_rolled_back(&self, conn: &mut Loan<DB>, confirmation: Option<Confirmation>) -> bool {
+        let Some(settings) = DB::SETTINGS_STAND else { return false };
+        // If the work has switched autocommit on, the write would be committed.
+        if !matches!(timeout_at(self.limit(), DB::execute_text(conn.get(), settings)).await, Ok(Ok(()))) {
+            return false;
+        }
+        match self.lock.confirm_within(self.claim, conn.get()).await {
+            Ok(count) => confirmation.is_none_or(|first| first == count),
+            // Another transaction has raised the version since. The write was tried.
+            Err(error) => confirmation.is_none() && matches!(error, Error::Conflict { .. }),
+        }
     }
 }
 

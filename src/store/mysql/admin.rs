@@ -45,10 +45,6 @@ SET @rowlock_consistency = @@SESSION.group_replication_consistency, SESSION grou
     IF(@@SESSION.group_replication_consistency = 'BEFORE_AND_AFTER', 'BEFORE_AND_AFTER', 'BEFORE')";
 const WAIT_NO_MORE: &str = "SET SESSION group_replication_consistency = @rowlock_consistency";
 
-static INSPECT: LazyLock<String> = LazyLock::new(|| {
-    format!("SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW} FROM t_resource_lock WHERE key_resource = ?")
-});
-
 /// Whether a row is as expected. Takes the token twice, the holder, begin_time and end_time.
 const AS_EXPECTED: &str = "(? IS NULL OR (c.token = ? AND c.holder <=> ?
     AND IF(c.begin_time >= '1000-01-01', c.begin_time, NULL) <=> ?
@@ -99,11 +95,6 @@ impl AdminStore for MySql {
             Freshness::Plain | Freshness::SyncWait | Freshness::Primary => query.fetch_all(conn).await,
         };
         rows?.iter().map(|row| listed(row, "name", terms)).collect()
-    }
-
-    async fn inspect(conn: &mut MySqlConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
-        let row = sqlx::query(INSPECT.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
-        row.map(|row| listed(&row, "name", terms)).transpose()
     }
 
     async fn force(

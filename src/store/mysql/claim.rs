@@ -15,7 +15,7 @@ use crate::{
     store::{
         ClaimReply, ClaimRequest, ClaimStore, Form, Reply, is_apart, limit_micros,
         mysql::create,
-        stored_row::{StoredRow as _, previous, read},
+        stored_row::{StoredRow as _, previous, seen},
         transaction, unanswered,
     },
 };
@@ -185,61 +185,51 @@ fn bind_times<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
     query.bind(offset).bind(offset).bind(micros(terms.lease))
 }
 
-fn bind_claim<'q>(request: &'q ClaimRequest, terms: &'q Terms, limit: i64) -> Query<'q> {
+/// What the statements of a claim share.
+#[derive(Clone, Copy)]
+struct Asked<'a> {
+    terms: &'a Terms,
+    /// The time after which nothing is granted.
+    limit: i64,
+    /// The server is MariaDB.
+    nowait: bool,
+}
+
+fn bind_claim<'q>(request: &'q ClaimRequest, Asked { terms, limit, .. }: Asked<'q>) -> Query<'q> {
     let (key, holder) = (request.key.as_str(), *request.holder.as_uuid());
     let query = bind_rules(sqlx::query(CLAIM.as_str()).bind(holder), terms).bind(key);
     bind_times(query.bind(&terms.label).bind(holder), terms).bind(limit)
 }
 
-fn bind_claim_nowait<'q>(request: &'q ClaimRequest, terms: &'q Terms, limit: i64) -> Query<'q> {
+fn bind_claim_nowait<'q>(request: &'q ClaimRequest, Asked { terms, limit, .. }: Asked<'q>) -> Query<'q> {
     let (key, holder, offset) = (request.key.as_str(), *request.holder.as_uuid(), micros(terms.offset()));
     let query = (0..8).fold(sqlx::query(CLAIM_NOWAIT.as_str()), |query, _| query.bind(holder));
     let query = query.bind(offset).bind(holder).bind(offset).bind(holder).bind(micros(terms.lease));
     bind_rules(query.bind(&terms.label).bind(holder).bind(key).bind(holder), terms).bind(limit)
 }
 
-/// Reads before claiming, for a request that waits: it is refused most of the time, and a read
-/// alone gives the reason.
-async fn read_and_claim(
-    conn: &mut MySqlConnection,
-    request: &ClaimRequest,
-    terms: &Terms,
-    limit: i64,
-    nowait: bool,
-) -> Reply<ClaimReply> {
-    let seen = read_one(conn, &request.key, terms).await?;
-    if let ClaimReply::Seen { row: Some(row), now } = &seen
-        && let Verdict::Refuse(..) = judge(Some(row), *now, request.holder, terms)
-    {
-        return Ok(seen);
+/// Claims one key. A request that has waited is refused most of the time, and a read alone gives
+/// the reason.
+async fn claim_one(conn: &mut MySqlConnection, request: &ClaimRequest, asked: Asked<'_>) -> Reply<ClaimReply> {
+    if request.waited {
+        let seen = read_one(conn, &request.key, asked.terms).await?;
+        if let ClaimReply::Seen { row: Some(row), now } = &seen
+            && let Verdict::Refuse(..) = judge(Some(row), *now, request.holder, asked.terms)
+        {
+            return Ok(seen);
+        }
     }
-    claim_one(conn, request, terms, limit, nowait).await
-}
-
-async fn claim_one(
-    conn: &mut MySqlConnection,
-    request: &ClaimRequest,
-    terms: &Terms,
-    limit: i64,
-    nowait: bool,
-) -> Reply<ClaimReply> {
-    match grant_one(conn, request, terms, limit, nowait).await? {
+    match grant_one(conn, request, asked).await? {
         Some(granted) => Ok(granted),
-        None => read_one(conn, &request.key, terms).await,
+        None => read_one(conn, &request.key, asked.terms).await,
     }
 }
 
 /// Claims the key. Returns `None` if it was not granted.
-async fn grant_one(
-    conn: &mut MySqlConnection,
-    request: &ClaimRequest,
-    terms: &Terms,
-    limit: i64,
-    nowait: bool,
-) -> Reply<Option<ClaimReply>> {
+async fn grant_one(conn: &mut MySqlConnection, request: &ClaimRequest, asked: Asked<'_>) -> Reply<Option<ClaimReply>> {
     let (key, holder) = (request.key.as_str(), *request.holder.as_uuid());
-    let nowait = nowait.then(|| bind_claim_nowait(request, terms, limit));
-    let reply = execute_nowait_first(conn, nowait, || bind_claim(request, terms, limit)).await?;
+    let nowait = asked.nowait.then(|| bind_claim_nowait(request, asked));
+    let reply = execute_nowait_first(conn, nowait, || bind_claim(request, asked)).await?;
     if reply.rows_affected() == 0 {
         return Ok(None);
     }
@@ -252,16 +242,15 @@ async fn grant_one(
     // If the read fails, the grant is reported as a lost reply, so that the same holder claims
     // again.
     let row = sqlx::query(READ_ROW.as_str()).bind(key).fetch_optional(conn).await.map_err(unanswered)?;
-    let seen = row.as_ref().map(|row| seen(row, holder)).transpose()?.flatten();
+    let held = row.as_ref().map(|row| held(row, holder)).transpose()?.flatten();
     // The claim may have been lost since, and its token is then unknown.
-    let token = token.or(seen.as_ref().map(|seen| seen.0)).ok_or_else(|| unanswered(sqlx::Error::RowNotFound))?;
-    Ok(Some(ClaimReply::Granted { token, prior: seen.and_then(|seen| seen.1) }))
+    let token = token.or(held.as_ref().map(|held| held.0)).ok_or_else(|| unanswered(sqlx::Error::RowNotFound))?;
+    Ok(Some(ClaimReply::Granted { token, prior: held.and_then(|held| held.1) }))
 }
 
 async fn read_one(conn: &mut MySqlConnection, key: &Key, terms: &Terms) -> Reply<ClaimReply> {
     let row = sqlx::query(READ_ROW.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
-    let Some(row) = row else { return Ok(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }) };
-    Ok(ClaimReply::Seen { row: Some(read(&row, terms)?), now: row.time("now")? })
+    seen(row.as_ref(), terms)
 }
 
 /// Claims for independent holders: all keys that are free, in one statement. A takeover requires a
@@ -269,13 +258,11 @@ async fn read_one(conn: &mut MySqlConnection, key: &Key, terms: &Terms) -> Reply
 async fn claim_apart(
     conn: &mut MySqlConnection,
     requests: &[ClaimRequest],
-    terms: &Terms,
-    limit: i64,
-    nowait: bool,
+    asked: Asked<'_>,
 ) -> Reply<Vec<ClaimReply>> {
     let named = padded(requests);
-    let nowait = nowait.then(|| bind_several_nowait(&named, terms, limit));
-    let reply = execute_nowait_first(conn, nowait, || bind_several(&named, terms, limit)).await?;
+    let nowait = asked.nowait.then(|| bind_several_nowait(&named, asked));
+    let reply = execute_nowait_first(conn, nowait, || bind_several(&named, asked)).await?;
     let rows = reply.rows_affected();
     // A trigger of the application that writes hides the id. The rows hold the token too.
     let token = i64::try_from(reply.last_insert_id()).ok().filter(|token| *token > 0);
@@ -283,16 +270,16 @@ async fn claim_apart(
     if let (true, Some(token)) = (all, token) {
         return Ok(vec![ClaimReply::Granted { token: Token::new(token), prior: None }; requests.len()]);
     }
-    tell_apart(conn, requests, terms, rows).await.map_err(unanswered)
+    tell_apart(conn, requests, asked.terms, rows).await.map_err(unanswered)
 }
 
-fn bind_several<'q>(named: &[&ClaimRequest], terms: &Terms, limit: i64) -> Query<'q> {
+fn bind_several<'q>(named: &[&ClaimRequest], Asked { terms, limit, .. }: Asked<'_>) -> Query<'q> {
     let query = sqlx::query(AssertSqlSafe(claim_several_statement(named.len())));
     let query = bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), terms);
     bind_times(query.bind(terms.label.clone()), terms).bind(limit)
 }
 
-fn bind_several_nowait<'q>(named: &[&ClaimRequest], terms: &Terms, limit: i64) -> Query<'q> {
+fn bind_several_nowait<'q>(named: &[&ClaimRequest], Asked { terms, limit, .. }: Asked<'_>) -> Query<'q> {
     let query = sqlx::query(AssertSqlSafe(claim_several_nowait_statement(named.len())));
     let query = bind_times(query.bind(terms.label.clone()), terms);
     bind_rules(bind_keys(bind_holders(bind_keys(query, named), named), named), terms).bind(limit)
@@ -316,20 +303,17 @@ async fn tell_apart(
     let rows = read_several(conn, requests).await?;
     let (mut answers, mut found) = (Vec::with_capacity(requests.len()), 0);
     for request in requests {
-        let Some(row) = rows.get(request.key.as_str()) else {
-            answers.push(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH });
-            continue;
-        };
-        let (read, now) = (read(row, terms)?, row.time("now")?);
-        answers.push(match judge(Some(&read), now, request.holder, terms) {
+        let row = rows.get(request.key.as_str());
+        let mut answer = seen(row, terms)?;
+        if let (Some(row), ClaimReply::Seen { row: read, now }) = (row, &answer)
+            && judge(read.as_ref(), *now, request.holder, terms) == Verdict::Same
+        {
             // The holder has sent no earlier request.
-            Verdict::Same => {
-                found += 1;
-                let (token, prior) = seen(row, *request.holder.as_uuid())?.ok_or(sqlx::Error::RowNotFound)?;
-                ClaimReply::Granted { token, prior }
-            }
-            _ => ClaimReply::Seen { row: Some(read), now },
-        });
+            found += 1;
+            let (token, prior) = held(row, *request.holder.as_uuid())?.ok_or(sqlx::Error::RowNotFound)?;
+            answer = ClaimReply::Granted { token, prior };
+        }
+        answers.push(answer);
     }
     // A claim has been lost since, or another server answered the read.
     if found == granted { Ok(answers) } else { Err(sqlx::Error::RowNotFound) }
@@ -350,12 +334,13 @@ async fn read_several(conn: &mut MySqlConnection, requests: &[ClaimRequest]) -> 
 async fn claim_together(
     conn: &mut MySqlConnection,
     requests: &[ClaimRequest],
-    terms: &Terms,
-    limit: i64,
+    asked: Asked<'_>,
 ) -> Reply<Vec<ClaimReply>> {
+    // A statement that fails at a locked row may end the transaction (innodb_rollback_on_timeout).
+    let asked = Asked { nowait: false, ..asked };
     let mut refused = 0;
     let grant = async |conn: &mut MySqlConnection| {
-        let granted = grant_each(conn, requests, terms, limit).await?;
+        let granted = grant_each(conn, requests, asked).await?;
         refused = granted.len();
         Ok((refused == requests.len()).then_some(granted))
     };
@@ -363,22 +348,15 @@ async fn claim_together(
         return Ok(granted);
     }
     let mut replies = vec![ClaimReply::Withheld; requests.len()];
-    replies[refused] = read_one(conn, &requests[refused].key, terms).await?;
+    replies[refused] = read_one(conn, &requests[refused].key, asked.terms).await?;
     Ok(replies)
 }
 
 /// Claims the keys in order, up to the first that is not granted.
-async fn grant_each(
-    conn: &mut MySqlConnection,
-    requests: &[ClaimRequest],
-    terms: &Terms,
-    limit: i64,
-) -> Reply<Vec<ClaimReply>> {
+async fn grant_each(conn: &mut MySqlConnection, requests: &[ClaimRequest], asked: Asked<'_>) -> Reply<Vec<ClaimReply>> {
     let mut replies = Vec::with_capacity(requests.len());
     for request in requests {
-        // A statement that fails at a locked row may end the transaction
-        // (innodb_rollback_on_timeout).
-        match grant_one(conn, request, terms, limit, false).await? {
+        match grant_one(conn, request, asked).await? {
             Some(granted) => replies.push(granted),
             None => break,
         }
@@ -387,7 +365,7 @@ async fn grant_each(
 }
 
 /// Returns the claim's token and the claim that it took over, unless the claim has been lost since.
-fn seen(row: &MySqlRow, holder: Uuid) -> Reply<Option<(Token, Option<PreviousClaim>)>> {
+fn held(row: &MySqlRow, holder: Uuid) -> Reply<Option<(Token, Option<PreviousClaim>)>> {
     if row.try_get::<Option<Uuid>, _>("holder")? != Some(holder) {
         return Ok(None);
     }
@@ -412,22 +390,17 @@ impl ClaimStore for MySql {
         not_after: Option<DateTime<Utc>>,
         form: Form,
     ) -> Reply<Vec<ClaimReply>> {
-        let (limit, nowait) = (limit_micros(not_after), form == Form::NoWait);
+        let asked = Asked { terms, limit: limit_micros(not_after), nowait: form == Form::NoWait };
         match requests {
-            [request] if request.waited => Ok(vec![read_and_claim(conn, request, terms, limit, nowait).await?]),
-            [request] => Ok(vec![claim_one(conn, request, terms, limit, nowait).await?]),
-            _ if is_apart(requests) => claim_apart(conn, requests, terms, limit, nowait).await,
-            _ => claim_together(conn, requests, terms, limit).await,
+            [request] => Ok(vec![claim_one(conn, request, asked).await?]),
+            _ if is_apart(requests) => claim_apart(conn, requests, asked).await,
+            _ => claim_together(conn, requests, asked).await,
         }
     }
 
     /// Reads the rows without locking them. A locking read would lock those that it passes over.
     async fn look(conn: &mut MySqlConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
         let rows = read_several(conn, requests).await?;
-        let seen = |request: &ClaimRequest| match rows.get(request.key.as_str()) {
-            Some(row) => Ok(ClaimReply::Seen { row: Some(read(row, terms)?), now: row.time("now")? }),
-            None => Ok(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }),
-        };
-        requests.iter().map(seen).collect()
+        requests.iter().map(|request| seen(rows.get(request.key.as_str()), terms)).collect()
     }
 }

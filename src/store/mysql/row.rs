@@ -48,7 +48,7 @@ pub(super) const JOINED: &str =
 pub(super) const ROW: &str = "
 CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
 IF(begin_time >= '1000-01-01', begin_time, NULL) AS begin_time, IF(end_time >= '1000-01-01', end_time, NULL) AS end_time,
-CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, end_time IS NOT NULL AS ended, UTC_TIMESTAMP(6) AS now";
+CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, end_time IS NOT NULL AS ended, CAST(0 AS SIGNED) AS awaited, UTC_TIMESTAMP(6) AS now";
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
 

@@ -34,8 +34,7 @@ impl ScheduleStore for MySql {
             "SELECT {COLUMNS}, {MORE} FROM t_resource_schedule s WHERE name IN ({})",
             marks("?", names.len().max(1))
         );
-        let first = names.first().map(Key::as_str).unwrap_or_default();
-        let names = names.iter().map(Key::as_str).chain(names.is_empty().then_some(first));
+        let names = names.iter().map(Key::as_str).chain(names.is_empty().then_some(""));
         let query = names.fold(sqlx::query(AssertSqlSafe(sql)), |query, name| query.bind(name.to_owned()));
         let rows = query.fetch_all(&mut *conn).await?;
         let rows = rows.iter().map(listed).collect::<Reply<Vec<_>>>()?;

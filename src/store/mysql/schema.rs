@@ -3,9 +3,9 @@
 use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, Executor as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _};
 
+use crate::store::removal::{removal, until_locked, uses};
 use crate::store::schema::{
-    Column, Freshness, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, creations, removal, unfit,
-    until_locked, uses, without_end,
+    Column, Freshness, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, creations, unfit, without_end,
 };
 use crate::store::{Form, Reply};
 
@@ -115,7 +115,7 @@ impl SchemaStore for MySql {
 
     async fn schema(conn: &mut MySqlConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
-        let mut schema = Schema::empty();
+        let mut schema = Schema::default();
         for row in rows {
             let banner: String = row.try_get("banner")?;
             schema.judge_server(banner.clone());
@@ -140,7 +140,7 @@ impl SchemaStore for MySql {
             if !engine.starts_with("InnoDB") {
                 schema.wrong = Some(format!("its engine ({engine}) keeps no row locks; use InnoDB"));
             }
-            schema.adds_at_once = is_mariadb || !engine.ends_with("Compressed");
+            schema.copies_to_add = !is_mariadb && engine.ends_with("Compressed");
             // A statement that found its rows by another index would lock rows of other keys too.
             if row.try_get::<String, _>("primary_key")? != "key_resource" {
                 schema.wrong = Some("its primary key is not the column key_resource alone; make it that".into());
@@ -153,7 +153,7 @@ impl SchemaStore for MySql {
                 schema.wrong = Some(unfit(&name, &format!("{column_type}{more}"), fit));
             }
             if name == "client_ip" {
-                schema.label_chars = width;
+                schema.label_chars = Some(width);
             }
             if name == "key_resource" {
                 judge_key(&mut schema, &column_type, &data_type, row.try_get("collation")?, width);
@@ -179,7 +179,7 @@ impl SchemaStore for MySql {
         if part == Part::Locks && !added.is_empty() {
             let hidden = if schema.hides_columns { " INVISIBLE" } else { "" };
             let added: String = added.iter().map(|column| format!("\n    ADD COLUMN {column}{hidden},")).collect();
-            let (algorithm, locks) = if schema.adds_at_once { (AT_ONCE, ADDING) } else { (ONLINE, COPYING) };
+            let (algorithm, locks) = if schema.copies_to_add { (ONLINE, COPYING) } else { (AT_ONCE, ADDING) };
             steps.push(Step { sql: format!("ALTER TABLE t_resource_lock{added}\n    {algorithm}"), locks });
         }
         steps
@@ -330,9 +330,9 @@ fn misfit(column: &str, data_type: &str, more: &str) -> Option<&'static str> {
 fn judge_key(schema: &mut Schema, column_type: &str, data_type: &str, collation: &str, width: usize) {
     schema.key_type = format!("{column_type} {collation}");
     match data_type {
-        "varbinary" => schema.key_limit.bytes = width,
+        "varbinary" => schema.key_limit.bytes = Some(width),
         "varchar" if collation.starts_with("utf8") && collation.ends_with("_bin") => {
-            schema.key_limit.chars = width;
+            schema.key_limit.chars = Some(width);
             schema.key_limit.three_byte_chars = !collation.starts_with("utf8mb4");
         }
         _ => {

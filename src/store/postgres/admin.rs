@@ -51,6 +51,7 @@ WITH primary_only AS MATERIALIZED (
     )
 });
 
+/// A read by the index of a table whose own collation is another one than [`LOOK`]'s.
 static INSPECT: LazyLock<String> =
     LazyLock::new(|| format!("SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock WHERE key_resource = $1"));
 

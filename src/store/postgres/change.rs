@@ -38,11 +38,7 @@ struct ChangeStatement {
 }
 
 impl ChangeStatement {
-    fn new(set: &str, notified: &str) -> Self {
-        Self::limited(set, "", notified)
-    }
-
-    fn limited(set: &str, limit: &str, notified: &str) -> Self {
+    fn new(set: &str, limit: &str, notified: &str) -> Self {
         let statement = |asked| change_statement(asked, set, limit, notified);
         Self { one: statement(ONE_CLAIM), many: statement(MANY_CLAIMS) }
     }
@@ -70,24 +66,26 @@ ORDER BY r.place"
 
 static RENEW: LazyLock<ChangeStatement> = LazyLock::new(|| {
     let set = "expires_at = greatest(t.expires_at, clock_timestamp() + $4::interval)";
-    ChangeStatement::limited(set, concat!(" AND ", in_time!("$5")), "")
+    ChangeStatement::new(set, concat!(" AND ", in_time!("$5")), "")
 });
 static RELEASE: LazyLock<ChangeStatement> = LazyLock::new(|| {
     ChangeStatement::new(
         "lock_flag = 0, status = $4, end_time = clock_timestamp() + $5::interval, holder = NULL, expires_at = NULL,
         claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL",
+        "",
         &format!("{NOTIFY}, {}", asynchronous_commit("$6")),
     )
 });
 static ABANDON: LazyLock<ChangeStatement> = LazyLock::new(|| {
     let notified = format!("{NOTIFY}, {}", asynchronous_commit("true"));
-    ChangeStatement::new("expires_at = least(t.expires_at, clock_timestamp() + $4::interval)", &notified)
+    ChangeStatement::new("expires_at = least(t.expires_at, clock_timestamp() + $4::interval)", "", &notified)
 });
 
 static PUT_BACK: LazyLock<ChangeStatement> = LazyLock::new(|| {
     ChangeStatement::new(
         "lock_flag = 0, status = t.prior_status, begin_time = t.prior_begin_time, end_time = t.prior_end_time,
         client_ip = t.prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL",
+        "",
         NOTIFY,
     )
 });

@@ -1,6 +1,6 @@
 //! The statement that claims keys.
 
-use std::{collections::HashMap, sync::LazyLock, time::Duration};
+use std::{sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
@@ -11,8 +11,8 @@ use crate::{
     rules::{Rules, Terms},
     store::{
         ClaimReply, ClaimRequest, ClaimStore, Form, Reply, is_apart,
-        postgres::row::{FEW, Query, ROW, in_time, once_ended, read},
-        stored_row::previous,
+        postgres::row::{FEW, Query, ROW, in_time, once_ended},
+        stored_row::{by_key, previous, seen},
     },
 };
 
@@ -139,7 +139,7 @@ fn answer(row: &PgRow, terms: &Terms) -> Reply<ClaimReply> {
     if row.try_get::<Option<&str>, _>("key_resource")?.is_none() {
         return Ok(ClaimReply::Seen { row: None, now: row.try_get("clock")? });
     }
-    Ok(ClaimReply::Seen { row: Some(read(row, terms)?), now: row.try_get("now")? })
+    seen(Some(row), terms)
 }
 
 /// A row that could have been granted by itself was not the reason to refuse the set.
@@ -192,14 +192,8 @@ impl ClaimStore for Postgres {
     /// Reads the rows, and takes no lock.
     async fn look(conn: &mut PgConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
         let keys: Vec<&str> = requests.iter().map(|request| request.key.as_str()).collect();
-        let mut rows = HashMap::new();
-        for found in sqlx::query(LOOK.as_str()).bind(keys).fetch_all(conn).await? {
-            rows.insert(found.try_get::<String, _>("key_resource")?, (read(&found, terms)?, found.try_get("now")?));
-        }
-        let seen = |request: &ClaimRequest| match rows.remove(request.key.as_str()) {
-            Some((row, now)) => ClaimReply::Seen { row: Some(row), now },
-            None => ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH },
-        };
-        Ok(requests.iter().map(seen).collect())
+        let rows = sqlx::query(LOOK.as_str()).bind(keys).fetch_all(conn).await?;
+        let by_key = by_key(&rows)?;
+        requests.iter().map(|request| seen(by_key.get(request.key.as_str()).copied(), terms)).collect()
     }
 }

@@ -6,12 +6,9 @@ use sqlx::{
     postgres::{PgArguments, PgRow},
 };
 
-use crate::{
-    rules::{Row, Terms},
-    store::{
-        Reply, RowSnapshot,
-        stored_row::{self, StoredRow, plain_columns, snapshot},
-    },
+use crate::store::{
+    Reply, RowSnapshot,
+    stored_row::{StoredRow, plain_columns, snapshot},
 };
 
 /// Converts an infinite time, which another program may write, to a far one. (`least` alone would
@@ -85,11 +82,6 @@ impl StoredRow for PgRow {
     fn time_or_null(&self, column: &str) -> Reply<Option<DateTime<Utc>>> {
         self.try_get(column)
     }
-}
-
-/// Reads the columns of `ROW`.
-pub(super) fn read(row: &PgRow, terms: &Terms) -> Reply<Row> {
-    Ok(Row { awaited: row.is("awaited")?, ..stored_row::read(row, terms)? })
 }
 
 pub(super) fn snapshot_of(row: &PgRow) -> Reply<Option<RowSnapshot>> {

@@ -3,9 +3,10 @@
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, Row as _};
 
 use crate::store::Reply;
+use crate::store::removal::{removal, until_locked, uses};
 use crate::store::schema::{
     Column, FUNCTIONS, Freshness, Installed, MARKER, NO_KEY, Part, RELATIONS, Schema, SchemaStore, Step, TABLES,
-    additions, creations, removal, unfit, until_locked, uses, without_end,
+    additions, creations, unfit, without_end,
 };
 
 const LOCKS: [&str; 2] = [
@@ -93,7 +94,7 @@ impl SchemaStore for Postgres {
 
     async fn schema(conn: &mut PgConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).bind(&RELATIONS[..]).fetch_all(conn).await?;
-        let mut schema = Schema::empty();
+        let mut schema = Schema::default();
         (schema.has_awaited, schema.hides_columns) = (true, true);
         for row in rows {
             schema.judge_server(row.try_get("banner")?);
@@ -113,7 +114,7 @@ impl SchemaStore for Postgres {
             let column_type: String = row.try_get("type")?;
             let width = usize::try_from(row.try_get::<i32, _>("width")?).ok().filter(|width| *width > 0);
             if name == "client_ip" {
-                schema.label_chars = width.unwrap_or(usize::MAX);
+                schema.label_chars = width;
             }
             if name == "key_resource" {
                 let text = column_type.starts_with("character varying") || column_type == "text";
@@ -125,7 +126,7 @@ impl SchemaStore for Postgres {
                 if !row.try_get::<bool, _>("is_key")? {
                     schema.wrong = Some(NO_KEY.to_owned());
                 }
-                schema.key_limit.chars = width.unwrap_or(usize::MAX);
+                schema.key_limit.chars = width;
                 schema.key_type = column_type.clone();
             } else if let Some(wrong) = misfit(&name, &column_type, row.try_get("zone")?) {
                 schema.wrong = Some(wrong);

@@ -18,7 +18,7 @@ macro_rules! select {
     ($rest:literal) => {
         concat!(
             "SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time AS minutes, client_ip, holder, token, expires_at,
-                    end_time IS NOT NULL AS ended, ",
+                    end_time IS NOT NULL AS ended, 0 AS awaited, ",
             as_micros!("begin_time"),
             " AS begin_time, ",
             as_micros!("claimed_at"),
@@ -37,8 +37,6 @@ const LIST: &str = select!(
 );
 
 const LOOK: &str = select!("WHERE key_resource BETWEEN ?1 AND ?2 AND (lock_flag = 1 OR ?3)");
-
-const INSPECT: &str = select!("WHERE key_resource = ?1");
 
 /// Whether a row is as expected: ?4 token, ?5 holder, ?6 begin_time, ?7 end_time.
 macro_rules! as_expected {
@@ -117,11 +115,6 @@ impl AdminStore for Sqlite {
         let query = sqlx::query(LOOK).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
         rows.iter().map(|row| listed(row, "key_resource", terms)).collect()
-    }
-
-    async fn inspect(conn: &mut SqliteConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
-        let row = sqlx::query(INSPECT).bind(key.as_str()).fetch_optional(conn).await?;
-        row.map(|row| listed(&row, "key_resource", terms)).transpose()
     }
 
     async fn force(

@@ -19,7 +19,7 @@ use crate::{
             judged::look,
             row::{as_micros, json, listed, micros, now, read_from},
         },
-        stored_row::{StoredRow as _, read},
+        stored_row::seen,
         unanswered,
     },
 };
@@ -123,11 +123,7 @@ pub(super) async fn claim(
 
 /// Reads the rows that were locked, by key.
 fn locked<'a>(rows: &'a [SqliteRow], terms: &Terms) -> Reply<HashMap<&'a str, ClaimReply>> {
-    let seen = |row: &'a SqliteRow| {
-        let seen = ClaimReply::Seen { row: Some(read(row, terms)?), now: row.time("now")? };
-        Ok((row.try_get("key_resource")?, seen))
-    };
-    rows.iter().map(seen).collect()
+    rows.iter().map(|row| Ok((row.try_get("key_resource")?, seen(Some(row), terms)?))).collect()
 }
 
 /// Reads the places and tokens of the claims that were granted, out of `count`.

@@ -14,7 +14,7 @@ use crate::{
 
 async fn table() -> SqliteConnection {
     let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-    Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::empty(), Part::Locks)).await.unwrap();
+    Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::default(), Part::Locks)).await.unwrap();
     conn
 }
 

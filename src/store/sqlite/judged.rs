@@ -14,7 +14,7 @@ use crate::{
         fault::{Fault, fault},
         hex, is_apart,
         sqlite::row::{as_micros, json, kept, keys, listed, micros, now, read_rows},
-        stored_row::{StoredRow as _, previous, read},
+        stored_row::{StoredRow as _, by_key, previous, read, seen},
         unanswered,
     },
 };
@@ -254,15 +254,7 @@ pub(super) async fn look(
     let keys = keys(requests.iter().map(|request| &request.key));
     let rows = sqlx::query(read_rows!()).bind(keys).fetch_all(conn).await?;
     let by_key = by_key(&rows)?;
-    let seen = |request: &ClaimRequest| {
-        let found = by_key.get(request.key.as_str()).map(|row| Found::read(row, request, terms));
-        Ok(Found::seen(found.transpose()?))
-    };
-    requests.iter().map(seen).collect()
-}
-
-fn by_key(rows: &[SqliteRow]) -> Reply<HashMap<&str, &SqliteRow>> {
-    rows.iter().map(|row| Ok((row.try_get("key_resource")?, row))).collect()
+    requests.iter().map(|request| seen(by_key.get(request.key.as_str()).copied(), terms)).collect()
 }
 
 #[cfg(test)]
@@ -303,7 +295,7 @@ mod tests {
         };
         for (change, is_claimed) in changes {
             let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-            Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::empty(), Part::Locks)).await.unwrap();
+            Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::default(), Part::Locks)).await.unwrap();
             let key = [Key::new("k").unwrap()];
             Sqlite::create(&mut conn, &key, 0, Duration::ZERO, Form::Common).await.unwrap();
             Sqlite::claim(&mut conn, &request(), &terms, None, Form::Common).await.unwrap();

@@ -23,7 +23,7 @@ const LEASE: TimeDelta = TimeDelta::seconds(60);
 async fn tables() -> Conn {
     let mut conn = Conn::connect("sqlite::memory:").await.unwrap();
     for part in [Part::Locks, Part::Schedules] {
-        DB::alter(&mut conn, &DB::steps(&Schema::empty(), part)).await.unwrap();
+        DB::alter(&mut conn, &DB::steps(&Schema::default(), part)).await.unwrap();
     }
     conn
 }
@@ -306,8 +306,8 @@ async fn a_renewal_that_waits_past_its_limit_extends_nothing() {
     let options = options.busy_timeout(std::time::Duration::from_secs(60));
     let (mut conn, mut other) =
         (Conn::connect_with(&options).await.unwrap(), Conn::connect_with(&options).await.unwrap());
-    DB::alter(&mut conn, &DB::steps(&Schema::empty(), Part::Locks)).await.unwrap();
-    DB::alter(&mut conn, &DB::steps(&Schema::empty(), Part::Schedules)).await.unwrap();
+    DB::alter(&mut conn, &DB::steps(&Schema::default(), Part::Locks)).await.unwrap();
+    DB::alter(&mut conn, &DB::steps(&Schema::default(), Part::Schedules)).await.unwrap();
     let held = claimed(&mut conn, "a").await;
     let ends = ends_at(&mut conn, &held).await;
     execute(&mut other, "BEGIN IMMEDIATE").await;

@@ -33,7 +33,7 @@ async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueRepl
 /// Returns a connection to a database with a schedule that is due.
 async fn due() -> SqliteConnection {
     let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-    Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::empty(), Part::Schedules)).await.unwrap();
+    Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::default(), Part::Schedules)).await.unwrap();
     assert!(Sqlite::change_times(&mut conn, &times(), &TimesChange::creation(SLOT)).await.unwrap());
     conn
 }

@@ -2,9 +2,8 @@
 
 use sqlx::{AssertSqlSafe, Connection as _, Row as _, Sqlite, SqliteConnection};
 
-use crate::store::schema::{
-    Column, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, creations, removal, unfit, uses,
-};
+use crate::store::removal::{removal, uses};
+use crate::store::schema::{Column, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, creations, unfit};
 use crate::store::{Form, Reply};
 
 const LOCKS: [&str; 2] = [
@@ -71,7 +70,7 @@ SELECT '', label FROM t_resource_schedule_instance WHERE beat_at + lives > CAST(
 
 impl SchemaStore for Sqlite {
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
-        let mut schema = Schema::empty();
+        let mut schema = Schema::default();
         schema.refused = wide(conn).await?;
         if schema.refused.is_some() {
             return Ok(schema);
