@@ -22,6 +22,12 @@ pub fn aligned<const N: usize>(rows: &[(Style, [String; N])]) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// Aligns the columns of a table below their names.
+pub fn tabular<const N: usize>(names: [&str; N], rows: impl Iterator<Item = (Style, [String; N])>) -> String {
+    let header = (Style::new().bold(), names.map(str::to_owned));
+    aligned(&std::iter::once(header).chain(rows).collect::<Vec<_>>())
+}
+
 pub fn clock(time: DateTime<Utc>) -> String {
     time.format("%Y-%m-%d %H:%M:%SZ").to_string()
 }

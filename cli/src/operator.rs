@@ -27,21 +27,25 @@ pub fn label_of(user: &str, from: impl Display) -> String {
     format!("{user}@{from}").chars().filter(|c| !c.is_control()).take(LABEL).collect()
 }
 
-/// Logs a change that was made, with what was there before.
-pub fn log_change(change: &str, of: &str, was: impl Display) {
+/// Logs a change that was made, with what was there before, or that it was not made. The program's
+/// last line says why.
+pub fn logged<T>(
+    change: &str,
+    of: &str,
+    done: Result<T, impl Into<Failure>>,
+    was: impl FnOnce(&T) -> String,
+) -> Result<T, Failure> {
     let (by, from) = (user(), machine());
-    let was = was.to_string();
-    match change {
+    let done: Result<T, Failure> = done.map_err(Into::into);
+    match done.as_ref().map(was) {
         // Its holder may still work.
-        "release" => tracing::warn!(change, ?of, ?by, %from, ?was, "changed on the command line"),
-        _ => tracing::info!(change, ?of, ?by, %from, ?was, "changed on the command line"),
+        Ok(was) if change == "release" => {
+            tracing::warn!(change, ?of, ?by, %from, ?was, "changed on the command line");
+        }
+        Ok(was) => tracing::info!(change, ?of, ?by, %from, ?was, "changed on the command line"),
+        Err(failure) => tracing::debug!(change, ?of, ?by, %from, %failure, "not changed on the command line"),
     }
-}
-
-/// Logs a change that was not made. The program's last line says why.
-pub fn log_failure(change: &str, of: &str, failure: &Failure) {
-    let (by, from) = (user(), machine());
-    tracing::debug!(change, ?of, ?by, %from, %failure, "not changed on the command line");
+    done
 }
 
 /// Returns the name of the user who runs the program, as the environment tells it.

@@ -23,7 +23,6 @@ use crate::{
         Database,
         changes::{Change, recorded},
         failure::Failure,
-        instances::Past,
         orders::{Order, What},
         schedule::{ListedSchedule, RunInfo, RunPage, STEP},
     },
@@ -69,6 +68,15 @@ pub(super) async fn unknown<DB: Database>(core: &Core<DB>, name: Key) -> Error {
         renamed_to: row.and_then(|row| Some(renamed_to(&row.times.spec)?.to_owned())),
         name,
     })
+}
+
+fn infos(rows: Vec<ListedSchedule>, declared: &HashMap<Key, Said>) -> Vec<ScheduleInfo> {
+    let none = Said::default();
+    let info = |row: ListedSchedule| {
+        let said = declared.get(&row.times.name).unwrap_or(&none);
+        ScheduleInfo::new(row, said)
+    };
+    rows.into_iter().map(info).collect()
 }
 
 /// Operations for operators, on all schedules of the database.
@@ -164,7 +172,7 @@ impl<DB: Database> Schedules<DB> {
             let after = all.last().map(|last| last.name.clone()).unwrap_or_default();
             let page = answered!(&*core, Action::Inspect, TABLE, conn => DB::list_schedules(conn, &after, PAGE))?;
             let is_last = page.len() < PAGE as usize;
-            all.extend(self.infos(&core, page, &declared).await?);
+            all.extend(infos(page, &declared));
             if is_last {
                 return Ok(all);
             }
@@ -181,25 +189,7 @@ impl<DB: Database> Schedules<DB> {
     pub async fn inspect(&self, name: &str) -> Result<Option<ScheduleInfo>, Error> {
         let (core, names) = (self.core()?, [Key::new(name)?]);
         let found = answered!(&*core, Action::Inspect, TABLE, conn => DB::registered(conn, &names))?;
-        let declared = declared(&core).await?;
-        Ok(self.infos(&core, found.rows, &declared).await?.into_iter().next())
-    }
-
-    async fn infos(
-        &self,
-        core: &Core<DB>,
-        rows: Vec<ListedSchedule>,
-        declared: &HashMap<Key, Said>,
-    ) -> Result<Vec<ScheduleInfo>, Error> {
-        let names: Vec<Key> = rows.iter().map(|row| row.times.name.clone()).collect();
-        let past = answered!(core, Action::Inspect, TABLE, conn => DB::past(conn, &names))?;
-        let (mut past, none): (HashMap<Key, Past>, _) = (past.into_iter().collect(), Said::default());
-        let info = |row: ListedSchedule| {
-            let past = past.remove(&row.times.name).unwrap_or_default();
-            let said = declared.get(&row.times.name).unwrap_or(&none);
-            ScheduleInfo::new(row, past, said)
-        };
-        Ok(rows.into_iter().map(info).collect())
+        Ok(infos(found.rows, &declared(&core).await?).into_iter().next())
     }
 
     /// Returns the last runs of a schedule, at most `limit`: the latest slot first.

@@ -23,7 +23,7 @@ use crate::{
     store::{
         Database, TooLate,
         failure::Failure,
-        schedule::{DueReply, DueRequest, Known, Times},
+        schedule::{DueReply, DueRequest, Known},
         schema::{Part, TABLES},
     },
 };
@@ -185,12 +185,4 @@ pub async fn hand_back<DB: Database>(core: &Core<DB>, claim: &Claim) -> bool {
         tracing::warn!(schedule = %claim.key, ?error, "the run was not handed back; another instance takes over when its lease ends");
         true
     })
-}
-
-impl Schedule {
-    /// Returns the times as the row keeps them.
-    pub(super) fn times(&self) -> Times {
-        let (name, spec, zone) = (self.name.clone(), self.text().to_owned(), self.zone_name().to_owned());
-        Times { name, spec, zone }
-    }
 }

@@ -226,12 +226,9 @@ impl<DB: Database> Schedules<DB> {
             if is_live(row, found.now) {
                 return Err(refused(&name, "a run is under way: it can be reset after that".to_owned()));
             }
-            let past = answered!(&*core, Action::Inspect, &name.quoted(), conn => DB::past(conn, names))?;
-            let past = past.into_iter().next().map(|(_, past)| past).unwrap_or_default();
             let (slot, none) = (schedule.next(found.now), Word::default());
-            let declared = Declared::new(&schedule);
             let decision = if row.running { Decision::Fresh } else { Decision::PutBack };
-            let change = declared.change_to(slot, decision, Some((row, &past)), &none, found.now);
+            let change = Declared::new(&schedule).change_to(slot, decision, Some(row), &none, found.now);
             answered!(&*core, Action::Forget, &name.quoted(), conn => DB::forget_runs_ahead(conn, &name))?;
             // A run that has just begun or ended has changed the row.
             if answered!(&*core, Action::Update, &name.quoted(), conn => DB::change_times(conn, &row.times, &change))? {

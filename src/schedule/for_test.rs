@@ -90,10 +90,8 @@ impl<DB: Database> Tick<DB> {
         if slot > found.now {
             return Err(refused("the tick of a test has to be of a time that has passed"));
         }
-        let past = answered!(&*core, Action::Inspect, &subject, conn => DB::past(conn, names))?;
-        let past = past.into_iter().next().map(|(_, past)| past).unwrap_or_default();
-        let row = found.rows.first().map(|row| (row, &past));
-        let change = Declared::new(&schedule).change_to(slot, Decision::Fresh, row, &Word::default(), found.now);
+        let (declared, row) = (Declared::new(&schedule), found.rows.first());
+        let change = declared.change_to(slot, Decision::Fresh, row, &Word::default(), found.now);
         let times = schedule.times();
         if !answered!(&*core, Action::Update, &subject, conn => DB::change_times(conn, &times, &change))? {
             return Err(refused("another instance changed its row"));

@@ -9,10 +9,7 @@ use crate::{
         instances::is_ahead,
         spec::Schedule,
     },
-    store::{
-        instances::Past,
-        schedule::{ListedSchedule, Times},
-    },
+    store::schedule::{ListedSchedule, Times},
 };
 
 /// What living instances declare of a schedule: how many of them which times, and the description
@@ -117,7 +114,7 @@ impl ScheduleInfo {
         self.note.as_deref()?.strip_prefix(WAITS_FOR)
     }
 
-    pub(super) fn new(listed: ListedSchedule, past: Past, said: &Said) -> Self {
+    pub(super) fn new(listed: ListedSchedule, said: &Said) -> Self {
         let count = |same: bool| {
             let of = said.times.iter().filter(|(times, _)| (*times == listed.times) == same);
             of.fold(0, |sum: u32, (_, count)| sum.saturating_add(*count))
@@ -148,8 +145,8 @@ impl ScheduleInfo {
             by: listed.label,
             since: listed.begin_time,
             token: listed.token,
-            times_since: past.times_at,
-            gone_since: past.gone_at,
+            times_since: listed.times_at,
+            gone_since: listed.gone_at,
             clock_was_ahead,
             instances,
             instances_with_other_times,

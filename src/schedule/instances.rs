@@ -22,10 +22,11 @@ use crate::{
     key::Key,
     schedule::{
         declarations::{REMOVED, RENAMED, Word},
-        spec::{AFTER, NEVER, Schedule, Timing},
+        spec::{AFTER, Schedule, Timing},
+        times::NEVER,
     },
     store::{
-        instances::{Past, SeenTimes, TimesChange},
+        instances::TimesChange,
         schedule::{ListedSchedule, Times, is_trigger},
     },
 };
@@ -72,19 +73,19 @@ pub enum Decision {
 
 /// Decides what an instance that declares `mine` does about a row.
 pub fn decide(
-    row: Option<(&ListedSchedule, &Past)>,
+    row: Option<&ListedSchedule>,
     mine: &Declared,
     judge: Judge,
     word: &Word,
     now: DateTime<Utc>,
 ) -> Decision {
-    let Some((row, past)) = row else { return Decision::Create };
+    let Some(row) = row else { return Decision::Create };
     let is_removed = row.times.are_removed() && mine.schedule.is_none();
-    if is_long_gone(past, now) && !is_removed {
+    if is_long_gone(row, now) && !is_removed {
         return Decision::Fresh;
     }
     if row.times == mine.times {
-        return if past.gone_at.is_some() {
+        return if row.gone_at.is_some() {
             Decision::Return
         } else if mine.schedule.as_ref().is_some_and(|schedule| is_ahead(schedule, row, now)) {
             Decision::PutBack
@@ -92,7 +93,7 @@ pub fn decide(
             Decision::Leave
         };
     }
-    let (known, mark) = (known(row, past), mine.times.mark());
+    let (known, mark) = (known(row), mine.times.mark());
     // A row remembers what is declared, so there is no room for more.
     let is_full = known.len() >= KNOWN && known.iter().all(|mark| word.present.contains(mark));
     if !word.contests(&mine.times) || (judge.calls && !known.contains(&mark) && !is_full) {
@@ -113,24 +114,24 @@ pub fn decide(
 }
 
 /// Returns whether a schedule that comes back begins afresh.
-pub fn is_long_gone(past: &Past, now: DateTime<Utc>) -> bool {
-    past.gone_at.is_some_and(|gone_at| now - gone_at > FRESH)
+pub fn is_long_gone(row: &ListedSchedule, now: DateTime<Utc>) -> bool {
+    row.gone_at.is_some_and(|gone_at| now - gone_at > FRESH)
 }
 
 /// Returns the hashes of the times that a row has had, the newest first.
-fn known(row: &ListedSchedule, past: &Past) -> Vec<u64> {
-    let known: Vec<u64> = past.known.split(' ').filter_map(|mark| u64::from_str_radix(mark, 16).ok()).collect();
+fn known(row: &ListedSchedule) -> Vec<u64> {
+    let known: Vec<u64> = row.known.split(' ').filter_map(|mark| u64::from_str_radix(mark, 16).ok()).collect();
     if known.is_empty() { vec![row.times.mark()] } else { known }
 }
 
 /// Returns whether these times have been in effect, as far as the row remembers.
-pub fn were_in_effect(times: &Times, row: &ListedSchedule, past: &Past) -> bool {
-    known(row, past).contains(&times.mark())
+pub fn were_in_effect(times: &Times, row: &ListedSchedule) -> bool {
+    known(row).contains(&times.mark())
 }
 
 /// Returns what the row knows once these times apply. What an instance declares is not forgotten.
-fn known_with(row: Option<(&ListedSchedule, &Past)>, times: &Times, word: &Word) -> String {
-    let (mut known, mark) = (row.map(|(row, past)| known(row, past)).unwrap_or_default(), times.mark());
+fn known_with(row: Option<&ListedSchedule>, times: &Times, word: &Word) -> String {
+    let (mut known, mark) = (row.map(known).unwrap_or_default(), times.mark());
     if !known.contains(&mark) {
         known.insert(0, mark);
     }
@@ -207,18 +208,18 @@ impl Declared {
     /// ended passes to it beside the slot.
     pub fn inheritance(
         &self,
-        (row, past): (&ListedSchedule, &Past),
-        its: Option<(&ListedSchedule, &Past)>,
+        row: &ListedSchedule,
+        its: Option<&ListedSchedule>,
         (judge, word): (Judge, &Word),
         now: DateTime<Utc>,
     ) -> Option<TimesChange> {
         let heir = self.heir.as_ref()?;
-        let in_effect = its.map(|(its, _)| its).filter(|its| !its.times.are_removed());
+        let in_effect = its.filter(|its| !its.times.are_removed());
         if in_effect.is_some_and(|its| its.begin_time > row.begin_time) {
             return None;
         }
         let has_its_times = (&row.times.spec, &row.times.zone) == (&heir.times.spec, &heir.times.zone);
-        let slot = match is_long_gone(past, now) {
+        let slot = match is_long_gone(row, now) {
             true => heir.first(now),
             false if has_its_times => row.slot,
             false => heir.slot_after(row, judge, word, now),
@@ -242,16 +243,17 @@ impl Declared {
     pub fn change(
         &self,
         decision: Decision,
-        row: Option<(&ListedSchedule, &Past)>,
+        row: Option<&ListedSchedule>,
         judge: Judge,
         word: &Word,
         now: DateTime<Utc>,
     ) -> Option<TimesChange> {
         let slot = match (decision, row) {
             (Decision::Create | Decision::Fresh, _) => self.first(now),
-            (Decision::Apply, Some((row, _))) => self.slot_after(row, judge, word, now),
+            (Decision::Apply, Some(row)) => self.slot_after(row, judge, word, now),
+            (Decision::Return, Some(row)) => row.slot,
             // A tick that is due is not passed over.
-            (Decision::PutBack, Some((row, _))) => {
+            (Decision::PutBack, Some(row)) => {
                 self.schedule.as_ref().map_or(NEVER, |schedule| schedule.next(now).min(row.slot))
             }
             _ => return None,
@@ -264,30 +266,23 @@ impl Declared {
         &self,
         slot: DateTime<Utc>,
         decision: Decision,
-        row: Option<(&ListedSchedule, &Past)>,
+        row: Option<&ListedSchedule>,
         word: &Word,
         now: DateTime<Utc>,
     ) -> TimesChange {
-        let seen = row.map(|(row, _)| SeenTimes {
-            spec: row.times.spec.clone(),
-            zone: row.times.zone.clone(),
-            slot: row.slot,
-            run_slot: row.run_slot,
-            attempt: row.attempt,
-        });
-        let is_ahead = row.and_then(|(row, _)| row.run_slot).is_some_and(|run_slot| run_slot > now);
+        let is_ahead = row.and_then(|row| row.run_slot).is_some_and(|run_slot| run_slot > now);
         let run_ahead = is_ahead && matches!(decision, Decision::PutBack | Decision::Fresh);
         // The next attempt at a tick that has not come yet would be as far ahead.
-        let is_tried = row.is_some_and(|(row, _)| row.attempt > 0);
+        let is_tried = row.is_some_and(|row| row.attempt > 0);
         // What was left of it when it was removed is over.
-        let was_removed = row.is_some_and(|(row, _)| row.times.are_removed());
+        let was_removed = row.is_some_and(|row| row.times.are_removed());
         TimesChange {
-            seen,
+            seen: row.cloned().map(Box::new),
             slot,
             afresh: decision == Decision::Fresh || (run_ahead && is_tried) || was_removed,
             run_ahead,
             known: known_with(row, &self.times, word),
-            new_times: row.is_none_or(|(row, _)| row.times != self.times),
+            new_times: row.is_none_or(|row| row.times != self.times),
         }
     }
 

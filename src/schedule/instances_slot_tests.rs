@@ -9,10 +9,7 @@ use crate::{
         instances::{Decision, Declared, Judge, is_ahead, moved},
         spec::Schedule,
     },
-    store::{
-        instances::Past,
-        schedule::{ListedSchedule, Times},
-    },
+    store::schedule::{ListedSchedule, Times},
 };
 
 fn at(seconds: i64) -> DateTime<Utc> {
@@ -30,8 +27,7 @@ fn slot_at_90(spec: &str, last_run: DateTime<Utc>) -> i64 {
     let mut word = Word::default();
     word.add(&declared.times, true, true, at(-30));
     let judge = Judge { judges: true, calls: false, lives: TimeDelta::seconds(60) };
-    let past = Past::default();
-    let change = declared.change(Decision::Apply, Some((&row, &past)), judge, &word, at(90)).unwrap();
+    let change = declared.change(Decision::Apply, Some(&row), judge, &word, at(90)).unwrap();
     (change.slot - at(0)).num_seconds()
 }
 

@@ -31,15 +31,10 @@ fn removed() -> Declared {
     Declared::removed(Key::new("k").unwrap())
 }
 
-/// A row on which nothing was run yet.
-fn row(declared: &Declared, slot: DateTime<Utc>) -> ListedSchedule {
-    ListedSchedule::unrun(declared.times.clone(), slot)
-}
-
-/// The past of a row that has had these times, the newest first.
-fn past(had: &[&Declared]) -> Past {
+/// A row on which nothing was run yet, and that has had these times, the newest first.
+fn row(had: &[&Declared], declared: &Declared, slot: DateTime<Utc>) -> ListedSchedule {
     let known: Vec<String> = had.iter().map(|declared| format!("{:016x}", declared.times.mark())).collect();
-    Past { known: known.join(" "), ..Past::default() }
+    ListedSchedule { known: known.join(" "), ..ListedSchedule::unrun(declared.times.clone(), slot) }
 }
 
 /// What instances declare that have been there since nine: with a word that counts, and without.
@@ -60,11 +55,12 @@ fn what_becomes_of_a_row_that_nobody_contests() {
     for judge in [YOUNG, OLD, CALLS] {
         let word = word(&[&mine], &[]);
         assert_eq!(decide(None, &mine, judge, &word, at(NOW)), Decision::Create);
-        let decide = |row: &ListedSchedule, past: &Past| decide(Some((row, past)), &mine, judge, &word, at(NOW));
-        let (of_mine, of_old) = (row(&mine, at("10:12:00")), row(&old, at("10:11:00")));
-        assert_eq!(decide(&of_mine, &past(&[&mine])), Decision::Leave);
-        for known in [past(&[&old]), past(&[&old, &mine]), Past::default()] {
-            assert_eq!(decide(&of_old, &known), Decision::Apply);
+        let decide = |row: ListedSchedule| decide(Some(&row), &mine, judge, &word, at(NOW));
+        let of_mine = |had: &[&Declared]| row(had, &mine, at("10:12:00"));
+        let of_old = |had: &[&Declared]| row(had, &old, at("10:11:00"));
+        assert_eq!(decide(of_mine(&[&mine])), Decision::Leave);
+        for had in [&[&old][..], &[&old, &mine], &[]] {
+            assert_eq!(decide(of_old(had)), Decision::Apply);
         }
         let a_week = at(NOW) - TimeDelta::days(7);
         for (gone_at, to_own, to_other) in [
@@ -72,9 +68,9 @@ fn what_becomes_of_a_row_that_nobody_contests() {
             (a_week, Decision::Return, Decision::Apply),
             (at("10:10:00"), Decision::Return, Decision::Apply),
         ] {
-            let gone = Past { gone_at: Some(gone_at), ..past(&[&old, &mine]) };
-            assert_eq!(decide(&of_mine, &gone), to_own, "{gone_at}");
-            assert_eq!(decide(&of_old, &gone), to_other, "{gone_at}");
+            let gone = |row| ListedSchedule { gone_at: Some(gone_at), ..row };
+            assert_eq!(decide(gone(of_mine(&[&old, &mine]))), to_own, "{gone_at}");
+            assert_eq!(decide(gone(of_old(&[&old, &mine]))), to_other, "{gone_at}");
         }
     }
 }
@@ -110,8 +106,8 @@ fn what_becomes_of_a_row_that_is_contested() {
         (CALLS, vec![&old, &mine], &[], &[&old, &mine], Decision::Apply),
     ];
     for (place, (judge, known, counting, others, expected)) in cells.into_iter().enumerate() {
-        let (row, past) = (row(&old, at("10:11:00")), past(&known));
-        let decision = decide(Some((&row, &past)), &mine, judge, &word(counting, others), at(NOW));
+        let row = row(&known, &old, at("10:11:00"));
+        let decision = decide(Some(&row), &mine, judge, &word(counting, others), at(NOW));
         assert_eq!(decision, expected, "cell {place}");
     }
 }
@@ -120,7 +116,8 @@ fn what_becomes_of_a_row_that_is_contested() {
 fn a_slot_is_put_back_if_the_clock_was_ahead() {
     let (now, word) = (at(NOW), word(&[], &[]));
     let ahead = now + TimeDelta::days(1_460);
-    let decision = |mine: &Declared, row: &ListedSchedule| decide(Some((row, &past(&[mine]))), mine, OLD, &word, now);
+    let row = |mine: &Declared, slot| row(&[mine], mine, slot);
+    let decision = |mine: &Declared, row: &ListedSchedule| decide(Some(row), mine, OLD, &word, now);
     for mine in [every(60), cron("* * * * *")] {
         assert_eq!(decision(&mine, &row(&mine, ahead)), Decision::PutBack);
         assert_eq!(decision(&mine, &row(&mine, at("11:11:00"))), Decision::Leave, "an hour is no proof");
@@ -133,11 +130,10 @@ fn a_slot_is_put_back_if_the_clock_was_ahead() {
             (Some(ahead), 2, true, true),
         ] {
             let row = ListedSchedule { run_slot, attempt, ..row(&mine, ahead) };
-            let past = past(&[&mine]);
-            let change = mine.change(Decision::PutBack, Some((&row, &past)), OLD, &word, now).unwrap();
+            let change = mine.change(Decision::PutBack, Some(&row), OLD, &word, now).unwrap();
             assert_eq!((change.slot, change.new_times), (at("10:11:00"), false));
             assert_eq!((change.run_ahead, change.afresh), (run_ahead, afresh), "{run_slot:?}, attempt {attempt}");
-            assert_eq!(change.known, past.known);
+            assert_eq!(change.known, row.known);
         }
     }
     assert_eq!(decision(&after(60), &row(&after(60), ahead)), Decision::PutBack);
@@ -149,21 +145,22 @@ fn a_slot_is_put_back_if_the_clock_was_ahead() {
 fn what_a_decision_changes() {
     let (old, mine, now) = (every(600), every(240), at("10:11:00"));
     let run_slot = Some(at("10:10:00"));
-    let row = ListedSchedule { run_slot, attempt: 2, ..row(&old, at("10:10:00")) };
-    let (past, word) = (past(&[&old]), word(&[&mine], &[]));
+    let row = ListedSchedule { run_slot, attempt: 2, ..row(&[&old], &old, at("10:10:00")) };
+    let word = word(&[&mine], &[]);
     let change = |decision, row| mine.change(decision, row, OLD, &word, now);
-    for decision in [Decision::Leave, Decision::Wait, Decision::Return] {
-        assert!(change(decision, Some((&row, &past))).is_none());
+    for decision in [Decision::Leave, Decision::Wait] {
+        assert!(change(decision, Some(&row)).is_none());
     }
+    assert_eq!(change(Decision::Return, Some(&row)).unwrap().slot, row.slot);
     let created = change(Decision::Create, None).unwrap();
     assert!(created.seen.is_none() && created.new_times && !created.afresh);
     assert_eq!((created.slot, created.known), (at("10:12:00"), format!("{:016x}", mine.times.mark())));
-    let fresh = change(Decision::Fresh, Some((&row, &past))).unwrap();
+    let fresh = change(Decision::Fresh, Some(&row)).unwrap();
     assert_eq!((fresh.slot, fresh.afresh, fresh.run_ahead), (at("10:12:00"), true, false));
-    let applied = change(Decision::Apply, Some((&row, &past))).unwrap();
+    let applied = change(Decision::Apply, Some(&row)).unwrap();
     assert!(applied.new_times && !applied.afresh && !applied.run_ahead);
     let seen = applied.seen.unwrap();
-    assert_eq!((seen.spec.as_str(), seen.zone.as_str()), ("every 600s", "UTC"));
+    assert_eq!(seen.times, old.times);
     assert_eq!((seen.run_slot, seen.attempt), (run_slot, 2));
     assert_eq!(removed().change(Decision::Create, None, OLD, &word, now).unwrap().slot, NEVER);
 }
@@ -185,10 +182,11 @@ impl Case<'_> {
         let [running, waiting] = [(true, 1), (false, 1)].map(|(running, attempt)| {
             let (running, attempt) = if self.begun { (running, attempt) } else { (false, 0) };
             let run_slot = self.last.map(at);
-            let row = ListedSchedule { run_slot, running, attempt, ..row(self.from, at(self.slot)) };
+            let row = row(&[self.from], self.from, at(self.slot));
+            let row = ListedSchedule { run_slot, running, attempt, ..row };
             let mut word = word(&[self.from], &[]);
             word.add(&to.times, true, true, at(since));
-            to.change(Decision::Apply, Some((&row, &past(&[self.from]))), judge, &word, now).unwrap().slot
+            to.change(Decision::Apply, Some(&row), judge, &word, now).unwrap().slot
         });
         assert_eq!(running, waiting);
         assert!(!is_trigger(running), "{running} would be taken for a trigger");
@@ -262,8 +260,8 @@ fn a_delay_counts_from_the_last_run() {
 /// Applies times, and returns what the row knows then, as places in `all`.
 fn known_after(all: &[Declared], known: &[usize], mine: usize, word: &Word) -> Vec<usize> {
     let known: Vec<&Declared> = known.iter().map(|place| &all[*place]).collect();
-    let (row, past) = (row(known[0], at("10:20:00")), past(&known));
-    let change = all[mine].change(Decision::Apply, Some((&row, &past)), OLD, word, at(NOW)).unwrap();
+    let row = row(&known, known[0], at("10:20:00"));
+    let change = all[mine].change(Decision::Apply, Some(&row), OLD, word, at(NOW)).unwrap();
     let marks = change.known.split(' ').map(|mark| u64::from_str_radix(mark, 16).unwrap());
     marks.map(|mark| all.iter().position(|declared| declared.times.mark() == mark).unwrap()).collect()
 }
@@ -288,10 +286,10 @@ fn times_that_do_not_fit_into_the_memory_are_left_alone() {
     let all: Vec<Declared> = (1..=17).map(|minutes| every(60 * minutes)).collect();
     let (mine, others) = all.split_last().unwrap();
     let known: Vec<&Declared> = others.iter().collect();
-    let (row, past) = (row(&others[0], at("10:20:00")), past(&known));
+    let row = row(&known, &others[0], at("10:20:00"));
     let (everybody, all_but_one) = (all.iter().collect::<Vec<_>>(), all[1..].iter().collect::<Vec<_>>());
     for judge in [OLD, CALLS] {
-        let decide = |mine, word: &Word| decide(Some((&row, &past)), mine, judge, word, at(NOW));
+        let decide = |mine, word: &Word| decide(Some(&row), mine, judge, word, at(NOW));
         assert_eq!(decide(mine, &word(&everybody, &[])), Decision::Leave);
         assert_eq!(decide(mine, &word(&[mine], &known)), Decision::Leave);
         assert_eq!(decide(mine, &word(&all_but_one, &[])), Decision::Apply);
@@ -304,12 +302,11 @@ fn times_that_do_not_fit_into_the_memory_are_left_alone() {
 #[test]
 fn a_restart_keeps_the_times_in_effect() {
     let (old, new) = (every(600), every(240));
-    let row = row(&new, at("10:12:00"));
-    let past = past(&[&new, &old]);
+    let row = row(&[&new, &old], &new, at("10:12:00"));
     let decision = |alive| {
         let mut word = word(&[&old], &[]);
         word.add(&new.times, alive, false, at("10:11:00"));
-        decide(Some((&row, &past)), &old, OLD, &word, at("10:11:00"))
+        decide(Some(&row), &old, OLD, &word, at("10:11:00"))
     };
     assert_eq!(decision(true), Decision::Leave);
     assert_eq!(decision(false), Decision::Apply);
@@ -386,7 +383,7 @@ fn the_times_of_a_row_are_read_as_a_schedule() {
         assert_eq!((read.next(now), read.first(now)), (schedule.next(now), schedule.first(now)), "{schedule:?}");
     }
     let of = |spec: &str| Schedule::of(&Times { spec: spec.into(), ..every(60).times });
-    assert_eq!(of("every 0.1s").unwrap().text(), "every 100ms");
+    assert_eq!(of("every 0.1s").unwrap().text, "every 100ms");
     for spec in ["none", "", "every", "every 1", "every 5m", "every 1.s.", "every -1s", "cron * *", "later 5s"] {
         assert!(of(spec).is_none(), "{spec}");
     }

@@ -20,15 +20,15 @@ use crate::{
         hash::hash,
         instances::{Decision, Declared, JUDGES, Judge},
         spec::Schedule,
-        steps::{Step, carry_out, forget_pause, resume},
+        steps::{carry_out_all, end_pauses},
         view::View,
     },
     session::time::Instant,
     store::{
         Database,
-        instances::{Announcement, Beat, DeclaredSet, Past},
+        instances::{Announcement, Beat, DeclaredSet},
         orders::{Given, What},
-        schedule::{ListedSchedule, Registered, Times},
+        schedule::{ListedSchedule, Times},
     },
 };
 
@@ -328,15 +328,15 @@ impl Presence {
         sets: &[DeclaredSet],
         until: Option<Instant>,
     ) -> Result<bool, Error> {
-        let names: Vec<Key> = self.declared.iter().map(|declared| declared.times.name.clone()).collect();
-        let (rows, past, now) = read_with_others(core, &names).await?;
+        let names = self.declared.iter().map(|declared| declared.times.name.clone()).collect();
+        let (rows, now) = read(core, names).await?;
         let has_own =
             |declared: &Declared| rows.get(&declared.times.name).is_some_and(|row| row.times == declared.times);
         if self.announcement.calls && !self.declared.iter().all(has_own) {
             self.learn(core, sets).await?;
         }
-        let (words, none) = (self.words(sets, now), Default::default());
-        let view = View { rows, past, words, none, judge: self.judge(), now };
+        let (words, none) = (self.words(sets, now), Word::default());
+        let view = View { rows, words, none, judge: self.judge(), now };
         self.contested = !view.judge.judges;
         let mut steps = Vec::new();
         for declared in self.declared.iter().filter(|declared| !view.waits(declared, &self.declared)) {
@@ -347,7 +347,8 @@ impl Presence {
             self.told.tell(&view, declared, decision, step.as_ref().err().copied());
             steps.extend(step.ok().flatten());
         }
-        let (resumed, resumes_in) = end_pauses(core, &self.declared, &view).await;
+        let rows = self.declared.iter().filter_map(|declared| view.rows.get(&declared.times.name));
+        let (resumed, resumes_in) = end_pauses(core, &rows.collect::<Vec<_>>(), now).await;
         self.resumes_at = resumes_in.map(|left| Instant::now() + left);
         Ok(carry_out_all(core, steps, until).await? | resumed)
     }
@@ -380,76 +381,23 @@ impl Told {
     }
 }
 
-/// Carries the steps out, until a time if there is one. Returns whether rows were changed. What is
-/// left is found again at the next beat, since each step is of a row that is contested.
-async fn carry_out_all<DB: Database>(
-    core: &Core<DB>,
-    mut steps: Vec<Step<'_>>,
-    until: Option<Instant>,
-) -> Result<bool, Error> {
-    // A row that another transaction has locked keeps no others waiting for good.
-    let begin = if steps.is_empty() { 0 } else { fastrand::usize(..steps.len()) };
-    steps.rotate_left(begin);
-    let mut changed = Ok(false);
-    for step in steps {
-        if until.is_some_and(|until| Instant::now() >= until) {
-            break;
-        }
-        changed = match (changed, carry_out(core, &step).await) {
-            (Ok(changed), Ok(done)) => Ok(changed | done),
-            (Err(error), _) | (_, Err(error)) => Err(error),
-        };
-    }
-    changed
-}
-
-/// Resumes the schedules whose pause is over. Returns whether there was one, and how long the next
-/// pause lasts.
-async fn end_pauses<DB: Database>(core: &Core<DB>, declared: &[Declared], view: &View) -> (bool, Option<Duration>) {
-    let (mut resumed, mut next) = (false, None);
-    let rows = declared.iter().filter_map(|declared| view.rows.get(&declared.times.name));
-    for (row, until) in rows.filter_map(|row| Some((row, row.paused_until?))) {
-        let name = &row.times.name;
-        let left = (until - view.now).to_std().unwrap_or_default();
-        let done = match row.paused {
-            true if !left.is_zero() => {
-                next = Some(next.map_or(left, |next: Duration| next.min(left)));
-                continue;
-            }
-            true => resume(core, name, until).await.map(|done| resumed |= done),
-            false => forget_pause(core, name, until).await,
-        };
-        if let Err(error) = done {
-            next = Some(Duration::ZERO);
-            tracing::warn!(schedule = %name, ?error, "the end of its pause was not carried out; trying again");
-        }
-    }
-    (resumed, next)
-}
-
-/// The rows of schedules, the times that they have had, and the database's time.
-type Rows = (HashMap<Key, ListedSchedule>, HashMap<Key, Past>, DateTime<Utc>);
-
-async fn read<DB: Database>(core: &Core<DB>, names: &[Key]) -> Result<Rows, Error> {
-    let Registered { rows, now } = answered!(core, Action::Inspect, "schedules", conn => DB::registered(conn, names))?;
-    let past = answered!(core, Action::Inspect, "schedules", conn => DB::past(conn, names))?;
-    Ok((rows.into_iter().map(|row| (row.times.name.clone(), row)).collect(), past.into_iter().collect(), now))
-}
-
 /// Reads these rows, and those of the other names that schedules among them have, one after
-/// another. After a rollback, their place is taken back.
-async fn read_with_others<DB: Database>(core: &Core<DB>, names: &[Key]) -> Result<Rows, Error> {
-    let (mut rows, mut past, now) = read(core, names).await?;
+/// another, and the database's time. After a rollback, their place is taken back.
+async fn read<DB: Database>(
+    core: &Core<DB>,
+    mut names: Vec<Key>,
+) -> Result<(HashMap<Key, ListedSchedule>, DateTime<Utc>), Error> {
+    let (mut rows, mut first) = (HashMap::new(), None);
     let mut asked: HashSet<Key> = names.iter().cloned().collect();
     loop {
-        let others = rows.values().filter_map(|row| Key::new(renamed_to(&row.times.spec)?).ok());
-        let others: Vec<Key> = others.filter(|name| asked.insert(name.clone())).collect();
-        if others.is_empty() {
-            return Ok((rows, past, now));
+        let found = answered!(core, Action::Inspect, "schedules", conn => DB::registered(conn, &names))?;
+        let now = *first.get_or_insert(found.now);
+        let others = found.rows.iter().filter_map(|row| Key::new(renamed_to(&row.times.spec)?).ok());
+        names = others.filter(|name| asked.insert(name.clone())).collect();
+        rows.extend(found.rows.into_iter().map(|row| (row.times.name.clone(), row)));
+        if names.is_empty() {
+            return Ok((rows, now));
         }
-        let (more, of_more, _) = read(core, &others).await?;
-        rows.extend(more);
-        past.extend(of_more);
     }
 }
 
@@ -475,5 +423,5 @@ async fn mark_gone<DB: Database>(core: &Core<DB>, names: &[Key]) -> Result<(), E
     for name in names {
         tracing::info!(schedule = %name, "no instance has the schedule any more, although its service lives");
     }
-    answered!(core, Action::Update, INSTANCES, conn => DB::mark_gone(conn, names, true))
+    answered!(core, Action::Update, INSTANCES, conn => DB::mark_gone(conn, names))
 }

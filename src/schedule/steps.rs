@@ -1,5 +1,7 @@
 //! Changes of the rows of schedules, as instances carry them out.
 
+use std::time::Duration;
+
 use chrono::{DateTime, Utc};
 
 use crate::{
@@ -11,31 +13,76 @@ use crate::{
         core::{Core, answered},
         instances::Decision,
     },
+    session::time::Instant,
     store::{
         Database,
         changes::{Change, recorded},
         instances::TimesChange,
         orders::What,
-        schedule::Times,
+        schedule::{ListedSchedule, Times},
     },
 };
 
 /// A change of one or two rows.
 pub enum Step<'a> {
-    Return(&'a Times),
     Change(&'a Times, Decision, TimesChange),
     /// The first one is removed, and the second one takes its place.
     Rename(Box<[(Times, TimesChange); 2]>),
 }
 
-/// Changes rows. Returns `false` if one has changed since it was read.
-pub async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step<'_>) -> Result<bool, Error> {
-    match step {
-        Step::Return(times) => {
-            let names = std::slice::from_ref(&times.name);
-            answered!(core, Action::Update, &times.name.quoted(), conn => DB::mark_gone(conn, names, false))?;
-            Ok(true)
+/// Carries the steps out, until a time if there is one. Returns whether rows were changed. What is
+/// left is found again at the next beat, since each step is of a row that is contested.
+pub async fn carry_out_all<DB: Database>(
+    core: &Core<DB>,
+    mut steps: Vec<Step<'_>>,
+    until: Option<Instant>,
+) -> Result<bool, Error> {
+    // A row that another transaction has locked keeps no others waiting for good.
+    let begin = if steps.is_empty() { 0 } else { fastrand::usize(..steps.len()) };
+    steps.rotate_left(begin);
+    let mut changed = Ok(false);
+    for step in steps {
+        if until.is_some_and(|until| Instant::now() >= until) {
+            break;
         }
+        changed = match (changed, carry_out(core, &step).await) {
+            (Ok(changed), Ok(done)) => Ok(changed | done),
+            (Err(error), _) | (_, Err(error)) => Err(error),
+        };
+    }
+    changed
+}
+
+/// Resumes the schedules whose pause is over. Returns whether there was one, and how long the next
+/// pause lasts.
+pub async fn end_pauses<DB: Database>(
+    core: &Core<DB>,
+    rows: &[&ListedSchedule],
+    now: DateTime<Utc>,
+) -> (bool, Option<Duration>) {
+    let (mut resumed, mut next) = (false, None);
+    for (row, until) in rows.iter().filter_map(|row| Some((row, row.paused_until?))) {
+        let name = &row.times.name;
+        let left = (until - now).to_std().unwrap_or_default();
+        let done = match row.paused {
+            true if !left.is_zero() => {
+                next = Some(next.map_or(left, |next: Duration| next.min(left)));
+                continue;
+            }
+            true => resume(core, name, until).await.map(|done| resumed |= done),
+            false => forget_pause(core, name, until).await,
+        };
+        if let Err(error) = done {
+            next = Some(Duration::ZERO);
+            tracing::warn!(schedule = %name, ?error, "the end of its pause was not carried out; trying again");
+        }
+    }
+    (resumed, next)
+}
+
+/// Changes rows. Returns `false` if one has changed since it was read.
+async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step<'_>) -> Result<bool, Error> {
+    match step {
         Step::Change(times, decision, change) => change_one(core, times, *decision, change).await,
         Step::Rename(both) => {
             let [(old, removal), (new, change)] = &**both;
@@ -51,13 +98,13 @@ pub async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step<'_>) -> Result
 }
 
 /// Deletes the end of a pause that was ended by a version which knows of no such order.
-pub async fn forget_pause<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<Utc>) -> Result<(), Error> {
+async fn forget_pause<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<Utc>) -> Result<(), Error> {
     let forgotten: Result<bool, Error> = answered!(core, Action::Update, &name.quoted(), conn => DB::cancel(conn, What::Pause, name.as_str(), Some(until)));
     forgotten.map(drop)
 }
 
 /// Resumes a schedule whose pause was to end at this time.
-pub async fn resume<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<Utc>) -> Result<bool, Error> {
+async fn resume<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<Utc>) -> Result<bool, Error> {
     let change = Change { who: &core.label, what: "resumed", name: name.as_str() };
     let resume = async |conn: &mut DB::Connection| {
         let resumed = DB::pause(conn, name, false).await?;
@@ -90,7 +137,7 @@ async fn change_one<DB: Database>(
     if changed && decision == Decision::PutBack {
         metrics::slot_put_back(times.name.as_str());
     }
-    if changed {
+    if changed && decision != Decision::Return {
         tracing::info!(schedule = %times.name, times = times.spec, zone = times.zone, slot = %change.slot, "the times apply from now on");
     }
     Ok(changed)

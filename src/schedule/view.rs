@@ -11,30 +11,22 @@ use crate::{
         instances::{Decision, Declared, Judge, decide, is_live, is_long_gone, were_in_effect},
         steps::Step,
     },
-    store::{
-        instances::Past,
-        schedule::{ListedSchedule, Times},
-    },
+    store::schedule::{ListedSchedule, Times},
 };
 
 /// What is known when an instance decides.
 pub struct View {
     pub rows: HashMap<Key, ListedSchedule>,
-    pub past: HashMap<Key, Past>,
     pub words: HashMap<Key, Word>,
-    /// What is known of rows of which nothing is.
-    pub none: (Word, Past),
+    /// What is declared of schedules of which nothing is.
+    pub none: Word,
     pub judge: Judge,
     pub now: DateTime<Utc>,
 }
 
 impl View {
-    pub fn row(&self, name: &Key) -> Option<(&ListedSchedule, &Past)> {
-        self.rows.get(name).map(|row| (row, self.past.get(name).unwrap_or(&self.none.1)))
-    }
-
     pub fn word(&self, name: &Key) -> &Word {
-        self.words.get(name).unwrap_or(&self.none.0)
+        self.words.get(name).unwrap_or(&self.none)
     }
 
     fn is_in_effect(&self, name: &Key) -> bool {
@@ -77,7 +69,7 @@ impl View {
 
     fn decide_alone(&self, declared: &Declared) -> Decision {
         let name = &declared.times.name;
-        decide(self.row(name), declared, self.judge, self.word(name), self.now)
+        decide(self.rows.get(name), declared, self.judge, self.word(name), self.now)
     }
 
     /// Returns whether the row of a schedule has other times than those that are declared.
@@ -88,12 +80,12 @@ impl View {
     /// Returns the schedule in effect that has the place of one that had these times before: the
     /// last one of those to which it was renamed, one after another.
     fn successor(&self, times: &Times) -> Option<Key> {
-        let (row, past) = self.row(&times.name)?;
+        let row = self.rows.get(&times.name)?;
         let mut next = row.times.spec.as_str();
         for _ in 0..self.rows.len() {
             let name = Key::new(renamed_to(next)?).ok()?;
             if self.is_in_effect(&name) {
-                return Some(name).filter(|_| were_in_effect(times, row, past));
+                return Some(name).filter(|_| were_in_effect(times, row));
             }
             next = &self.rows.get(&name)?.times.spec;
         }
@@ -128,27 +120,22 @@ impl View {
     ) -> Result<Option<Step<'a>>, &ListedSchedule> {
         let name = &declared.times.name;
         if let Some(source) = self.source(declared, all).filter(|_| is_change(decision))
-            && let (Some(heir), Some(from)) = (source.heir(), self.row(&source.times.name))
+            && let (Some(heir), Some(from)) = (source.heir(), self.rows.get(&source.times.name))
         {
-            let its = self.row(&heir.times.name);
-            let both = [Some(from), its].into_iter().flatten();
-            if let Some((live, _)) = both.into_iter().find(|(row, _)| is_live(row, self.now)) {
+            let its = self.rows.get(&heir.times.name);
+            if let Some(live) = [Some(from), its].into_iter().flatten().find(|row| is_live(row, self.now)) {
                 return Err(live);
             }
             let new = source.inheritance(from, its, (self.judge, self.word(&heir.times.name)), self.now);
             let word = self.word(&source.times.name);
-            let removal = if is_long_gone(from.1, self.now) { Decision::Fresh } else { Decision::Apply };
+            let removal = if is_long_gone(from, self.now) { Decision::Fresh } else { Decision::Apply };
             let old = source.change(removal, Some(from), self.judge, word, self.now);
             if let Some((old, new)) = old.zip(new) {
                 return Ok(Some(Step::Rename(Box::new([(source.times.clone(), old), (heir.times.clone(), new)]))));
             }
         }
-        let change = declared.change(decision, self.row(name), self.judge, self.word(name), self.now);
-        Ok(match change {
-            Some(change) => Some(Step::Change(&declared.times, decision, change)),
-            None if decision == Decision::Return => Some(Step::Return(&declared.times)),
-            None => None,
-        })
+        let change = declared.change(decision, self.rows.get(name), self.judge, self.word(name), self.now);
+        Ok(change.map(|change| Step::Change(&declared.times, decision, change)))
     }
 }
 

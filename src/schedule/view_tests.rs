@@ -41,16 +41,13 @@ fn ran(row: ListedSchedule, slot: i64) -> ListedSchedule {
 /// What is known 30 s after a tick. A row of another name remembers its own times.
 fn view(rows: Vec<ListedSchedule>) -> View {
     let judge = Judge { judges: true, calls: false, lives: TimeDelta::seconds(24) };
-    let (past, words, none) = (HashMap::new(), HashMap::new(), Default::default());
-    let mut view = View { rows: HashMap::new(), past, words, none, judge, now: at(30) };
-    for row in rows {
+    let with_past = |row: ListedSchedule| {
         let name = row.times.name.clone();
-        if row.times.are_removed() {
-            remembers(&mut view, name.as_str(), &[&row.times, &schedule(name.as_str()).times()]);
-        }
-        view.rows.insert(name, row);
-    }
-    view
+        let known = known(&[&row.times, &schedule(name.as_str()).times()]);
+        (name, if row.times.are_removed() { ListedSchedule { known, ..row } } else { row })
+    };
+    let rows = rows.into_iter().map(with_past).collect();
+    View { rows, words: HashMap::new(), none: Word::default(), judge, now: at(30) }
 }
 
 /// Returns what follows for the name that the first of these declares, if its times apply.
@@ -65,10 +62,13 @@ fn declared_by(view: &mut View, declared: &[Declared]) {
     }
 }
 
-/// Adds times that a row had before those that are in effect, or that a row has had since.
+/// What a row remembers that has had these times, the newest first.
+fn known(times: &[&Times]) -> String {
+    times.iter().map(|times| format!("{:016x}", hash(&[&times.spec, &times.zone]))).collect::<Vec<_>>().join(" ")
+}
+
 fn remembers(view: &mut View, name: &str, times: &[&Times]) {
-    let known: Vec<String> = times.iter().map(|times| format!("{:016x}", hash(&[&times.spec, &times.zone]))).collect();
-    view.past.insert(Key::new(name).unwrap(), Past { known: known.join(" "), ..Past::default() });
+    view.rows.get_mut(&Key::new(name).unwrap()).unwrap().known = known(times);
 }
 
 /// Returns the names of a rename, and what the new one gets.
@@ -120,14 +120,12 @@ fn a_tick_that_the_new_name_has_run_does_not_come_again() {
 
 #[test]
 fn a_schedule_that_was_gone_for_long_begins_afresh() {
-    let (mut view, declared) = (view(vec![row("old", -600)]), renamed());
-    let past = Past { gone_at: Some(at(0) - TimeDelta::days(8)), ..Past::default() };
-    view.past.insert(Key::new("old").unwrap(), past.clone());
-    assert_eq!(rename(step_of(&view, &declared)).2.slot, at(60));
+    let (gone_at, declared) = (Some(at(0) - TimeDelta::days(8)), renamed());
+    let gone = view(vec![ListedSchedule { gone_at, ..row("old", -600) }]);
+    assert_eq!(rename(step_of(&gone, &declared)).2.slot, at(60));
     // One that is removed already stays so.
-    let removed = replaced("old", "new");
-    view.rows.insert(removed.times.name.clone(), removed);
-    assert_eq!(view.decide(&declared[0], &declared), Decision::Return);
+    let removed = view(vec![ListedSchedule { gone_at, ..replaced("old", "new") }]);
+    assert_eq!(removed.decide(&declared[0], &declared), Decision::Return);
 }
 
 #[test]
@@ -227,6 +225,7 @@ fn declarations_in_both_directions_change_nothing_by_turns() {
     declared_by(&mut by_both, &back);
     assert_eq!(by_both.decide(&back[0], &back), Decision::Apply);
     by_both.rows = view(vec![ran(row("old", 60), 0), ran(replaced("new", "old"), -120)]).rows;
+    remembers(&mut by_both, "old", &[&forth[0].times, &old.times]);
     remembers(&mut by_both, "new", &[&back[0].times, &new.times]);
     declared_by(&mut by_both, &forth);
     assert!(back.iter().all(|declared| by_both.decide(declared, &back) == Decision::Leave));

@@ -1,5 +1,4 @@
-//! The operations on the instances of schedules: what they declare, and the times that schedules
-//! have had.
+//! The operations on the instances of schedules, and the times that these declare.
 
 use std::future::Future;
 
@@ -11,7 +10,7 @@ use crate::{
     store::{
         Reply,
         orders::OrderStore,
-        schedule::{Times, named},
+        schedule::{ListedSchedule, Times},
         stored_row::StoredRow,
     },
 };
@@ -86,33 +85,12 @@ pub struct Beat {
     pub now: DateTime<Utc>,
 }
 
-/// The times that a schedule has had.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Past {
-    /// Hashes of times, the newest first.
-    pub known: String,
-    /// When the present times took effect.
-    pub times_at: Option<DateTime<Utc>>,
-    /// Since when no instance has the schedule, although its service lives.
-    pub gone_at: Option<DateTime<Utc>>,
-}
-
-/// What a row had when a change of it was decided. If it has something else by then, the row is
-/// left alone.
-#[derive(Clone, Debug)]
-pub struct SeenTimes {
-    pub spec: String,
-    pub zone: String,
-    pub slot: DateTime<Utc>,
-    pub run_slot: Option<DateTime<Utc>>,
-    pub attempt: u32,
-}
-
 /// A change of the times of a row, or of its slot.
 #[derive(Clone, Debug)]
 pub struct TimesChange {
-    /// `None`: the row does not exist, and is created.
-    pub seen: Option<SeenTimes>,
+    /// The row when the change was decided. If it has other times, another slot or attempt by then,
+    /// it is left alone. `None`: it does not exist, and is created.
+    pub seen: Option<Box<ListedSchedule>>,
     pub slot: DateTime<Utc>,
     /// The attempts and the trigger of the row are forgotten, unless a run is under way. One whose
     /// lease has ended is lost.
@@ -155,16 +133,6 @@ pub struct ListedInstance {
     pub now: DateTime<Utc>,
 }
 
-/// Reads the times that a schedule has had.
-pub fn past(row: &impl StoredRow) -> Reply<(Key, Past)> {
-    let past = Past {
-        known: row.text("known")?,
-        times_at: row.time_or_null("times_at")?,
-        gone_at: row.time_or_null("gone_at")?,
-    };
-    Ok((named(&row.text("name")?)?, past))
-}
-
 /// Reads an instance.
 pub fn instance(row: &impl StoredRow) -> Reply<ListedInstance> {
     Ok(ListedInstance {
@@ -196,9 +164,6 @@ pub trait InstanceStore: OrderStore {
         declares_ids: &[i64],
     ) -> impl Future<Output = Reply<Vec<(i64, String)>>> + Send;
 
-    /// Reads the times that the named schedules have had.
-    fn past(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Vec<(Key, Past)>>> + Send;
-
     /// Creates a row, or changes its times or its slot. A run that is under way goes on. Returns
     /// `false` if the row has changed since it was seen.
     fn change_times(
@@ -216,8 +181,8 @@ pub trait InstanceStore: OrderStore {
         new: (&Times, &TimesChange),
     ) -> impl Future<Output = Reply<bool>> + Send;
 
-    /// Marks schedules as gone, and ends the mark of schedules that are not.
-    fn mark_gone(conn: &mut Self::Connection, names: &[Key], gone: bool) -> impl Future<Output = Reply<()>> + Send;
+    /// Marks schedules as gone. A change of the times or the slot ends the mark.
+    fn mark_gone(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<()>> + Send;
 
     /// Deletes from the history what was run at times that have not come yet: the clock was ahead.
     fn forget_runs_ahead(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<()>> + Send;
@@ -237,9 +202,35 @@ pub trait InstanceStore: OrderStore {
 }
 
 /// Implements those operations that are the same on every database except for the statements, which
-/// are constants beside them, and the types of its driver.
+/// are constants beside them, and the types of its driver. `change_times` stands beside them too.
 macro_rules! operations {
     ($connection:ty) => {
+        async fn change_times(conn: &mut $connection, times: &Times, change: &TimesChange) -> Reply<bool> {
+            crate::store::changed::<Self>(conn, async |conn| change_times(conn, times, change).await).await
+        }
+
+        async fn rename(
+            conn: &mut $connection,
+            old: (&Times, &TimesChange),
+            new: (&Times, &TimesChange),
+        ) -> Reply<bool> {
+            let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
+            crate::store::changed::<Self>(conn, async |conn| {
+                for (times, change) in [old, new] {
+                    if !change_times(conn, times, change).await? {
+                        return Ok(false);
+                    }
+                }
+                for name in [from, to] {
+                    sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
+                }
+                sqlx::query(INHERIT).bind(from).bind(to).execute(&mut *conn).await?;
+                crate::store::orders::pass_orders::<Self>(conn, from, to).await?;
+                sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
+            })
+            .await
+        }
+
         async fn announce(conn: &mut $connection, instance: &Announcement) -> Reply<()> {
             let query = sqlx::query(ANNOUNCE).bind(instance.id).bind(&instance.label).bind(&instance.build);
             let query = query.bind(instance.calls).bind(crate::store::micros(instance.lives));
@@ -261,36 +252,4 @@ macro_rules! operations {
     };
 }
 
-/// Implements the statements of a rename, within its transaction. `change_times` stands beside it.
-macro_rules! rename {
-    ($database:ty, $connection:ty) => {
-        /// Records a run that is over for a schedule that begins afresh.
-        async fn lose(conn: &mut $connection, times: &Times, change: &TimesChange) -> Reply<()> {
-            if change.afresh && change.seen.is_some() {
-                sqlx::query(LOSE).bind(LOST).bind(times.name.as_str()).execute(conn).await?;
-            }
-            Ok(())
-        }
-
-        async fn rename(
-            conn: &mut $connection,
-            old: (&Times, &TimesChange),
-            new: (&Times, &TimesChange),
-        ) -> Reply<bool> {
-            let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
-            for (times, change) in [old, new] {
-                if !change_times(conn, times, change).await? {
-                    return Ok(false);
-                }
-            }
-            for name in [from, to] {
-                sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
-            }
-            sqlx::query(INHERIT).bind(from).bind(to).execute(&mut *conn).await?;
-            pass_orders::<$database>(conn, from, to).await?;
-            sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
-        }
-    };
-}
-
-pub(super) use {operations, rename};
+pub(super) use operations;

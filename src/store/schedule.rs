@@ -171,6 +171,12 @@ pub struct ListedSchedule {
     pub token: Token,
     pub label: String,
     pub begin_time: Option<DateTime<Utc>>,
+    /// Hashes of the times that the schedule has had, the newest first.
+    pub known: String,
+    /// When the present times took effect.
+    pub times_at: Option<DateTime<Utc>>,
+    /// Since when no instance has the schedule, although its service lives.
+    pub gone_at: Option<DateTime<Utc>>,
     pub now: DateTime<Utc>,
 }
 
@@ -195,6 +201,9 @@ impl ListedSchedule {
             token: Token::new(1),
             label: String::new(),
             begin_time: None,
+            known: String::new(),
+            times_at: None,
+            gone_at: None,
             now: slot,
         }
     }

@@ -32,6 +32,9 @@ pub fn listed(row: &impl StoredRow) -> Reply<ListedSchedule> {
         token: Token::new(row.number("token")?),
         label: row.text("client_ip")?,
         begin_time: row.time_or_null("begin_time")?,
+        known: row.text_or_null("known")?.unwrap_or_default(),
+        times_at: row.time_or_null("times_at")?,
+        gone_at: row.time_or_null("gone_at")?,
         now: row.time("now")?,
     })
 }

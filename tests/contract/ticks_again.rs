@@ -277,7 +277,7 @@ async fn an_end_waits_for_a_server_that_takes_no_writes<DB: TestDatabase>(db: Te
     let (began, mut begun) = mpsc::unbounded_channel();
     let finish = Arc::new(Barrier::new(2));
     let finished = finish.clone();
-    let schedules = instance(&db, "one").lease(5 * SHORT).time_limit(5 * SHORT);
+    let schedules = instance(&db, "one").lease(15 * SHORT).time_limit(5 * SHORT);
     let schedules = schedules.on(due(&db, "k").await, move |_| {
         began.send(()).unwrap();
         let finished = finished.clone();
@@ -291,7 +291,7 @@ async fn an_end_waits_for_a_server_that_takes_no_writes<DB: TestDatabase>(db: Te
     refuse_writes(&db, "t_resource_schedule_run").await;
     finish.wait().await;
     // Longer than what a server refuses for good is sent.
-    sleep(20 * SHORT).await;
+    sleep(25 * SHORT).await;
     assert!(!run.is_finished() && info(&db, "k").await.running);
     take_writes(&db, "t_resource_schedule_run").await;
     assert_eq!(timeout(PATIENCE, run).await.unwrap().unwrap(), TickOutcome::Succeeded);

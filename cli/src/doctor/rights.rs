@@ -14,95 +14,50 @@ pub struct Rights {
     deleted_by: Option<&'static str>,
 }
 
-/// Returns the statements for a table; the column is one that is written.
-macro_rules! statements {
-    ($table:literal, $column:literal) => {
-        [
-            ("SELECT", concat!("SELECT ", $column, " FROM ", $table, " WHERE 1 = 0")),
-            ("INSERT", concat!("INSERT INTO ", $table, " SELECT * FROM ", $table, " WHERE 1 = 0")),
-            ("UPDATE", concat!("UPDATE ", $table, " SET ", $column, " = ", $column, " WHERE 1 = 0")),
-            ("DELETE", concat!("DELETE FROM ", $table, " WHERE 1 = 0")),
-        ]
+/// The rights on a table; the column is one that is written.
+macro_rules! rights {
+    ($check:literal, $table:literal, $column:literal, $needed:expr, $needed_by:literal, $deleted_by:expr) => {
+        Rights {
+            check: concat!("rights to ", $check),
+            table: $table,
+            statements: [
+                ("SELECT", concat!("SELECT ", $column, " FROM ", $table, " WHERE 1 = 0")),
+                ("INSERT", concat!("INSERT INTO ", $table, " SELECT * FROM ", $table, " WHERE 1 = 0")),
+                ("UPDATE", concat!("UPDATE ", $table, " SET ", $column, " = ", $column, " WHERE 1 = 0")),
+                ("DELETE", concat!("DELETE FROM ", $table, " WHERE 1 = 0")),
+            ],
+            needed: $needed,
+            needed_by: $needed_by,
+            deleted_by: $deleted_by,
+        }
     };
 }
 
 /// The rights that `docs/threats.md` names.
 pub fn rights<DB: Server>() -> [Rights; 9] {
+    const ADD: &[&str] = &["SELECT", "INSERT"];
     const ROW: &[&str] = &["SELECT", "INSERT", "UPDATE"];
     const ALL: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
+    const FORGET: Option<&str> = Some("`rowlock forget`");
+    const RUNS: Option<&str> = Some("`rowlock forget --runs`");
+    const REMOVE: Option<&str> = Some("`rowlock remove`");
     [
-        Rights {
-            check: "rights to claim",
-            table: "t_resource_lock",
-            statements: statements!("t_resource_lock", "status"),
-            needed: ROW,
-            needed_by: "every claim",
-            deleted_by: Some("`rowlock forget`"),
-        },
-        Rights {
-            check: "rights to queue",
-            table: "t_resource_lock_queue",
-            statements: statements!("t_resource_lock_queue", "alive_until"),
-            needed: ALL,
-            needed_by: "`--fair`",
-            deleted_by: None,
-        },
-        Rights {
-            check: "rights to schedule",
-            table: "t_resource_schedule",
-            statements: statements!("t_resource_schedule", "slot"),
-            needed: ROW,
-            needed_by: "every schedule",
-            deleted_by: Some("`rowlock remove`"),
-        },
-        Rights {
-            check: "rights to announce instances",
-            table: "t_resource_schedule_instance",
-            statements: statements!("t_resource_schedule_instance", "beats"),
-            needed: ALL,
-            needed_by: "every schedule",
-            deleted_by: None,
-        },
-        Rights {
-            check: "rights to keep times",
-            table: "t_resource_schedule_times",
-            statements: statements!("t_resource_schedule_times", "known"),
-            needed: ROW,
-            needed_by: "every schedule",
-            deleted_by: Some("`rowlock remove`"),
-        },
-        Rights {
-            check: "rights to record runs",
-            table: "t_resource_schedule_run",
-            statements: statements!("t_resource_schedule_run", "missed"),
-            needed: DB::RECORDS_RUNS,
-            needed_by: "every schedule",
-            deleted_by: Some("`rowlock forget --runs`"),
-        },
-        Rights {
-            check: "rights to keep output",
-            table: "t_resource_schedule_detail",
-            statements: statements!("t_resource_schedule_detail", "note"),
-            needed: ROW,
-            needed_by: "every schedule",
-            deleted_by: Some("`rowlock forget --runs`"),
-        },
-        Rights {
-            check: "rights to order",
-            table: "t_resource_order",
-            statements: statements!("t_resource_order", "who"),
-            needed: ALL,
-            needed_by: "every schedule",
-            deleted_by: None,
-        },
-        Rights {
-            check: "rights to record changes",
-            table: "t_resource_change",
-            statements: statements!("t_resource_change", "detail"),
-            needed: &["SELECT", "INSERT"],
-            needed_by: "`rowlock release --force` and every schedule",
-            deleted_by: Some("`rowlock forget --runs`"),
-        },
+        rights!("claim", "t_resource_lock", "status", ROW, "every claim", FORGET),
+        rights!("queue", "t_resource_lock_queue", "alive_until", ALL, "`--fair`", None),
+        rights!("schedule", "t_resource_schedule", "slot", ROW, "every schedule", REMOVE),
+        rights!("announce instances", "t_resource_schedule_instance", "beats", ALL, "every schedule", None),
+        rights!("keep times", "t_resource_schedule_times", "known", ROW, "every schedule", REMOVE),
+        rights!("record runs", "t_resource_schedule_run", "missed", DB::RECORDS_RUNS, "every schedule", RUNS),
+        rights!("keep output", "t_resource_schedule_detail", "note", ROW, "every schedule", RUNS),
+        rights!("order", "t_resource_order", "who", ALL, "every schedule", None),
+        rights!(
+            "record changes",
+            "t_resource_change",
+            "detail",
+            ADD,
+            "`rowlock release --force` and every schedule",
+            RUNS
+        ),
     ]
 }
 

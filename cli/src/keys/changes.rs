@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     args::keys::Changes,
     exit::{self, Failure},
-    format::{aligned, clock, precise},
+    format::{clock, precise, tabular},
     out::{self, printable},
 };
 
@@ -21,12 +21,11 @@ pub async fn changes<DB: Database>(lock: &LeaseLock<DB>, asked: &Changes) -> Res
 }
 
 pub fn table(changes: &[ChangeInfo]) -> String {
-    let header = (Style::new().bold(), ["CHANGED", "WHAT", "NAME", "WHO", "DETAIL"].map(str::to_owned));
-    let rows = changes.iter().map(|change| {
+    let row = |change: &ChangeInfo| {
         let cells = [&clock(change.at), &change.what, &change.name, &change.who, &change.detail];
         (Style::new(), cells.map(|cell| printable(cell)))
-    });
-    aligned(&std::iter::once(header).chain(rows).collect::<Vec<_>>())
+    };
+    tabular(["CHANGED", "WHAT", "NAME", "WHO", "DETAIL"], changes.iter().map(row))
 }
 
 pub fn object(change: &ChangeInfo) -> Value {

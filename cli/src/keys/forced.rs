@@ -9,7 +9,7 @@ use crate::{
     args::keys::{Ending, Release},
     exit::{self, Failure},
     keys::{read::is_claimed, rows::claim},
-    operator::{log_change, log_failure},
+    operator::logged,
     out::{self, printable},
 };
 
@@ -22,17 +22,12 @@ pub async fn release<DB: Database>(
     release: &Release,
 ) -> Result<u8, Failure> {
     let key = release.key.as_str();
-    let (token, row) = match free(lock, key, release.ending().into()).await {
-        Ok(Some(freed)) => freed,
+    let freed = match free(lock, key, release.ending().into()).await {
         Ok(None) => return Err(no_row(schedules, key).await),
-        Err(error) => {
-            let failure = Failure::from(error);
-            log_failure("release", key, &failure);
-            return Err(failure);
-        }
+        Ok(Some((token, row))) => Ok((token, row.as_ref().map(taken_from))),
+        Err(error) => Err(error),
     };
-    let was = row.as_ref().map(taken_from);
-    log_change("release", key, was.as_deref().unwrap_or("-"));
+    let (token, was) = logged("release", key, freed, |(_, was)| was.clone().unwrap_or_else(|| "-".to_owned()))?;
     let was = was.map(|was| format!("; it was {was}")).unwrap_or_default();
     let closed = match release.ending() {
         Ending::F => "; under the rules of the article it stays closed until `--status S`",

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use rowlock::{Database, Error, Lease, LeaseLock, Status};
+use rowlock::{Database, LeaseLock, Status};
 use rustix::process::{Pid, Signal, getppid};
 use tokio::{
     sync::oneshot,
@@ -29,7 +29,6 @@ use crate::{
         run::Job,
         waiting::{Wait, Waited},
     },
-    out,
     process::{
         descendants::is_ending,
         signals::{StopSignals, listen, number, received},
@@ -62,6 +61,7 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
             return Err(Failure::new(hold.terms.refused_exit_code, text));
         }
     };
+    let job = Job::without_command(key, GRACE, hold.terms.rules);
     let lost = || Failure::new(exit::LOST, format_args!("{key}: lost; its work has to stop"));
     let beside = refuse_beside_readers(&lock, &[key], hold.terms.refused_exit_code).await;
     let printed = tokio::select! {
@@ -71,7 +71,6 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
         () = lease.lost() => Err(lost()),
     };
     if let Err(failure) = printed {
-        let job = Job::without_command(key, GRACE, hold.terms.rules);
         return Err(job.put_back(&lock, lease, &mut stop, failure).await);
     }
     let end = loop {
@@ -87,7 +86,8 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
             () = received(&mut suspend) => {}
         }
     };
-    end.record(key, lease, &mut stop).await
+    job.record(lease, end.status(), &mut stop).await?;
+    Ok(end.code())
 }
 
 /// What ends a claim.
@@ -114,18 +114,6 @@ impl End {
             Self::Gone => exit::SIGNAL + number(Signal::HUP),
             Self::Asked(signal) => exit::SIGNAL + number(signal),
         }
-    }
-
-    /// Releases the claim, with the status that the end stands for.
-    async fn record<DB: Database>(self, key: &str, lease: Lease<DB>, stop: &mut StopSignals) -> Result<u8, Failure> {
-        let why = match stop.within(GRACE, lease.end(self.status())).await {
-            Ok(Ok(())) => return Ok(self.code()),
-            Ok(Err(error @ Error::Lost { .. })) => return Err(error.into()),
-            Ok(Err(error)) => format!("{error:?}"),
-            Err(why) => why,
-        };
-        out::print_error(format_args!("{key}: its end was not recorded: {why}; its lease ends by itself"));
-        Ok(self.code())
     }
 }
 

@@ -8,7 +8,7 @@ use rowlock::admin::{LockInfo, LockState};
 use serde_json::{Value, json};
 
 use crate::{
-    format::{aligned, clock, precise},
+    format::{clock, precise, tabular},
     keys::{
         queues::{Queues, text},
         read::is_claimed,
@@ -19,15 +19,13 @@ use crate::{
 pub fn table(entries: &[LockInfo], queues: &Queues) -> String {
     const HEADER: [&str; 7] = ["KEY", "STATE", "SINCE", "UNTIL", "WHO", "WAITING", "TOKEN"];
     let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
-    let rows: Vec<(Style, [String; 7])> = std::iter::once((Style::new().bold(), HEADER.map(str::to_owned)))
-        .chain(entries.iter().map(|entry| {
-            let who = if entry.by.is_empty() { "-" } else { &entry.by };
-            let (state, token) = (entry.state.to_string(), entry.token.to_string());
-            let (key, who, waiting) = (printable(&entry.key), printable(who), text(queues.of(&entry.key)));
-            (style(entry.state), [key, state, time(entry.since), time(entry.until), who, waiting, token])
-        }))
-        .collect();
-    aligned(&rows)
+    let row = |entry: &LockInfo| {
+        let who = if entry.by.is_empty() { "-" } else { &entry.by };
+        let (state, token) = (entry.state.to_string(), entry.token.to_string());
+        let (key, who, waiting) = (printable(&entry.key), printable(who), text(queues.of(&entry.key)));
+        (style(entry.state), [key, state, time(entry.since), time(entry.until), who, waiting, token])
+    };
+    tabular(HEADER, entries.iter().map(row))
 }
 
 /// Describes the claim of a row: its state, by whom, and since when.

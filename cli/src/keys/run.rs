@@ -221,7 +221,7 @@ impl<'a> Job<'a> {
     /// Records how the command has ended. A claim that was lost is an error; whatever else goes
     /// wrong is only told, since the command has ended. The next claim waits for the end of the
     /// lease at most.
-    async fn record<DB: Database, K>(
+    pub async fn record<DB: Database, K>(
         &self,
         lease: Lease<DB, K>,
         status: Status,

@@ -1,7 +1,7 @@
 //! `pause`, `resume`, `skip`, `stop`, `trigger`, `remove`, `reset` and `drain`.
 
 use rowlock::{
-    Database, Error, Schedules,
+    Database, Schedules,
     admin::{InstanceInfo, ScheduleInfo},
 };
 
@@ -9,7 +9,7 @@ use crate::{
     args::schedules::{Drain, Named, Removed, Trigger, Until},
     exit::{self, Failure, REFUSED},
     format::clock,
-    operator::{log_change, log_failure},
+    operator::logged,
     out::{self, printable},
     schedule::{
         show::{find, object, times},
@@ -50,11 +50,8 @@ pub async fn stop<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Res
     let name = named.name.as_str();
     let before = find(schedules, name).await?;
     let stopped = schedules.stop(name).await.map_err(Failure::from);
-    if let Err(failure) = stopped.and_then(|is_stopped| is_stopped.then_some(()).ok_or_else(|| nothing_to_stop(name))) {
-        log_failure("stop", name, &failure);
-        return Err(failure);
-    }
-    log_change("stop", name, described(&before));
+    let stopped = stopped.and_then(|is_stopped| is_stopped.then_some(()).ok_or_else(|| nothing_to_stop(name)));
+    logged("stop", name, stopped, |()| described(&before))?;
     let what = match before.running {
         true => format!("is to stop: {}", who_stops(&before, &schedules.instances().await.unwrap_or_default())),
         false => "is stopped: its tick is not tried again".to_owned(),
@@ -101,14 +98,11 @@ pub async fn drain<DB: Database>(schedules: &Schedules<DB>, drain: &Drain) -> Re
     let label = drain.label.as_str();
     let instances = schedules.instances().await?;
     let silent = instances.iter().filter(|one| one.label == label && !one.calls && !one.alive).count();
-    let known = schedules.drain(label).await?;
-    if known == 0 {
-        let text = format_args!("no instance has the label {label:?}: `rowlock instances` lists them");
-        let failure = Failure::new(REFUSED, text);
-        log_failure("drain", label, &failure);
-        return Err(failure);
-    }
-    log_change("drain", label, format!("{known} known, {silent} silent"));
+    let known = match schedules.drain(label).await? {
+        0 => Err(Failure::new(REFUSED, format!("no instance has the label {label:?}: `rowlock instances` lists them"))),
+        known => Ok(known),
+    };
+    let known = logged("drain", label, known, |known| format!("{known} known, {silent} silent"))?;
     let end = match known {
         1 => "1 instance ends after its runs, for which it has its own --drain",
         _ => &format!("{known} instances end after their runs, for which each has its own --drain"),
@@ -133,13 +127,8 @@ pub async fn trigger<DB: Database>(schedules: &Schedules<DB>, trigger: &Trigger)
     // One that waits is not asked for again. A trigger during a triggered run is another one.
     let before = schedules.inspect(name).await?.filter(|info| !info.running).and_then(|info| info.triggered);
     let was = state_of(schedules, name).await?;
-    match ask_for_run(schedules, name, trigger.anyway, "--anyway asks for the run all the same").await {
-        Ok(()) => log_change("trigger", name, was),
-        Err(failure) => {
-            log_failure("trigger", name, &failure);
-            return Err(failure);
-        }
-    }
+    let asked = ask_for_run(schedules, name, trigger.anyway, "--anyway asks for the run all the same").await;
+    logged("trigger", name, asked, |()| was)?;
     let info = find(schedules, name).await?;
     let what = match (nobody_runs(&info), info.paused) {
         (Some(why), _) => format!("is triggered, though {why}: the next instance that declares it runs it"),
@@ -188,20 +177,6 @@ pub async fn reset<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Re
         format!("{was}, and is {} now", clock(*slot))
     })?;
     print_change(schedules, named, &format!("is reset: the next tick is at {}", clock(slot))).await
-}
-
-/// Logs a change with who asked for it.
-fn logged<T>(change: &str, name: &str, done: Result<T, Error>, was: impl FnOnce(&T) -> String) -> Result<T, Failure> {
-    match done.map_err(Failure::from) {
-        Ok(done) => {
-            log_change(change, name, was(&done));
-            Ok(done)
-        }
-        Err(failure) => {
-            log_failure(change, name, &failure);
-            Err(failure)
-        }
-    }
 }
 
 /// Says what was changed.

@@ -288,17 +288,8 @@ fn script(command: &str) -> String {
 /// Returns the input of a command: each `%` without a backslash before it ends a line, and the last
 /// line has an end.
 fn lines(text: &str) -> String {
-    let (mut lines, mut chars) = (String::new(), text.chars());
-    while let Some(c) = chars.next() {
-        match (c, chars.clone().next()) {
-            ('\\', Some('%')) => {
-                chars.next();
-                lines.push('%');
-            }
-            ('%', _) => lines.push('\n'),
-            _ => lines.push(c),
-        }
-    }
+    let parts = text.split(r"\%").map(|part| part.replace('%', "\n"));
+    let mut lines = parts.collect::<Vec<_>>().join("%");
     if !lines.is_empty() && !lines.ends_with('\n') {
         lines.push('\n');
     }

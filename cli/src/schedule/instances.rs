@@ -8,8 +8,8 @@ use uuid::Uuid;
 use crate::{
     args::schedules::Instances,
     exit::{self, Failure, REFUSED},
-    format::{aligned, clock, precise},
-    operator::{log_change, log_failure},
+    format::{clock, precise, tabular},
+    operator::logged,
     out::{self, printable},
 };
 
@@ -21,9 +21,8 @@ pub async fn instances<DB: Database>(schedules: &Schedules<DB>, asked: &Instance
     if asked.json {
         out::say_json(&Value::Array(all.iter().map(object).collect()))?;
     } else {
-        let header = ["LABEL", "BUILD", "SINCE", "LAST BEAT", "STATE", "DECLARES", "ID"].map(str::to_owned);
-        let header = std::iter::once((Style::new().bold(), header));
-        out::say(aligned(&header.chain(all.iter().map(row)).collect::<Vec<_>>()))?;
+        let names = ["LABEL", "BUILD", "SINCE", "LAST BEAT", "STATE", "DECLARES", "ID"];
+        out::say(tabular(names, all.iter().map(row)))?;
     }
     Ok(exit::OK)
 }
@@ -81,23 +80,12 @@ fn object(instance: &InstanceInfo) -> Value {
 async fn forget<DB: Database>(schedules: &Schedules<DB>, id: Uuid) -> Result<u8, Failure> {
     let all = schedules.instances().await?;
     let was = all.iter().find(|instance| instance.id == id);
-    let (change, of) = ("forget instance", id.to_string());
-    match schedules.forget_instance(id).await.map_err(Failure::from) {
-        Ok(true) => {
-            let was = was.map_or_else(|| "-".to_owned(), |was| format!("{}, {}", was.label, state(was)));
-            log_change(change, &of, was);
-            out::say(format_args!("{of} is forgotten; if it is alive, it announces itself again"))?;
-            Ok(exit::OK)
-        }
-        Ok(false) => {
-            let text = format_args!("there is no instance {of}: `rowlock instances` lists them");
-            let failure = Failure::new(REFUSED, text);
-            log_failure(change, &of, &failure);
-            Err(failure)
-        }
-        Err(failure) => {
-            log_failure(change, &of, &failure);
-            Err(failure)
-        }
-    }
+    let no_instance = || Failure::new(REFUSED, format!("there is no instance {id}: `rowlock instances` lists them"));
+    let forgotten = schedules.forget_instance(id).await.map_err(Failure::from);
+    let forgotten = forgotten.and_then(|is_forgotten| is_forgotten.then_some(()).ok_or_else(no_instance));
+    logged("forget instance", &id.to_string(), forgotten, |()| {
+        was.map_or_else(|| "-".to_owned(), |was| format!("{}, {}", was.label, state(was)))
+    })?;
+    out::say(format_args!("{id} is forgotten; if it is alive, it announces itself again"))?;
+    Ok(exit::OK)
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::{
     args::schedules::{Cron, Crontab, Next},
     exit::{self, Failure},
-    format::{aligned, clock, precise},
+    format::{clock, precise, tabular},
     out::{self, printable},
     schedule::{crontab, file},
 };
@@ -25,7 +25,7 @@ pub fn next(next: &Next) -> Result<u8, Failure> {
         return Ok(exit::OK);
     }
     let rows = ticks.map(|tick| [clock(tick), local(&schedule, tick)]);
-    out::say(table([["NEXT".to_owned(), next.zone.clone()]].into_iter().chain(rows)))?;
+    out::say(table(["NEXT", &printable(&next.zone)], rows))?;
     Ok(exit::OK)
 }
 
@@ -67,8 +67,7 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
         }
         rows
     });
-    let header = ["NAME", "NEXT", "IN ITS ZONE"].map(str::to_owned);
-    out::say(table(std::iter::once(header).chain(rows).chain(removed)))?;
+    out::say(table(["NAME", "NEXT", "IN ITS ZONE"], rows.chain(removed)))?;
     Ok(code)
 }
 
@@ -90,9 +89,6 @@ fn local(schedule: &Schedule, tick: DateTime<Utc>) -> String {
     schedule.in_zone(tick).format("%a %Y-%m-%d %H:%M:%S %:z").to_string()
 }
 
-/// The first row is the header.
-fn table<const N: usize>(rows: impl Iterator<Item = [String; N]>) -> String {
-    let style = |row| if row == 0 { Style::new().bold() } else { Style::new() };
-    let rows = rows.enumerate().map(|(row, cells)| (style(row), cells.map(|cell| printable(&cell))));
-    aligned(&rows.collect::<Vec<_>>())
+fn table<const N: usize>(names: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    tabular(names, rows.map(|cells| (Style::new(), cells.map(|cell| printable(&cell)))))
 }

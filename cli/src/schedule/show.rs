@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     args::schedules,
     exit::{self, Failure},
-    format::{aligned, clock, precise},
+    format::{clock, precise, tabular},
     out::{self, printable},
     schedule::{
         state::{described, state, states},
@@ -34,7 +34,7 @@ pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &schedules::Sch
         let cells = [info.name.as_str(), &times, &described(info), &next(info), who, &token];
         (style(state(info)), cells.map(printable))
     };
-    out::say(aligned(&with_header(HEADER, all.iter().map(row))))?;
+    out::say(tabular(HEADER, all.iter().map(row)))?;
     Ok(exit::OK)
 }
 
@@ -100,7 +100,7 @@ async fn running<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs
         let cells = [info.name.as_str(), &slot, &attempt, info.by.as_str(), &since, &token, &until, note];
         (style("running"), cells.map(printable))
     };
-    out::say(aligned(&with_header(HEADER, all.iter().map(row))))?;
+    out::say(tabular(HEADER, all.iter().map(row)))?;
     Ok(exit::OK)
 }
 
@@ -145,7 +145,7 @@ const RUN: [&str; 8] = ["SLOT", "ATTEMPT", "STATUS", "BEGAN", "ENDED", "MISSED",
 
 /// Returns runs of one schedule as a table.
 pub fn table(history: &[RunInfo]) -> String {
-    aligned(&with_header(RUN, history.iter().map(row)))
+    tabular(RUN, history.iter().map(row))
 }
 
 /// Returns runs of all schedules as a table.
@@ -159,7 +159,7 @@ fn table_of_all(history: &[RunInfo]) -> String {
         let (style, cells) = row(run);
         (style, named(&run.name, cells))
     });
-    aligned(&with_header(header.each_ref().map(String::as_str), rows))
+    tabular(header.each_ref().map(String::as_str), rows)
 }
 
 fn row(run: &RunInfo) -> (Style, [String; 8]) {
@@ -184,13 +184,6 @@ pub fn times(info: &ScheduleInfo) -> String {
 /// Returns the row of one schedule.
 pub async fn find<DB: Database>(schedules: &Schedules<DB>, name: &str) -> Result<ScheduleInfo, Failure> {
     schedules.inspect(name).await?.ok_or_else(|| Failure::no_schedule(name))
-}
-
-fn with_header<const N: usize>(
-    header: [&str; N],
-    rows: impl Iterator<Item = (Style, [String; N])>,
-) -> Vec<(Style, [String; N])> {
-    std::iter::once((Style::new().bold(), header.map(str::to_owned))).chain(rows).collect()
 }
 
 /// So many ticks of a pattern are not counted one by one.

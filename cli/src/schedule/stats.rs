@@ -7,7 +7,7 @@ use chrono::NaiveDate;
 use rowlock::admin::{RunInfo, RunStatus};
 use serde_json::{Value, json};
 
-use crate::format::{aligned, brief};
+use crate::format::{brief, tabular};
 
 /// The runs of one day, by the UTC date of their ends.
 #[derive(Debug, Default, PartialEq)]
@@ -67,9 +67,7 @@ pub fn table(days: &BTreeMap<NaiveDate, Day>) -> String {
         let runs = day.runs().to_string();
         [date.to_string(), runs, rate, time(50), time(95), time(100), failed, lost, day.missed.to_string()]
     };
-    let header = (Style::new().bold(), HEADER.map(str::to_owned));
-    let rows = days.iter().rev().map(|day| (Style::new(), row(day)));
-    aligned(&std::iter::once(header).chain(rows).collect::<Vec<_>>())
+    tabular(HEADER, days.iter().rev().map(|day| (Style::new(), row(day))))
 }
 
 pub fn objects(days: &BTreeMap<NaiveDate, Day>) -> Value {

@@ -70,8 +70,8 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
         let outcome = tokio::select! {
             biased;
             Some(claimed) = claimed.recv() => {
-                let started = Started { run: &run, program: program.clone(), front };
-                match started.run_command(claimed, attempt.as_mut(), &mut stop).await? {
+                let command = (&run, program.clone(), front);
+                match run_command(command, claimed, attempt.as_mut(), &mut stop).await? {
                     Ran::Recorded(exit::OK) if run.tick.catches_up_on_all() && stop.asked().is_none() => ran = true,
                     Ran::Recorded(code) => return Ok(code),
                     Ran::Stopped(code) => {
@@ -199,55 +199,44 @@ async fn refuse<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: Tic
     Ok(run.refused())
 }
 
-/// What a command is started with.
-struct Started<'r> {
-    run: &'r Run,
-    program: PathBuf,
-    front: Option<Pid>,
-}
-
-impl Started<'_> {
-    /// Runs the command of a claimed tick. The lease is renewed while `attempt` exists.
-    async fn run_command<DB: Database>(
-        self,
-        claimed: Claimed<DB>,
-        attempt: Pin<&mut impl Future<Output = Result<TickOutcome, Error>>>,
-        stop: &mut StopSignals,
-    ) -> Result<Ran, Failure> {
-        let Self { run, program, front } = self;
-        let (name, Claimed { tick, reply }) = (run.key.as_str(), claimed);
-        let lost = tick.cancellation_token();
-        if lost.is_cancelled() {
-            return Err(Failure::new(exit::LOST, format_args!("{name}: lost before the command began")));
-        }
-        // After a stop or a loss, the run keeps its leases until the command has ended.
-        let going_on = tick.going_on();
-        let mut work = match Work::start(program, &run.words(), &environment(&tick), &Beginning::default(), front) {
-            Ok(work) => work,
-            Err(failure) => {
-                drop(going_on);
-                return Err(record_not_started(reply, attempt, stop, run, failure).await);
-            }
-        };
-        let limits = Limits { grace: run.grace, timeout: run.timeout, too_long };
-        let lost = async {
-            lost.cancelled().await;
-            if tick.is_stopped() { STOPPED } else { "lost" }
-        };
-        let ended = work.until_end(name, stop, limits, lost).await?;
-        drop(going_on);
-        let (result, code) = match ended {
-            End::Exited(exit::OK) => (Ok(()), exit::OK),
-            End::Exited(code) => (Err(format!("exit code {code}")), code),
-            End::TooLong(limit) => (Err(too_long(limit)), exit::TOO_LONG),
-            End::NotStarted(failure) => return Err(record_not_started(reply, attempt, stop, run, failure).await),
-            End::Stopped(code) => return Ok(Ran::Stopped(code)),
-            // Its end is not recorded: another instance may have the run by now.
-            End::Lost => return Ok(Ran::Stopped(exit::LOST)),
-        };
-        record(reply, result, attempt, stop, run).await?;
-        Ok(Ran::Recorded(code))
+/// Runs the command of a claimed tick. The lease is renewed while `attempt` exists.
+async fn run_command<DB: Database>(
+    (run, program, front): (&Run, PathBuf, Option<Pid>),
+    Claimed { tick, reply }: Claimed<DB>,
+    attempt: Pin<&mut impl Future<Output = Result<TickOutcome, Error>>>,
+    stop: &mut StopSignals,
+) -> Result<Ran, Failure> {
+    let (name, lost) = (run.key.as_str(), tick.cancellation_token());
+    if lost.is_cancelled() {
+        return Err(Failure::new(exit::LOST, format_args!("{name}: lost before the command began")));
     }
+    // After a stop or a loss, the run keeps its leases until the command has ended.
+    let going_on = tick.going_on();
+    let mut work = match Work::start(program, &run.words(), &environment(&tick), &Beginning::default(), front) {
+        Ok(work) => work,
+        Err(failure) => {
+            drop(going_on);
+            return Err(record_not_started(reply, attempt, stop, run, failure).await);
+        }
+    };
+    let limits = Limits { grace: run.grace, timeout: run.timeout, too_long };
+    let lost = async {
+        lost.cancelled().await;
+        if tick.is_stopped() { STOPPED } else { "lost" }
+    };
+    let ended = work.until_end(name, stop, limits, lost).await?;
+    drop(going_on);
+    let (result, code) = match ended {
+        End::Exited(exit::OK) => (Ok(()), exit::OK),
+        End::Exited(code) => (Err(format!("exit code {code}")), code),
+        End::TooLong(limit) => (Err(too_long(limit)), exit::TOO_LONG),
+        End::NotStarted(failure) => return Err(record_not_started(reply, attempt, stop, run, failure).await),
+        End::Stopped(code) => return Ok(Ran::Stopped(code)),
+        // Its end is not recorded: another instance may have the run by now.
+        End::Lost => return Ok(Ran::Stopped(exit::LOST)),
+    };
+    record(reply, result, attempt, stop, run).await?;
+    Ok(Ran::Recorded(code))
 }
 
 /// Says that a command took too long, in the message and in the history.

@@ -17,7 +17,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text::encode},
+    encoding::text::encode,
     metrics::{family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
@@ -62,31 +62,7 @@ pub async fn health(State(app): State<Arc<App>>) -> Response {
 type Number = Gauge<i64, AtomicI64>;
 type Seconds = Gauge<f64, AtomicU64>;
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OfState {
-    state: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OfName {
-    name: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OfJob {
-    job: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OfBuild {
-    build: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OfTimes {
-    job: String,
-    times: &'static str,
-}
+type Labels<const N: usize> = [(&'static str, String); N];
 
 /// Returns all metrics. While the database does not answer, and if the last look is old, there is
 /// one: `rowlock_up`. The metrics of a table that could not be read are left out.
@@ -116,7 +92,7 @@ fn text(view: &View) -> Result<String, std::fmt::Error> {
 }
 
 fn of_locks(registry: &mut Registry, snapshot: &Snapshot) {
-    let keys = Family::<OfState, Number>::default();
+    let keys = Family::<Labels<1>, Number>::default();
     for state in [
         LockState::Held,
         LockState::Expired,
@@ -126,14 +102,14 @@ fn of_locks(registry: &mut Registry, snapshot: &Snapshot) {
         LockState::Free,
     ] {
         let count = snapshot.locks.iter().filter(|lock| lock.state == state).count();
-        keys.get_or_create(&OfState { state: state.name() }).set(number(count));
+        keys.get_or_create(&[("state", state.name().to_owned())]).set(number(count));
     }
     registry.register("keys", "Keys with a row, by their state", keys);
 
-    let (permits, readers) = (Family::<OfName, Number>::default(), Number::default());
+    let (permits, readers) = (Family::<Labels<1>, Number>::default(), Number::default());
     let in_use = snapshot.in_use();
     for (name, used) in in_use.iter().filter(|(_, used)| used.permits > 0).take(MAX_NAMES) {
-        permits.get_or_create(&OfName { name: (*name).to_owned() }).set(number(used.permits));
+        permits.get_or_create(&[("name", (*name).to_owned())]).set(number(used.permits));
     }
     readers.set(number(in_use.values().map(|used| used.readers).sum::<usize>()));
     registry.register("permits_in_use", "Held permits of a semaphore; the first 200 names that have any", permits);
@@ -150,17 +126,17 @@ fn of_queues(registry: &mut Registry, snapshot: &Snapshot) {
 }
 
 fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
-    let [paused, running, removed, ahead] = std::array::from_fn(|_| Family::<OfJob, Number>::default());
-    let instances = Family::<OfTimes, Number>::default();
-    let [late, under_way] = std::array::from_fn(|_| Family::<OfJob, Seconds>::default());
+    let [paused, running, removed, ahead] = std::array::from_fn(|_| Family::<Labels<1>, Number>::default());
+    let instances = Family::<Labels<2>, Number>::default();
+    let [late, under_way] = std::array::from_fn(|_| Family::<Labels<1>, Seconds>::default());
     for job in &snapshot.jobs {
-        let of = OfJob { job: job.name.clone() };
+        let of = [("job", job.name.clone())];
         paused.get_or_create(&of).set(job.paused.into());
         running.get_or_create(&of).set(job.running.into());
         removed.get_or_create(&of).set(job.is_removed().into());
         ahead.get_or_create(&of).set(job.clock_was_ahead.into());
         for (times, number) in [("effective", job.instances), ("other", job.instances_with_other_times)] {
-            instances.get_or_create(&OfTimes { job: job.name.clone(), times }).set(number.into());
+            instances.get_or_create(&[("job", job.name.clone()), ("times", times.to_owned())]).set(number.into());
         }
         let overdue = if job.running || !has_next(job) { 0.0 } else { seconds(snapshot.now - job.due) };
         late.get_or_create(&of).set(overdue);
@@ -174,9 +150,9 @@ fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
     registry.register("job_clock_ahead", "Whether a clock that was ahead has left the job's slot far ahead", ahead);
     let help = "Living instances that declare the job: with the times that are in effect, or with other ones";
     registry.register("job_instances", help, instances);
-    let builds = Family::<OfBuild, Number>::default();
+    let builds = Family::<Labels<1>, Number>::default();
     for instance in snapshot.instances.iter().filter(|instance| instance.alive) {
-        builds.get_or_create(&OfBuild { build: instance.build.clone() }).inc();
+        builds.get_or_create(&[("build", instance.build.clone())]).inc();
     }
     registry.register("instances", "Living instances that run jobs, by their build", builds);
     let help = "Time since the job was due without being run";
@@ -185,10 +161,10 @@ fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
 }
 
 fn of_runs(registry: &mut Registry, snapshot: &Snapshot) {
-    let [failed, missed] = std::array::from_fn(|_| Family::<OfJob, Number>::default());
-    let [success, duration] = std::array::from_fn(|_| Family::<OfJob, Seconds>::default());
+    let [failed, missed] = std::array::from_fn(|_| Family::<Labels<1>, Number>::default());
+    let [success, duration] = std::array::from_fn(|_| Family::<Labels<1>, Seconds>::default());
     for job in &snapshot.jobs {
-        let of = OfJob { job: job.name.clone() };
+        let of = [("job", job.name.clone())];
         missed.get_or_create(&of).set(number(snapshot.missed_in_a_week(&job.name)));
         let last = snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
         failed.get_or_create(&of).set(last.is_some_and(|run| run.status != RunStatus::Succeeded).into());

@@ -48,12 +48,8 @@ impl Release {
     }
 }
 
-/// What was decided.
-enum Decided {
-    Return(Times),
-    /// The changes of one row, or of two whose schedule gets another name.
-    Change(Vec<(Times, TimesChange)>, DateTime<Utc>),
-}
+/// What was decided, and when: the changes of one row, or of two whose schedule gets another name.
+type Decided = (Vec<(Times, TimesChange)>, DateTime<Utc>);
 
 /// A change that was made.
 pub struct Changed {
@@ -124,8 +120,11 @@ impl Machine {
         if !self.runs.is_empty() {
             self.end_runs(shared);
         }
-        for decided in std::mem::take(&mut self.decided) {
-            decided.write(shared);
+        for (changes, at) in std::mem::take(&mut self.decided) {
+            if shared.db.change(&changes, now) {
+                let new = changes.into_iter().filter(|(_, change)| change.new_times);
+                shared.changes.extend(new.map(|(times, change)| Changed { times, fresh: change.afresh, at }));
+            }
         }
         if now < self.poll_at {
             return;
@@ -192,7 +191,7 @@ impl Machine {
         let sets = shared.db.beat(None, shared.now).sets;
         if !sets.iter().any(|set| set.declares_id == self.release.id && set.alive > 0) {
             let gone = self.gone(shared, self.release.id, &sets);
-            shared.db.mark_gone(&gone, true, shared.now);
+            shared.db.mark_gone(&gone, shared.now);
         }
     }
 
@@ -216,7 +215,7 @@ impl Machine {
         if self.judges() && sets.iter().any(|set| set.forgotten > 0) {
             for set in sets.iter().filter(|set| set.forgotten == set.present) {
                 let gone = self.gone(shared, set.declares_id, &sets);
-                shared.db.mark_gone(&gone, true, now);
+                shared.db.mark_gone(&gone, now);
             }
             shared.db.forget_instances(now);
         }
@@ -234,19 +233,17 @@ impl Machine {
         self.contested = !judge.judges;
         let words = self.words(shared, sets, now);
         let listed = shared.db.rows.iter().map(|(name, row)| (name.clone(), row.listed.clone()));
-        let past = shared.db.rows.iter().map(|(name, row)| (name.clone(), row.past.clone()));
-        let view = View { rows: listed.collect(), past: past.collect(), words, none: Default::default(), judge, now };
+        let view = View { rows: listed.collect(), words, none: Word::default(), judge, now };
         let all = &release.declared;
         for declared in all.iter().filter(|declared| !view.waits(declared, all)) {
             let (decision, word) = (view.decide(declared, all), view.word(&declared.times.name));
             self.contested |=
                 view.has_other_times(declared) || word.contests(&declared.times) || decision != Decision::Leave;
-            self.decided.extend(match view.step(declared, all, decision).ok().flatten() {
-                Some(Step::Return(times)) => Some(Decided::Return(times.clone())),
-                Some(Step::Change(times, _, change)) => Some(Decided::Change(vec![(times.clone(), change)], now)),
-                Some(Step::Rename(both)) => Some(Decided::Change(both.to_vec(), now)),
-                None => None,
+            let changes = view.step(declared, all, decision).ok().flatten().map(|step| match step {
+                Step::Change(times, _, change) => vec![(times.clone(), change)],
+                Step::Rename(both) => both.to_vec(),
             });
+            self.decided.extend(changes.map(|changes| (changes, now)));
         }
     }
 
@@ -259,18 +256,5 @@ impl Machine {
             }
         }
         words
-    }
-}
-
-impl Decided {
-    fn write(self, shared: &mut Shared) {
-        let (changes, at) = match self {
-            Self::Return(times) => return shared.db.mark_gone(&[times.name], false, shared.now),
-            Self::Change(changes, at) => (changes, at),
-        };
-        if shared.db.change(&changes, shared.now) {
-            let new = changes.into_iter().filter(|(_, change)| change.new_times);
-            shared.changes.extend(new.map(|(times, change)| Changed { times, fresh: change.afresh, at }));
-        }
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     key::{Key, Token},
     schedule::spec::Schedule,
     store::{
-        instances::{Beat, DeclaredSet, Past, TimesChange},
+        instances::{Beat, DeclaredSet, TimesChange},
         schedule::{ListedSchedule, Times},
     },
 };
@@ -20,17 +20,16 @@ pub const LEASE: TimeDelta = TimeDelta::seconds(30);
 const RETRY: TimeDelta = TimeDelta::seconds(3);
 const MICROSECOND: TimeDelta = TimeDelta::microseconds(1);
 
-/// A row of schedules, with the row of its past.
+/// A row of schedules.
 pub struct Row {
     pub listed: ListedSchedule,
-    pub past: Past,
     pub holder: Option<u32>,
 }
 
 impl Row {
     fn new(times: &Times, slot: DateTime<Utc>, now: DateTime<Utc>) -> Self {
         let listed = ListedSchedule { token: Token::new(0), now, ..ListedSchedule::unrun(times.clone(), slot) };
-        Self { listed, past: Past::default(), holder: None }
+        Self { listed, holder: None }
     }
 
     fn hold(&mut self, holder: Option<u32>) {
@@ -128,10 +127,10 @@ impl Tables {
         self.instances.retain(|_, instance| instance.beat_at + LIVES * 2 >= now);
     }
 
-    pub fn mark_gone(&mut self, names: &[Key], gone: bool, now: DateTime<Utc>) {
+    pub fn mark_gone(&mut self, names: &[Key], now: DateTime<Utc>) {
         for name in names {
-            if let Some(row) = self.rows.get_mut(name) {
-                row.past.gone_at = if gone { row.past.gone_at.or(Some(now)) } else { None };
+            if let Some(Row { listed: row, .. }) = self.rows.get_mut(name) {
+                row.gone_at = row.gone_at.or(Some(now));
             }
         }
     }
@@ -153,8 +152,8 @@ impl Tables {
         match (&change.seen, self.rows.get(name)) {
             (None, None) => true,
             (Some(seen), Some(Row { listed: row, .. })) => {
-                let is_seen = row.times.spec == seen.spec && row.times.zone == seen.zone && row.slot == seen.slot;
-                is_seen && row.run_slot == seen.run_slot && row.attempt == seen.attempt
+                let parts = |row: &ListedSchedule| (row.times.clone(), row.slot, row.run_slot, row.attempt);
+                parts(row) == parts(seen)
             }
             _ => false,
         }
@@ -203,9 +202,9 @@ impl Tables {
                 }
             }
         }
-        let past = &mut self.rows.get_mut(&times.name).unwrap().past;
-        past.known.clone_from(&change.known);
-        past.gone_at = None;
+        let row = &mut self.rows.get_mut(&times.name).unwrap().listed;
+        row.known.clone_from(&change.known);
+        row.gone_at = None;
     }
 
     pub fn trigger(&mut self, name: &Key, now: DateTime<Utc>) {

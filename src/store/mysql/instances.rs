@@ -7,13 +7,9 @@ use uuid::Uuid;
 use crate::{
     key::Key,
     store::{
-        Reply, changed,
-        instances::{
-            Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, operations,
-            past, rename,
-        },
+        Reply,
+        instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
         mysql::row::{marks, stored},
-        orders::pass_orders,
         schedule::{LOST, Times, to_stored_count},
     },
 };
@@ -47,8 +43,6 @@ FROM (SELECT 1) one LEFT JOIN (
 const DECLARES: &str =
     "SELECT declares_id, CONVERT(MIN(declares) USING utf8mb4) FROM t_resource_schedule_instance WHERE declares_id IN";
 
-const PAST: &str = "SELECT CONVERT(name USING utf8mb4) AS name, CONVERT(known USING utf8mb4) AS known, times_at, gone_at FROM t_resource_schedule_times WHERE name IN";
-
 const CREATE: &str = "INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?, ?, ?, ?, ?)";
 
 /// The parameters of the conditions: whether it is afresh. The assignments are made in their order.
@@ -67,7 +61,7 @@ WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ? AND 
 const LOSE: &str = "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 SELECT name, run_slot, attempt, token, client_ip, begin_time, UTC_TIMESTAMP(6), 'L', missed, ?
-FROM t_resource_schedule WHERE name = ? AND holder IS NOT NULL AND due_at <= UTC_TIMESTAMP(6)
+FROM t_resource_schedule WHERE name = ? AND holder IS NOT NULL AND due_at <= UTC_TIMESTAMP(6) FOR UPDATE
 ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name";
 
 /// The parameters are the schedule whose place is taken, and the one that takes it. A tick that was
@@ -92,8 +86,6 @@ ON DUPLICATE KEY UPDATE known = VALUES(known), times_at = IF(?, VALUES(times_at)
 const GONE: &str = "
 INSERT INTO t_resource_schedule_times (name, gone_at)
 SELECT s.name, UTC_TIMESTAMP(6) FROM t_resource_schedule s WHERE s.name IN";
-
-const BACK: &str = "UPDATE t_resource_schedule_times SET gone_at = NULL WHERE name IN";
 
 /// Of runs, of what they printed, and of orders to stop them.
 const FORGET_AHEAD: [&str; 3] = [
@@ -135,38 +127,14 @@ impl InstanceStore for MySql {
         query.fetch_all(conn).await
     }
 
-    async fn past(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Vec<(Key, Past)>> {
-        if names.is_empty() {
-            return Ok(Vec::new());
-        }
-        let query = sqlx::query(AssertSqlSafe(format!("{PAST} ({})", marks("?", names.len()))));
-        let rows = names.iter().fold(query, |query, name| query.bind(name.as_str())).fetch_all(conn).await?;
-        rows.iter().map(past).collect()
-    }
-
-    async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-        changed::<Self>(conn, async |conn| change_times(conn, times, change).await).await
-    }
-
-    async fn rename(
-        conn: &mut MySqlConnection,
-        old: (&Times, &TimesChange),
-        new: (&Times, &TimesChange),
-    ) -> Reply<bool> {
-        changed::<Self>(conn, async |conn| rename(conn, old, new).await).await
-    }
-
-    async fn mark_gone(conn: &mut MySqlConnection, names: &[Key], gone: bool) -> Reply<()> {
+    async fn mark_gone(conn: &mut MySqlConnection, names: &[Key]) -> Reply<()> {
         if names.is_empty() {
             return Ok(());
         }
-        let marks = marks("?", names.len());
-        let sql = match gone {
-            true => format!(
-                "{GONE} ({marks}) ON DUPLICATE KEY UPDATE gone_at = COALESCE(t_resource_schedule_times.gone_at, VALUES(gone_at))"
-            ),
-            false => format!("{BACK} ({marks})"),
-        };
+        let sql = format!(
+            "{GONE} ({}) ON DUPLICATE KEY UPDATE gone_at = COALESCE(t_resource_schedule_times.gone_at, VALUES(gone_at))",
+            marks("?", names.len())
+        );
         let query = names.iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, name| query.bind(name.as_str()));
         query.execute(conn).await.map(drop)
     }
@@ -187,17 +155,17 @@ impl InstanceStore for MySql {
 }
 
 async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-    lose(conn, times, change).await?;
+    if change.afresh {
+        sqlx::query(LOSE).bind(LOST).bind(times.name.as_str()).execute(&mut *conn).await?;
+    }
     let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, stored(change.slot));
     let query = match &change.seen {
         None => sqlx::query(CREATE).bind(name).bind(spec).bind(zone).bind(slot).bind(slot),
         Some(seen) => {
-            let SeenTimes { spec: old_spec, zone: old_zone, slot: old_slot, run_slot, attempt } = seen;
             let query = sqlx::query(CHANGE).bind(change.afresh).bind(change.afresh).bind(change.afresh).bind(slot);
             let query = query.bind(change.afresh).bind(change.afresh).bind(change.afresh).bind(change.run_ahead);
-            let query = query.bind(slot).bind(spec).bind(zone).bind(name).bind(old_spec).bind(old_zone);
-            let query = query.bind(run_slot.map(stored)).bind(to_stored_count(*attempt));
-            query.bind(stored(*old_slot))
+            let query = query.bind(slot).bind(spec).bind(zone).bind(name).bind(&seen.times.spec).bind(&seen.times.zone);
+            query.bind(seen.run_slot.map(stored)).bind(to_stored_count(seen.attempt)).bind(stored(seen.slot))
         }
     };
     match query.execute(&mut *conn).await {
@@ -209,5 +177,3 @@ async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesC
     sqlx::query(REMEMBER).bind(name).bind(&change.known).bind(change.new_times).execute(conn).await?;
     Ok(true)
 }
-
-rename!(MySql, MySqlConnection);

@@ -10,9 +10,9 @@ use crate::{
         mysql::{
             row::{Query, marks, micros, stored},
             schedule_sql::{
-                COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST,
-                LEFT, LIST, MAY_BE_HELD, MORE, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
-                RECORD_PASSED, SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK, forget_statement,
+                END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST, LEFT, LIST,
+                MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK, RECORD_PASSED, REGISTERED,
+                SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK, forget_statement,
             },
         },
         not_extended,
@@ -30,13 +30,9 @@ impl ScheduleStore for MySql {
     operations!(MySqlConnection);
 
     async fn registered(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Registered> {
-        let sql = format!(
-            "SELECT {COLUMNS}, {MORE} FROM t_resource_schedule s WHERE name IN ({})",
-            marks("?", names.len().max(1))
-        );
+        let query = sqlx::query(AssertSqlSafe(format!("{REGISTERED} ({})", marks("?", names.len().max(1)))));
         let names = names.iter().map(Key::as_str).chain(names.is_empty().then_some(""));
-        let query = names.fold(sqlx::query(AssertSqlSafe(sql)), |query, name| query.bind(name.to_owned()));
-        let rows = query.fetch_all(&mut *conn).await?;
+        let rows = names.fold(query, |query, name| query.bind(name)).fetch_all(&mut *conn).await?;
         let rows = rows.iter().map(listed).collect::<Reply<Vec<_>>>()?;
         let now = match rows.first() {
             Some(row) => row.now,

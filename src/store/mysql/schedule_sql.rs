@@ -12,27 +12,34 @@ macro_rules! columns {
 (SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_since,
 (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
 (SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot,
-CONVERT(name USING utf8mb4) AS name, CONVERT(spec USING utf8mb4) AS spec, CONVERT(zone USING utf8mb4) AS zone, slot, due_at,
+CONVERT(s.name USING utf8mb4) AS name, CONVERT(spec USING utf8mb4) AS spec, CONVERT(zone USING utf8mb4) AS zone, slot, due_at,
 CAST(paused AS SIGNED) AS paused, triggered_at, run_slot, attempt, missed, CAST(holder IS NOT NULL AS SIGNED) AS running, token,
 CONVERT(client_ip USING utf8mb4) AS client_ip, begin_time, UTC_TIMESTAMP(6) AS now"
     };
 }
 
-/// What is displayed besides.
-macro_rules! more {
-    () => {
-        "
+/// The rows with what is displayed besides.
+macro_rules! listed {
+    ($rest:literal) => {
+        concat!(
+            "SELECT ",
+            columns!(),
+            ",
+CONVERT(p.known USING utf8mb4) AS known, p.times_at, p.gone_at,
 (SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
 COALESCE((SELECT CONVERT(d.note USING utf8mb4) FROM t_resource_schedule_detail d
-          WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt AND d.token = s.token), '') AS note"
+          WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt AND d.token = s.token), '') AS note
+FROM t_resource_schedule s LEFT JOIN t_resource_schedule_times p ON p.name = s.name WHERE s.name ",
+            $rest
+        )
     };
 }
 
 pub(super) const COLUMNS: &str = columns!();
-pub(super) const MORE: &str = more!();
 
-pub(super) const LIST: &str =
-    concat!("SELECT ", columns!(), ", ", more!(), " FROM t_resource_schedule s WHERE name > ? ORDER BY s.name LIMIT ?");
+pub(super) const REGISTERED: &str = listed!("IN");
+
+pub(super) const LIST: &str = listed!("> ? ORDER BY s.name LIMIT ?");
 
 pub(super) const LOOK: &str = "FROM t_resource_schedule s WHERE paused = 0 AND (name, spec, zone) IN";
 

@@ -6,12 +6,8 @@ use uuid::Uuid;
 use crate::{
     key::Key,
     store::{
-        Reply, changed,
-        instances::{
-            Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, operations,
-            past, rename,
-        },
-        orders::pass_orders,
+        Reply,
+        instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
         postgres::row::finite,
         schedule::{LOST, Times, from_stored_count, to_stored_count},
     },
@@ -66,8 +62,6 @@ WITH me AS (
 
 const DECLARES: &str = "
 SELECT declares_id, min(declares) FROM t_resource_schedule_instance WHERE declares_id = ANY ($1::bigint[]) GROUP BY declares_id";
-
-const PAST: &str = "SELECT name::text AS name, known::text AS known, times_at, gone_at FROM t_resource_schedule_times WHERE name = ANY ($1::text[])";
 
 /// $1 to $3 the times, $4 the slot, $5 what is known, $6 whether the times are new ones.
 const CREATE: &str = "
@@ -133,7 +127,7 @@ SELECT EXISTS (SELECT FROM changed)"
 const LOSE: &str = "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $1
-FROM t_resource_schedule WHERE name = $2 AND holder IS NOT NULL AND due_at <= clock_timestamp() ON CONFLICT DO NOTHING";
+FROM t_resource_schedule WHERE name = $2 AND holder IS NOT NULL AND due_at <= clock_timestamp() FOR UPDATE ON CONFLICT DO NOTHING";
 
 /// $1 the schedule whose place is taken, $2 the one that takes it. A tick that was begun goes on
 /// there.
@@ -152,8 +146,6 @@ const GONE: &str = "
 INSERT INTO t_resource_schedule_times AS p (name, gone_at)
 SELECT name, clock_timestamp() FROM t_resource_schedule WHERE name = ANY ($1::text[])
 ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)";
-
-const BACK: &str = "UPDATE t_resource_schedule_times SET gone_at = NULL WHERE name = ANY ($1::text[])";
 
 /// With what they printed, and orders to stop them.
 const FORGET_AHEAD: &str = "
@@ -199,23 +191,9 @@ impl InstanceStore for Postgres {
         sqlx::query_as(DECLARES).bind(declares_ids).fetch_all(conn).await
     }
 
-    async fn past(conn: &mut PgConnection, names: &[Key]) -> Reply<Vec<(Key, Past)>> {
+    async fn mark_gone(conn: &mut PgConnection, names: &[Key]) -> Reply<()> {
         let names: Vec<&str> = names.iter().map(Key::as_str).collect();
-        let rows = sqlx::query(PAST).bind(names).fetch_all(conn).await?;
-        rows.iter().map(past).collect()
-    }
-
-    async fn change_times(conn: &mut PgConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-        changed::<Self>(conn, async |conn| change_times(conn, times, change).await).await
-    }
-
-    async fn rename(conn: &mut PgConnection, old: (&Times, &TimesChange), new: (&Times, &TimesChange)) -> Reply<bool> {
-        changed::<Self>(conn, async |conn| rename(conn, old, new).await).await
-    }
-
-    async fn mark_gone(conn: &mut PgConnection, names: &[Key], gone: bool) -> Reply<()> {
-        let names: Vec<&str> = names.iter().map(Key::as_str).collect();
-        sqlx::query(if gone { GONE } else { BACK }).bind(names).execute(conn).await.map(drop)
+        sqlx::query(GONE).bind(names).execute(conn).await.map(drop)
     }
 
     async fn forget_runs_ahead(conn: &mut PgConnection, name: &Key) -> Reply<()> {
@@ -228,18 +206,18 @@ impl InstanceStore for Postgres {
 }
 
 async fn change_times(conn: &mut PgConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-    lose(conn, times, change).await?;
+    if change.afresh {
+        sqlx::query(LOSE).bind(LOST).bind(times.name.as_str()).execute(&mut *conn).await?;
+    }
     let sql = if change.seen.is_some() { CHANGE } else { CREATE };
     let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
     let query = query.bind(change.slot).bind(&change.known).bind(change.new_times);
     let query = match &change.seen {
         None => query,
-        Some(SeenTimes { spec, zone, slot, run_slot, attempt }) => {
-            let query = query.bind(spec).bind(zone).bind(run_slot).bind(to_stored_count(*attempt));
-            query.bind(change.afresh).bind(change.run_ahead).bind(slot)
+        Some(seen) => {
+            let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot);
+            query.bind(to_stored_count(seen.attempt)).bind(change.afresh).bind(change.run_ahead).bind(seen.slot)
         }
     };
     query.fetch_one(conn).await?.try_get(0)
 }
-
-rename!(Postgres, PgConnection);

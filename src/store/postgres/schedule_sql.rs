@@ -5,7 +5,8 @@ use crate::store::postgres::row::{finite, in_time};
 macro_rules! select {
     ($rest:literal) => {
         concat!(
-            "SELECT name::text AS name, spec::text AS spec, zone::text AS zone, paused, attempt, missed,
+            "SELECT s.name::text AS name, spec::text AS spec, zone::text AS zone, paused, attempt, missed,
+                    p.known::text AS known, p.times_at, p.gone_at,
                     holder IS NOT NULL AS running, token, client_ip::text AS client_ip, clock_timestamp() AS now,
                     (SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
                     (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
@@ -21,13 +22,13 @@ macro_rules! select {
             finite!("run_slot"),
             " AS run_slot, ",
             finite!("begin_time"),
-            " AS begin_time FROM t_resource_schedule s ",
+            " AS begin_time FROM t_resource_schedule s LEFT JOIN t_resource_schedule_times p ON p.name = s.name ",
             $rest
         )
     };
 }
 
-pub(super) const REGISTERED: &str = select!("WHERE name = ANY ($1::text[])");
+pub(super) const REGISTERED: &str = select!("WHERE s.name = ANY ($1::text[])");
 
 /// $1 to $3 the known schedules, $4 holder, $5 label, $6 their leases, $7 the most rows, $8 the
 /// error of a lost run, $9 the limit.
@@ -189,7 +190,7 @@ SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND tri
     due_at = CASE WHEN holder IS NULL THEN least(due_at, clock_timestamp()) ELSE due_at END
 WHERE name = $1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
-pub(super) const LIST: &str = select!("WHERE name > $1 ORDER BY s.name LIMIT $2");
+pub(super) const LIST: &str = select!("WHERE s.name > $1 ORDER BY s.name LIMIT $2");
 
 /// The columns of a run.
 macro_rules! select_runs {

@@ -6,12 +6,8 @@ use uuid::Uuid;
 use crate::{
     key::Key,
     store::{
-        Reply, changed,
-        instances::{
-            Announcement, Beat, InstanceStore, ListedInstance, Past, SeenTimes, TimesChange, instance, operations,
-            past, rename,
-        },
-        orders::pass_orders,
+        Reply,
+        instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
         schedule::{LOST, Times, from_stored_count, to_stored_count},
         sqlite::row::{json, keys, now, stored, written},
     },
@@ -62,10 +58,6 @@ FROM (SELECT 1) LEFT JOIN (
 const DECLARES: &str = "
 SELECT declares_id, min(declares) FROM t_resource_schedule_instance
 WHERE declares_id IN (SELECT value FROM json_each(?1)) GROUP BY declares_id";
-
-const PAST: &str = "
-SELECT name, known, times_at, gone_at FROM t_resource_schedule_times
-WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))";
 
 /// Remembers the times of the row that the statement before has changed. ?5 what is known, ?6
 /// whether the times are new ones.
@@ -159,9 +151,6 @@ SELECT name, ",
 ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)"
 );
 
-const BACK: &str = "
-UPDATE t_resource_schedule_times SET gone_at = NULL WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))";
-
 /// With what they printed, and orders to stop them.
 const FORGET_AHEAD: &str = concat!(
     "DELETE FROM t_resource_schedule_detail WHERE name = ?1 AND slot > ",
@@ -213,25 +202,8 @@ impl InstanceStore for Sqlite {
         sqlx::query_as(DECLARES).bind(ids).fetch_all(conn).await
     }
 
-    async fn past(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Vec<(Key, Past)>> {
-        let rows = sqlx::query(PAST).bind(keys(names)).fetch_all(conn).await?;
-        rows.iter().map(past).collect()
-    }
-
-    async fn change_times(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-        changed::<Self>(conn, async |conn| change_times(conn, times, change).await).await
-    }
-
-    async fn rename(
-        conn: &mut SqliteConnection,
-        old: (&Times, &TimesChange),
-        new: (&Times, &TimesChange),
-    ) -> Reply<bool> {
-        changed::<Self>(conn, async |conn| rename(conn, old, new).await).await
-    }
-
-    async fn mark_gone(conn: &mut SqliteConnection, names: &[Key], gone: bool) -> Reply<()> {
-        sqlx::query(if gone { GONE } else { BACK }).bind(keys(names)).execute(conn).await.map(drop)
+    async fn mark_gone(conn: &mut SqliteConnection, names: &[Key]) -> Reply<()> {
+        sqlx::query(GONE).bind(keys(names)).execute(conn).await.map(drop)
     }
 
     async fn forget_runs_ahead(conn: &mut SqliteConnection, name: &Key) -> Reply<()> {
@@ -244,19 +216,19 @@ impl InstanceStore for Sqlite {
 }
 
 async fn change_times(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-    lose(conn, times, change).await?;
+    if change.afresh {
+        sqlx::query(LOSE).bind(LOST).bind(times.name.as_str()).execute(&mut *conn).await?;
+    }
     let sql = if change.seen.is_some() { CHANGE } else { CREATE };
     let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
     let query = query.bind(stored(change.slot)).bind(&change.known).bind(change.new_times);
     let query = match &change.seen {
         None => query,
-        Some(SeenTimes { spec, zone, slot, run_slot, attempt }) => {
-            let query = query.bind(spec).bind(zone).bind(run_slot.map(stored));
-            let query = query.bind(to_stored_count(*attempt)).bind(change.afresh).bind(change.run_ahead);
-            query.bind(stored(*slot))
+        Some(seen) => {
+            let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot.map(stored));
+            let query = query.bind(to_stored_count(seen.attempt)).bind(change.afresh).bind(change.run_ahead);
+            query.bind(stored(seen.slot))
         }
     };
     written(query, conn).await.map(|row| row.is_some())
 }
-
-rename!(Sqlite, SqliteConnection);

@@ -9,7 +9,7 @@ macro_rules! select {
     };
     ($more:expr, $rest:literal) => {
         concat!(
-            "SELECT name, spec, zone, slot, due_at, paused, triggered_at, run_slot, attempt, missed, holder IS NOT NULL AS running,
+            "SELECT s.name AS name, spec, zone, slot, due_at, paused, triggered_at, run_slot, attempt, missed, holder IS NOT NULL AS running,
                     token, client_ip, begin_time,
                     (SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_since,
                     (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
@@ -25,14 +25,18 @@ macro_rules! select {
 /// What is displayed besides.
 macro_rules! more {
     () => {
-        "(SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
+        "p.known, p.times_at, p.gone_at,
+         (SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
          coalesce((SELECT d.note FROM t_resource_schedule_detail d
                    WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt AND d.token = s.token), '') AS note, "
     };
 }
 
-pub(super) const REGISTERED: &str =
-    select!(more!(), "WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))");
+pub(super) const REGISTERED: &str = select!(
+    more!(),
+    "LEFT JOIN t_resource_schedule_times AS p ON p.name = s.name
+     WHERE s.name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))"
+);
 
 pub(super) const LOOK: &str = select!(
     "WHERE NOT paused AND (name, spec, zone) IN (
@@ -40,7 +44,10 @@ pub(super) const LOOK: &str = select!(
      ORDER BY due_at LIMIT ?2"
 );
 
-pub(super) const LIST: &str = select!(more!(), "WHERE name > ?1 ORDER BY name LIMIT ?2");
+pub(super) const LIST: &str = select!(
+    more!(),
+    "LEFT JOIN t_resource_schedule_times AS p ON p.name = s.name WHERE s.name > ?1 ORDER BY s.name LIMIT ?2"
+);
 
 /// Adds the runs of `$rows`, a condition on schedules, to the history. `$values` are the slot, the
 /// attempt, the status, the slots missed and the error.

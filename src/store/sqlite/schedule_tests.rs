@@ -8,8 +8,8 @@ use crate::{
     key::{Claim, Holder, Key},
     store::{
         Reply,
-        instances::{InstanceStore as _, SeenTimes, TimesChange},
-        schedule::{DueReply, DueRequest, End, Known, Pass, ScheduleStore as _, Times},
+        instances::{InstanceStore as _, TimesChange},
+        schedule::{DueReply, DueRequest, End, Known, ListedSchedule, Pass, ScheduleStore as _, Times},
         schedule_seen::SeenStore as _,
         schema::{Part, Schema, SchemaStore as _},
     },
@@ -102,8 +102,8 @@ async fn claimed_under_other_times() -> (SqliteConnection, Claim) {
     let holder = Holder::new(Uuid::new_v4());
     let row = claim_due(&mut conn, holder).await.unwrap().claimed.remove(0);
     let (other, slot) = (Times { spec: "every 2m".into(), ..times() }, SLOT + TimeDelta::minutes(1));
-    let seen = SeenTimes { spec: times().spec, zone: times().zone, slot: SLOT, run_slot: Some(SLOT), attempt: 1 };
-    let change = TimesChange { seen: Some(seen), ..TimesChange::creation(slot) };
+    let seen = ListedSchedule { run_slot: Some(SLOT), attempt: 1, ..ListedSchedule::unrun(times(), SLOT) };
+    let change = TimesChange { seen: Some(Box::new(seen)), ..TimesChange::creation(slot) };
     assert!(Sqlite::change_times(&mut conn, &other, &change).await.unwrap());
     (conn, Claim { key: row.name, holder, token: row.token })
 }

@@ -70,8 +70,7 @@ SELECT '', label FROM t_resource_schedule_instance WHERE beat_at + lives > CAST(
 
 impl SchemaStore for Sqlite {
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
-        let mut schema = Schema::default();
-        schema.refused = wide(conn).await?;
+        let mut schema = Schema { refused: wide(conn).await?, ..Schema::default() };
         if schema.refused.is_some() {
             return Ok(schema);
         }
