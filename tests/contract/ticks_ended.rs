@@ -387,10 +387,11 @@ async fn a_tick_whose_processes_died_too_often_is_given_up<DB: TestDatabase>(db:
 async fn hanging<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedules<DB>, Arc<AtomicUsize>, Arc<AtomicBool>) {
     let (begun, hangs) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
     let (count, waits) = (begun.clone(), hangs.clone());
-    let schedules = instance(db, "one").lease(5 * SHORT).on(due(db, "k").await.timeout(SHORT), move |_| {
-        count.fetch_add(1, Relaxed);
-        let waits = waits.clone();
+    // The timeout leaves a busy machine the time to begin the work, which would be dropped otherwise.
+    let schedules = instance(db, "one").lease(5 * SHORT).on(due(db, "k").await.timeout(10 * SHORT), move |_| {
+        let (count, waits) = (count.clone(), waits.clone());
         async move {
+            count.fetch_add(1, Relaxed);
             block_in_place(|| {
                 while waits.load(Relaxed) {
                     std::thread::sleep(Duration::from_millis(1));

@@ -91,6 +91,29 @@ def test_a_forked_child_does_not_end_the_claim_of_a_task(db: Database) -> None:
     assert db.show("k")["status"] == "S"
 
 
+@POSTGRES
+def test_a_lock_that_a_thread_has_entered_may_be_entered_in_a_fork(db: Database) -> None:
+    lock = rowlock.lock(db.url, "k")
+    entered, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            entered.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert entered.wait(60)
+
+    def work() -> None:
+        with pytest.raises(rowlock.Refused):
+            lock.__enter__()
+
+    assert in_child(work) == 0
+    done.set()
+    thread.join()
+
+
 def test_work_that_would_run_after_the_release_is_refused() -> None:
     async def coroutine(lease: Any) -> None: ...
 

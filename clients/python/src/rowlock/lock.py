@@ -161,6 +161,7 @@ class Lock(BaseLock):
         super().__init__(access, wanted)
         self._lease: Lease | None = None
         self._is_entered = threading.Lock()
+        self._process = os.getpid()
 
     def acquire(self, wait: Seconds | None = OWN) -> Lease | Refusal:
         """Waits for the key, as long as the lock does, or as ``wait`` says; ``None`` has no end.
@@ -190,6 +191,8 @@ class Lock(BaseLock):
         return held
 
     def __enter__(self) -> Lease:
+        if self._process != os.getpid():  # A thread may have been inside at the fork.
+            self._is_entered, self._process = threading.Lock(), os.getpid()
         if not self._is_entered.acquire(blocking=False):
             raise self._entered()
         try:
