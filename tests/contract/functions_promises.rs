@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use harness::{DIRECT, TestDb, acquired, eventually, pool, refused};
+use harness::{DIRECT, TestDb, acquired, eventually, refused};
 use rowlock::{Key, LeaseLock, Reason, leases::Holder};
 use sqlx::Pool;
 use tokio::time::timeout;
@@ -35,8 +35,6 @@ harness::tests!(
         labels_are_the_locks_labels,
         the_list_shows_each_key
     ),
-    servers[DIRECT](the_callers_rights_are_enough),
-    postgres(isolation_levels_grant_once),
     postgres[DIRECT](a_release_notifies_a_waiter)
 );
 
@@ -54,11 +52,17 @@ pub async fn installed<DB: Functions>(db: &TestDb<DB>) {
     }
 }
 
-async fn ask<DB: Functions>(pool: &Pool<DB>, ask: &Ask<'_>) -> Answer {
+pub async fn ask<DB: Functions>(pool: &Pool<DB>, ask: &Ask<'_>) -> Answer {
     DB::call_try_acquire(&mut *pool.acquire().await.unwrap(), ask).await.unwrap()
 }
 
-async fn change<DB: Functions>(pool: &Pool<DB>, what: &str, key: &str, claim: &Answer, last: Option<&str>) -> String {
+pub async fn change<DB: Functions>(
+    pool: &Pool<DB>,
+    what: &str,
+    key: &str,
+    claim: &Answer,
+    last: Option<&str>,
+) -> String {
     let mut conn = pool.acquire().await.unwrap();
     let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
     DB::call_change(&mut conn, what, key, holder, token, last).await.unwrap().unwrap_or_default()
@@ -378,98 +382,6 @@ async fn the_list_shows_each_key<DB: Functions>(db: TestDb<DB>) {
     assert_eq!(list, entries.map(|(key, state, claim)| (key.to_owned(), state.to_owned(), claim.token.unwrap())));
     for entry in db.lock().list(&rowlock::admin::ListOptions::default()).await.unwrap() {
         assert!(list.iter().any(|(key, state, _)| *key == entry.key && state == entry.state.name()), "{entry:?}");
-    }
-}
-
-/// The rights that `docs/functions.md` states.
-async fn the_callers_rights_are_enough<DB: Functions>(db: TestDb<DB>) {
-    installed(&db).await;
-    let name = format!("rowlock_{:08x}", fastrand::u32(..));
-    let database = db.url.split('?').next().unwrap().rsplit('/').next().unwrap();
-    let (make, unmake) = if db.server.name == "postgres" {
-        let make = vec![
-            format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
-            format!("GRANT SELECT, INSERT, UPDATE ON t_resource_lock TO {name}"),
-        ];
-        (make, vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
-    } else {
-        let from = |host: &str| {
-            [
-                format!("CREATE USER {name}@'{host}'"),
-                format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_lock TO {name}@'{host}'"),
-                format!("GRANT EXECUTE ON {database}.* TO {name}@'{host}'"),
-            ]
-        };
-        ([from("%"), from("localhost")].concat(), vec![format!("DROP USER {name}@'%', {name}@'localhost'")])
-    };
-    for statement in &make {
-        db.execute(statement).await;
-    }
-    let (scheme, rest) = db.url.split_once("://").unwrap();
-    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-    // MySQL takes no password without TLS.
-    let password = if db.server.name == "postgres" { ":hunter2" } else { "" };
-    let own = pool::<DB>(&format!("{scheme}://{name}{password}@{address}"), 2).await;
-    let used = tokio::spawn(async move {
-        let claim = ask(&own, &Ask::of("k")).await;
-        assert_eq!(ask(&own, &Ask::of("k")).await.reason.as_deref(), Some("held"));
-        assert_eq!(change(&own, "renew", "k", &claim, None).await, "done");
-        change(&own, "confirm", "k", &claim, None).await;
-        assert_eq!(change(&own, "release", "k", &claim, None).await, "done");
-        assert_eq!(DB::call_list(&mut *own.acquire().await.unwrap()).await.unwrap().len(), 1);
-        own.close().await;
-    });
-    let used = used.await;
-    for statement in &unmake {
-        db.execute(statement).await;
-    }
-    used.unwrap();
-}
-
-/// A transaction that fails for contention is repeated, as at any other statement.
-async fn isolation_levels_grant_once<DB: Functions>(db: TestDb<DB>) {
-    installed(&db).await;
-    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-        let mut old = db.pool.acquire().await.unwrap();
-        let begin = format!("BEGIN ISOLATION LEVEL {level}");
-        DB::execute_on(&mut old, &begin).await.unwrap();
-        DB::text_on(&mut old, "SELECT 'a snapshot' FROM t_resource_lock UNION SELECT 'is taken'").await.unwrap();
-        // Keys that are claimed and freed, or created, after the snapshot was taken.
-        let claim = ask(&db.pool, &Ask::of(level)).await;
-        let error = DB::call_try_acquire(&mut old, &Ask::of(level)).await.unwrap_err();
-        assert_eq!(
-            error.as_database_error().and_then(|error| error.code().map(|c| c.to_string())).as_deref(),
-            Some("40001")
-        );
-        DB::execute_on(&mut old, "ROLLBACK; ").await.unwrap();
-
-        DB::execute_on(&mut old, &begin).await.unwrap();
-        assert!(!DB::call_try_acquire(&mut old, &Ask::of(level)).await.unwrap().granted);
-        assert_eq!(change(&db.pool, "release", level, &claim, None).await, "done");
-        // Refused, by the old snapshot: never granted by it.
-        assert!(!DB::call_try_acquire(&mut old, &Ask::of(level)).await.is_ok_and(|answer| answer.granted));
-        DB::execute_on(&mut old, "ROLLBACK").await.unwrap();
-
-        DB::execute_on(&mut old, &begin).await.unwrap();
-        DB::text_on(&mut old, "SELECT status FROM t_resource_lock LIMIT 1").await.unwrap();
-        let claim = ask(&db.pool, &Ask::of(level)).await;
-        let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
-        let error = DB::call_change(&mut old, "confirm", level, holder, token, None).await.unwrap_err();
-        assert_eq!(
-            error.as_database_error().and_then(|error| error.code().map(|c| c.to_string())).as_deref(),
-            Some("40001")
-        );
-        DB::execute_on(&mut old, "ROLLBACK").await.unwrap();
-        DB::execute_on(&mut old, &begin).await.unwrap();
-        DB::call_change(&mut old, "confirm", level, holder, token, None).await.unwrap();
-        assert_eq!(
-            DB::call_change(&mut old, "release", level, holder, token, None).await.unwrap().as_deref(),
-            Some("done")
-        );
-        let again = DB::call_try_acquire(&mut old, &Ask::of(level)).await.unwrap();
-        assert!(again.granted && again.token > Some(token));
-        DB::execute_on(&mut old, "COMMIT").await.unwrap();
-        assert_eq!(ask(&db.pool, &Ask::of(level)).await.reason.as_deref(), Some("held"));
     }
 }
 

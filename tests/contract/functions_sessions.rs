@@ -1,4 +1,4 @@
-//! The functions in SQL under what a session of PostgreSQL has set.
+//! The functions in SQL with the rights of their caller, and under what its session has set.
 
 use harness::{DIRECT, TestDb, pool, refused};
 use rowlock::Reason;
@@ -6,11 +6,13 @@ use rowlock::Reason;
 use crate::{
     durability::{self, assert_committed},
     functions::{Ask, Functions},
-    functions_promises::installed,
+    functions_promises::{ask, change, installed},
 };
 
 harness::tests!(
     DB: Functions;
+    servers[DIRECT](the_callers_rights_are_enough),
+    postgres(isolation_levels_grant_once),
     postgres[DIRECT](
         the_table_is_found_on_any_path,
         a_renewal_adds_its_lease_in_utc,
@@ -85,5 +87,97 @@ async fn what_a_claim_rests_on_waits_for_the_disk<DB: Functions>(db: TestDb<DB>)
         DB::call_change(conn, "abandon", "k", holder, token, None).await.unwrap();
         assert_committed(&db, &["k"], session, "an abandonment").await;
         assert_eq!(DB::text_on(conn, "SHOW synchronous_commit").await.unwrap().as_deref(), Some(session));
+    }
+}
+
+/// The rights that `docs/functions.md` states.
+async fn the_callers_rights_are_enough<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let name = format!("rowlock_{:08x}", fastrand::u32(..));
+    let database = db.url.split('?').next().unwrap().rsplit('/').next().unwrap();
+    let (make, unmake) = if db.server.name == "postgres" {
+        let make = vec![
+            format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
+            format!("GRANT SELECT, INSERT, UPDATE ON t_resource_lock TO {name}"),
+        ];
+        (make, vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
+    } else {
+        let from = |host: &str| {
+            [
+                format!("CREATE USER {name}@'{host}'"),
+                format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_lock TO {name}@'{host}'"),
+                format!("GRANT EXECUTE ON {database}.* TO {name}@'{host}'"),
+            ]
+        };
+        ([from("%"), from("localhost")].concat(), vec![format!("DROP USER {name}@'%', {name}@'localhost'")])
+    };
+    for statement in &make {
+        db.execute(statement).await;
+    }
+    let (scheme, rest) = db.url.split_once("://").unwrap();
+    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
+    // MySQL takes no password without TLS.
+    let password = if db.server.name == "postgres" { ":hunter2" } else { "" };
+    let own = pool::<DB>(&format!("{scheme}://{name}{password}@{address}"), 2).await;
+    let used = tokio::spawn(async move {
+        let claim = ask(&own, &Ask::of("k")).await;
+        assert_eq!(ask(&own, &Ask::of("k")).await.reason.as_deref(), Some("held"));
+        assert_eq!(change(&own, "renew", "k", &claim, None).await, "done");
+        change(&own, "confirm", "k", &claim, None).await;
+        assert_eq!(change(&own, "release", "k", &claim, None).await, "done");
+        assert_eq!(DB::call_list(&mut *own.acquire().await.unwrap()).await.unwrap().len(), 1);
+        own.close().await;
+    });
+    let used = used.await;
+    for statement in &unmake {
+        db.execute(statement).await;
+    }
+    used.unwrap();
+}
+
+/// A transaction that fails for contention is repeated, as at any other statement.
+async fn isolation_levels_grant_once<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        let mut old = db.pool.acquire().await.unwrap();
+        let begin = format!("BEGIN ISOLATION LEVEL {level}");
+        DB::execute_on(&mut old, &begin).await.unwrap();
+        DB::text_on(&mut old, "SELECT 'a snapshot' FROM t_resource_lock UNION SELECT 'is taken'").await.unwrap();
+        // Keys that are claimed and freed, or created, after the snapshot was taken.
+        let claim = ask(&db.pool, &Ask::of(level)).await;
+        let error = DB::call_try_acquire(&mut old, &Ask::of(level)).await.unwrap_err();
+        assert_eq!(
+            error.as_database_error().and_then(|error| error.code().map(|c| c.to_string())).as_deref(),
+            Some("40001")
+        );
+        DB::execute_on(&mut old, "ROLLBACK; ").await.unwrap();
+
+        DB::execute_on(&mut old, &begin).await.unwrap();
+        assert!(!DB::call_try_acquire(&mut old, &Ask::of(level)).await.unwrap().granted);
+        assert_eq!(change(&db.pool, "release", level, &claim, None).await, "done");
+        // Refused, by the old snapshot: never granted by it.
+        assert!(!DB::call_try_acquire(&mut old, &Ask::of(level)).await.is_ok_and(|answer| answer.granted));
+        DB::execute_on(&mut old, "ROLLBACK").await.unwrap();
+
+        DB::execute_on(&mut old, &begin).await.unwrap();
+        DB::text_on(&mut old, "SELECT status FROM t_resource_lock LIMIT 1").await.unwrap();
+        let claim = ask(&db.pool, &Ask::of(level)).await;
+        let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
+        let error = DB::call_change(&mut old, "confirm", level, holder, token, None).await.unwrap_err();
+        assert_eq!(
+            error.as_database_error().and_then(|error| error.code().map(|c| c.to_string())).as_deref(),
+            Some("40001")
+        );
+        DB::execute_on(&mut old, "ROLLBACK").await.unwrap();
+        DB::execute_on(&mut old, &begin).await.unwrap();
+        DB::call_change(&mut old, "confirm", level, holder, token, None).await.unwrap();
+        assert_eq!(
+            DB::call_change(&mut old, "release", level, holder, token, None).await.unwrap().as_deref(),
+            Some("done")
+        );
+        let again = DB::call_try_acquire(&mut old, &Ask::of(level)).await.unwrap();
+        assert!(again.granted && again.token > Some(token));
+        DB::execute_on(&mut old, "COMMIT").await.unwrap();
+        assert_eq!(ask(&db.pool, &Ask::of(level)).await.reason.as_deref(), Some("held"));
     }
 }
