@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use chrono::TimeDelta;
 use harness::{PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{Error, Schedule, Schedules, Tick, jobs::TickOutcome};
 use tokio::{
@@ -388,7 +389,7 @@ async fn hanging<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedules<DB>, Arc<Atomi
     let (begun, hangs) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
     let (count, waits) = (begun.clone(), hangs.clone());
     // The timeout leaves a busy machine the time to begin the work, which would be dropped otherwise.
-    let schedules = instance(db, "one").lease(5 * SHORT).on(due(db, "k").await.timeout(10 * SHORT), move |_| {
+    let schedules = instance(db, "one").lease(15 * SHORT).on(due(db, "k").await.timeout(10 * SHORT), move |_| {
         let (count, waits) = (count.clone(), waits.clone());
         async move {
             count.fetch_add(1, Relaxed);
@@ -403,11 +404,20 @@ async fn hanging<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedules<DB>, Arc<Atomi
     (schedules, begun, hangs)
 }
 
+/// Waits until the lease has ended for longer than a renewal may be late.
+async fn is_no_longer_renewed<DB: TestDatabase>(db: &TestDb<DB>) {
+    eventually("its lease has ended", async || {
+        let row = info(db, "k").await;
+        row.lost_since.is_some_and(|since| row.now - since > TimeDelta::seconds(2))
+    })
+    .await;
+}
+
 async fn a_shutdown_tells_of_work_that_goes_on<DB: TestDatabase>(db: TestDb<DB>) {
     let (schedules, begun, hangs) = hanging(&db).await;
     let running = schedules.start().await.unwrap();
     eventually("it is begun", async || begun.load(Relaxed) == 1).await;
-    eventually("its lease has ended", async || !info(&db, "k").await.running).await;
+    is_no_longer_renewed(&db).await;
     assert!(!running.shutdown(PATIENCE).await);
     hangs.store(false, Relaxed);
 }
@@ -418,7 +428,7 @@ async fn work_that_hangs_occupies_one_thread<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = schedules.on(due(&db, "other").await, async |_| Never::Ok(()));
     let running = schedules.start().await.unwrap();
     eventually("it is begun", async || begun.load(Relaxed) == 1).await;
-    eventually("its lease has ended", async || !info(&db, "k").await.running).await;
+    is_no_longer_renewed(&db).await;
     for number in 1..=3 {
         instance(&db, "operator").trigger("other").await.unwrap();
         eventually("others are run", async || runs(&db, "other").await.len() > number).await;
