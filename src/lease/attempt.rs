@@ -33,7 +33,7 @@ use crate::{
 /// How long a busy row is retried within one attempt.
 const BUSY_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long a waiter's request may have no reply before the refusal of another one is out of date.
+/// How long a waiter's request may have no reply before an earlier refusal is out of date.
 pub(super) const REPLY: Duration = Duration::from_secs(1);
 
 /// The longest pause between two creations of the same row.

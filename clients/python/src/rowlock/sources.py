@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import sqlite3
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -122,23 +121,13 @@ def _of_connection(source: Any) -> Place:
             place["ssl"] = source.ctx
         return _of_mysql(place)
     if driver == "sqlite3":
-        return _of_file(_file_of(source))
+        return _of_file(sqlite.file_of(source))
     if driver == "MySQLdb":
         raise TypeError(
             "a connection of mysqlclient does not tell its password: "
             "use a URL, or a function that connects"
         )
     raise TypeError(f"a connection of {driver} cannot be passed: {NO_COROUTINE}")
-
-
-def _file_of(connection: sqlite3.Connection) -> str:
-    cursor = connection.cursor()
-    cursor.row_factory = None
-    rows = cursor.execute("PRAGMA database_list").fetchall()
-    files = [row[2] for row in rows if row[1] == "main"]
-    if not files or not files[0]:
-        raise Error("a database in memory has one connection: use a file for its locks")
-    return str(files[0])
 
 
 def _of_pool(pool: Any) -> Place:
@@ -206,7 +195,7 @@ class FromFunction:
         driver = driver_of(first[0])
         if driver == "sqlite3":
             # Its connection may belong to one thread, or commit nothing by itself.
-            file = _file_of(first[0])
+            file = sqlite.file_of(first[0])
             first[0].close()
             return sqlite.SqliteSession(lambda: sqlite.connect(file), self.patience)
         if driver not in _SESSIONS:

@@ -304,8 +304,8 @@ class SqliteSession:
             connection.isolation_level = None
             connection.row_factory = None
             connection.execute("PRAGMA busy_timeout = 50")
-            self._file = _file_of(connection)
-        except sqlite3.Error as error:
+            self._file = _identity(connection)
+        except (OSError, sqlite3.Error) as error:
             raise Outage(sent=False) from error
         if self._file in _of_parent:
             connection.close()
@@ -331,8 +331,18 @@ _files: list[tuple[int, int]] = []
 _of_parent: set[tuple[int, int]] = set()
 
 
-def _file_of(connection: sqlite3.Connection) -> tuple[int, int]:
-    status = os.stat(connection.execute("PRAGMA database_list").fetchone()[2])
+def file_of(connection: sqlite3.Connection) -> str:
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    rows = cursor.execute("PRAGMA database_list").fetchall()
+    files = [row[2] for row in rows if row[1] == "main"]
+    if not files or not files[0]:
+        raise Error("a database in memory has one connection: use a file for its locks")
+    return str(files[0])
+
+
+def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
+    status = os.stat(file_of(connection))
     return status.st_dev, status.st_ino
 
 
