@@ -136,21 +136,15 @@ impl Presence {
         }
     }
 
-    /// Returns all processes of one crontab, each of which runs one tick. They count as one
-    /// instance until five minutes after their next tick.
-    pub fn of_calls<DB: Database>(core: &Core<DB>, schedule: &Schedule) -> Self {
-        let mut presence = Self::of_call(core, schedule);
+    /// Returns all processes that run one tick of a schedule in a call. They count as one instance,
+    /// those of a crontab, which call again, until five minutes after their next tick.
+    pub fn of_calls<DB: Database>(core: &Core<DB>, schedule: &Schedule, call_again: bool) -> Self {
+        let mut presence = Self::new(core, Declared::all_of(schedule));
         let announcement = &mut presence.announcement;
         let part = |salt| hash(&[salt, &announcement.declares]);
-        announcement.id = Uuid::from_u64_pair(part("calls"), part("of a crontab"));
-        presence.calls_again = true;
-        presence
-    }
-
-    /// Returns a process that runs a schedule once. It counts for as long as one that beats no more.
-    pub fn of_call<DB: Database>(core: &Core<DB>, schedule: &Schedule) -> Self {
-        let mut presence = Self::new(core, Declared::all_of(schedule));
-        presence.announcement.calls = true;
+        announcement.id = Uuid::from_u64_pair(part("calls"), part(if call_again { "of a crontab" } else { "by hand" }));
+        announcement.calls = true;
+        presence.calls_again = call_again;
         presence
     }
 

@@ -96,8 +96,8 @@ impl<DB: Database> Schedules<DB> {
             return Err(NotFound::Schedule { name: Key::new(name)?, renamed_to: None }.into());
         };
         let core = self.checked(std::slice::from_ref(&job)).await?;
-        let of = if triggers { Presence::of_call } else { Presence::of_calls };
-        of(&core, &job.schedule).join(&core).await?;
+        let mut presence = Presence::of_calls(&core, &job.schedule, !triggers);
+        presence.join(&core).await?;
         let known = core.known(&job.schedule);
         if triggers {
             match self.trigger(name).await {

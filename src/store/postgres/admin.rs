@@ -12,7 +12,10 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply,
-        postgres::row::{ROW, finite},
+        postgres::{
+            change::notified,
+            row::{ROW, finite},
+        },
     },
 };
 
@@ -64,6 +67,8 @@ const AS_EXPECTED: &str = concat!(
     " IS NOT DISTINCT FROM $7::timestamptz))"
 );
 
+const NOTIFIED: &str = notified!("t");
+
 static FORCE: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
@@ -75,7 +80,7 @@ WITH locked AS MATERIALIZED (
         claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL,
         token = greatest(t.token + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
     FROM locked l WHERE t.key_resource = l.key_resource
-    RETURNING t.token, CASE WHEN t.awaited THEN pg_notify('rowlock', t.key_resource) END IS NULL AS notified
+    RETURNING t.token, {NOTIFIED}
 )
 SELECT (SELECT token FROM freed) AS token,
        (SELECT {AS_EXPECTED} FROM t_resource_lock WHERE key_resource = $1) AS as_expected"

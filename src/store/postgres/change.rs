@@ -28,8 +28,21 @@ const OURS: &str = "
 CASE WHEN t.lock_flag = 1 AND t.holder = r.holder AND t.token = r.token AND t.claimed_at = t.begin_time AND t.end_time IS NULL THEN 1 END IS NOT NULL";
 
 /// Notifies waiters that the row is free. NOTIFY takes a server-wide lock at commit, so it is sent
-/// only if a task waits.
-const NOTIFY: &str = ", CASE WHEN d.awaited THEN pg_notify('rowlock', d.key_resource) END IS NULL AS notified";
+/// only if a task waits. With a full queue the commit would fail, and waiters ask by themselves.
+macro_rules! notified {
+    ($row:literal) => {
+        concat!(
+            "CASE WHEN ",
+            $row,
+            ".awaited AND (SELECT pg_notification_queue_usage() < 0.9) THEN pg_notify('rowlock', ",
+            $row,
+            ".key_resource) END IS NULL AS notified"
+        )
+    };
+}
+pub(super) use notified;
+
+const NOTIFIED: &str = concat!(", ", notified!("d"));
 
 /// The statements of one kind of change, for one claim and for many.
 struct ChangeStatement {
@@ -73,11 +86,11 @@ static RELEASE: LazyLock<ChangeStatement> = LazyLock::new(|| {
         "lock_flag = 0, status = $4, end_time = clock_timestamp() + $5::interval, holder = NULL, expires_at = NULL,
         claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL",
         "",
-        &format!("{NOTIFY}, {}", asynchronous_commit("$6")),
+        &format!("{NOTIFIED}, {}", asynchronous_commit("$6")),
     )
 });
 static ABANDON: LazyLock<ChangeStatement> = LazyLock::new(|| {
-    let notified = format!("{NOTIFY}, {}", asynchronous_commit("true"));
+    let notified = format!("{NOTIFIED}, {}", asynchronous_commit("true"));
     ChangeStatement::new("expires_at = least(t.expires_at, clock_timestamp() + $4::interval)", "", &notified)
 });
 
@@ -86,7 +99,7 @@ static PUT_BACK: LazyLock<ChangeStatement> = LazyLock::new(|| {
         "lock_flag = 0, status = t.prior_status, begin_time = t.prior_begin_time, end_time = t.prior_end_time,
         client_ip = t.prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL",
         "",
-        NOTIFY,
+        NOTIFIED,
     )
 });
 

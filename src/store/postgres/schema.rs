@@ -19,7 +19,7 @@ const SCHEDULES: [&str; 3] = [
     include_str!("../../../migrations/postgres/20261126000000_instances.sql"),
     include_str!("../../../migrations/postgres/20261128000001_orders.sql"),
 ];
-const FUNCTIONS_FILE: &str = include_str!("../../../functions/postgres/20261130000000_functions.sql");
+const FUNCTIONS_FILE: &str = include_str!("../../../functions/postgres/20261201000000_functions.sql");
 
 /// The columns that a table of another program lacks.
 const ADDED: [(&str, &str); 11] = [

@@ -1,1 +1,1 @@
-../../../../../functions/mysql/20261130000000_functions.sql
+../../../../../functions/mysql/20261201000000_functions.sql

@@ -268,7 +268,7 @@ BEGIN
             IF current_setting('synchronous_commit') = 'off' THEN
                 PERFORM set_config('synchronous_commit', 'on', true);
             END IF;
-            IF awaited THEN
+            IF awaited AND pg_notification_queue_usage() < 0.9 THEN
                 PERFORM pg_notify('rowlock', $1);
             END IF;
             RETURN 'done';
@@ -292,7 +292,7 @@ BEGIN
               AND c.token = $3 AND c.claimed_at = c.begin_time AND c.end_time IS NULL FOR UPDATE SKIP LOCKED) l
         WHERE t.key_resource = l.key_resource RETURNING t.awaited INTO awaited;
         IF FOUND THEN
-            IF awaited THEN
+            IF awaited AND pg_notification_queue_usage() < 0.9 THEN
                 PERFORM pg_notify('rowlock', $1);
             END IF;
             RETURN 'done';
@@ -322,7 +322,7 @@ BEGIN
             IF current_setting('synchronous_commit') = 'off' THEN
                 PERFORM set_config('synchronous_commit', 'on', true);
             END IF;
-            IF awaited THEN
+            IF awaited AND pg_notification_queue_usage() < 0.9 THEN
                 PERFORM pg_notify('rowlock', $1);
             END IF;
             RETURN 'done';
@@ -376,7 +376,7 @@ CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
 ORDER BY c.key_resource
 $body$;
 
-    CREATE OR REPLACE FUNCTION rowlock_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 20261130';
+    CREATE OR REPLACE FUNCTION rowlock_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 20261201';
 
     PERFORM set_config('search_path', path, true);
 END $install$;

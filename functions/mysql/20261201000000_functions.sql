@@ -490,7 +490,7 @@ END;
 CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_version()
 SQL SECURITY INVOKER
 BEGIN
-    SELECT 20261130 AS version;
+    SELECT 20261201 AS version;
 END;
 
 SET SESSION sql_mode = @rowlock_sql_mode;
