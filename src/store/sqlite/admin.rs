@@ -10,25 +10,17 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply, hex,
-        sqlite::row::{as_micros, json, kept, micros, now, stored, written},
+        sqlite::row::{as_micros, json, kept, micros, sql, stored, written},
     },
 };
 
 macro_rules! select {
     ($rest:literal) => {
-        concat!(
-            "SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time AS minutes, client_ip, holder, token, expires_at,
-                    end_time IS NOT NULL AS ended, 0 AS awaited, ",
-            as_micros!("begin_time"),
-            " AS begin_time, ",
-            as_micros!("claimed_at"),
-            " AS claimed_at, ",
-            as_micros!("end_time"),
-            " AS end_time, ",
-            now!(),
-            " AS now FROM t_resource_lock ",
-            $rest
-        )
+        sql!("
+SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time AS minutes, client_ip, holder, token, expires_at,
+       end_time IS NOT NULL AS ended, 0 AS awaited, " {as_micros!("begin_time")} " AS begin_time,
+       " {as_micros!("claimed_at")} " AS claimed_at, " {as_micros!("end_time")} " AS end_time, " now " AS now
+FROM t_resource_lock " $rest)
     };
 }
 
@@ -41,62 +33,42 @@ const LOOK: &str = select!("WHERE key_resource BETWEEN ?1 AND ?2 AND (lock_flag 
 /// Whether a row is as expected: ?4 token, ?5 holder, ?6 begin_time, ?7 end_time.
 macro_rules! as_expected {
     () => {
-        concat!(
-            "(?4 IS NULL OR (token = ?4 AND holder IS ?5 AND ",
-            as_micros!("begin_time"),
-            " IS ?6 AND ",
-            as_micros!("end_time"),
-            " IS ?7))"
+        sql!(
+            "(?4 IS NULL OR (token = ?4 AND holder IS ?5 AND " {as_micros!("begin_time")} " IS ?6
+                             AND " {as_micros!("end_time")} " IS ?7))"
         )
     };
 }
 
-const FORCE: &str = concat!(
-    "
+const FORCE: &str = sql!("
 UPDATE t_resource_lock
-SET lock_flag = 0, status = ?2, end_time = ",
-    kept!("end_time", now!(), " + ?3"),
-    ", holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL,
-    token = max(token + 1, ",
-    now!(),
-    ")
-WHERE key_resource = ?1 AND ",
-    as_expected!(),
-    " RETURNING token"
-);
+SET lock_flag = 0, status = ?2, end_time = " {kept!("end_time", sql!(now " + ?3"))} ", holder = NULL, expires_at = NULL,
+    claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL, token = max(token + 1, " now ")
+WHERE key_resource = ?1 AND " {as_expected!()} " RETURNING token");
 
-const IS_AS_EXPECTED: &str = concat!("SELECT ", as_expected!(), " FROM t_resource_lock WHERE key_resource = ?1");
+const IS_AS_EXPECTED: &str = sql!("SELECT " {as_expected!()} " FROM t_resource_lock WHERE key_resource = ?1");
 
 /// ?1 older_than, ?2 min_interval, ?3 the other programs' offset.
 ///
 /// Without the row, the next token is the clock's: one that the clock has not passed is kept.
 macro_rules! forgettable {
     () => {
-        concat!(
-            "lock_flag = 0 AND status = 'S' AND token < ",
-            now!(),
-            " AND (begin_time IS NULL OR ",
-            as_micros!("begin_time"),
-            " - ?3 < ",
-            now!(),
-            " - max(?1, ?2, time * 60000000)) AND (end_time IS NULL OR ",
-            as_micros!("end_time"),
-            " - ?3 < ",
-            now!(),
-            " - ?1)"
+        sql!(
+            "lock_flag = 0 AND status = 'S' AND token < " now "
+             AND (begin_time IS NULL OR " {as_micros!("begin_time")} " - ?3 < " now " - max(?1, ?2, time * 60000000))
+             AND (end_time IS NULL OR " {as_micros!("end_time")} " - ?3 < " now " - ?1)"
         )
     };
 }
 
-const FIND: &str = concat!(
-    "SELECT key_resource, COALESCE(",
-    forgettable!(),
-    ", 0) FROM t_resource_lock WHERE key_resource > ?4 ORDER BY key_resource LIMIT ?5"
+const FIND: &str = sql!(
+    "SELECT key_resource, COALESCE(" {forgettable!()} ", 0)
+     FROM t_resource_lock WHERE key_resource > ?4 ORDER BY key_resource LIMIT ?5"
 );
 
-const FORGET: &str = concat!(
-    "DELETE FROM t_resource_lock WHERE key_resource IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?4)) AND ",
-    forgettable!()
+const FORGET: &str = sql!(
+    "DELETE FROM t_resource_lock
+     WHERE key_resource IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?4)) AND " {forgettable!()}
 );
 
 impl AdminStore for Sqlite {

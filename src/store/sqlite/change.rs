@@ -9,7 +9,7 @@ use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Form, HeldStore, Outcome, Reply, RowSnapshot, hex, limit_micros,
-        sqlite::row::{json, kept, listed, micros, now, read_row},
+        sqlite::row::{json, kept, listed, micros, read_row, sql},
         stored_row::snapshot,
         unanswered, unconfirmed, unmatched,
     },
@@ -30,13 +30,8 @@ macro_rules! change {
         change!($set, "")
     };
     ($set:expr, $limit:expr) => {
-        concat!(
-            listed!(),
-            "UPDATE t_resource_lock AS t SET ",
-            $set,
-            " FROM j WHERE ",
-            standing!(),
-            $limit,
+        sql!(
+            {listed!()} "UPDATE t_resource_lock AS t SET " {$set} " FROM j WHERE " {standing!()} {$limit}
             " RETURNING key_resource, token"
         )
     };
@@ -44,39 +39,26 @@ macro_rules! change {
 
 /// `$end` is the time of the release in the form of the column.
 macro_rules! release {
-    ($($end:expr),+) => {
-        concat!(
-            "lock_flag = 0, status = ?2, end_time = ",
-            $($end,)+
+    ($end:expr) => {
+        sql!(
+            "lock_flag = 0, status = ?2, end_time = " {$end}
             ", holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL, prior_client_ip = NULL"
         )
     };
 }
 
 /// ?3 is the limit.
-macro_rules! in_time {
-    () => {
-        concat!(" AND ", now!(), " <= ?3")
-    };
-}
-
-const RENEW: &str = change!(concat!("expires_at = max(ifnull(expires_at, 0), ", now!(), " + ?2)"), in_time!());
-const RELEASE: &str = change!(release!(kept!("end_time", now!(), " + ?3")));
+const RENEW: &str = change!(sql!("expires_at = max(ifnull(expires_at, 0), " now " + ?2)"), sql!(" AND " now " <= ?3"));
+const RELEASE: &str = change!(release!(kept!("end_time", sql!(now " + ?3"))));
 /// The same for a table that keeps times as integers.
-const RELEASE_MICROS: &str = change!(release!(now!(), " + ?3"));
+const RELEASE_MICROS: &str = change!(release!(sql!(now " + ?3")));
 /// Releases all of ?4 claims or none, so that a count says which were released. The driver sends
 /// each row of a reply through a channel, which takes longer than this count.
-const RELEASE_ALL: &str = concat!(
-    listed!(),
-    "UPDATE t_resource_lock AS t SET ",
-    release!(now!(), " + ?3"),
-    " FROM j WHERE ",
-    standing!(),
-    " AND (SELECT count(*) FROM json_each(?1) AS j CROSS JOIN t_resource_lock AS t ON ",
-    standing!(),
-    ") = ?4"
+const RELEASE_ALL: &str = sql!(
+    {listed!()} "UPDATE t_resource_lock AS t SET " {release!(sql!(now " + ?3"))} " FROM j WHERE " {standing!()}
+    " AND (SELECT count(*) FROM json_each(?1) AS j CROSS JOIN t_resource_lock AS t ON " {standing!()} ") = ?4"
 );
-const ABANDON: &str = change!(concat!("expires_at = min(expires_at, ", now!(), " + ?2)"));
+const ABANDON: &str = change!(sql!("expires_at = min(expires_at, " now " + ?2)"));
 
 const PUT_BACK: &str = change!(
     "lock_flag = 0, status = prior_status, begin_time = prior_begin_time, end_time = prior_end_time,
@@ -91,11 +73,9 @@ pub(super) const TEXTS: [&str; 6] = [RENEW, RELEASE, RELEASE_MICROS, RELEASE_ALL
 /// transaction writes.
 macro_rules! confirms {
     ($set:literal) => {
-        concat!(
-            "UPDATE t_resource_lock SET confirms = ",
-            $set,
-            " WHERE key_resource = ?1 AND holder = ?2 AND token = ?3 AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL
-            RETURNING confirms"
+        sql!(
+            "UPDATE t_resource_lock SET confirms = " $set " WHERE key_resource = ?1 AND holder = ?2 AND token = ?3
+                AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL RETURNING confirms"
         )
     };
 }

@@ -6,16 +6,16 @@ use sqlx::{Sqlite, SqliteConnection};
 use crate::store::{
     Reply,
     changes::{Change, ChangeInfo, ChangeStore, listed_change},
-    sqlite::row::{micros, now},
+    sqlite::row::{micros, sql},
 };
 
 const RECORD: &str =
-    concat!("INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (", now!(), ", ?1, ?2, ?3, ?4)");
+    sql!("INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (" now ", ?1, ?2, ?3, ?4)");
 
 const LIST: &str = "
 SELECT at, who, what, name, detail FROM t_resource_change WHERE ?1 IS NULL OR name = ?1 ORDER BY id DESC LIMIT ?2";
 
-const FORGET: &str = concat!("DELETE FROM t_resource_change WHERE at < ", now!(), " - ?1");
+const FORGET: &str = sql!("DELETE FROM t_resource_change WHERE at < " now " - ?1");
 
 impl ChangeStore for Sqlite {
     async fn record(conn: &mut SqliteConnection, change: &Change<'_>, detail: &str) -> Reply<()> {

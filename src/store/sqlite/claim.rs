@@ -12,19 +12,15 @@ use crate::{
         ClaimReply, ClaimRequest, ClaimStore, Form, Reply, limit_micros,
         sqlite::{
             free, judged,
-            row::{kept, keys},
+            row::{kept, keys, sql},
         },
     },
 };
 
-const CREATE: &str = concat!(
-    "
+const CREATE: &str = sql!("
 INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
-SELECT CAST(unhex(value) AS TEXT), 'S', 0, ",
-    kept!("begin_time", "0"),
-    ", '', ?2, 0, 0 FROM json_each(?1) WHERE true
-ON CONFLICT (key_resource) DO NOTHING"
-);
+SELECT CAST(unhex(value) AS TEXT), 'S', 0, " {kept!("begin_time", "0")} ", '', ?2, 0, 0 FROM json_each(?1) WHERE true
+ON CONFLICT (key_resource) DO NOTHING");
 
 impl ClaimStore for Sqlite {
     async fn create(conn: &mut SqliteConnection, new: &[Key], minutes: i32, _: Duration, _: Form) -> Reply<()> {

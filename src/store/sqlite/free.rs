@@ -17,7 +17,7 @@ use crate::{
         ClaimReply, ClaimRequest, Reply, Store as _, hex, is_apart,
         sqlite::{
             judged::look,
-            row::{as_micros, json, listed, micros, now, read_from},
+            row::{as_micros, json, listed, micros, read_from, sql},
         },
         stored_row::seen,
         unanswered,
@@ -27,9 +27,9 @@ use crate::{
 /// Joins the list ?1 with the table. Each item is a holder, of 32 digits, and its key in hex.
 macro_rules! wanted {
     ($condition:literal) => {
-        concat!(
-            "json_each(?1) AS j CROSS JOIN t_resource_lock ON key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT) WHERE ",
-            $condition
+        sql!(
+            "json_each(?1) AS j CROSS JOIN t_resource_lock ON key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT)
+             WHERE " $condition
         )
     };
 }
@@ -42,35 +42,20 @@ macro_rules! wanted {
 /// That channel has room for 50 rows. If more were sent, the transaction would stay open until the
 /// client reads them. The rows of the requests' own holders come first, so that none of them is
 /// taken for a new claim.
-pub(super) const CLAIM: &str = concat!(
-    "BEGIN;",
-    read_from!(wanted!("lock_flag = 1 ORDER BY holder = unhex(substr(j.value, 1, 32)) DESC LIMIT 40;")),
-    "
+pub(super) const CLAIM: &str = sql!(
+    "BEGIN;" {read_from!(wanted!("lock_flag = 1 ORDER BY holder = unhex(substr(j.value, 1, 32)) DESC LIMIT 40;"))} "
 INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
 SELECT CAST(unhex(substr(j.value, 33)) AS TEXT), 'S', 0, 0, '', ?5, 0, 0 FROM json_each(?1) AS j
 WHERE NOT EXISTS (SELECT 1 FROM t_resource_lock WHERE key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT))
-ON CONFLICT (key_resource) DO NOTHING;",
-    listed!(),
-    "
+ON CONFLICT (key_resource) DO NOTHING;" {listed!()} "
 UPDATE t_resource_lock
 SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(substr(j.value, 1, 32)), end_time = NULL,
-    begin_time = ",
-    now!(),
-    " + ?4, claimed_at = ",
-    now!(),
-    " + ?4, token = max(token + 1, ",
-    now!(),
-    "), expires_at = ",
-    now!(),
-    " + ?3, prior_token = NULL, prior_client_ip = client_ip, prior_status = status,
+    begin_time = " now " + ?4, claimed_at = " now " + ?4, token = max(token + 1, " now "), expires_at = " now " + ?3,
+    prior_token = NULL, prior_client_ip = client_ip, prior_status = status,
     prior_begin_time = begin_time, prior_end_time = end_time
-FROM j WHERE key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT) AND lock_flag IS NOT 1 AND ",
-    now!(),
-    " <= ?6;
+FROM j WHERE key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT) AND lock_flag IS NOT 1 AND " now " <= ?6;
 SELECT group_concat(CASE WHEN lock_flag = 1 AND holder = unhex(substr(j.value, 1, 32)) THEN j.key || ' ' || token END),
-    count(*) FROM ",
-    wanted!("TRUE;"),
-    "COMMIT"
+    count(*) FROM " {wanted!("TRUE;")} "COMMIT"
 );
 
 /// Returns whether to expect that the rows are free, and no rule asks for more. A request that has

@@ -9,51 +9,33 @@ use crate::{
         Reply,
         instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
         schedule::{LOST, Times, from_stored_count, to_stored_count},
-        sqlite::row::{json, keys, now, stored, written},
+        sqlite::row::{json, keys, sql, stored, written},
     },
 };
 
-const ANNOUNCE: &str = concat!(
-    "
+const ANNOUNCE: &str = sql!("
 INSERT INTO t_resource_schedule_instance (id, label, build, calls, since, beat_at, lives, declares_id, declares)
-VALUES (?1, ?2, ?3, ?4, ",
-    now!(),
-    ", ",
-    now!(),
-    ", ?5, ?6, ?7) ON CONFLICT (id) DO UPDATE
-    SET beat_at = excluded.beat_at, lives = excluded.lives, label = excluded.label, build = excluded.build"
-);
+VALUES (?1, ?2, ?3, ?4, " now ", " now ", ?5, ?6, ?7) ON CONFLICT (id) DO UPDATE
+    SET beat_at = excluded.beat_at, lives = excluded.lives, label = excluded.label, build = excluded.build");
 
 /// An outage or a step of the clock is a break: the count begins again.
-const BEAT: &str = concat!(
-    "
+const BEAT: &str = sql!("
 UPDATE t_resource_schedule_instance
-SET beat_at = ",
-    now!(),
-    ", beats = CASE WHEN beat_at + lives < ",
-    now!(),
-    " OR beat_at > ",
-    now!(),
-    " THEN 1 ELSE beats + 1 END WHERE id = ?1 RETURNING beats"
-);
+SET beat_at = " now ", beats = CASE WHEN beat_at + lives < " now " OR beat_at > " now " THEN 1 ELSE beats + 1 END
+WHERE id = ?1 RETURNING beats");
 
 /// A beat that is further ahead than a life is one of a clock that was wrong.
-const SETS: &str = concat!(
-    "
-SELECT s.*, ",
-    now!(),
-    " AS now, EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'drain' AND o.name = lower(hex(?1))) AS drained
+const SETS: &str = sql!("
+SELECT s.*, " now " AS now,
+    EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'drain' AND o.name = lower(hex(?1))) AS drained
 FROM (SELECT 1) LEFT JOIN (
     SELECT declares_id, count(*) AS present, min(since) AS since, coalesce(max(iif(calls, 0, lives)), 0) AS lives,
            sum(lived) AS alive, sum(lived AND (calls OR beats >= 2)) AS counting,
            sum(beat_at + 2 * lives < now OR beat_at > now + 2 * lives) AS forgotten
     FROM (SELECT *, beat_at + lives > now AND beat_at <= now + lives AS lived
-          FROM t_resource_schedule_instance, (SELECT ",
-    now!(),
-    " AS now))
+          FROM t_resource_schedule_instance, (SELECT " now " AS now))
     GROUP BY declares_id
-) s"
-);
+) s");
 
 const DECLARES: &str = "
 SELECT declares_id, min(declares) FROM t_resource_schedule_instance
@@ -63,126 +45,85 @@ WHERE declares_id IN (SELECT value FROM json_each(?1)) GROUP BY declares_id";
 /// whether the times are new ones.
 macro_rules! remember {
     () => {
-        concat!(
-            "
-INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT ?1, ?5, ",
-            now!(),
-            " WHERE changes() > 0
+        sql!("
+INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT ?1, ?5, " now " WHERE changes() > 0
 ON CONFLICT (name) DO UPDATE
-SET known = excluded.known, times_at = CASE WHEN ?6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL;"
-        )
+SET known = excluded.known, times_at = CASE WHEN ?6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL;")
     };
 }
 
 /// ?1 to ?3 the times, ?4 the slot.
-const CREATE: &str = concat!(
-    "
+const CREATE: &str = sql!("
 INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?1, ?2, ?3, ?4, ?4)
-ON CONFLICT (name) DO NOTHING RETURNING 1;",
-    remember!()
-);
+ON CONFLICT (name) DO NOTHING RETURNING 1;
+" {remember!()});
 
 /// No run is under way whose lease has not ended.
 macro_rules! idle {
     () => {
-        concat!("(holder IS NULL OR due_at <= ", now!(), ")")
+        sql!("(holder IS NULL OR due_at <= " now ")")
     };
 }
 
 /// As above; ?7 to ?10 and ?13 what was seen, ?11 whether it is afresh, ?12 whether the last run is
 /// forgotten.
-const CHANGE: &str = concat!(
-    "
+const CHANGE: &str = sql!("
 UPDATE t_resource_schedule
-SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?12 AND ",
-    idle!(),
-    " THEN NULL ELSE run_slot END, attempt = CASE WHEN ?11 AND ",
-    idle!(),
-    " THEN 0 ELSE attempt END, missed = CASE WHEN ?11 AND ",
-    idle!(),
-    " THEN 0 ELSE missed END, triggered_at = CASE WHEN ?11 AND ",
-    idle!(),
-    " THEN NULL ELSE triggered_at END, holder = CASE WHEN ?11 AND ",
-    idle!(),
-    " THEN NULL ELSE holder END,
-    due_at = CASE WHEN ?11 AND ",
-    idle!(),
-    " THEN ?4 WHEN holder IS NOT NULL OR attempt > 0 THEN due_at WHEN triggered_at IS NOT NULL THEN ",
-    now!(),
-    " ELSE ?4 END
-WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10 AND slot = ?13 RETURNING 1;",
-    remember!()
-);
+SET spec = ?2, zone = ?3, slot = ?4,
+    run_slot = CASE WHEN ?12 AND " {idle!()} " THEN NULL ELSE run_slot END,
+    attempt = CASE WHEN ?11 AND " {idle!()} " THEN 0 ELSE attempt END,
+    missed = CASE WHEN ?11 AND " {idle!()} " THEN 0 ELSE missed END,
+    triggered_at = CASE WHEN ?11 AND " {idle!()} " THEN NULL ELSE triggered_at END,
+    holder = CASE WHEN ?11 AND " {idle!()} " THEN NULL ELSE holder END,
+    due_at = CASE WHEN ?11 AND " {idle!()} " THEN ?4 WHEN holder IS NOT NULL OR attempt > 0 THEN due_at
+                  WHEN triggered_at IS NOT NULL THEN " now " ELSE ?4 END
+WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10 AND slot = ?13 RETURNING 1;
+" {remember!()});
 
 /// Records the run of a schedule as lost, with the error ?1, if its lease has ended. It is there
 /// already if it was handed back.
-const LOSE: &str = concat!(
-    "
+const LOSE: &str = sql!("
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-SELECT name, run_slot, attempt, token, client_ip, begin_time, ",
-    now!(),
-    ", 'L', missed, ?1 FROM t_resource_schedule WHERE name = ?2 AND holder IS NOT NULL AND due_at <= ",
-    now!(),
-    " ON CONFLICT DO NOTHING"
-);
+SELECT name, run_slot, attempt, token, client_ip, begin_time, " now ", 'L', missed, ?1
+FROM t_resource_schedule WHERE name = ?2 AND holder IS NOT NULL AND due_at <= " now " ON CONFLICT DO NOTHING");
 
 /// ?1 the schedule whose place is taken, ?2 the one that takes it. A tick that was begun goes on
 /// there.
-const INHERIT: &str = concat!(
-    "
+const INHERIT: &str = sql!("
 UPDATE t_resource_schedule AS t
 SET paused = o.paused, triggered_at = o.triggered_at, token = max(t.token, o.token),
     run_slot = o.run_slot, attempt = o.attempt, missed = o.missed, client_ip = o.client_ip, begin_time = o.begin_time,
-    holder = NULL, due_at = CASE WHEN o.attempt > 0 THEN o.due_at WHEN o.triggered_at IS NULL THEN t.slot ELSE ",
-    now!(),
-    " END FROM t_resource_schedule AS o WHERE o.name = ?1 AND t.name = ?2"
-);
+    holder = NULL,
+    due_at = CASE WHEN o.attempt > 0 THEN o.due_at WHEN o.triggered_at IS NULL THEN t.slot ELSE " now " END
+FROM t_resource_schedule AS o WHERE o.name = ?1 AND t.name = ?2");
 
 const EMPTY: &str = "
 UPDATE t_resource_schedule SET paused = 0, holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot
 WHERE name = ?1";
 
-const GONE: &str = concat!(
-    "
+const GONE: &str = sql!("
 INSERT INTO t_resource_schedule_times AS p (name, gone_at)
-SELECT name, ",
-    now!(),
-    " FROM t_resource_schedule WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))
-ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)"
-);
+SELECT name, " now " FROM t_resource_schedule WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))
+ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)");
 
 /// With what they printed, and orders to stop them.
-const FORGET_AHEAD: &str = concat!(
-    "DELETE FROM t_resource_schedule_detail WHERE name = ?1 AND slot > ",
-    now!(),
-    "; DELETE FROM t_resource_order WHERE what = 'stop' AND name = ?1 AND until > ",
-    now!(),
-    "; DELETE FROM t_resource_schedule_run WHERE name = ?1 AND slot > ",
-    now!()
-);
+const FORGET_AHEAD: &str = sql!("
+DELETE FROM t_resource_schedule_detail WHERE name = ?1 AND slot > " now ";
+DELETE FROM t_resource_order WHERE what = 'stop' AND name = ?1 AND until > " now ";
+DELETE FROM t_resource_schedule_run WHERE name = ?1 AND slot > " now);
 
 const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = ?1";
 
-const FORGET: &str = concat!(
-    "DELETE FROM t_resource_schedule_instance WHERE beat_at + 2 * lives < ",
-    now!(),
-    " OR beat_at > 2 * lives + ",
-    now!()
-);
+const FORGET: &str =
+    sql!("DELETE FROM t_resource_schedule_instance WHERE beat_at + 2 * lives < " now " OR beat_at > 2 * lives + " now);
 
-const LIST: &str = concat!(
-    "SELECT id, label, build, calls, since, beat_at, lives, beats, declares_id, ",
-    now!(),
-    " AS now FROM t_resource_schedule_instance ORDER BY label, id"
-);
+const LIST: &str = sql!("
+SELECT id, label, build, calls, since, beat_at, lives, beats, declares_id, " now " AS now
+FROM t_resource_schedule_instance ORDER BY label, id");
 
-const REMOVE: &str = concat!(
-    "
-DELETE FROM t_resource_schedule WHERE name = ?1 AND (holder IS NULL OR due_at < ",
-    now!(),
-    ") RETURNING 1;
-DELETE FROM t_resource_schedule_times WHERE name = ?1 AND changes() > 0"
-);
+const REMOVE: &str = sql!("
+DELETE FROM t_resource_schedule WHERE name = ?1 AND (holder IS NULL OR due_at < " now ") RETURNING 1;
+DELETE FROM t_resource_schedule_times WHERE name = ?1 AND changes() > 0");
 
 impl InstanceStore for Sqlite {
     operations!(SqliteConnection);

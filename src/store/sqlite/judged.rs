@@ -13,7 +13,7 @@ use crate::{
         ClaimReply, ClaimRequest, Reply,
         fault::{Fault, fault},
         hex, is_apart,
-        sqlite::row::{as_micros, json, kept, keys, listed, micros, now, read_rows},
+        sqlite::row::{as_micros, json, kept, keys, listed, micros, read_rows, sql},
         stored_row::{StoredRow as _, by_key, previous, read, seen},
         unanswered,
     },
@@ -25,47 +25,32 @@ const TRY_MILLIS: i64 = 50;
 /// ?1 lists what [`expected`] writes for each row. ?2 to ?4 are what the rows become, and ?5 is the
 /// limit. `$begin` is the time of the claim in the form of the column.
 macro_rules! take {
-    ($($begin:expr),+) => {
-        concat!(
-            listed!(),
-            "
+    ($begin:expr) => {
+        sql!({listed!()} "
 UPDATE t_resource_lock
 SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(j.value ->> 1), end_time = NULL,
-    begin_time = CASE WHEN j.value ->> 2 = 'same' THEN begin_time ELSE ",
-            $($begin,)+
-            " END,
-    claimed_at = CASE WHEN j.value ->> 2 = 'same' THEN begin_time ELSE ",
-            $($begin,)+
-            " END,
-    token = CASE WHEN j.value ->> 2 = 'same' THEN token ELSE max(token + 1, ",
-            now!(),
-            ") END,
+    begin_time = CASE WHEN j.value ->> 2 = 'same' THEN begin_time ELSE " {$begin} " END,
+    claimed_at = CASE WHEN j.value ->> 2 = 'same' THEN begin_time ELSE " {$begin} " END,
+    token = CASE WHEN j.value ->> 2 = 'same' THEN token ELSE max(token + 1, " now ") END,
     prior_token = CASE j.value ->> 2 WHEN 'same' THEN prior_token WHEN 'taken over' THEN token END,
     prior_client_ip = CASE WHEN j.value ->> 2 = 'same' THEN prior_client_ip ELSE client_ip END,
     prior_status = CASE WHEN j.value ->> 2 = 'same' THEN prior_status ELSE status END,
     prior_begin_time = CASE WHEN j.value ->> 2 = 'same' THEN prior_begin_time ELSE begin_time END,
     prior_end_time = CASE WHEN j.value ->> 2 = 'same' THEN prior_end_time ELSE end_time END,
-    expires_at = max(CASE WHEN j.value ->> 2 = 'same' THEN ifnull(expires_at, 0) ELSE 0 END, ",
-            now!(),
-            " + ?3)
+    expires_at = max(CASE WHEN j.value ->> 2 = 'same' THEN ifnull(expires_at, 0) ELSE 0 END, " now " + ?3)
 FROM j
 WHERE key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND token = j.value ->> 3
   AND COALESCE(lock_flag = 1, 0) = j.value ->> 4 AND holder IS unhex(j.value ->> 5)
-  AND status IS CAST(unhex(j.value ->> 6) AS TEXT) AND ",
-            as_micros!("begin_time"),
-            " IS j.value ->> 7 AND ",
-            as_micros!("claimed_at"),
-            " IS j.value ->> 8 AND expires_at IS j.value ->> 9 AND (end_time IS NOT NULL) = j.value ->> 10 AND ",
-            now!(),
-            " <= ?5
-RETURNING key_resource, token, prior_token, prior_client_ip"
-        )
+  AND status IS CAST(unhex(j.value ->> 6) AS TEXT) AND " {as_micros!("begin_time")} " IS j.value ->> 7
+  AND " {as_micros!("claimed_at")} " IS j.value ->> 8 AND expires_at IS j.value ->> 9
+  AND (end_time IS NOT NULL) = j.value ->> 10 AND " now " <= ?5
+RETURNING key_resource, token, prior_token, prior_client_ip")
     };
 }
 
-const TAKE: &str = take!(kept!("begin_time", now!(), " + ?4"));
+const TAKE: &str = take!(kept!("begin_time", sql!(now " + ?4")));
 /// The same for a table that keeps times as integers.
-const TAKE_MICROS: &str = take!(now!(), " + ?4");
+const TAKE_MICROS: &str = take!(sql!(now " + ?4"));
 
 /// The statements of many keys.
 #[cfg(test)]
@@ -173,7 +158,7 @@ async fn find(
     terms: &Terms,
 ) -> Reply<(i64, Vec<Option<Found>>)> {
     let keys = keys(requests.iter().map(|request| &request.key));
-    let mut rows = sqlx::query(concat!("PRAGMA busy_timeout;", read_rows!())).bind(keys).fetch_all(conn).await?;
+    let mut rows = sqlx::query(sql!("PRAGMA busy_timeout;" {read_rows!()})).bind(keys).fetch_all(conn).await?;
     let busy_timeout = rows.remove(0).try_get(0)?;
     let by_key = by_key(&rows)?;
     let found = |request: &ClaimRequest| {

@@ -9,7 +9,7 @@ use crate::{
         Reply,
         orders::{Given, Order, OrderStore, What, given, operations},
         schedule::to_stored_count,
-        sqlite::row::{now, stored},
+        sqlite::row::{sql, stored},
     },
 };
 
@@ -23,18 +23,14 @@ const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ?1 AND name = ?2
 
 /// The row of a run keeps its token. A claim that takes over compares the time since which it is
 /// due.
-const LATCH: &str = concat!(
-    "UPDATE t_resource_schedule
-     SET token = iif(holder IS NULL, token + 1, token), due_at = iif(holder IS NOT NULL AND due_at <= ",
-    now!(),
-    ", due_at - 1, due_at) WHERE name = ?1 AND slot = ?2 AND attempt = ?3"
-);
+const LATCH: &str = sql!("
+UPDATE t_resource_schedule
+SET token = iif(holder IS NULL, token + 1, token),
+    due_at = iif(holder IS NOT NULL AND due_at <= " now ", due_at - 1, due_at)
+WHERE name = ?1 AND slot = ?2 AND attempt = ?3");
 
-const WAKE: &str = concat!(
-    "UPDATE t_resource_schedule SET due_at = min(due_at, ",
-    now!(),
-    ") WHERE name = ?1 AND holder IS NULL AND attempt > 0"
-);
+const WAKE: &str = sql!("
+UPDATE t_resource_schedule SET due_at = min(due_at, " now ") WHERE name = ?1 AND holder IS NULL AND attempt > 0");
 
 const NOTE: &str = "
 INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, note)

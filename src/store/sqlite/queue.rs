@@ -9,7 +9,7 @@ use crate::{
     store::{
         Reply, TooLate, limit_micros,
         sqlite::{
-            row::{self, json, now, read_now, written},
+            row::{self, json, read_now, sql, written},
             watch::FileWatch,
         },
     },
@@ -17,40 +17,26 @@ use crate::{
 
 /// The number is a time as well, so that one that was given up is not issued again. ?3 is the
 /// limit.
-const JOIN: &str = concat!(
-    "INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
-    SELECT CAST(unhex(j.value) AS TEXT), n.ticket, ",
-    now!(),
-    " + ?2 * 1000000 FROM json_each(?1) AS j, (
-        SELECT max(COALESCE((SELECT max(ticket) + 1 FROM t_resource_lock_queue), 0), ",
-    now!(),
-    ") AS ticket) AS n WHERE ",
-    now!(),
-    " <= ?3 RETURNING ticket"
-);
+const JOIN: &str = sql!("
+INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
+SELECT CAST(unhex(j.value) AS TEXT), n.ticket, " now " + ?2 * 1000000
+FROM json_each(?1) AS j, (
+    SELECT max(COALESCE((SELECT max(ticket) + 1 FROM t_resource_lock_queue), 0), " now ") AS ticket) AS n
+WHERE " now " <= ?3 RETURNING ticket");
 
-const FRONT_OF_QUEUE: &str = concat!(
-    "SELECT key_resource, ticket, alive_until - ",
-    now!(),
-    " FROM t_resource_lock_queue WHERE key_resource = ?1 AND ticket <= ?2 ORDER BY ticket LIMIT ?3"
-);
+const FRONT_OF_QUEUE: &str = sql!("
+SELECT key_resource, ticket, alive_until - " now " FROM t_resource_lock_queue
+WHERE key_resource = ?1 AND ticket <= ?2 ORDER BY ticket LIMIT ?3");
 
-const STAY: &str = concat!(
-    "UPDATE t_resource_lock_queue SET alive_until = ",
-    now!(),
-    " + ?2 * 1000000 WHERE ticket IN (SELECT value FROM json_each(?1))"
-);
+const STAY: &str = sql!("
+UPDATE t_resource_lock_queue SET alive_until = " now " + ?2 * 1000000
+WHERE ticket IN (SELECT value FROM json_each(?1))");
 const LEAVE: &str = "DELETE FROM t_resource_lock_queue WHERE ticket IN (SELECT value FROM json_each(?1))";
-const CLEAR: &str = concat!(
-    "DELETE FROM t_resource_lock_queue WHERE ticket IN (SELECT value FROM json_each(?1)) AND alive_until <= ",
-    now!()
-);
-const LENGTHS: &str = concat!(
-    "SELECT key_resource, count(*) FROM t_resource_lock_queue WHERE alive_until > ",
-    now!(),
-    " GROUP BY key_resource"
-);
-const SWEEP: &str = concat!("DELETE FROM t_resource_lock_queue WHERE alive_until < ", now!(), " - 3600 * 1000000");
+const CLEAR: &str = sql!("
+DELETE FROM t_resource_lock_queue WHERE ticket IN (SELECT value FROM json_each(?1)) AND alive_until <= " now);
+const LENGTHS: &str =
+    sql!("SELECT key_resource, count(*) FROM t_resource_lock_queue WHERE alive_until > " now " GROUP BY key_resource");
+const SWEEP: &str = sql!("DELETE FROM t_resource_lock_queue WHERE alive_until < " now " - 3600 * 1000000");
 
 impl QueueStore for Sqlite {
     const NOTIFIES: bool = true;

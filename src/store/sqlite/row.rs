@@ -15,25 +15,21 @@ use crate::{
     },
 };
 
-/// The database's clock.
-macro_rules! now {
-    () => {
-        "CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000"
-    };
+/// A statement, or a part of one: texts, `now` for the database's clock, and other parts in braces.
+macro_rules! sql {
+    (@ now) => { "CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000" };
+    (@ { $($part:tt)+ }) => { $($part)+ };
+    (@ $text:literal) => { $text };
+    ($($part:tt)+) => { concat!($($crate::store::sqlite::row::sql!(@ $part)),+) };
 }
 
 /// Converts a time of the column to microseconds. A text that is not a time stays a text, and is an
 /// error when decoded.
 macro_rules! as_micros {
     ($column:literal) => {
-        concat!(
-            "COALESCE(CAST(round(unixepoch(CASE typeof(",
-            $column,
-            ") WHEN 'text' THEN ",
-            $column,
-            " END, 'subsec') * 1000) AS INTEGER) * 1000, ",
-            $column,
-            ")"
+        sql!(
+            "COALESCE(CAST(round(unixepoch(CASE typeof(" $column ") WHEN 'text' THEN " $column
+            " END, 'subsec') * 1000) AS INTEGER) * 1000, " $column ")"
         )
     };
 }
@@ -41,39 +37,24 @@ macro_rules! as_micros {
 /// Converts microseconds to the form in which the column keeps a time. A text keeps whole seconds,
 /// rounded down, so that no time lies ahead.
 macro_rules! kept {
-    ($column:literal, $($micros:expr),+) => {
-        concat!(
-            "(SELECT CASE WHEN type LIKE '%INT%' THEN ",
-            $($micros,)+
-            " ELSE strftime('%Y-%m-%d %H:%M:%S', (",
-            $($micros,)+
-            ") / 1000000, 'unixepoch') END FROM pragma_table_info('t_resource_lock') WHERE name = '",
-            $column,
+    ($column:literal, $micros:expr) => {
+        sql!(
+            "(SELECT CASE WHEN type LIKE '%INT%' THEN " {$micros} " ELSE strftime('%Y-%m-%d %H:%M:%S', (" {$micros}
+            ") / 1000000, 'unixepoch') END FROM pragma_table_info('t_resource_lock') WHERE name = '" $column
             "' COLLATE NOCASE)"
         )
     };
 }
 
-pub(super) use {as_micros, kept, now};
-
 /// Reads rows; `$source` is what follows FROM.
 macro_rules! read_from {
     ($source:expr) => {
-        concat!(
-    "
+        sql!("
 SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time AS minutes, client_ip, holder, token, expires_at, prior_token, prior_client_ip,
-       end_time IS NOT NULL AS ended, 0 AS awaited, COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS stands, ",
-    as_micros!("begin_time"),
-    " AS begin_time, ",
-    as_micros!("claimed_at"),
-    " AS claimed_at, COALESCE(expires_at - ",
-    now!(),
-    ", 0) AS left_micros, ",
-    now!(),
-    " AS now
-FROM ",
-            $source
-        )
+       end_time IS NOT NULL AS ended, 0 AS awaited, COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS stands,
+       " {as_micros!("begin_time")} " AS begin_time, " {as_micros!("claimed_at")} " AS claimed_at,
+       COALESCE(expires_at - " now ", 0) AS left_micros, " now " AS now
+FROM " {$source})
     };
 }
 
@@ -96,7 +77,7 @@ macro_rules! listed {
     };
 }
 
-pub(super) use {listed, read_from, read_rows};
+pub(super) use {as_micros, kept, listed, read_from, read_rows, sql};
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 
@@ -123,7 +104,7 @@ fn to_time(micros: i64) -> DateTime<Utc> {
 }
 
 pub(super) async fn read_now(conn: &mut SqliteConnection) -> Reply<DateTime<Utc>> {
-    sqlx::query(concat!("SELECT ", now!(), " AS now")).fetch_one(conn).await?.time("now")
+    sqlx::query(sql!("SELECT " now " AS now")).fetch_one(conn).await?.time("now")
 }
 
 /// Converts a time for the tables.

@@ -1,6 +1,6 @@
 //! The statements of schedules. All assignments of an UPDATE see the row as it was.
 
-use crate::store::sqlite::row::{listed, now};
+use crate::store::sqlite::row::{listed, sql};
 
 /// The columns of `s`, with the orders that a claim obeys.
 macro_rules! select {
@@ -8,17 +8,13 @@ macro_rules! select {
         select!("", $rest)
     };
     ($more:expr, $rest:literal) => {
-        concat!(
-            "SELECT s.name AS name, spec, zone, slot, due_at, paused, triggered_at, run_slot, attempt, missed, holder IS NOT NULL AS running,
-                    token, client_ip, begin_time,
-                    (SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_since,
-                    (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
-                    (SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot, ",
-            $more,
-            now!(),
-            " AS now FROM t_resource_schedule AS s ",
-            $rest
-        )
+        sql!("
+SELECT s.name AS name, spec, zone, slot, due_at, paused, triggered_at, run_slot, attempt, missed,
+       holder IS NOT NULL AS running, token, client_ip, begin_time,
+       (SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_since,
+       (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
+       (SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot, " {$more} "
+       " now " AS now FROM t_resource_schedule AS s " $rest)
     };
 }
 
@@ -52,20 +48,11 @@ pub(super) const LIST: &str = select!(
 /// Adds the runs of `$rows`, a condition on schedules, to the history. `$values` are the slot, the
 /// attempt, the status, the slots missed and the error.
 macro_rules! record {
-    ($values:literal, $($rows:expr),+) => {
-        concat!(
-            "
+    ($values:literal, $rows:expr) => {
+        sql!("
 INSERT INTO t_resource_schedule_run (name, token, client_ip, begin_time, end_time, slot, attempt, status, missed, error)
-SELECT name, token, client_ip, COALESCE(begin_time, ",
-            now!(),
-            "), ",
-            now!(),
-            ", ",
-            $values,
-            " FROM t_resource_schedule WHERE ",
-            $($rows,)+
-            ";"
-        )
+SELECT name, token, client_ip, COALESCE(begin_time, " now "), " now ", " $values "
+FROM t_resource_schedule WHERE " {$rows} ";")
     };
 }
 
@@ -80,78 +67,54 @@ macro_rules! held {
 /// the spec and the zone in hex, the token, the slot, the attempt, the due time), and then the
 /// token and the slot of the claim. ?2 holder, ?3 label, ?4 lease, ?5 when the runs begin, ?6 the
 /// limit.
-pub(super) const CLAIM: &str = concat!(
-    listed!(),
-    "
+pub(super) const CLAIM: &str = sql!({listed!()} "
 UPDATE t_resource_schedule AS s
-SET holder = ?2, token = j.value ->> 7, client_ip = ?3, run_slot = j.value ->> 8, attempt = s.attempt + 1, begin_time = ?5, due_at = ",
-    now!(),
-    " + ?4 FROM j
+SET holder = ?2, token = j.value ->> 7, client_ip = ?3, run_slot = j.value ->> 8, attempt = s.attempt + 1, begin_time = ?5,
+    due_at = " now " + ?4 FROM j
 WHERE s.name = CAST(unhex(j.value ->> 0) AS TEXT) AND s.spec = CAST(unhex(j.value ->> 1) AS TEXT)
   AND s.zone = CAST(unhex(j.value ->> 2) AS TEXT) AND s.token = j.value ->> 3 AND s.slot = j.value ->> 4
-  AND s.attempt = j.value ->> 5 AND s.due_at = j.value ->> 6 AND NOT s.paused AND ",
-    now!(),
-    " <= ?6 RETURNING name"
-);
+  AND s.attempt = j.value ->> 5 AND s.due_at = j.value ->> 6 AND NOT s.paused AND " now " <= ?6 RETURNING name");
 
 /// A claim of a row that is as it was seen (?1 to ?7), whose run was lost: that since ?16 by ?15 is
 /// recorded with the error ?17. ?14 is the limit. Whether it was in time is decided once.
-pub(super) const TAKE_OVER: &str = concat!(
-    "BEGIN IMMEDIATE;
+pub(super) const TAKE_OVER: &str = sql!("BEGIN IMMEDIATE;
 UPDATE t_resource_schedule
-SET holder = ?8, token = ?9, client_ip = ?10, run_slot = ?11, attempt = attempt + 1, begin_time = ?13, due_at = ",
-    now!(),
-    " + ?12 WHERE name = ?1 AND spec = ?2 AND zone = ?3 AND token = ?4 AND slot = ?5 AND attempt = ?6 AND due_at = ?7 AND NOT paused AND ",
-    now!(),
-    " <= ?14 RETURNING 1;
+SET holder = ?8, token = ?9, client_ip = ?10, run_slot = ?11, attempt = attempt + 1, begin_time = ?13,
+    due_at = " now " + ?12
+WHERE name = ?1 AND spec = ?2 AND zone = ?3 AND token = ?4 AND slot = ?5 AND attempt = ?6 AND due_at = ?7 AND NOT paused
+  AND " now " <= ?14 RETURNING 1;
 INSERT INTO t_resource_schedule_run (name, token, client_ip, begin_time, end_time, slot, attempt, status, missed, error)
-SELECT name, ?4, ?15, ?16, ",
-    now!(),
-    ", ?11, ?6, 'L', missed, ?17 FROM t_resource_schedule WHERE name = ?1 AND holder = ?8 AND token = ?9
+SELECT name, ?4, ?15, ?16, " now ", ?11, ?6, 'L', missed, ?17 FROM t_resource_schedule WHERE name = ?1 AND holder = ?8 AND token = ?9
 ON CONFLICT DO NOTHING;
-COMMIT"
-);
+COMMIT");
 
 /// ?3 the holder until the next takeover. The slot of a claim that was not run is due, also if
 /// other times took effect since, which left the row at the slot after it.
 ///
 /// A row that was taken over shows the run that was lost again, since its beginning decides which
 /// ticks the next claim passes over.
-pub(super) const PUT_BACK: &str = concat!(
-    "
+pub(super) const PUT_BACK: &str = sql!("
 UPDATE t_resource_schedule AS s
 SET (holder, begin_time, client_ip) = (
         SELECT CASE WHEN r.name IS NOT NULL THEN ?3 END, coalesce(r.begin_time, s.begin_time), coalesce(r.client_ip, s.client_ip)
         FROM (SELECT 1) AS one LEFT JOIN t_resource_schedule_run r
         ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'),
     attempt = attempt - 1, slot = CASE WHEN attempt = 1 AND run_slot % 1000 = 0 THEN run_slot ELSE slot END,
-    due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN ",
-    now!(),
-    " WHEN run_slot % 1000 = 0 THEN run_slot ELSE slot END
-WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))"
-);
+    due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN " now " WHEN run_slot % 1000 = 0 THEN run_slot ELSE slot END
+WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))");
 
 /// ?5 is the limit. An operator may have stopped the tick, unless ?6.
-pub(super) const EXTEND: &str = concat!(
-    "UPDATE t_resource_schedule AS s SET due_at = ",
-    now!(),
-    " + ?4 WHERE ",
-    held!(),
-    " AND ",
-    now!(),
-    " <= ?5 AND (?6 OR NOT EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot))"
-);
+pub(super) const EXTEND: &str = sql!("
+UPDATE t_resource_schedule AS s SET due_at = " now " + ?4
+WHERE " {held!()} " AND " now " <= ?5 AND (?6 OR NOT EXISTS (
+    SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot))");
 
 /// ?4 the holder until the takeover, ?5 the error. A request that was sent before is in the
 /// history.
-pub(super) const HAND_BACK: &str = concat!(
-    "BEGIN IMMEDIATE;",
-    record!("run_slot, attempt, 'L', missed, ?5", held!(), " ON CONFLICT DO NOTHING"),
-    "UPDATE t_resource_schedule SET holder = ?4, due_at = ",
-    now!(),
-    " WHERE ",
-    held!(),
-    " RETURNING 1;
+pub(super) const HAND_BACK: &str = sql!(
+    "BEGIN IMMEDIATE;"
+    {record!("run_slot, attempt, 'L', missed, ?5", sql!({held!()} " ON CONFLICT DO NOTHING"))} "
+UPDATE t_resource_schedule SET holder = ?4, due_at = " now " WHERE " {held!()} " RETURNING 1;
 SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND token = ?3 AND status = 'L' AND error = ?5 ORDER BY slot DESC LIMIT 1;
 COMMIT"
 );
@@ -159,10 +122,10 @@ COMMIT"
 pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND status = 'L' AND error = ?3";
 
-pub(super) const LEFT: &str =
-    concat!("SELECT due_at - ", now!(), ", ", now!(), " AS now,
-        EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot) AS stopped
-        FROM t_resource_schedule AS s WHERE ", held!());
+pub(super) const LEFT: &str = sql!("
+SELECT due_at - " now ", " now " AS now,
+    EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot) AS stopped
+FROM t_resource_schedule AS s WHERE " {held!()});
 
 pub(super) const HAS_ENDED: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
 
@@ -170,29 +133,23 @@ pub(super) const HAS_ENDED: &str = "SELECT 1 FROM t_resource_schedule_run WHERE 
 /// are in effect, the row has the slot after the claimed one, and a move would leave it behind.
 macro_rules! held_with_times {
     () => {
-        concat!(
-            held!(),
-            " AND slot = run_slot AND spec = ?5 AND zone = ?6
-              AND NOT EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = ?1 AND o.until = run_slot)"
+        sql!(
+            {held!()} " AND slot = run_slot AND spec = ?5 AND zone = ?6 AND NOT EXISTS (
+                SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = ?1 AND o.until = run_slot)"
         )
     };
 }
 
 /// ?4 the slot, ?5 and ?6 the times with which it was computed, ?7 whether it is run, ?8 missed, ?9
 /// the first slot of ?10 that are skipped, ?11 why.
-pub(super) const PASS: &str = concat!(
-    "BEGIN IMMEDIATE;",
-    record!("?9, 0, 'M', ?10, ?11", held_with_times!(), " AND ?10 > 0 ON CONFLICT DO NOTHING"),
-    "
+pub(super) const PASS: &str = sql!(
+    "BEGIN IMMEDIATE;"
+    {record!("?9, 0, 'M', ?10, ?11", sql!({held_with_times!()} " AND ?10 > 0 ON CONFLICT DO NOTHING"))} "
 UPDATE t_resource_schedule
 SET slot = ?4, run_slot = CASE WHEN ?7 THEN ?4 ELSE run_slot END, attempt = CASE WHEN ?7 THEN 1 ELSE 0 END,
     missed = CASE WHEN ?7 THEN ?8 ELSE 0 END, holder = CASE WHEN ?7 THEN holder END,
-    due_at = CASE WHEN ?7 THEN due_at WHEN triggered_at IS NOT NULL THEN ",
-    now!(),
-    " ELSE ?4 END
-WHERE ",
-    held_with_times!(),
-    " RETURNING 1; COMMIT"
+    due_at = CASE WHEN ?7 THEN due_at WHEN triggered_at IS NOT NULL THEN " now " ELSE ?4 END
+WHERE " {held_with_times!()} " RETURNING 1; COMMIT"
 );
 
 /// ?4 the next slot, NULL for another attempt after ?7; ?5 and ?6 the times with which it was
@@ -201,63 +158,48 @@ WHERE ",
 /// A triggered run comes after the attempts, and shortens none of their pauses.
 macro_rules! end {
     () => {
-        concat!(
-            record!("?8, ?9, ?10, ?11, ?12", held!()),
-            "
+        sql!({record!("?8, ?9, ?10, ?11, ?12", held!())} "
 INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, output)
-SELECT name, ?8, ?9, token, ?13 FROM t_resource_schedule WHERE ",
-            held!(),
-            " AND ?13 IS NOT NULL
+SELECT name, ?8, ?9, token, ?13 FROM t_resource_schedule WHERE " {held!()} " AND ?13 IS NOT NULL
 ON CONFLICT (name, slot, attempt) DO UPDATE SET output = excluded.output;
 UPDATE t_resource_schedule
 SET holder = NULL,
-    due_at = CASE WHEN ?4 IS NULL THEN ",
-            now!(),
-            " + ?7        WHEN triggered_at <> run_slot THEN ",
-            now!(),
-            "             WHEN ?4 IS NOT NULL AND slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
+    due_at = CASE WHEN ?4 IS NULL THEN " now " + ?7 WHEN triggered_at <> run_slot THEN " now "
+                  WHEN ?4 IS NOT NULL AND slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
     slot = CASE WHEN ?4 IS NOT NULL AND slot = run_slot AND spec = ?5 AND zone = ?6 THEN ?4 ELSE slot END,
     attempt = CASE WHEN ?4 IS NULL THEN attempt ELSE 0 END,
     missed = CASE WHEN ?4 IS NULL THEN missed ELSE 0 END,
     triggered_at = CASE WHEN triggered_at = run_slot AND ?4 IS NOT NULL THEN NULL ELSE triggered_at END
-WHERE ",
-            held!(),
-            " RETURNING 1;"
-        )
+WHERE " {held!()} " RETURNING 1;")
     };
 }
 
-pub(super) const END: &str = concat!("BEGIN IMMEDIATE;", end!(), "COMMIT");
+pub(super) const END: &str = sql!("BEGIN IMMEDIATE;" {end!()} "COMMIT");
 
 /// The same in a transaction of the application.
 pub(super) const END_WITHIN: &str = end!();
 
-pub(super) const PAUSE: &str = concat!(
-    "UPDATE t_resource_schedule SET paused = ?2, due_at = CASE WHEN paused AND NOT ?2 THEN max(due_at, ",
-    now!(),
-    ") ELSE due_at END WHERE name = ?1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'"
-);
+pub(super) const PAUSE: &str = sql!("
+UPDATE t_resource_schedule
+SET paused = ?2, due_at = CASE WHEN paused AND NOT ?2 THEN max(due_at, " now ") ELSE due_at END
+WHERE name = ?1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'");
 
 /// A trigger has a time of its own: later than the last run, and never that of a slot, which has
 /// whole milliseconds. A trigger that waits keeps its time. A trigger during a triggered run is
 /// followed by another run.
-pub(super) const TRIGGER: &str = concat!(
-    "
+pub(super) const TRIGGER: &str = sql!("
 UPDATE t_resource_schedule
-SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot) THEN max(",
-    now!(),
-    ", COALESCE(run_slot, 0)) + 1 ELSE triggered_at END, due_at = CASE WHEN holder IS NULL THEN min(due_at, ",
-    now!(),
-    ") ELSE due_at END WHERE name = ?1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'"
-);
+SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)
+                        THEN max(" now ", COALESCE(run_slot, 0)) + 1 ELSE triggered_at END,
+    due_at = CASE WHEN holder IS NULL THEN min(due_at, " now ") ELSE due_at END
+WHERE name = ?1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'");
 
 /// The columns of a run.
 macro_rules! select_runs {
-    ($rest:literal) => {
-        concat!(
-            "SELECT r.name, r.slot, r.attempt, r.token, r.client_ip, r.begin_time, r.end_time, r.status, r.missed, r.error ",
-            $rest
-        )
+    ($rest:expr) => {
+        sql!("
+SELECT r.name, r.slot, r.attempt, r.token, r.client_ip, r.begin_time, r.end_time, r.status, r.missed, r.error
+" {$rest})
     };
 }
 
@@ -279,27 +221,20 @@ pub(super) const LAST_SUCCESSES: &str = select_runs!(
 pub(super) const SINCE: &str =
     select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= ?1 ORDER BY r.end_time DESC LIMIT ?2");
 
-pub(super) const SELECTED: &str = concat!(
-    select_runs!(
-        "FROM t_resource_schedule_run r
-         WHERE (?1 IS NULL OR r.name = ?1) AND (NOT ?2 OR r.status <> 'S') AND (?3 IS NULL OR r.end_time >= "
-    ),
-    now!(),
-    " - ?3) ORDER BY r.end_time DESC LIMIT ?4"
-);
+pub(super) const SELECTED: &str = select_runs!(sql!(
+    "FROM t_resource_schedule_run r
+     WHERE (?1 IS NULL OR r.name = ?1) AND (NOT ?2 OR r.status <> 'S') AND (?3 IS NULL OR r.end_time >= " now " - ?3)
+     ORDER BY r.end_time DESC LIMIT ?4"
+));
 
-pub(super) const FORGET: &str = concat!(
-    "
+pub(super) const FORGET: &str = sql!("
 DELETE FROM t_resource_schedule_run WHERE rowid IN (
-    SELECT r.rowid FROM t_resource_schedule_run r WHERE r.end_time < ",
-    now!(),
-    " - ?1
+    SELECT r.rowid FROM t_resource_schedule_run r WHERE r.end_time < " now " - ?1
       AND NOT EXISTS (SELECT 1 FROM t_resource_schedule s WHERE s.name = r.name AND (
           (s.attempt > 0 AND s.run_slot = r.slot)
           OR (r.status = 'S' AND NOT EXISTS (SELECT 1 FROM t_resource_schedule_run x
                                              WHERE x.name = r.name AND x.status = 'S' AND x.slot > r.slot))))
-    LIMIT ?2) RETURNING name, slot, attempt"
-);
+    LIMIT ?2) RETURNING name, slot, attempt");
 
 /// The runs whose details are deleted, as an array.
 pub(super) const FORGET_DETAILS: &str = "

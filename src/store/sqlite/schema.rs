@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Row as _, Sqlite, SqliteConnection};
 
 use crate::store::removal::{removal, uses};
 use crate::store::schema::{Column, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, creations, unfit};
-use crate::store::{Form, Reply};
+use crate::store::{Form, Reply, sqlite::row::sql};
 
 const LOCKS: [&str; 2] = [
     include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql"),
@@ -63,10 +63,10 @@ SELECT key_resource FROM t_resource_lock
 WHERE CASE typeof(begin_time) WHEN 'text' THEN unixepoch(begin_time) ELSE begin_time / 1000000 END > unixepoch() + 300 + ?1 LIMIT 1";
 
 /// Until its lease ends, `due_at` is that end.
-const RUNNING: &str = "SELECT name, client_ip FROM t_resource_schedule WHERE holder IS NOT NULL AND due_at > CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000 LIMIT 1";
+const RUNNING: &str =
+    sql!("SELECT name, client_ip FROM t_resource_schedule WHERE holder IS NOT NULL AND due_at > " now " LIMIT 1");
 
-const ALIVE: &str = "
-SELECT '', label FROM t_resource_schedule_instance WHERE beat_at + lives > CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000 LIMIT 1";
+const ALIVE: &str = sql!("SELECT '', label FROM t_resource_schedule_instance WHERE beat_at + lives > " now " LIMIT 1");
 
 impl SchemaStore for Sqlite {
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
