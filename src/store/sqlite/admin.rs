@@ -10,25 +10,16 @@ use crate::{
     rules::{Status, Terms},
     store::{
         Reply, hex,
-        sqlite::row::{as_micros, json, kept, micros, sql, stored, written},
+        sqlite::row::{as_micros, json, kept, micros, read_from, sql, stored, written},
     },
 };
 
-macro_rules! select {
-    ($rest:literal) => {
-        sql!("
-SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time AS minutes, client_ip, holder, token, expires_at,
-       end_time IS NOT NULL AS ended, 0 AS awaited, " {as_micros!("begin_time")} " AS begin_time,
-       " {as_micros!("claimed_at")} " AS claimed_at, " {as_micros!("end_time")} " AS end_time, " now " AS now
-FROM t_resource_lock " $rest)
-    };
-}
-
-const LIST: &str = select!(
-    "WHERE key_resource > ?1 AND instr(key_resource, ?2) = 1 AND (lock_flag = 1 OR NOT ?3) ORDER BY key_resource LIMIT ?4"
+const LIST: &str = read_from!(
+    "t_resource_lock WHERE key_resource > ?1 AND instr(key_resource, ?2) = 1 AND (lock_flag = 1 OR NOT ?3)
+     ORDER BY key_resource LIMIT ?4"
 );
 
-const LOOK: &str = select!("WHERE key_resource BETWEEN ?1 AND ?2 AND (lock_flag = 1 OR ?3)");
+const LOOK: &str = read_from!("t_resource_lock WHERE key_resource BETWEEN ?1 AND ?2 AND (lock_flag = 1 OR ?3)");
 
 /// Whether a row is as expected: ?4 token, ?5 holder, ?6 begin_time, ?7 end_time.
 macro_rules! as_expected {
