@@ -15,7 +15,8 @@ use crate::{
     },
 };
 
-/// Reads the definition of the tables, in order to use this part of them.
+/// Reads the definition of the tables, in order to use this part of them, on a server that can be
+/// used.
 pub async fn schema<DB: Database>(
     connections: &Sessions<DB>,
     limit: Instant,
@@ -23,9 +24,13 @@ pub async fn schema<DB: Database>(
     part: Part,
 ) -> Result<Schema, Error> {
     let schema = connections.send_repeatedly(limit, async |conn| DB::schema(conn).await).await;
-    schema.map_err(|failure| {
+    let schema = schema.map_err(|failure| {
         failure.into_error(Action::Inspect, part.subject().to_owned(), time_limit, Certainty::NothingChanged)
-    })
+    })?;
+    match schema.refused {
+        Some(wrong) => Err(Setup::Unsupported { wrong }.into()),
+        None => Ok(schema),
+    }
 }
 
 pub fn unfit(wrong: String) -> Error {
@@ -39,9 +44,6 @@ pub async fn usable<DB: Database>(
     time_limit: Duration,
 ) -> Result<Schema, Error> {
     let mut schema = schema(connections, limit, time_limit, Part::Locks).await?;
-    if let Some(wrong) = schema.refused.take() {
-        return Err(Setup::Unsupported { wrong }.into());
-    }
     if schema.columns.is_empty() {
         return Err(Setup::TableMissing.into());
     }

@@ -50,13 +50,14 @@ impl<DB: Database> Work<DB> {
         Self { connections: Sessions::new(pool.clone(), Purpose::Requests), attempts: Attempts::new() }
     }
 
+    async fn schema(&self, part: Part) -> Result<Schema, Error> {
+        let schema = schema(&self.connections, self.attempts.limit, LIMIT, part).await;
+        schema.map_err(|error| self.attempts.error(error))
+    }
+
     /// Returns what a part lacks.
     pub async fn look(&self, part: Part) -> Result<Plan, Error> {
-        let schema = schema(&self.connections, self.attempts.limit, LIMIT, part).await;
-        let schema = schema.map_err(|error| self.attempts.error(error))?;
-        if let Some(wrong) = schema.refused {
-            return Err(Setup::Unsupported { wrong }.into());
-        }
+        let schema = self.schema(part).await?;
         let exists = !schema.columns.is_empty();
         let unknown = THEIRS.into_iter().filter(|column| exists && schema.column(column).is_none());
         let unknown = unknown.collect::<Vec<_>>().join(", ");
@@ -91,11 +92,7 @@ impl<DB: Database> Work<DB> {
 
     /// Returns the statements that leave the article's table alone.
     pub async fn look_back(&self) -> Result<(Schema, Plan), Error> {
-        let schema = schema(&self.connections, self.attempts.limit, LIMIT, Part::Locks).await;
-        let mut schema = schema.map_err(|error| self.attempts.error(error))?;
-        if let Some(wrong) = schema.refused {
-            return Err(Setup::Unsupported { wrong }.into());
-        }
+        let mut schema = self.schema(Part::Locks).await?;
         schema.routines = self.found_functions(false).await?.unwrap_or_default().routines;
         let plan = Plan::of(DB::around(Part::Removal), DB::steps(&schema, Part::Removal));
         Ok((schema, plan))

@@ -132,13 +132,8 @@ impl<DB: Database> Core<DB> {
     /// Checks for the tables and a usable server.
     pub async fn check(&self) -> Result<(), Error> {
         let schema = schema(&self.requests, self.limit(), self.time_limit, Part::Schedules).await?;
-        match schema.refused {
-            Some(wrong) => Err(Error::Setup(Setup::Unsupported { wrong })),
-            None if !TABLES.into_iter().skip(1).all(|table| schema.has(table)) => {
-                Err(Error::Setup(Setup::ScheduleTablesMissing))
-            }
-            None => Ok(()),
-        }
+        let has_tables = TABLES.into_iter().skip(1).all(|table| schema.has(table));
+        if has_tables { Ok(()) } else { Err(Error::Setup(Setup::ScheduleTablesMissing)) }
     }
 
     /// Claims what is due, once. The reply counts from the instant.
