@@ -78,7 +78,7 @@ impl<DB: Database> std::fmt::Debug for Leaders<DB> {
 impl<DB: Database> Leaders<DB> {
     pub(crate) fn new(lock: LeaseLock<DB>, name: Key) -> Self {
         let names = [name].into();
-        let subscription = lock.shared.waiting.of_pool.wakeups.subscribe(&names);
+        let subscription = lock.shared.waiting.listener.wakeups.subscribe(&names);
         let pauses = retry_backoff();
         let observer = Observer { lock, names, seen: None, subscription, listening: None, pauses };
         Self(Box::pin(observer.next()))
@@ -152,8 +152,8 @@ impl<DB: Database> Observer<DB> {
     async fn pause(&mut self, listed: Option<Listed>, leader: Option<Leader>) {
         let mut pause = self.pauses.next();
         if let (Some(Listed { row, now, .. }), Some(leader)) = (listed, leader) {
-            let of_pool = &self.lock.shared.waiting.of_pool;
-            let listening = self.listening.get_or_insert_with(|| of_pool.listener.register_waiter());
+            let listener = &self.lock.shared.waiting.listener;
+            let listening = self.listening.get_or_insert_with(|| listener.register_waiter());
             let waiting = &self.lock.shared.waiting;
             if !row.awaited && listening.needs_marks() && waiting.request_notification(&self.names, None).await {
                 return; // it resigned

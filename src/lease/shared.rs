@@ -67,7 +67,7 @@ impl<DB: Database> Shared<DB> {
         let creates = Queue::new(Creates { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
         let releases = Queue::new(Releases { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
         let reads = Queue::new(Reads { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
-        let renewer = Renewer::new(renewals.clone(), waiting.of_pool.wakeups.clone(), tracker.clone(), ledger.clone());
+        let renewer = Renewer::new(renewals.clone(), waiting.listener.wakeups.clone(), tracker.clone(), ledger.clone());
         Arc::new(Self {
             settings,
             table,

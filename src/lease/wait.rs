@@ -149,7 +149,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
     /// Sends requests until the keys are granted, or are refused within their minimum interval.
     async fn poll_with_permit(&self, permit: Permit, ticket: Option<Ticket<DB>>) -> Result<PollEnd<DB>, Error> {
         let waiting = &self.shared.waiting;
-        let subscribe = || waiting.of_pool.wakeups.subscribe(&self.wanted.keys);
+        let subscribe = || waiting.listener.wakeups.subscribe(&self.wanted.keys);
         // Before the first request, so that no later notification is missed. A claim on one of
         // several keys that is believed to be free needs none, because no pause follows it.
         let any = self.wanted.any && !self.key_terms.fair;
@@ -189,7 +189,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
                 continue;
             };
             // A request that is granted at once opens no connection.
-            let listening = listening.get_or_insert_with(|| waiting.of_pool.listener.register_waiter());
+            let listening = listening.get_or_insert_with(|| waiting.listener.register_waiter());
             // Not twice in a row: a key that stays free and refused is waited for like any other.
             state.retried_after_free = !state.retried_after_free && self.request_wakeup(&refusal, listening).await;
             if state.retried_after_free {

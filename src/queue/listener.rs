@@ -4,7 +4,10 @@
 //! A notification is a hint. No waiter relies on it: each also polls.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -39,24 +42,10 @@ const CHECK: Duration = Duration::from_secs(30);
 const PER_WAITER: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the locks of one pool share.
-pub(crate) struct Shared<DB: Database> {
-    pub wakeups: Arc<Wakeups>,
-    pub listener: Listener<DB>,
-}
-
-impl<DB: Database> Shared<DB> {
-    pub fn find(pool: &Pool<DB>) -> Arc<Self> {
-        of_pool(pool, || {
-            let wakeups = Arc::<Wakeups>::default();
-            let listener = Listener::new(pool.clone(), wakeups.clone());
-            Self { wakeups, listener }
-        })
-    }
-}
-
-/// The listener of a database. Its connection ends with it.
+/// The listener of a database, which the locks of one pool share. Its connection ends with it.
 pub(crate) struct Listener<DB: Database> {
+    /// What it wakes. A release in this process does it too.
+    pub wakeups: Arc<Wakeups>,
     work: Arc<Work<DB>>,
     _closed: DropGuard,
 }
@@ -65,7 +54,8 @@ struct Work<DB: Database> {
     pool: Pool<DB>,
     wakeups: Arc<Wakeups>,
     waiters: watch::Sender<usize>,
-    open: watch::Sender<bool>,
+    /// Notifications are received.
+    open: AtomicBool,
     state: Mutex<State>,
     closed: CancellationToken,
 }
@@ -83,7 +73,7 @@ pub(crate) struct Listening<DB: Database>(Arc<Work<DB>>);
 impl<DB: Database> Listening<DB> {
     /// Returns whether notifications are received at the moment, of rows that are marked.
     pub fn needs_marks(&self) -> bool {
-        DB::NOTIFIES_IF_MARKED && *self.0.open.borrow()
+        DB::NOTIFIES_IF_MARKED && self.0.open.load(Ordering::Relaxed)
     }
 }
 
@@ -94,11 +84,21 @@ impl<DB: Database> Drop for Listening<DB> {
 }
 
 impl<DB: Database> Listener<DB> {
-    fn new(pool: Pool<DB>, wakeups: Arc<Wakeups>) -> Self {
-        let (waiters, open, closed) = (watch::Sender::new(0), watch::Sender::new(false), CancellationToken::new());
-        let guard = closed.clone().drop_guard();
-        let work = Arc::new(Work { pool, wakeups, waiters, open, state: Mutex::default(), closed });
-        Self { work, _closed: guard }
+    pub fn of_pool(pool: &Pool<DB>) -> Arc<Self> {
+        of_pool(pool, || {
+            let wakeups = Arc::<Wakeups>::default();
+            let closed = CancellationToken::new();
+            let guard = closed.clone().drop_guard();
+            let work = Arc::new(Work {
+                pool: pool.clone(),
+                wakeups: wakeups.clone(),
+                waiters: watch::Sender::new(0),
+                open: AtomicBool::new(false),
+                state: Mutex::default(),
+                closed,
+            });
+            Self { wakeups, work, _closed: guard }
+        })
     }
 
     /// Registers a waiter. The first one opens the connection.
@@ -138,7 +138,7 @@ impl<DB: Database> Work<DB> {
             // A hook of the pool may panic.
             let ended = AbortOnDropHandle::new(tokio::spawn(async move { work.listen(is_reported).await }));
             let ended = ended.await.unwrap_or_else(|panic| Ended::NotOpened(panic.to_string()));
-            self.open.send_replace(false);
+            self.open.store(false, Ordering::Relaxed);
             if self.is_over(&ended) {
                 return;
             }
@@ -190,14 +190,14 @@ impl<DB: Database> Work<DB> {
             tracing::info!("releases are notified again");
         }
         let opened_at = Instant::now();
-        self.open.send_replace(true);
+        self.open.store(true, Ordering::Relaxed);
         // Tasks that already wait are woken, so that they request a notification.
         self.wakeups.notify_all();
         let ended = tokio::select! {
             why = self.receive(&mut notifications) => Ended::Lost(why, opened_at.elapsed()),
             () = self.unused() => Ended::Unused,
         };
-        self.open.send_replace(false);
+        self.open.store(false, Ordering::Relaxed);
         let _ = timeout(LIMIT, DB::stop_listening(notifications)).await;
         ended
     }

@@ -21,7 +21,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     key::Key,
-    queue::{listener::Shared, tickets::Tickets},
+    queue::{listener::Listener, tickets::Tickets},
     session::{sessions::Sessions, time::Instant},
     store::Database,
 };
@@ -33,7 +33,7 @@ const NOTIFICATION_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) struct Waiting<DB: Database> {
     pub tickets: Arc<Tickets<DB>>,
     /// Kept, so that the next lock of the pool finds it.
-    pub of_pool: Arc<Shared<DB>>,
+    pub listener: Arc<Listener<DB>>,
     requests: Sessions<DB>,
 }
 
@@ -41,7 +41,7 @@ impl<DB: Database> Waiting<DB> {
     pub fn new(requests: &Sessions<DB>, renewals: &Sessions<DB>, tracker: TaskTracker) -> Self {
         Self {
             tickets: Tickets::new(requests, renewals, tracker),
-            of_pool: Shared::find(requests.application()),
+            listener: Listener::of_pool(requests.application()),
             requests: requests.clone(),
         }
     }

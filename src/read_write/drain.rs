@@ -156,8 +156,8 @@ struct Notifications<DB: Database> {
 impl<DB: Database> Notifications<DB> {
     fn of(call: &Call<'_, DB>, readers: &[Reader]) -> Self {
         let keys: Arc<[Key]> = readers.iter().map(|reader| reader.key.clone()).collect();
-        let of_pool = &call.lock.shared.waiting.of_pool;
-        Self { subscription: of_pool.wakeups.subscribe(&keys), listening: of_pool.listener.register_waiter() }
+        let listener = &call.lock.shared.waiting.listener;
+        Self { subscription: listener.wakeups.subscribe(&keys), listening: listener.register_waiter() }
     }
 
     /// Asks for a notification of each release, where there are any. Returns whether a reader has
