@@ -36,7 +36,13 @@ impl<N> LocalQueues<N> {
         let queue = Arc::new(LocalQueue {
             wanted: wanted.clone(),
             queues: self.clone(),
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                taken: false,
+                entries: 0,
+                waiting: BTreeMap::new(),
+                refusal: None,
+                poll_backoff: None,
+            }),
             places: Mutex::new(Places::new(keys.len())),
             place_left: Notify::new(),
             entry: tokio::sync::Mutex::default(),
@@ -71,19 +77,10 @@ struct State<N> {
     poll_backoff: Option<(Backoff, Instant)>,
 }
 
-impl<N> Default for State<N> {
-    fn default() -> Self {
-        Self { taken: false, entries: 0, waiting: BTreeMap::new(), refusal: None, poll_backoff: None }
-    }
-}
-
 impl<N> LocalQueue<N> {
     /// Waits for the permit, behind the waiters that entered without a ticket.
     pub async fn acquire(self: &Arc<Self>) -> Permit<N> {
-        match self.try_take() {
-            Some(permit) => permit,
-            None => self.enter(0).acquire().await,
-        }
+        self.enter(0).acquire().await
     }
 
     /// Returns the permit, if it is free. While it is free, no task waits.
