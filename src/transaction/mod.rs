@@ -168,9 +168,9 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         if !self.terms.confirm_last {
             (conn, confirmation) = self.confirm(conn).await?;
         }
-        let (tx, lent) = Tx::lend(conn, self.claim.clone());
+        let (tx, mut lent) = Tx::lend(conn, self.claim.clone());
         let result = work.clone()(tx).await;
-        let (value, conn) = match (result, lent.returned()) {
+        let (value, conn) = match (result, lent.try_recv().ok()) {
             (Ok(value), Some(conn)) => (value, conn),
             (Ok(_), None) => return Err(self.over(Certainty::Unknown, None, None)),
             (Err(error), conn) => return Err(self.work_failed(error, conn, confirmation).await),

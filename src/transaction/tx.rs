@@ -3,10 +3,11 @@
 use std::{
     fmt,
     ops::{Deref, DerefMut},
-    sync::{Arc, Mutex},
 };
 
-use crate::{key::Claim, session::loan::Loan, store::Database, sync::lock};
+use tokio::sync::oneshot;
+
+use crate::{key::Claim, session::loan::Loan, store::Database};
 
 /// The transaction that is passed to the work. Use `&mut *tx` where sqlx expects a connection.
 /// Dropping it returns the transaction, which is then committed or rolled back.
@@ -38,14 +39,16 @@ use crate::{key::Claim, session::loan::Loan, store::Database, sync::lock};
 /// ```
 pub struct Tx<DB: Database> {
     claim: Claim,
-    conn: Option<Loan<DB>>,
-    back: Arc<Mutex<Option<Loan<DB>>>>,
+    /// The connection, and the way back.
+    lent: Option<(Loan<DB>, oneshot::Sender<Loan<DB>>)>,
 }
 
 impl<DB: Database> Tx<DB> {
-    pub(super) fn lend(conn: Loan<DB>, claim: Claim) -> (Self, Lent<DB>) {
-        let back = Arc::new(Mutex::new(None));
-        (Self { claim, conn: Some(conn), back: back.clone() }, Lent(back))
+    /// The receiver gets the connection when the transaction is dropped. If it does not wait any more,
+    /// the connection is closed.
+    pub(super) fn lend(conn: Loan<DB>, claim: Claim) -> (Self, oneshot::Receiver<Loan<DB>>) {
+        let (back, returned) = oneshot::channel();
+        (Self { claim, lent: Some((conn, back)) }, returned)
     }
 
     /// Returns the claim on which the commit depends: key, holder and token.
@@ -65,29 +68,21 @@ impl<DB: Database> Deref for Tx<DB> {
 
     #[expect(clippy::expect_used, reason = "it is taken out by `drop` alone")]
     fn deref(&self) -> &DB::Connection {
-        self.conn.as_ref().expect("the transaction was not dropped").peek()
+        self.lent.as_ref().expect("the transaction was not dropped").0.peek()
     }
 }
 
 impl<DB: Database> DerefMut for Tx<DB> {
     #[expect(clippy::expect_used, reason = "it is taken out by `drop` alone")]
     fn deref_mut(&mut self) -> &mut DB::Connection {
-        self.conn.as_mut().expect("the transaction was not dropped").get()
+        self.lent.as_mut().expect("the transaction was not dropped").0.get()
     }
 }
 
 impl<DB: Database> Drop for Tx<DB> {
     fn drop(&mut self) {
-        *lock(&self.back) = self.conn.take();
-    }
-}
-
-/// The slot to which a lent transaction is returned. If the caller no longer waits for it, its
-/// connection is closed.
-pub(super) struct Lent<DB: Database>(Arc<Mutex<Option<Loan<DB>>>>);
-
-impl<DB: Database> Lent<DB> {
-    pub fn returned(self) -> Option<Loan<DB>> {
-        lock(&self.0).take()
+        if let Some((conn, back)) = self.lent.take() {
+            back.send(conn).ok();
+        }
     }
 }
