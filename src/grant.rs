@@ -70,18 +70,12 @@ impl<G> Attempt<G> {
 
     /// Returns what was granted, if it was.
     pub fn acquired(self) -> Option<G> {
-        match self {
-            Self::Acquired(granted) => Some(granted),
-            Self::Refused(_) => None,
-        }
+        self.into_result().ok()
     }
 
     /// Returns the refusal, if it is one.
     pub fn refused(self) -> Option<Refusal> {
-        match self {
-            Self::Acquired(_) => None,
-            Self::Refused(refusal) => Some(refusal),
-        }
+        self.into_result().err()
     }
 }
 
@@ -154,6 +148,7 @@ impl<DB: Database> Grant<DB> {
     pub fn into_lease(self) -> Option<Lease<DB>> {
         self.lease
     }
+
     /// Ends the lease with this status; a version has nothing to end.
     ///
     /// # Errors
