@@ -74,7 +74,7 @@ impl<DB: Database> VersionLock<DB> {
     /// consist of ASCII letters, digits and underscores, and are used as they are written. The call
     /// sends nothing. Any other name is reported by the first call.
     pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str) -> Self {
-        Self { rows: Rows::new(pool, table, key, version, version) }
+        Self { rows: Rows::new(pool, table, key, version, None) }
     }
 
     /// Sets how long a [`transaction`](Self::transaction) is retried. The default

@@ -54,22 +54,26 @@ impl<DB: Database> Clone for Rows<DB> {
 }
 
 impl<DB: Database> Rows<DB> {
-    pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str, value: &str) -> Self {
+    /// `value` is the column that is read and written beside the version, if there is one.
+    pub fn new(pool: Pool<DB>, table: &str, key: &str, version: &str, value: Option<&str>) -> Self {
         let mut faults = Faults::default();
-        let names = Names {
-            table: TableName::new(table, &mut faults),
-            key: Name::column(key, &mut faults),
-            version: Name::column(version, &mut faults),
-            value: Name::column(value, &mut faults),
+        let table = TableName::new(table, &mut faults);
+        let (key, version) = (Name::column(key, &mut faults), Name::column(version, &mut faults));
+        let value = value.map(|value| Name::column(value, &mut faults));
+        let is_same = |(one, other): &(&Name, &Name)| match DB::EXACT_NAMES {
+            true => one == other,
+            false => one.as_str().eq_ignore_ascii_case(other.as_str()),
         };
-        if faults.check().is_ok()
-            && (same_name::<DB>(&names.key, &names.version) || same_name::<DB>(&names.key, &names.value))
-        {
-            faults.add(duplicate_column(key));
+        let of_value = value.iter().flat_map(|value| [(&key, value), (value, &version)]);
+        let twice = [(&key, &version)].into_iter().chain(of_value).find(is_same);
+        if let (Ok(()), Some((name, _))) = (faults.check(), twice) {
+            let rule = "key, value and version are columns of their own";
+            faults.add(Invalid::new(format!("{:?} cannot be the name of a column: {rule}", name.as_str())));
         }
+        let value = value.unwrap_or_else(|| version.clone());
         Self {
             pool: Sessions::new(pool, Purpose::Values),
-            names: Arc::new(names),
+            names: Arc::new(Names { table, key, version, value }),
             retry: Retry::default(),
             time_limit: TIME_LIMIT,
             faults,
@@ -177,15 +181,6 @@ impl<DB: Database> Rows<DB> {
             }
         }
     }
-}
-
-/// Returns whether two names denote the same column.
-pub(crate) fn same_name<DB: Database>(one: &Name, other: &Name) -> bool {
-    if DB::EXACT_NAMES { one == other } else { one.as_str().eq_ignore_ascii_case(other.as_str()) }
-}
-
-pub(crate) fn duplicate_column(name: &str) -> Invalid {
-    Invalid::new(format!("{name:?} cannot be the name of a column: key, value and version are columns of their own"))
 }
 
 /// Why a statement about a row has no result.

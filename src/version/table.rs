@@ -17,7 +17,7 @@ use crate::{
     },
     version::{
         known::{Basis, Known},
-        rows::{Rows, duplicate_column, same_name},
+        rows::Rows,
         update::{UpdateError, Updated, Versioned},
     },
 };
@@ -95,27 +95,9 @@ impl<DB: Database> VersionedTable<DB, i64> {
     /// Creates a table whose values are `i64`, in an integer column of any width. The call sends
     /// nothing. A name that is not a plain identifier, and one name used for two columns, are
     /// reported by the first call.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
-    /// use rowlock::{VersionedTable, balances::Columns};
-    ///
-    /// let columns = Columns { table: "account", key: "id", value: "balance", version: "version" };
-    /// let accounts = VersionedTable::new(pool, columns);
-    /// # Ok(())
-    /// # }
-    /// ```
     pub fn new(pool: Pool<DB>, columns: Columns<'_>) -> Self {
         let Columns { table, key, value, version } = columns;
-        let mut rows = Rows::new(pool, table, key, version, value);
-        if rows.faults.check().is_ok() && same_name::<DB>(&rows.names.value, &rows.names.version) {
-            rows.faults.add(duplicate_column(value));
-        }
-        Self { rows, queues: Arc::default() }
+        Self { rows: Rows::new(pool, table, key, version, Some(value)), queues: Arc::default() }
     }
 }
 
