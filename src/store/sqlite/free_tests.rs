@@ -1,26 +1,15 @@
 //! Batches in which some rows are free and others are not.
 
-use sqlx::{AssertSqlSafe, Connection as _, Sqlite, SqliteConnection};
-use uuid::Uuid;
+use sqlx::{Sqlite, SqliteConnection};
 
 use crate::{
-    key::{Holder, Key},
+    key::Holder,
     rules::Terms,
     store::{
         ClaimReply, ClaimRequest, ClaimStore as _, Form, Reply,
-        schema::{Part, Schema, SchemaStore as _},
+        sqlite::for_tests::{execute, request, tables},
     },
 };
-
-async fn table() -> SqliteConnection {
-    let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-    Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::default(), Part::Locks)).await.unwrap();
-    conn
-}
-
-async fn execute(conn: &mut SqliteConnection, sql: &str) {
-    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(conn).await.unwrap();
-}
 
 async fn free(conn: &mut SqliteConnection, keys: &[&str]) {
     for key in keys {
@@ -35,13 +24,9 @@ async fn held(conn: &mut SqliteConnection, keys: &[&str]) {
     assert!(replies.iter().all(is_granted), "{replies:?}");
 }
 
-fn request(key: &str) -> ClaimRequest {
-    ClaimRequest { key: Key::new(key).unwrap(), holder: Holder::new(Uuid::new_v4()), waited: false }
-}
-
 /// Sends requests of one holder each.
 async fn claims(conn: &mut SqliteConnection, keys: &[&str]) -> Reply<Vec<ClaimReply>> {
-    send(conn, &keys.iter().map(|key| request(key)).collect::<Vec<_>>()).await
+    send(conn, &keys.iter().map(|key| request(key, Holder::unique())).collect::<Vec<_>>()).await
 }
 
 async fn send(conn: &mut SqliteConnection, requests: &[ClaimRequest]) -> Reply<Vec<ClaimReply>> {
@@ -62,7 +47,7 @@ fn is_missing(reply: &ClaimReply) -> bool {
 
 #[tokio::test]
 async fn more_rows_are_locked_than_are_returned() {
-    let conn = &mut table().await;
+    let conn = &mut tables().await;
     let keys: Vec<String> = (0..60).map(|number| format!("held {number}")).collect();
     let mut keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     held(conn, &keys).await;
@@ -76,7 +61,7 @@ async fn more_rows_are_locked_than_are_returned() {
 /// Triggers of the application see an insert only for a row that was missing.
 #[tokio::test]
 async fn only_missing_rows_are_created() {
-    let conn = &mut table().await;
+    let conn = &mut tables().await;
     free(conn, &["free"]).await;
     held(conn, &["held"]).await;
     let trigger = "CREATE TABLE created (key TEXT);
@@ -91,7 +76,7 @@ async fn only_missing_rows_are_created() {
 /// The claim then creates the row by the statement for it, which names the key in its error.
 #[tokio::test]
 async fn a_row_whose_creation_a_trigger_skips_is_missing() {
-    let conn = &mut table().await;
+    let conn = &mut tables().await;
     free(conn, &["free"]).await;
     let trigger = "CREATE TRIGGER refused BEFORE INSERT ON t_resource_lock BEGIN SELECT RAISE(IGNORE); END";
     execute(conn, trigger).await;
@@ -102,7 +87,7 @@ async fn a_row_whose_creation_a_trigger_skips_is_missing() {
 /// A claim that is taken over beside others could fail after those are committed.
 #[tokio::test]
 async fn a_row_whose_lease_has_ended_is_left_to_a_statement_of_its_own() {
-    let conn = &mut table().await;
+    let conn = &mut tables().await;
     held(conn, &["ended"]).await;
     execute(conn, "UPDATE t_resource_lock SET expires_at = begin_time").await;
     free(conn, &["free"]).await;
@@ -114,9 +99,9 @@ async fn a_row_whose_lease_has_ended_is_left_to_a_statement_of_its_own() {
 
 #[tokio::test]
 async fn the_same_holder_gets_its_claim_again() {
-    let conn = &mut table().await;
+    let conn = &mut tables().await;
     free(conn, &["k"]).await;
-    let one = request("k");
+    let one = request("k", Holder::unique());
     let first = send(conn, std::slice::from_ref(&one)).await.unwrap();
     let again = send(conn, &[one]).await.unwrap();
     let (ClaimReply::Granted { token: first, .. }, ClaimReply::Granted { token: again, .. }) = (&first[0], &again[0])
@@ -128,7 +113,7 @@ async fn the_same_holder_gets_its_claim_again() {
 
 #[tokio::test]
 async fn a_row_that_a_trigger_skips_is_there() {
-    let conn = &mut table().await;
+    let conn = &mut tables().await;
     free(conn, &["frozen", "free"]).await;
     let trigger = "CREATE TRIGGER frozen BEFORE UPDATE ON t_resource_lock WHEN old.key_resource = 'frozen'
         BEGIN SELECT RAISE(IGNORE); END";
@@ -143,7 +128,7 @@ async fn a_row_that_a_trigger_skips_is_there() {
 /// What was granted is committed, so the error must not say that nothing was changed.
 #[tokio::test]
 async fn a_row_that_cannot_be_read_beside_one_that_was_granted_is_a_lost_reply() {
-    let conn = &mut table().await;
+    let conn = &mut tables().await;
     free(conn, &["unreadable", "free"]).await;
     execute(conn, "UPDATE t_resource_lock SET lock_flag = 1, holder = x'00' WHERE key_resource = 'unreadable'").await;
     let error = claims(conn, &["unreadable", "free"]).await.unwrap_err();

@@ -246,15 +246,14 @@ pub(super) async fn look(
 mod tests {
     use std::time::Duration;
 
-    use sqlx::{Connection as _, Sqlite};
-    use uuid::Uuid;
+    use sqlx::Sqlite;
 
     use super::*;
     use crate::{
-        key::{Holder, Key},
+        key::Holder,
         store::{
             ClaimStore as _, Form,
-            schema::{Part, Schema, SchemaStore as _},
+            sqlite::for_tests::{execute, request, tables},
         },
     };
 
@@ -274,21 +273,16 @@ mod tests {
             ("end_time = begin_time", false),
         ];
         let terms = Terms::default();
-        let request = || {
-            let holder = Holder::new(Uuid::new_v4());
-            [ClaimRequest { key: Key::new("k").unwrap(), holder, waited: false }]
-        };
+        let request = || [request("k", Holder::unique())];
         for (change, is_claimed) in changes {
-            let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-            Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::default(), Part::Locks)).await.unwrap();
-            let key = [Key::new("k").unwrap()];
-            Sqlite::create(&mut conn, &key, 0, Duration::ZERO, Form::Common).await.unwrap();
+            let mut conn = tables().await;
+            let [ClaimRequest { key, .. }] = request();
+            Sqlite::create(&mut conn, &[key], 0, Duration::ZERO, Form::Common).await.unwrap();
             Sqlite::claim(&mut conn, &request(), &terms, None, Form::Common).await.unwrap();
-            sqlx::raw_sql("UPDATE t_resource_lock SET expires_at = 1").execute(&mut conn).await.unwrap();
+            execute(&mut conn, "UPDATE t_resource_lock SET expires_at = 1").await;
             let (busy_timeout, mut found) = find(&mut conn, &request(), &terms).await.unwrap();
             if !change.is_empty() {
-                let change = AssertSqlSafe(format!("UPDATE t_resource_lock SET {change}"));
-                sqlx::raw_sql(change).execute(&mut conn).await.unwrap();
+                execute(&mut conn, &format!("UPDATE t_resource_lock SET {change}")).await;
             }
             let grants = json(found.iter_mut().flatten().filter_map(|found| found.grant.take()));
             assert_ne!(grants, "[]", "it may be taken over");

@@ -1,7 +1,7 @@
 //! Statements that are carried out after their limit.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::{AssertSqlSafe, Connection as _, Sqlite, SqliteConnection};
+use sqlx::{Connection as _, Sqlite, SqliteConnection};
 
 use crate::{
     key::{Claim, Holder, Key, Token},
@@ -11,7 +11,7 @@ use crate::{
         instances::{InstanceStore as _, TimesChange},
         queue::QueueStore as _,
         schedule::{DueReply, DueRequest, Extended, Extension, Known, LOST, Pass, ScheduleStore as _, Times},
-        schema::{Part, Schema, SchemaStore as _},
+        sqlite::for_tests::{create_tables, execute, request, tables},
     },
 };
 
@@ -19,18 +19,6 @@ type DB = Sqlite;
 type Conn = SqliteConnection;
 
 const LEASE: TimeDelta = TimeDelta::seconds(60);
-
-async fn tables() -> Conn {
-    let mut conn = Conn::connect("sqlite::memory:").await.unwrap();
-    for part in [Part::Locks, Part::Schedules] {
-        DB::alter(&mut conn, &DB::steps(&Schema::default(), part)).await.unwrap();
-    }
-    conn
-}
-
-async fn execute(conn: &mut Conn, sql: &str) {
-    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(conn).await.unwrap();
-}
 
 /// Reads the database's clock.
 async fn clock(conn: &mut Conn) -> DateTime<Utc> {
@@ -45,10 +33,6 @@ async fn over(conn: &mut Conn) -> Option<DateTime<Utc>> {
 /// Returns a limit that has not passed.
 async fn soon(conn: &mut Conn) -> Option<DateTime<Utc>> {
     Some(clock(conn).await + TimeDelta::minutes(1))
-}
-
-fn request(key: &str, holder: Holder) -> ClaimRequest {
-    ClaimRequest { key: Key::new(key).unwrap(), holder, waited: false }
 }
 
 async fn create(conn: &mut Conn, requests: &[ClaimRequest]) {
@@ -306,8 +290,7 @@ async fn a_renewal_that_waits_past_its_limit_extends_nothing() {
     let options = options.busy_timeout(std::time::Duration::from_secs(60));
     let (mut conn, mut other) =
         (Conn::connect_with(&options).await.unwrap(), Conn::connect_with(&options).await.unwrap());
-    DB::alter(&mut conn, &DB::steps(&Schema::default(), Part::Locks)).await.unwrap();
-    DB::alter(&mut conn, &DB::steps(&Schema::default(), Part::Schedules)).await.unwrap();
+    create_tables(&mut conn).await;
     let held = claimed(&mut conn, "a").await;
     let ends = ends_at(&mut conn, &held).await;
     execute(&mut other, "BEGIN IMMEDIATE").await;

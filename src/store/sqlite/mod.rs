@@ -13,6 +13,8 @@ mod admin;
 mod change;
 mod changes;
 mod claim;
+#[cfg(test)]
+mod for_tests;
 mod free;
 #[cfg(test)]
 mod free_tests;

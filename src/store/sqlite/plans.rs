@@ -1,10 +1,11 @@
 //! The plans of statements over many keys, in tables that were analyzed while they were small.
 
-use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqliteConnection};
+use sqlx::{AssertSqlSafe, Row as _, SqliteConnection};
 
-use crate::store::{
-    schema::{Part, Schema, SchemaStore as _},
-    sqlite::{change, free, judged},
+use crate::store::sqlite::{
+    change,
+    for_tests::{execute, tables},
+    free, judged,
 };
 
 const FEWEST: i64 = 10;
@@ -18,15 +19,14 @@ async fn plan(conn: &mut SqliteConnection, sql: &str) -> Vec<String> {
 #[tokio::test]
 async fn no_statement_scans_the_table_whatever_was_analyzed() {
     for rows in [None, Some(FEWEST), Some(64), Some(1000), Some(100_000)] {
-        let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-        sqlx::Sqlite::alter(&mut conn, &sqlx::Sqlite::steps(&Schema::default(), Part::Locks)).await.unwrap();
+        let mut conn = tables().await;
         if let Some(rows) = rows {
             let analyzed = format!(
                 "ANALYZE; DELETE FROM sqlite_stat1;
                 INSERT INTO sqlite_stat1 VALUES ('t_resource_lock', 'sqlite_autoindex_t_resource_lock_1', '{rows} 1');
                 ANALYZE sqlite_schema"
             );
-            sqlx::raw_sql(AssertSqlSafe(analyzed)).execute(&mut conn).await.unwrap();
+            execute(&mut conn, &analyzed).await;
         }
         for texts in [&change::TEXTS[..], &judged::TEXTS, &[free::CLAIM]] {
             for sql in texts.iter().flat_map(|text| text.split(';')).filter(|sql| sql.contains("json_each")) {

@@ -1,8 +1,7 @@
 //! Texts of schedules that fail in the middle, and claims of rows that change after the look.
 
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::{Connection as _, Sqlite, SqliteConnection};
-use uuid::Uuid;
+use sqlx::{Sqlite, SqliteConnection};
 
 use crate::{
     key::{Claim, Holder, Key},
@@ -11,7 +10,7 @@ use crate::{
         instances::{InstanceStore as _, TimesChange},
         schedule::{DueReply, DueRequest, End, Known, ListedSchedule, Pass, ScheduleStore as _, Times},
         schedule_seen::SeenStore as _,
-        schema::{Part, Schema, SchemaStore as _},
+        sqlite::for_tests::{execute, tables},
     },
 };
 
@@ -32,8 +31,7 @@ async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueRepl
 
 /// Returns a connection to a database with a schedule that is due.
 async fn due() -> SqliteConnection {
-    let mut conn = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-    Sqlite::alter(&mut conn, &Sqlite::steps(&Schema::default(), Part::Schedules)).await.unwrap();
+    let mut conn = tables().await;
     assert!(Sqlite::change_times(&mut conn, &times(), &TimesChange::creation(SLOT)).await.unwrap());
     conn
 }
@@ -41,12 +39,12 @@ async fn due() -> SqliteConnection {
 /// Returns a connection and the claim of a run, which no statement can change any more.
 async fn claimed() -> (SqliteConnection, Claim) {
     let mut conn = due().await;
-    let holder = Holder::new(Uuid::new_v4());
+    let holder = Holder::unique();
     let row = claim_due(&mut conn, holder).await.unwrap().claimed.remove(0);
     let refused = "
         UPDATE t_resource_schedule SET due_at = 0;
         CREATE TRIGGER refused BEFORE UPDATE ON t_resource_schedule BEGIN SELECT RAISE(ABORT, 'refused'); END";
-    sqlx::raw_sql(refused).execute(&mut conn).await.unwrap();
+    execute(&mut conn, refused).await;
     (conn, Claim { key: row.name, holder, token: row.token })
 }
 
@@ -56,9 +54,9 @@ async fn assert_undone<T>(conn: &mut SqliteConnection, reply: Reply<T>) {
     let error = reply.err().expect("the trigger refuses it");
     assert!(error.to_string().contains("refused"), "{error}");
     let runs = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM t_resource_schedule_run");
-    sqlx::raw_sql("BEGIN").execute(&mut *conn).await.unwrap();
+    execute(conn, "BEGIN").await;
     assert_eq!(runs.fetch_one(&mut *conn).await.unwrap(), 0);
-    sqlx::raw_sql("ROLLBACK").execute(conn).await.unwrap();
+    execute(conn, "ROLLBACK").await;
 }
 
 #[tokio::test]
@@ -92,14 +90,14 @@ async fn a_move_that_is_refused_is_undone() {
 #[tokio::test]
 async fn a_claim_that_takes_over_and_is_refused_is_undone() {
     let (mut conn, _) = claimed().await;
-    let reply = claim_due(&mut conn, Holder::new(Uuid::new_v4())).await;
+    let reply = claim_due(&mut conn, Holder::unique()).await;
     assert_undone(&mut conn, reply).await;
 }
 
 /// Returns a claim during which other times took effect. They left the row at the slot after it.
 async fn claimed_under_other_times() -> (SqliteConnection, Claim) {
     let mut conn = due().await;
-    let holder = Holder::new(Uuid::new_v4());
+    let holder = Holder::unique();
     let row = claim_due(&mut conn, holder).await.unwrap().claimed.remove(0);
     let (other, slot) = (Times { spec: "every 2m".into(), ..times() }, SLOT + TimeDelta::minutes(1));
     let seen = ListedSchedule { run_slot: Some(SLOT), attempt: 1, ..ListedSchedule::unrun(times(), SLOT) };
@@ -116,7 +114,7 @@ async fn has(conn: &mut SqliteConnection, condition: &str) -> bool {
 #[tokio::test]
 async fn a_claim_that_is_put_back_after_other_times_took_effect_is_due() {
     let (mut conn, claim) = claimed_under_other_times().await;
-    Sqlite::put_back(&mut conn, claim.holder, Holder::new(Uuid::new_v4()), &[times().name]).await.unwrap();
+    Sqlite::put_back(&mut conn, claim.holder, Holder::unique(), &[times().name]).await.unwrap();
     assert!(has(&mut conn, "slot = 0 AND due_at = 0 AND attempt = 0 AND holder IS NULL AND spec = 'every 2m'").await);
 }
 
@@ -151,18 +149,17 @@ async fn a_row_that_has_changed_since_the_look_is_not_claimed() {
         for takes_over in [false, true] {
             let mut conn = due().await;
             let (known, mut runs) = ([known()], 0);
-            let holder = Holder::new(Uuid::new_v4());
+            let holder = Holder::unique();
             let mut ask = DueRequest { known: &known, holder, label: "a", most: 1, not_after: None };
             if takes_over {
                 Sqlite::claim_due(&mut conn, &ask).await.unwrap();
-                sqlx::raw_sql("UPDATE t_resource_schedule SET due_at = 0").execute(&mut conn).await.unwrap();
-                ask.holder = Holder::new(Uuid::new_v4());
+                execute(&mut conn, "UPDATE t_resource_schedule SET due_at = 0").await;
+                ask.holder = Holder::unique();
                 runs = 1;
             }
             let seen = Sqlite::look_for_due(&mut conn, &ask).await.unwrap().remove(0);
             if !change.is_empty() {
-                let change = sqlx::AssertSqlSafe(format!("UPDATE t_resource_schedule SET {change}"));
-                sqlx::raw_sql(change).execute(&mut conn).await.unwrap();
+                execute(&mut conn, &format!("UPDATE t_resource_schedule SET {change}")).await;
             }
             let claimed = if takes_over {
                 Sqlite::take_over(&mut conn, &ask, &seen).await.unwrap()
