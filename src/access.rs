@@ -174,21 +174,19 @@ impl<DB: Database> Access<DB> {
     /// # Cancel safety
     /// As [`LeaseLock::acquire`].
     pub async fn acquire(&self, wait: Duration) -> Result<Lease<DB>, Error> {
-        self.lock.check()?;
-        let granted = match &self.of {
-            Of::Permits(wanted) => self.lock.granted(wanted, wait).await?.map(Lease::new),
+        Ok(match &self.of {
+            Of::Permits(wanted) => Lease::new(self.lock.granted(wanted, wait).await?.into_result()?),
             Of::Readers(names) => {
                 let names = names.clone();
                 let read = |lock: LeaseLock<DB>| async move { Call::new(&lock, &names, wait).await?.read().await };
-                self.lock.on_thread(read).await?.map(Lease::of_reader)
+                Lease::of_reader(self.lock.on_thread(read).await?.into_result()?)
             }
             Of::Writer(names) => {
                 let names = names.clone();
                 let written = |lock: LeaseLock<DB>| async move { Call::new(&lock, &names, wait).await?.write().await };
-                self.lock.on_thread(written).await?.map(Lease::new)
+                Lease::new(self.lock.on_thread(written).await?.into_result()?)
             }
-        };
-        Ok(granted.into_result()?)
+        })
     }
 
     /// Runs `work` with access, as [`LeaseLock::run`] does.

@@ -40,14 +40,6 @@ pub enum Attempt<G> {
 }
 
 impl<G> Attempt<G> {
-    /// Maps what was granted.
-    pub(crate) fn map<H>(self, make: impl FnOnce(G) -> H) -> Attempt<H> {
-        match self {
-            Self::Acquired(granted) => Attempt::Acquired(make(granted)),
-            Self::Refused(refusal) => Attempt::Refused(refusal),
-        }
-    }
-
     /// Returns what was granted, or the refusal as an error.
     ///
     /// # Errors
