@@ -38,11 +38,9 @@ impl ClaimStore for Sqlite {
         form: Form,
     ) -> Reply<Vec<ClaimReply>> {
         let (limit, in_micros) = (limit_micros(not_after), form == Form::IntegerTimes);
-        if !in_micros || !free::is_likely(requests, terms) {
-            return judged::claim(conn, requests, terms, limit, in_micros).await;
-        }
-        let Some(replies) = free::claim(conn, requests, terms, limit).await? else {
-            return judged::claim(conn, requests, terms, limit, in_micros).await;
+        let replies = match in_micros && free::is_likely(requests, terms) {
+            true => free::claim(conn, requests, terms, limit).await?,
+            false => None,
         };
         // The rules may grant a row that is locked: its lease has ended, or it is this holder's.
         // Beside claims that were granted, and are committed, such a request is left to a statement
@@ -54,10 +52,13 @@ impl ClaimStore for Sqlite {
             _ => false,
         };
         let is_granted = |reply: &ClaimReply| matches!(reply, ClaimReply::Granted { .. });
-        if requests.iter().zip(&replies).any(is_grantable) && !replies.iter().any(is_granted) {
-            return judged::claim(conn, requests, terms, limit, in_micros).await;
+        let is_enough = |replies: &Vec<ClaimReply>| {
+            replies.iter().any(is_granted) || !requests.iter().zip(replies).any(is_grantable)
+        };
+        match replies.filter(is_enough) {
+            Some(replies) => Ok(replies),
+            None => judged::claim(conn, requests, terms, limit, in_micros).await,
         }
-        Ok(replies)
     }
 
     async fn look(conn: &mut SqliteConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
