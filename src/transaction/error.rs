@@ -116,10 +116,8 @@ impl<E: WorkError + fmt::Debug + fmt::Display> StdError for RunError<E> {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
-/// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
-/// # sqlx::query(sql).execute(&pool).await?;
-/// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
-/// # sqlx::query(sql).execute(&pool).await?;
+/// # sqlx::raw_sql("CREATE TABLE account (id TEXT PRIMARY KEY, balance INT, version INT);
+/// #     INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)").execute(&pool).await?;
 /// #[derive(Debug, thiserror::Error)]
 /// enum PayError {
 ///     #[error("the payment was not written")]
@@ -153,10 +151,8 @@ impl<E: StdError + 'static> WorkError for E {
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
-/// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
-/// # sqlx::query(sql).execute(&pool).await?;
-/// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
-/// # sqlx::query(sql).execute(&pool).await?;
+/// # sqlx::raw_sql("CREATE TABLE account (id TEXT PRIMARY KEY, balance INT, version INT);
+/// #     INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)").execute(&pool).await?;
 /// use rowlock::errors::AnyError;
 ///
 /// # let lock = rowlock::VersionLock::new(pool, "account", "id", "version");

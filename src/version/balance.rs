@@ -41,10 +41,8 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
-    /// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
-    /// # sqlx::query(sql).execute(&pool).await?;
-    /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
-    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # sqlx::raw_sql("CREATE TABLE account (id TEXT PRIMARY KEY, balance INT, version INT);
+    /// #     INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)").execute(&pool).await?;
     /// # use rowlock::balances::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
     /// # let accounts = rowlock::VersionedTable::new(pool, names);
@@ -76,10 +74,8 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
-    /// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
-    /// # sqlx::query(sql).execute(&pool).await?;
-    /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
-    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # sqlx::raw_sql("CREATE TABLE account (id TEXT PRIMARY KEY, balance INT, version INT);
+    /// #     INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)").execute(&pool).await?;
     /// # use rowlock::balances::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
     /// # let accounts = rowlock::VersionedTable::new(pool.clone(), names);
@@ -116,10 +112,8 @@ impl<DB: Database, V: Value<DB> + Amount> VersionedTable<DB, V> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
-    /// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
-    /// # sqlx::query(sql).execute(&pool).await?;
-    /// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
-    /// # sqlx::query(sql).execute(&pool).await?;
+    /// # sqlx::raw_sql("CREATE TABLE account (id TEXT PRIMARY KEY, balance INT, version INT);
+    /// #     INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)").execute(&pool).await?;
     /// # use rowlock::balances::Columns;
     /// # let names = Columns { table: "account", key: "id", value: "balance", version: "version" };
     /// # let accounts = rowlock::VersionedTable::new(pool, names);

@@ -35,10 +35,8 @@ use crate::{
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
-/// # let sql = "CREATE TABLE account (id TEXT PRIMARY KEY, balance INTEGER, version INTEGER)";
-/// # sqlx::query(sql).execute(&pool).await?;
-/// # let sql = "INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)";
-/// # sqlx::query(sql).execute(&pool).await?;
+/// # sqlx::raw_sql("CREATE TABLE account (id TEXT PRIMARY KEY, balance INT, version INT);
+/// #     INSERT INTO account VALUES ('alice', 100, 0), ('bob', 0, 0)").execute(&pool).await?;
 /// use rowlock::VersionLock;
 ///
 /// let lock = VersionLock::new(pool, "account", "id", "version");
