@@ -25,7 +25,7 @@ use crate::{
     causes::{DatabaseFault, TransactionFault},
     error::Error,
     grant::Grant,
-    key::{Claim, Key},
+    key::Claim,
     lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock},
     metrics,
     retry::{Tries, outage_pause},
@@ -320,15 +320,12 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         };
         // The connection is closed first, so that the server ends what it has not committed.
         drop(conn);
-        let settled = match confirmation {
-            Some(confirmation) => self.lock.commit_outcome(self.claim, confirmation).await,
-            None => CommitOutcome::Unknown,
-        };
-        match settled {
+        match self.outcome(confirmation).await {
             CommitOutcome::Committed => Ok(()),
             CommitOutcome::RolledBack => Err(self.again()),
             CommitOutcome::Unknown => {
-                Err(Stop::Failed(Error::Transaction(TransactionFault::CommitUnknown { key: self.key(), source })))
+                let key = self.claim.key.clone();
+                Err(Stop::Failed(Error::Transaction(TransactionFault::CommitUnknown { key, source })))
             }
         }
     }
@@ -338,7 +335,8 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
     }
 
     fn over<E>(&self, outcome: Certainty, work: Option<String>, source: Option<sqlx::Error>) -> Stop<E> {
-        Stop::Failed(Error::Transaction(TransactionFault::Over { key: self.key(), outcome, work, source }))
+        let key = self.claim.key.clone();
+        Stop::Failed(Error::Transaction(TransactionFault::Over { key, outcome, work, source }))
     }
 
     /// A failure before the commit was sent changed nothing.
@@ -350,9 +348,5 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         let limit = if action == Action::Begin { self.terms.retry.within } else { self.terms.time_limit };
         let error = failure.into_error(action, subject, limit, Certainty::NothingChanged);
         if action == Action::Begin { Stop::NotBegun(error) } else { Stop::Failed(error) }
-    }
-
-    fn key(&self) -> Key {
-        self.claim.key.clone()
     }
 }

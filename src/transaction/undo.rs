@@ -63,22 +63,26 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         } else if roll_back(conn).await {
             return if confirmation.is_some() { Undone::Wholly } else { Undone::Apparently };
         }
-        let outcome = match confirmation {
+        // The count does not show what followed a rollback by the server.
+        let is_committed = self.outcome(confirmation).await == CommitOutcome::Committed;
+        Undone::No(if is_committed { Certainty::InPart } else { Certainty::Unknown })
+    }
+
+    /// Returns what the count of confirmations shows of a commit.
+    pub async fn outcome(&self, confirmation: Option<Confirmation>) -> CommitOutcome {
+        match confirmation {
             Some(confirmation) => self.lock.commit_outcome(self.claim, confirmation).await,
             None => CommitOutcome::Unknown,
-        };
-        // The count does not show what followed a rollback by the server.
-        Undone::No(if outcome == CommitOutcome::Committed { Certainty::InPart } else { Certainty::Unknown })
+        }
     }
 
     /// Returns what is known of a transaction whose connection is lost. A statement that commits by
     /// itself may have preceded the loss, which only a count of confirmations shows.
     pub async fn lost(&self, confirmation: Option<Confirmation>) -> Undone {
-        let Some(confirmation) = confirmation else { return Undone::WithConnection };
-        match self.lock.commit_outcome(self.claim, confirmation).await {
+        match self.outcome(confirmation).await {
             CommitOutcome::Committed => Undone::No(Certainty::InPart),
-            CommitOutcome::RolledBack => Undone::WithConnection,
-            CommitOutcome::Unknown => Undone::No(Certainty::Unknown),
+            CommitOutcome::Unknown if confirmation.is_some() => Undone::No(Certainty::Unknown),
+            CommitOutcome::Unknown | CommitOutcome::RolledBack => Undone::WithConnection,
         }
     }
 
