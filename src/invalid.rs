@@ -39,12 +39,6 @@ impl Invalid {
         ))
     }
 
-    /// Jobs were started outside a tokio runtime.
-    #[cfg(feature = "schedule")]
-    pub(crate) fn no_runtime() -> Self {
-        Self::new("jobs run on the tokio runtime from which they are started: call it from within one")
-    }
-
     /// An amount that is not possible.
     pub(crate) fn amount(key: &str, amount: impl fmt::Display, rule: &str) -> Self {
         Self::new(format!("an amount of {amount} is not possible for key {key:?}: {rule}"))

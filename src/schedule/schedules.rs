@@ -327,8 +327,8 @@ impl<DB: Database> Schedules<DB> {
 
     /// Checks what these jobs need, and returns what their runs share.
     pub(super) async fn checked(&self, jobs: &[Job<DB>]) -> Result<Arc<Core<DB>>, Error> {
-        // The work runs on the caller's runtime.
-        Handle::try_current().map_err(|_| Invalid::no_runtime())?;
+        let no_runtime = "jobs run on the tokio runtime from which they are started: call it from within one";
+        Handle::try_current().map_err(|_| Invalid::new(no_runtime))?;
         self.check()?;
         let keys: Vec<Key> = jobs.iter().filter_map(|job| job.schedule.exclusive.clone()).collect();
         let lock = if keys.is_empty() { None } else { Some(self.lock_of_keys()?) };
