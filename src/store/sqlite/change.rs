@@ -9,7 +9,7 @@ use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Form, HeldStore, Outcome, Reply, RowSnapshot, hex, limit_micros,
-        sqlite::row::{json, kept, listed, micros, read_row, sql},
+        sqlite::row::{as_micros, json, kept, listed, micros, read_from, sql},
         stored_row::snapshot,
         unanswered, unconfirmed, unmatched,
     },
@@ -86,8 +86,8 @@ async fn still_confirms(conn: &mut SqliteConnection, sql: &'static str, claim: &
 }
 
 async fn read_snapshot(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<RowSnapshot>> {
-    let Some(row) = read_row(conn, &claim.key).await? else { return Ok(None) };
-    snapshot(&row).map(Some)
+    let query = sqlx::query(read_from!("t_resource_lock WHERE key_resource = ?1")).bind(claim.key.as_str());
+    query.fetch_optional(conn).await?.as_ref().map(snapshot).transpose()
 }
 
 impl HeldStore for Sqlite {

@@ -82,10 +82,6 @@ pub(super) use {as_micros, kept, listed, read_from, read_rows, sql};
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 
-pub(super) async fn read_row(conn: &mut SqliteConnection, key: &Key) -> Reply<Option<SqliteRow>> {
-    sqlx::query(read_from!("t_resource_lock WHERE key_resource = ?1")).bind(key.as_str()).fetch_optional(conn).await
-}
-
 impl StoredRow for SqliteRow {
     plain_columns!();
 

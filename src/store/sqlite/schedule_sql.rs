@@ -4,9 +4,6 @@ use crate::store::sqlite::row::{listed, sql};
 
 /// The columns of `s`, with the orders that a claim obeys.
 macro_rules! select {
-    ($rest:literal) => {
-        select!("", $rest)
-    };
     ($more:expr, $rest:literal) => {
         sql!("
 SELECT s.name AS name, spec, zone, slot, due_at, paused, triggered_at, run_slot, attempt, missed,
@@ -35,6 +32,7 @@ pub(super) const REGISTERED: &str = select!(
 );
 
 pub(super) const LOOK: &str = select!(
+    "",
     "WHERE NOT paused AND (name, spec, zone) IN (
          SELECT CAST(unhex(value ->> 0) AS TEXT), CAST(unhex(value ->> 1) AS TEXT), CAST(unhex(value ->> 2) AS TEXT) FROM json_each(?1))
      ORDER BY due_at LIMIT ?2"
