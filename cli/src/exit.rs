@@ -46,6 +46,11 @@ impl Failure {
         Self { code, passes: false, text: text.to_string().split_whitespace().collect::<Vec<_>>().join(" ") }
     }
 
+    /// Returns the end of a program that has said why it ends, or needs not say it.
+    pub fn silent(code: u8) -> Self {
+        Self::new(code, "")
+    }
+
     /// States whether the same request may succeed later.
     pub fn passing(self, passes: bool) -> Self {
         Self { passes, ..self }

@@ -10,19 +10,20 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use rustix::termios::{LocalModes, tcgetattr, tcgetpgrp};
-
+use rustix::{
+    process::Signal,
+    termios::{LocalModes, tcgetattr, tcgetpgrp},
+};
 use serde_json::{Value, json};
 
 use crate::{
-    exit::{Failure, IO, OK, SIGNAL},
+    exit::{Failure, IO, OK},
     format::precise,
-    process::descendants,
+    process::{descendants, signals::exit_code},
     secrets::masked,
     writer::Writer,
 };
 
-const SIGPIPE: u8 = 13;
 /// How long the end of the program waits for a reader.
 const LAST: Duration = Duration::from_secs(2);
 
@@ -50,7 +51,7 @@ fn written(said: std::io::Result<()>) -> Result<(), Failure> {
     said.map_err(|error| match error.kind() {
         // The reader has closed the pipe, as in `rowlock list | head -1`. The exit code is that of
         // a process that SIGPIPE ended.
-        ErrorKind::BrokenPipe => Failure::new(SIGNAL + SIGPIPE, ""),
+        ErrorKind::BrokenPipe => Failure::silent(exit_code(Signal::PIPE)),
         _ => Failure::new(IO, format_args!("stdout: {error}")),
     })
 }

@@ -15,43 +15,26 @@ use crate::{
     database,
     exit::{self, Failure},
     format::precise,
-    keys::{
-        beside::refuse_beside_readers,
-        forced,
-        run::Job,
-        waiting::{Wait, Waited},
-    },
+    keys::{claiming::Claiming, forced},
     operator::label,
     out,
-    process::signals::{StopSignals, number},
+    process::signals::{StopSignals, exit_code},
 };
-
-/// How long the database has to end a claim whose holder id was not printed.
-const GRACE: Duration = Duration::from_secs(10);
 
 pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Result<u8, Failure> {
     let mut stop = StopSignals::listen()?;
     let Acquire { key, terms } = acquire;
+    let claiming = Claiming::without_command(&lock, key.as_str(), &terms);
     // A claim that is under way is undone at a signal, since its holder id would never be printed.
-    let wait = Wait { keys: vec![key.as_str()], grace: GRACE, refused: terms.refused_exit_code };
-    let lease = match wait.for_request(&lock, &mut stop, lock.acquire(key.as_str(), terms.wait)).await? {
-        Waited::Granted(lease) => lease,
-        Waited::Over(code) => return Ok(code),
-    };
-    let printed = match refuse_beside_readers(&lock, &[key.as_str()], terms.refused_exit_code).await {
-        Ok(()) => print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop).await,
-        Err(failure) => Err(failure),
-    };
-    match printed {
+    let lease = claiming.wait_for(lock.acquire(key.as_str(), terms.wait), &mut stop).await?;
+    let lease = claiming.beside_no_reader(lease, &mut stop).await?;
+    match print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop).await {
         Ok(code) => {
             lease.detach();
             Ok(code)
         }
         // No other process could release the claim, because its holder id was not printed.
-        Err(failure) => {
-            let job = Job::without_command(key.as_str(), GRACE, terms.rules);
-            Err(job.put_back(&lock, lease, &mut stop, failure).await)
-        }
+        Err(failure) => Err(claiming.put_back(lease, &mut stop, failure).await),
     }
 }
 
@@ -79,7 +62,7 @@ pub async fn print_unless_asked<DB: Database>(
     stop: &mut StopSignals,
 ) -> Result<u8, Failure> {
     let printed = stop.within(Duration::MAX, print(lock, claim, prior)).await;
-    printed.unwrap_or_else(|_| Err(Failure::new(exit::SIGNAL + stop.asked().map(number).unwrap_or_default(), "")))
+    printed.unwrap_or_else(|_| Err(Failure::silent(stop.asked().map_or(exit::SIGNAL, exit_code))))
 }
 
 /// Prints the claim as one JSON object on one line. `expires_at` is read from the row; it is null

@@ -23,20 +23,13 @@ use tokio::{
 use crate::{
     args::claims::Hold,
     exit::{self, Failure},
-    keys::{
-        beside::refuse_beside_readers,
-        claims,
-        run::Job,
-        waiting::{Wait, Waited},
-    },
+    keys::{claiming::Claiming, claims},
     process::{
         descendants::is_ending,
-        signals::{StopSignals, listen, number, received},
+        signals::{StopSignals, exit_code, listen, received},
     },
 };
 
-/// How long the database has to record the end of the claim.
-const GRACE: Duration = Duration::from_secs(10);
 /// The interval at which the parent is looked for.
 const LOOK: Duration = Duration::from_millis(250);
 
@@ -47,73 +40,54 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
     // A claim that is held on a terminal is renewed whatever keys are pressed.
     let mut suspend = listen(tokio::signal::unix::SignalKind::from_raw(Signal::TSTP.as_raw()))?;
     let mut script = Script::watch(hold.parent)?;
-    let wait = Wait { keys: vec![key], grace: GRACE, refused: hold.terms.refused_exit_code };
-    let waited = tokio::select! {
-        waited = wait.for_request(&lock, &mut stop, lock.acquire(key, wait_of_work)) => Some(waited?),
-        _ = script.ended() => None,
-    };
-    let lease = match waited {
-        Some(Waited::Granted(lease)) => lease,
-        Some(Waited::Over(code)) => return Ok(code),
-        None => {
-            let _ = stop.within(GRACE, lock.shutdown(Duration::MAX)).await;
+    let claiming = Claiming::without_command(&lock, key, &hold.terms);
+    let lease = tokio::select! {
+        granted = claiming.wait_for(lock.acquire(key, wait_of_work), &mut stop) => granted?,
+        _ = script.ended() => {
+            claiming.settle(&mut stop).await;
             let text = format_args!("{key}: not taken: stdin was closed while it waited");
-            return Err(Failure::new(hold.terms.refused_exit_code, text));
+            return Err(Failure::new(claiming.refused, text));
         }
     };
-    let job = Job::without_command(key, GRACE, hold.terms.rules);
+    let lease = claiming.beside_no_reader(lease, &mut stop).await?;
     let lost = || Failure::new(exit::LOST, format_args!("{key}: lost; its work has to stop"));
-    let beside = refuse_beside_readers(&lock, &[key], hold.terms.refused_exit_code).await;
     let printed = tokio::select! {
         biased;
-        Err(failure) = std::future::ready(beside) => Err(failure),
         printed = claims::print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop) => printed,
         () = lease.lost() => Err(lost()),
     };
     if let Err(failure) = printed {
-        return Err(job.put_back(&lock, lease, &mut stop, failure).await);
+        return Err(claiming.put_back(lease, &mut stop, failure).await);
     }
     let end = loop {
         // A signal may have come while the claim was printed.
         if let Some(signal) = stop.asked() {
-            break End::Asked(signal);
+            break End::failed(signal);
         }
         tokio::select! {
             biased;
             () = lease.lost() => return Err(lost()),
             end = script.ended() => break end,
-            signal = stop.next() => break End::Asked(signal),
+            signal = stop.next() => break End::failed(signal),
             () = received(&mut suspend) => {}
         }
     };
-    job.record(lease, end.status(), &mut stop).await?;
-    Ok(end.code())
+    claiming.record(lease, end.status, &mut stop).await?;
+    Ok(end.code)
 }
 
-/// What ends a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    /// The script has closed stdin.
-    Closed,
-    /// The script is gone.
-    Gone,
-    Asked(Signal),
+/// How a claim ends: the status that is recorded, and the exit code.
+struct End {
+    status: Status,
+    code: u8,
 }
 
 impl End {
-    fn status(self) -> Status {
-        match self {
-            Self::Closed => Status::Succeeded,
-            Self::Gone | Self::Asked(_) => Status::Failed,
-        }
-    }
+    /// The script has closed stdin.
+    const CLOSED: Self = Self { status: Status::Succeeded, code: exit::OK };
 
-    fn code(self) -> u8 {
-        match self {
-            Self::Closed => exit::OK,
-            Self::Gone => exit::SIGNAL + number(Signal::HUP),
-            Self::Asked(signal) => exit::SIGNAL + number(signal),
-        }
+    fn failed(signal: Signal) -> Self {
+        Self { status: Status::Failed, code: exit_code(signal) }
     }
 }
 
@@ -151,16 +125,17 @@ impl Script {
     /// Waits until stdin is closed or the parent is gone. A child of the parent may keep the other
     /// end of the pipe open.
     async fn ended(&mut self) -> End {
+        let gone = End::failed(Signal::HUP);
         loop {
             match timeout(LOOK, &mut self.closed).await {
-                Ok(Ok(false)) if cfg!(target_os = "linux") => return End::Closed,
+                Ok(Ok(false)) if cfg!(target_os = "linux") => return End::CLOSED,
                 Ok(Ok(false)) => {
                     // Elsewhere, only the parent's end itself can be seen.
                     sleep(LOOK).await;
-                    return if getppid() == self.parent { End::Closed } else { End::Gone };
+                    return if getppid() == self.parent { End::CLOSED } else { gone };
                 }
-                Ok(_) => return End::Gone,
-                Err(_) if getppid() != self.parent => return End::Gone,
+                Ok(_) => return gone,
+                Err(_) if getppid() != self.parent => return gone,
                 Err(_) => {}
             }
         }

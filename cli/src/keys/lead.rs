@@ -8,21 +8,18 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use crate::{
-    args::{
-        claims::{Lead, Leader, RuleSet},
-        process::Beginning,
-    },
+    args::claims::{Lead, Leader, RuleSet},
     exit::{self, Failure},
     format::{clock, precise},
     keys::{
+        claiming::Claiming,
         run::{Job, Outcome, environment},
-        waiting::Wait,
+        waiting::show_during,
     },
     out::{self, printable},
     process::{
         find::find,
-        signals::{StopSignals, number},
-        work::Work,
+        signals::{StopSignals, exit_code},
     },
 };
 
@@ -33,37 +30,28 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub async fn lead<DB: Database>(lock: LeaseLock<DB>, lead: Lead, front: Option<Pid>) -> Result<u8, Failure> {
     let program = find(&lead.command)?;
     let mut stop = StopSignals::listen()?;
-    let lock_delay = lead.lock_delay.unwrap_or(lead.grace);
-    let job = Job { key: lead.key.as_str(), grace: lead.grace, timeout: None, lock_delay, rules: RuleSet::Recover };
-    let election = lock.election(job.key);
-    let wait = Wait { keys: vec![job.key], grace: lead.grace, refused: exit::REFUSED };
+    let (key, grace, lock_delay) = (lead.key.as_str(), lead.grace, lead.lock_delay.unwrap_or(lead.grace));
+    let (rules, refused) = (RuleSet::Recover, exit::REFUSED);
+    let claiming = Claiming { lock: &lock, keys: vec![key], grace, rules, refused };
+    let job = Job { claiming: &claiming, program, words: &lead.command, front, timeout: None, lock_delay };
+    let election = lock.election(key);
     loop {
         let leadership = tokio::select! {
             biased;
             signal = async { if let Some(signal) = stop.asked() { signal } else { stop.next().await } } => {
-                let _ = stop.within(lead.grace, lock.shutdown(Duration::MAX)).await;
-                return Ok(exit::SIGNAL + number(signal));
+                claiming.settle(&mut stop).await;
+                return Ok(exit_code(signal));
             }
-            leadership = wait.show_during(&lock, election.campaign()) => leadership?,
+            leadership = show_during(&lock, &claiming.keys, election.campaign()) => leadership?,
         };
         let lease = leadership.into_lease();
         // The process may have been suspended since the grant.
         if !lease.is_held() {
             continue;
         }
-        let work = match Work::start(
-            program.clone(),
-            &lead.command,
-            &environment(lease.claim()),
-            &Beginning::default(),
-            front,
-        ) {
-            Ok(work) => work,
-            Err(failure) => return Err(job.put_back(&lock, lease, &mut stop, failure).await),
-        };
-        match job.supervise(&lock, lease, work, &mut stop).await? {
+        match job.supervise(&environment(lease.claim()), lease, &mut stop).await? {
             (_, Outcome::Lost) if stop.asked().is_none() => {
-                out::print_error(format_args!("{}: campaigning again", job.key));
+                out::print_error(format_args!("{key}: campaigning again"));
                 let _ = timeout(PAUSE, stop.next()).await;
             }
             (_, Outcome::Lost) => {}

@@ -1,7 +1,7 @@
 //! The commands for keys: they claim, show and release them.
 
-pub mod beside;
 pub mod changes;
+pub mod claiming;
 pub mod claims;
 pub mod forced;
 pub mod hold;

@@ -2,30 +2,22 @@
 
 use std::{
     ffi::OsString,
-    fmt,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-use rowlock::{Claim, Database, Error, Key, Lease, LeaseLock, Status};
+use rowlock::{Claim, Database, Key, Lease, LeaseLock, Status};
 use rustix::process::Pid;
 use serde_json::Value;
 
 use crate::{
-    args::{
-        claims::{RuleSet, Run},
-        process::Beginning,
-    },
+    args::{claims::Run, process::Beginning},
     exit::{self, Failure},
-    keys::{
-        beside::refuse_beside_readers,
-        waiting::{Wait, Waited},
-    },
-    out,
+    keys::claiming::Claiming,
     process::{
         find::find,
         signals::StopSignals,
-        work::{End, Limits, Work},
+        work::{End, Work},
     },
 };
 
@@ -35,84 +27,39 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
     let (words, wait) = (run.words(), run.terms.wait_of_work()?);
     let program = find(&words)?;
     let mut stop = StopSignals::listen()?;
-    let (grace, timeout, lock_delay) = (run.grace, run.timeout, run.lock_delay);
-    let job = Job { key: run.key.as_str(), grace, timeout, lock_delay, rules: run.terms.rules };
-    let begun = Begun { lock: &lock, job: &job, program, words: &words, front };
-    let waits = |keys| Wait { keys, grace: run.grace, refused: run.refused() };
+    let (key, refused) = (run.key.as_str(), run.refused());
+    let keys: Vec<&str> = std::iter::once(&run.key).chain(&run.also).map(Key::as_str).collect();
+    let claiming = Claiming { lock: &lock, keys, grace: run.grace, rules: run.terms.rules, refused };
+    let (timeout, lock_delay) = (run.timeout, run.lock_delay);
+    let job = Job { claiming: &claiming, program, words: &words, front, timeout, lock_delay };
     if !run.also.is_empty() {
-        let keys: Vec<&str> = std::iter::once(&run.key).chain(&run.also).map(Key::as_str).collect();
-        return match waits(keys.clone()).for_request(&lock, &mut stop, lock.acquire_all(&keys, wait)).await? {
-            Waited::Granted(lease) => {
-                if let Err(failure) = refuse_beside_readers(&lock, &keys, run.refused()).await {
-                    return Err(job.put_back(&lock, lease, &mut stop, failure).await);
-                }
-                begun.run_command(&environment_of_all(job.key, lease.claims()), lease, &mut stop).await
-            }
-            Waited::Over(code) => Ok(code),
-        };
+        let lease = claiming.wait_for(lock.acquire_all(&claiming.keys, wait), &mut stop).await?;
+        let lease = claiming.beside_no_reader(lease, &mut stop).await?;
+        return job.run(&environment_of_all(key, lease.claims()), lease, &mut stop).await;
     }
-    let permits = run.permits.map(|permits| lock.semaphore(job.key, permits));
+    let permits = run.permits.map(|permits| lock.semaphore(key, permits));
     let access = match &permits {
         Some(permits) => Some(permits.clone()),
-        None if run.shared => Some(lock.read_write(job.key).readers().clone()),
-        None if run.exclusive => Some(lock.read_write(job.key).writer().clone()),
+        None if run.shared => Some(lock.read_write(key).readers().clone()),
+        None if run.exclusive => Some(lock.read_write(key).writer().clone()),
         None => None,
     };
-    let request = async {
-        match &access {
-            Some(access) => access.acquire(wait).await,
-            None => lock.acquire(job.key, wait).await,
+    let lease = match &access {
+        Some(access) => claiming.wait_for(access.acquire(wait), &mut stop).await?,
+        None => {
+            let lease = claiming.wait_for(lock.acquire(key, wait), &mut stop).await?;
+            claiming.beside_no_reader(lease, &mut stop).await?
         }
     };
-    let lease = match waits(vec![job.key]).for_request(&lock, &mut stop, request).await? {
-        Waited::Granted(lease) => lease,
-        Waited::Over(code) => return Ok(code),
-    };
-    if access.is_none()
-        && let Err(failure) = refuse_beside_readers(&lock, &[job.key], run.refused()).await
-    {
-        return Err(job.put_back(&lock, lease, &mut stop, failure).await);
-    }
     let mut environment = environment(lease.claim());
     let number = permits.and_then(|permits| permits.number(lease.key()));
     environment.extend(number.map(|number| ("ROWLOCK_PERMIT", number.to_string())));
     environment.extend(lease.writer_token().map(|token| ("ROWLOCK_WRITER_TOKEN", token.to_string())));
-    begun.run_command(&environment, lease, &mut stop).await
+    job.run(&environment, lease, &mut stop).await
 }
 
-/// A command whose keys are held, with what it is started with.
-struct Begun<'r, DB: Database> {
-    lock: &'r LeaseLock<DB>,
-    job: &'r Job<'r>,
-    program: PathBuf,
-    words: &'r [OsString],
-    front: Option<Pid>,
-}
-
-impl<DB: Database> Begun<'_, DB> {
-    async fn run_command<K>(
-        self,
-        environment: &[(&str, String)],
-        lease: Lease<DB, K>,
-        stop: &mut StopSignals,
-    ) -> Result<u8, Failure> {
-        let Self { lock, job, program, words, front } = self;
-        // The process may have been suspended between the grant and this check.
-        if !lease.is_held() {
-            return Err(lost_before(job.key));
-        }
-        let started = Instant::now();
-        let work = match Work::start(program, words, environment, &Beginning::default(), front) {
-            Ok(work) => work,
-            Err(failure) => return Err(job.put_back(lock, lease, stop, failure).await),
-        };
-        let (code, outcome) = job.supervise(lock, lease, work, stop).await?;
-        tracing::info!(key = %job.key, outcome = outcome.name(), code, wall = ?started.elapsed(), "command");
-        Ok(code)
-    }
-}
-
-fn lost_before(key: &str) -> Failure {
+/// Says that a claim ended while its process was suspended after the grant.
+pub fn lost_before(key: &str) -> Failure {
     Failure::new(exit::LOST, format_args!("{key}: lost before the command began"))
 }
 
@@ -160,126 +107,82 @@ impl Outcome {
 }
 
 /// A command that runs under a claim.
-pub struct Job<'a> {
-    /// The key, as messages name it.
-    pub key: &'a str,
-    pub grace: Duration,
+pub struct Job<'a, DB: Database> {
+    pub claiming: &'a Claiming<'a, DB>,
+    pub program: PathBuf,
+    pub words: &'a [OsString],
+    pub front: Option<Pid>,
     /// How long the command may run.
     pub timeout: Option<Duration>,
     pub lock_delay: Duration,
-    pub rules: RuleSet,
 }
 
-impl<'a> Job<'a> {
-    /// Returns a claim under which no command runs.
-    pub fn without_command(key: &'a str, grace: Duration, rules: RuleSet) -> Self {
-        Self { key, grace, timeout: None, lock_delay: Duration::ZERO, rules }
+impl<DB: Database> Job<'_, DB> {
+    async fn run<K>(
+        &self,
+        environment: &[(&str, String)],
+        lease: Lease<DB, K>,
+        stop: &mut StopSignals,
+    ) -> Result<u8, Failure> {
+        let key = self.claiming.key();
+        // The process may have been suspended between the grant and this check.
+        if !lease.is_held() {
+            return Err(lost_before(key));
+        }
+        let started = Instant::now();
+        let (code, outcome) = self.supervise(environment, lease, stop).await?;
+        tracing::info!(%key, outcome = outcome.name(), code, wall = ?started.elapsed(), "command");
+        Ok(code)
     }
 
-    /// Waits until the command has ended or was stopped, and ends its claim accordingly. Returns
-    /// the exit code and the outcome.
-    pub async fn supervise<DB: Database, K>(
+    /// Starts the command, waits until it has ended or was stopped, and ends its claim accordingly.
+    /// Returns the exit code and the outcome.
+    pub async fn supervise<K>(
         &self,
-        lock: &LeaseLock<DB>,
+        environment: &[(&str, String)],
         lease: Lease<DB, K>,
-        mut work: Work,
         stop: &mut StopSignals,
     ) -> Result<(u8, Outcome), Failure> {
-        let limits = Limits { grace: self.grace, timeout: self.timeout, too_long };
+        let Self { claiming, program, words, front, timeout, lock_delay } = self;
+        let (key, grace) = (claiming.key(), claiming.grace);
+        let work = Work::start(key, grace, program.clone(), words, environment, &Beginning::default(), *front);
+        let mut work = match work {
+            Ok(work) => work,
+            Err(failure) => return Err(claiming.put_back(lease, stop, failure).await),
+        };
         let lost = async {
             lease.lost().await;
             "lost"
         };
-        Ok(match work.until_end(self.key, stop, limits, lost).await? {
+        Ok(match work.until_end(stop, *timeout, too_long, lost).await? {
             End::Exited(exit::OK) => {
-                self.record(lease, Status::Succeeded, stop).await?;
+                claiming.record(lease, Status::Succeeded, stop).await?;
                 (exit::OK, Outcome::Succeeded)
             }
             End::Exited(code) => {
-                self.record(lease, Status::Failed, stop).await?;
+                claiming.record(lease, Status::Failed, stop).await?;
                 (code, Outcome::Failed)
             }
-            End::NotStarted(failure) => return Err(self.put_back(lock, lease, stop, failure).await),
+            End::NotStarted(failure) => return Err(claiming.put_back(lease, stop, failure).await),
             End::Stopped(code) => {
-                self.abandon(lock, lease, stop).await;
+                claiming.abandon(lease, stop).await;
                 (code, Outcome::Stopped)
             }
             End::TooLong(_) => {
-                self.record(lease, Status::Failed, stop).await?;
+                claiming.record(lease, Status::Failed, stop).await?;
                 (exit::TOO_LONG, Outcome::TooLong)
             }
             End::Lost => {
-                if !self.lock_delay.is_zero() {
+                if !lock_delay.is_zero() {
                     // The command has stopped, so that nothing is left to wait for.
-                    let _ = stop.within(self.grace, lease.abandon()).await;
+                    let _ = stop.within(grace, lease.abandon()).await;
                 }
                 (exit::LOST, Outcome::Lost)
             }
         })
     }
-
-    /// Records how the command has ended. A claim that was lost is an error; whatever else goes
-    /// wrong is only told, since the command has ended. The next claim waits for the end of the
-    /// lease at most.
-    pub async fn record<DB: Database, K>(
-        &self,
-        lease: Lease<DB, K>,
-        status: Status,
-        stop: &mut StopSignals,
-    ) -> Result<(), Failure> {
-        match stop.within(self.grace, lease.end(status)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error @ Error::Lost { .. })) => return Err(error.into()),
-            Ok(Err(error)) => print_not_recorded(self.key, format_args!("{error:?}")),
-            Err(why) => print_not_recorded(self.key, why),
-        }
-        Ok(())
-    }
-
-    /// Abandons the claim of a command that was asked to stop. Another instance may run the command
-    /// at once.
-    async fn abandon<DB: Database, K>(&self, lock: &LeaseLock<DB>, lease: Lease<DB, K>, stop: &mut StopSignals) {
-        if let Err(why) = stop.within(self.grace, abandon_and_settle(lock, lease)).await {
-            print_not_recorded(self.key, why);
-        }
-    }
-
-    /// Ends a claim under which no work was begun. Under the article's rules it is released as
-    /// succeeded, since they refuse every claim after an apparent crash.
-    pub async fn put_back<DB: Database, K>(
-        &self,
-        lock: &LeaseLock<DB>,
-        lease: Lease<DB, K>,
-        stop: &mut StopSignals,
-        failure: Failure,
-    ) -> Failure {
-        let put_back = async {
-            match self.rules {
-                RuleSet::Recover => abandon_and_settle(lock, lease).await,
-                RuleSet::Article => {
-                    drop(lease.release().await);
-                    lock.shutdown(Duration::MAX).await;
-                }
-            }
-        };
-        if let Err(why) = stop.within(self.grace, put_back).await {
-            print_not_recorded(self.key, why);
-        }
-        failure
-    }
-}
-
-/// Abandons the claim of a command that has stopped, so that no lock-delay is kept, and waits until
-/// that is settled.
-async fn abandon_and_settle<DB: Database, K>(lock: &LeaseLock<DB>, lease: Lease<DB, K>) {
-    drop(lease.abandon().await); // an outcome that is unknown ends with the lease
-    lock.shutdown(Duration::MAX).await;
 }
 
 fn too_long(limit: Duration) -> String {
     format!("not ended within {limit:?}, its --timeout: stopping the command")
-}
-
-fn print_not_recorded(key: &str, why: impl fmt::Display) {
-    out::print_error(format_args!("{key}: its end was not recorded: {why}"));
 }

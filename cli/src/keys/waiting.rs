@@ -6,17 +6,15 @@ use std::{
 };
 
 use rowlock::{
-    Database, Error, LeaseLock,
+    Database, LeaseLock,
     admin::{LockInfo, LockState},
 };
 use tokio::time::sleep;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use crate::{
-    exit::{self, Failure},
     format::clock,
     out::{self, printable},
-    process::signals::{StopSignals, number},
 };
 
 /// The pause before the first line, so that a short wait shows nothing.
@@ -26,85 +24,42 @@ const EVERY: Duration = Duration::from_secs(1);
 /// After how many lines the holder is read again.
 const READ_EVERY: u32 = 3;
 
-/// How a wait ended.
-pub enum Waited<G> {
-    Granted(G),
-    /// Nothing was taken. The program ends with this exit code.
-    Over(u8),
+/// Waits for a request for keys, any of which may be the one that is waited for. If stderr is a
+/// terminal, its last line tells what is waited for.
+pub async fn show_during<DB: Database, T>(lock: &LeaseLock<DB>, keys: &[&str], request: impl Future<Output = T>) -> T {
+    if !std::io::stderr().is_terminal() {
+        return request.await;
+    }
+    let line = Line::default();
+    tokio::select! {
+        biased;
+        reply = request => reply,
+        never = tell(lock, keys, &line) => match never {},
+    }
 }
 
-/// A wait for keys, as messages describe it.
-pub struct Wait<'a> {
-    /// Any of these keys may be the one that is waited for.
-    pub keys: Vec<&'a str>,
-    /// How long a request that is under way may take to be undone.
-    pub grace: Duration,
-    /// The exit code of a refusal.
-    pub refused: u8,
+async fn tell<DB: Database>(lock: &LeaseLock<DB>, keys: &[&str], line: &Line) -> std::convert::Infallible {
+    let (began, mut holder, mut lines) = (Instant::now(), None, 0);
+    sleep(FIRST).await;
+    loop {
+        if lines % READ_EVERY == 0 {
+            holder = first_held(lock, keys).await;
+        }
+        line.write(&text(keys.first().copied().unwrap_or_default(), holder.as_ref(), began.elapsed()));
+        lines += 1;
+        sleep(EVERY).await;
+    }
 }
 
-impl Wait<'_> {
-    /// Waits for a request, which a signal ends. A claim that is in flight then is undone.
-    pub async fn for_request<DB: Database, G>(
-        &self,
-        lock: &LeaseLock<DB>,
-        stop: &mut StopSignals,
-        request: impl Future<Output = Result<G, Error>>,
-    ) -> Result<Waited<G>, Failure> {
-        let granted = tokio::select! {
-            granted = self.show_during(lock, request) => granted,
-            signal = stop.next() => {
-                let _ = stop.within(self.grace, lock.shutdown(Duration::MAX)).await;
-                return Ok(Waited::Over(exit::SIGNAL + number(signal)));
-            }
-        };
-        let error = match granted {
-            Ok(granted) => return Ok(Waited::Granted(granted)),
-            Err(error) => error,
-        };
-        // A claim that is being undone would otherwise keep its key until its lease ends.
-        let _ = stop.within(self.grace, lock.shutdown(Duration::MAX)).await;
-        let Error::Refused(refusal) = error else { return Err(error.into()) };
-        out::print_refusal(refusal, self.refused);
-        Ok(Waited::Over(self.refused))
-    }
-
-    /// Waits for a request. If stderr is a terminal, its last line tells what is waited for.
-    pub async fn show_during<DB: Database, T>(&self, lock: &LeaseLock<DB>, request: impl Future<Output = T>) -> T {
-        if !std::io::stderr().is_terminal() {
-            return request.await;
-        }
-        let line = Line::default();
-        tokio::select! {
-            biased;
-            reply = request => reply,
-            never = self.tell(lock, &line) => match never {},
+/// Returns the first key that is held. A database that does not reply shows no holder.
+async fn first_held<DB: Database>(lock: &LeaseLock<DB>, keys: &[&str]) -> Option<LockInfo> {
+    for key in keys {
+        let row = lock.inspect(key).await.ok().flatten();
+        if let Some(row) = row.filter(|row| row.state != LockState::Free) {
+            return Some(row);
         }
     }
-
-    async fn tell<DB: Database>(&self, lock: &LeaseLock<DB>, line: &Line) -> std::convert::Infallible {
-        let (began, mut holder, mut lines) = (Instant::now(), None, 0);
-        sleep(FIRST).await;
-        loop {
-            if lines % READ_EVERY == 0 {
-                holder = self.holder(lock).await;
-            }
-            line.write(&text(self.keys.first().copied().unwrap_or_default(), holder.as_ref(), began.elapsed()));
-            lines += 1;
-            sleep(EVERY).await;
-        }
-    }
-
-    /// Returns the first key that is held. A database that does not reply shows no holder.
-    async fn holder<DB: Database>(&self, lock: &LeaseLock<DB>) -> Option<LockInfo> {
-        for key in &self.keys {
-            let row = lock.inspect(key).await.ok().flatten();
-            if let Some(row) = row.filter(|row| row.state != LockState::Free) {
-                return Some(row);
-            }
-        }
-        None
-    }
+    None
 }
 
 /// Describes a wait.

@@ -11,7 +11,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::exit::{Failure, NOT_EXECUTABLE};
+use crate::exit::{Failure, NOT_EXECUTABLE, SIGNAL};
 
 /// How long the last request to the database may take after a signal.
 pub const SOON: Duration = Duration::from_secs(1);
@@ -134,6 +134,7 @@ fn ignored_signals() -> u64 {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default()
 }
 
-pub fn number(signal: Signal) -> u8 {
-    u8::try_from(signal.as_raw()).unwrap_or_default()
+/// Returns the exit code of a program that a signal asked to stop.
+pub fn exit_code(signal: Signal) -> u8 {
+    SIGNAL + u8::try_from(signal.as_raw()).unwrap_or_default()
 }

@@ -38,7 +38,7 @@ pub fn become_command(stub: Stub) -> Failure {
     // The parent then ends the claim.
     let failure = Failure::new(exit::NOT_EXECUTABLE, why);
     match report.map(|mut report| write!(report, "{failure}")) {
-        Some(Ok(())) => Failure::new(exit::NOT_EXECUTABLE, ""),
+        Some(Ok(())) => Failure::silent(exit::NOT_EXECUTABLE),
         _ => failure,
     }
 }

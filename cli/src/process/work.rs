@@ -90,15 +90,6 @@ fn is_in_use(tested: Result<(), Errno>) -> bool {
     tested.is_ok() || (tested == Err(Errno::PERM) && !cfg!(target_vendor = "apple"))
 }
 
-/// How long a command may run, and how long it may take to stop.
-#[derive(Clone, Copy)]
-pub struct Limits {
-    pub grace: Duration,
-    pub timeout: Option<Duration>,
-    /// Returns what is said of a command that runs for longer than its timeout.
-    pub too_long: fn(Duration) -> String,
-}
-
 /// How a command ended. Nothing that it has started is left.
 pub enum End {
     /// It ended by itself, with this exit code.
@@ -114,6 +105,10 @@ pub enum End {
 }
 
 pub struct Work {
+    /// What its messages begin with. It is empty below `rowlock cron`, which adds the job's name.
+    key: String,
+    /// How long the command may take to stop.
+    grace: Duration,
     child: Child,
     target: Target,
     /// The pipe over which the stub reports that the command could not be started. The stub opens
@@ -127,6 +122,8 @@ pub struct Work {
 impl Work {
     /// Starts the command. Behind a front, it is in the front's group.
     pub fn start(
+        key: &str,
+        grace: Duration,
         program: PathBuf,
         words: &[OsString],
         environment: &[(&str, String)],
@@ -160,33 +157,33 @@ impl Work {
         if let Some((front, group)) = front.and_then(Process::read).zip(group) {
             tasks.spawn(continue_when_orphaned(front, group));
         }
-        Ok(Self { child, target, report, is_told: false, _tasks: tasks })
+        Ok(Self { key: key.to_owned(), grace, child, target, report, is_told: false, _tasks: tasks })
     }
 
     /// Waits for the command's end, a signal, the end of its time, or the loss of its claim, and
     /// stops the command unless it has ended. The claim is still renewed while the command stops.
-    /// `lost` returns what is said of the loss.
+    /// `too_long` and `lost` return what is said of a command that is stopped for that.
     pub async fn until_end(
         &mut self,
-        key: &str,
         stop: &mut StopSignals,
-        limits: Limits,
+        timeout: Option<Duration>,
+        too_long: fn(Duration) -> String,
         lost: impl Future<Output = &'static str>,
     ) -> Result<End, Failure> {
-        let (on_terminal, grace, mut lost) = (self.is_on_terminal(), limits.grace, pin!(lost));
+        let (on_terminal, grace, mut lost) = (self.is_on_terminal(), self.grace, pin!(lost));
         let status = tokio::select! {
             // A command that has ended is recorded as it ended, whatever comes at the same moment.
             biased;
             status = self.wait() => status?,
             signal = stop.for_command(on_terminal, grace) => {
-                self.forward(key, signal);
-                return Ok(End::Stopped(code(self.wait_or_kill(key, stop, grace).await?)));
+                self.forward(signal);
+                return Ok(End::Stopped(code(self.wait_or_kill(stop).await?)));
             }
-            limit = expired(limits.timeout) => {
-                self.stop_because((limits.too_long)(limit), key, stop, grace).await?;
+            limit = expired(timeout) => {
+                self.stop_because(too_long(limit), stop).await?;
                 return Ok(End::TooLong(limit));
             }
-            why = &mut lost => return self.stop_lost(why, key, stop, grace).await,
+            why = &mut lost => return self.stop_lost(why, stop).await,
         };
         if let Some(failure) = self.failure() {
             return Ok(End::NotStarted(failure));
@@ -195,35 +192,23 @@ impl Work {
         let is_stopped = code != exit::OK && stop.has_stopped_the_command(grace).await;
         tokio::select! {
             biased;
-            () = self.wait_or_stop_leftovers(key, stop, grace) => {}
-            why = &mut lost => return self.stop_lost(why, key, stop, grace).await,
+            () = self.wait_or_stop_leftovers(stop) => {}
+            why = &mut lost => return self.stop_lost(why, stop).await,
         }
         Ok(if is_stopped { End::Stopped(code) } else { End::Exited(code) })
     }
 
-    async fn stop_lost(
-        &mut self,
-        why: &str,
-        key: &str,
-        stop: &mut StopSignals,
-        grace: Duration,
-    ) -> Result<End, Failure> {
-        self.stop_because(format_args!("{why}; stopping the command"), key, stop, grace).await?;
+    async fn stop_lost(&mut self, why: &str, stop: &mut StopSignals) -> Result<End, Failure> {
+        self.stop_because(format_args!("{why}; stopping the command"), stop).await?;
         Ok(End::Lost)
     }
 
     /// Stops the command, and says why.
-    async fn stop_because(
-        &mut self,
-        why: impl fmt::Display,
-        key: &str,
-        stop: &mut StopSignals,
-        grace: Duration,
-    ) -> Result<(), Failure> {
+    async fn stop_because(&mut self, why: impl fmt::Display, stop: &mut StopSignals) -> Result<(), Failure> {
         // The signal is sent before the message, which may wait a moment for its reader.
-        self.forward(key, Signal::TERM);
-        say(key, format_args!("{why}"));
-        self.wait_or_kill(key, stop, grace).await.map(drop)
+        self.forward(Signal::TERM);
+        self.say(why);
+        self.wait_or_kill(stop).await.map(drop)
     }
 
     /// Waits for the command itself.
@@ -234,9 +219,9 @@ impl Work {
     /// Waits for the processes that the command has left behind in its session. After the grace
     /// period, or at a signal, those processes are stopped. Daemons are not affected. The command
     /// has ended, and nothing that happens here changes how.
-    pub async fn wait_or_stop_leftovers(&mut self, key: &str, stop: &mut StopSignals, grace: Duration) {
+    pub async fn wait_or_stop_leftovers(&mut self, stop: &mut StopSignals) {
         let of_session = |process: &Process| !process.is_daemon();
-        let target = self.target;
+        let (target, grace) = (self.target, self.grace);
         let gone = async || {
             while target.is_left(of_session) {
                 sleep(CHECK_INTERVAL).await;
@@ -257,14 +242,14 @@ impl Work {
         }
         let refused = target.send_to(Signal::TERM, of_session);
         target.send_to(Signal::CONT, of_session);
-        self.tell_refused(key, refused);
+        self.tell_refused(refused);
         if timeout(grace, gone()).await.is_err() {
-            self.kill_those(key, of_session).await;
+            self.kill_those(of_session).await;
         }
-        match self.is_told {
-            true => say(key, format_args!("what the command had left running has ended")),
-            false => say(key, format_args!("stopped what the command had left running")),
-        }
+        self.say(match self.is_told {
+            true => "what the command had left running has ended",
+            false => "stopped what the command had left running",
+        });
     }
 
     /// Returns why the command did not start, if it did not.
@@ -282,30 +267,34 @@ impl Work {
 
     /// Passes on a signal that asks the command to stop. On a terminal, the command has already
     /// received those of the keys (SIGINT, SIGQUIT).
-    pub fn forward(&mut self, key: &str, signal: Signal) {
+    pub fn forward(&mut self, signal: Signal) {
         let is_sent = self.target.own_group || ![Signal::INT, Signal::QUIT].contains(&signal);
         let refused = is_sent.then(|| self.target.send(signal)).flatten();
         // A stopped process handles other signals only after SIGCONT.
         self.target.send(Signal::CONT);
-        self.tell_refused(key, refused);
+        self.tell_refused(refused);
     }
 
     /// Says once that a process may not be signalled.
-    fn tell_refused(&mut self, key: &str, refused: Option<Pid>) {
+    fn tell_refused(&mut self, refused: Option<Pid>) {
         if let Some(pid) = refused.filter(|_| !self.is_told) {
             self.is_told = true;
-            say(key, format_args!("{}", descendants::not_permitted(pid)));
+            self.say(descendants::not_permitted(pid));
+        }
+    }
+
+    /// Says what happened to the command.
+    fn say(&self, what: impl fmt::Display) {
+        match self.key.as_str() {
+            "" => out::print_notice(what),
+            key => out::print_error(format_args!("{key}: {what}")),
         }
     }
 
     /// Waits until the command and all its descendants have ended. Processes that remain after the
     /// grace period are killed. Those that may not be signalled are waited for.
-    pub async fn wait_or_kill(
-        &mut self,
-        key: &str,
-        stop: &mut StopSignals,
-        grace: Duration,
-    ) -> Result<ExitStatus, Failure> {
+    pub async fn wait_or_kill(&mut self, stop: &mut StopSignals) -> Result<ExitStatus, Failure> {
+        let grace = self.grace;
         let ended = async {
             let mut status = None;
             while status.is_none() || self.target.is_left(|_| true) {
@@ -313,38 +302,38 @@ impl Work {
                     ended = self.child.wait(), if status.is_none() => status = Some(ended),
                     () = sleep(CHECK_INTERVAL), if status.is_some() => {}
                     // A further signal is passed on again.
-                    signal = stop.next() => self.forward(key, signal),
+                    signal = stop.next() => self.forward(signal),
                 }
             }
         };
         if timeout(grace, ended).await.is_err() {
             let refused = self.target.send(Signal::KILL);
             let but = if refused.is_some() { " what may be signalled" } else { "" };
-            say(key, format_args!("not ended within {grace:?}: killed{but}"));
-            self.tell_refused(key, refused);
+            self.say(format_args!("not ended within {grace:?}: killed{but}"));
+            self.tell_refused(refused);
         }
-        self.wait_and_kill_descendants(key).await
+        self.wait_and_kill_descendants().await
     }
 
     /// Kills the command and all its descendants.
-    pub async fn kill(&mut self, key: &str) -> Result<ExitStatus, Failure> {
+    pub async fn kill(&mut self) -> Result<ExitStatus, Failure> {
         self.target.send(Signal::KILL);
-        self.wait_and_kill_descendants(key).await
+        self.wait_and_kill_descendants().await
     }
 
     /// Waits for the command, which ends, and kills its descendants.
-    async fn wait_and_kill_descendants(&mut self, key: &str) -> Result<ExitStatus, Failure> {
-        let status = self.child.wait().await.map_err(wait_failed)?;
-        self.kill_those(key, |_| true).await;
+    async fn wait_and_kill_descendants(&mut self) -> Result<ExitStatus, Failure> {
+        let status = self.wait().await?;
+        self.kill_those(|_| true).await;
         Ok(status)
     }
 
     /// Kills until no process is left. A process that is created during one round is found in the
     /// next.
-    async fn kill_those(&mut self, key: &str, counts: impl Fn(&Process) -> bool) {
+    async fn kill_those(&mut self, counts: impl Fn(&Process) -> bool) {
         while self.target.is_left(&counts) {
             let refused = self.target.send_to(Signal::KILL, &counts);
-            self.tell_refused(key, refused);
+            self.tell_refused(refused);
             sleep(check_interval(refused)).await;
         }
     }
@@ -384,14 +373,6 @@ async fn continue_when_orphaned(front: Process, group: Pid) {
                 let _ = kill_process_group(group, *signal);
             }
         }
-    }
-}
-
-/// Says what happened to a command. The key is empty below `rowlock cron`, which adds the job's.
-fn say(key: &str, what: fmt::Arguments<'_>) {
-    match key {
-        "" => out::print_notice(what),
-        key => out::print_error(format_args!("{key}: {what}")),
     }
 }
 

@@ -49,7 +49,7 @@ pub async fn open_when_available<T>(cron: &Cron, open: impl AsyncFn() -> Result<
     tokio::spawn(service::go_on());
     tokio::select! {
         biased;
-        _ = signals.stop.received() => Err(Failure::new(exit::OK, "")),
+        _ = signals.stop.received() => Err(Failure::silent(exit::OK)),
         opened = until_it_passes(open) => opened,
     }
 }

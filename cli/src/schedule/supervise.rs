@@ -28,14 +28,16 @@ pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
     begin_session(run.parent);
     let folder = run.beginning.cwd.as_deref().unwrap_or(Path::new("."));
     let program = find_in(&run.command, std::env::var_os("PATH").as_deref(), folder)?;
-    let mut work = Work::start(program, &run.command, &[], &run.beginning, None)?;
+    // `rowlock cron` begins each line with the name of the job.
+    let key = "";
+    let mut work = Work::start(key, run.grace, program, &run.command, &[], &run.beginning, None)?;
     tokio::select! {
         biased;
         () = orphaned(run.parent) => {}
-        ended = to_its_end(&mut work, &mut stop, run.grace) => return ended,
+        ended = to_its_end(&mut work, &mut stop) => return ended,
     }
     // No process renews the lease of the run any more.
-    work.kill("").await.map(code)
+    work.kill().await.map(code)
 }
 
 /// Begins a session, by which `rowlock cron` knows the processes of the command.
@@ -56,21 +58,19 @@ async fn orphaned(parent: i32) {
     }
 }
 
-async fn to_its_end(work: &mut Work, stop: &mut StopSignals, grace: Duration) -> Result<u8, Failure> {
-    // `rowlock cron` begins each line with the name of the job.
-    let key = "";
+async fn to_its_end(work: &mut Work, stop: &mut StopSignals) -> Result<u8, Failure> {
     let status = tokio::select! {
         biased;
         status = work.wait() => status?,
         signal = stop.next() => {
-            work.forward(key, signal);
-            return work.wait_or_kill(key, stop, grace).await.map(|_| STOPPED);
+            work.forward(signal);
+            return work.wait_or_kill(stop).await.map(|_| STOPPED);
         }
     };
     match work.failure() {
         Some(failure) => Err(failure),
         None => {
-            work.wait_or_stop_leftovers(key, stop, grace).await;
+            work.wait_or_stop_leftovers(stop).await;
             Ok(code(status))
         }
     }

@@ -23,11 +23,12 @@ use crate::{
     database::lock_of_schedules,
     exit::{self, Failure},
     format::clock,
+    keys::run::lost_before,
     out,
     process::{
         find::find,
-        signals::{StopSignals, number},
-        work::{End, Limits, Work},
+        signals::{StopSignals, exit_code},
+        work::{End, Work},
     },
     schedule::{environment, job::STOPPED, show},
 };
@@ -89,7 +90,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
                 // A claim that is in flight is undone.
                 drop(hand_back);
                 let _ = stop.within(run.grace, attempt).await;
-                return Ok(exit::SIGNAL + number(signal));
+                return Ok(exit_code(signal));
             }
         };
         if ran && matches!(outcome, TickOutcome::NotDue { .. }) {
@@ -101,7 +102,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
         tracing::debug!(schedule = name, ?pause, "waiting");
         tokio::select! {
             () = sleep(pause) => {}
-            signal = stop.next() => return Ok(exit::SIGNAL + number(signal)),
+            signal = stop.next() => return Ok(exit_code(signal)),
         }
     }
 }
@@ -170,9 +171,7 @@ async fn refuse<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: Tic
     let name = run.key.as_str();
     let info = show::find(schedules, name).await?;
     let why = match outcome {
-        TickOutcome::Lost => {
-            return Err(Failure::new(exit::LOST, format_args!("{name}: lost before the command began")));
-        }
+        TickOutcome::Lost => return Err(lost_before(name)),
         TickOutcome::Failed { error, .. } => {
             return Err(Failure::new(exit::GIVEN_UP, format_args!("{name}: {error}")));
         }
@@ -208,23 +207,23 @@ async fn run_command<DB: Database>(
 ) -> Result<Ran, Failure> {
     let (name, lost) = (run.key.as_str(), tick.cancellation_token());
     if lost.is_cancelled() {
-        return Err(Failure::new(exit::LOST, format_args!("{name}: lost before the command began")));
+        return Err(lost_before(name));
     }
     // After a stop or a loss, the run keeps its leases until the command has ended.
     let going_on = tick.going_on();
-    let mut work = match Work::start(program, &run.words(), &environment(&tick), &Beginning::default(), front) {
+    let (words, variables, beginning) = (run.words(), environment(&tick), Beginning::default());
+    let mut work = match Work::start(name, run.grace, program, &words, &variables, &beginning, front) {
         Ok(work) => work,
         Err(failure) => {
             drop(going_on);
             return Err(record_not_started(reply, attempt, stop, run, failure).await);
         }
     };
-    let limits = Limits { grace: run.grace, timeout: run.timeout, too_long };
     let lost = async {
         lost.cancelled().await;
         if tick.is_stopped() { STOPPED } else { "lost" }
     };
-    let ended = work.until_end(name, stop, limits, lost).await?;
+    let ended = work.until_end(stop, run.timeout, too_long, lost).await?;
     drop(going_on);
     let (result, code) = match ended {
         End::Exited(exit::OK) => (Ok(()), exit::OK),
