@@ -14,11 +14,13 @@ use serde_json::json;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader},
     process::{Child, Command},
+    sync::{mpsc, watch},
     task::JoinSet,
     time::timeout,
 };
 
 use crate::{
+    database::Source,
     exit,
     out::{self, NOTICE},
     process::{
@@ -26,9 +28,8 @@ use crate::{
         descendants,
         find::this_program,
         orphans::Mark,
-        surroundings::Surroundings,
     },
-    schedule::{output::Tail, supervise::STOPPED},
+    schedule::{file::Job, output::Tail, supervise::STOPPED},
     secrets,
     writer::Writer,
 };
@@ -55,23 +56,30 @@ pub fn reap_orphans() {
 /// A variable of a command.
 pub type Variable = (&'static str, String);
 
-/// How a command of a job is started.
-pub struct How<'a> {
-    pub job: &'a str,
-    pub surroundings: &'a Surroundings,
-    /// The URL that the command is to have.
-    pub database_url: Option<String>,
-    pub variables: &'a [Variable],
-    /// How many bytes of its output are kept.
-    pub keep: usize,
-    /// How long the command may take to stop.
+/// What all commands of the program share.
+#[derive(Clone)]
+pub struct Shared {
+    /// The database, of which a job may ask for the URL.
+    pub source: Arc<Source>,
+    /// How long a command that is to stop may take.
     pub grace: Duration,
+    /// Turns true when all commands are to stop.
+    pub stop: watch::Receiver<bool>,
+    /// Each command holds a sender, so that the channel closes after the last one.
+    pub commands: mpsc::WeakSender<()>,
+}
+
+impl Shared {
+    /// Waits until all commands are to stop.
+    pub async fn to_stop(&self) {
+        drop(self.stop.clone().wait_for(|stop| *stop).await);
+    }
 }
 
 /// A command, and the process above it.
 pub struct Started {
     child: Child,
-    pid: Option<Pid>,
+    pub pid: Option<Pid>,
     pub mark: Mark,
     /// How long the command may take to stop.
     grace: Duration,
@@ -85,8 +93,9 @@ type LastLine = Arc<Mutex<String>>;
 
 impl Started {
     /// Starts a command of a job.
-    pub fn start(words: &[OsString], how: &How<'_>) -> Result<Self, String> {
-        let How { job, surroundings, database_url, variables, keep, grace } = how;
+    pub fn start(words: &[OsString], job: &Job, variables: &[Variable], shared: &Shared) -> Result<Self, String> {
+        let (name, surroundings, grace) = (job.schedule.name(), &job.surroundings, shared.grace);
+        let database_url = surroundings.database_url.then(|| shared.source.url_of_commands());
         let cannot = |error: std::io::Error| format!("the command cannot be started: {error}");
         let mut command = Command::new(this_program().map_err(|failure| failure.to_string())?);
         surroundings.apply(&mut command, database_url.as_deref());
@@ -95,7 +104,7 @@ impl Started {
             .arg("supervise")
             // A text of a long duration would have months, which are refused.
             .args([std::process::id().to_string(), format!("{}ms", grace.as_millis())])
-            .arg(format!("--job={job}"))
+            .arg(format!("--job={name}"))
             .args(surroundings.beginning.words())
             .arg("--")
             .args(words)
@@ -107,20 +116,20 @@ impl Started {
             .process_group(0)
             .kill_on_drop(true);
         let mut child = command.spawn().map_err(cannot)?;
-        let (mut output, last_line, tail) = (JoinSet::new(), LastLine::default(), Tail::new(*keep));
+        let (mut output, last_line, tail) = (JoinSet::new(), LastLine::default(), Tail::new(job.keep_output));
         if let Some(from) = child.stdout.take() {
-            output.spawn(pass_on((*job).to_owned(), from, ("stdout", &out::STDOUT), tail.clone(), None));
+            output.spawn(pass_on(name.to_owned(), from, ("stdout", &out::STDOUT), tail.clone(), None));
         }
         if let Some(from) = child.stderr.take() {
             let last_line = Some(last_line.clone());
-            output.spawn(pass_on((*job).to_owned(), from, ("stderr", &out::STDERR), tail.clone(), last_line));
+            output.spawn(pass_on(name.to_owned(), from, ("stderr", &out::STDERR), tail.clone(), last_line));
         }
         let pid = child::pid(&child);
         OWN.lock().unwrap_or_else(PoisonError::into_inner).extend(pid);
         // A `rowlock run` within the command sets a token of its own.
         let variables = variables.iter().filter(|(name, _)| *name != "ROWLOCK_TOKEN");
-        let mark = Mark::new(job, pid, variables.map(|(name, value)| format!("{name}={value}")).collect());
-        Ok(Self { child, pid, mark, grace: *grace, output, last_line, tail })
+        let mark = Mark::new(name, pid, variables.map(|(name, value)| format!("{name}={value}")).collect());
+        Ok(Self { child, pid, mark, grace, output, last_line, tail })
     }
 
     /// Waits for the command's end. If the process above the command was ended by a signal, what it
@@ -131,12 +140,6 @@ impl Started {
             self.mark.kill().await;
         }
         Ended::new(status)
-    }
-
-    /// Returns what finds the command below the process above it.
-    pub fn found_below(&self) -> impl Fn() -> Option<Pid> + Send + 'static {
-        let above = self.pid;
-        move || descendants::child_of(above?)
     }
 
     /// Asks the process above the command to stop it.

@@ -22,9 +22,9 @@ use crate::{
         signals::{listen, received},
     },
     schedule::{
-        command,
+        command::{self, Shared},
         file::{self, Jobs},
-        job::{self, DATABASE, Shared},
+        job::{self, DATABASE},
     },
 };
 

@@ -9,23 +9,17 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use chrono::{DateTime, Utc};
 use rowlock::{Database, Tick};
 use rustix::process::Pid;
-use tokio::{
-    sync::{mpsc, oneshot, watch},
-    task::JoinHandle,
-    time::sleep,
-};
+use tokio::{sync::oneshot, task::JoinHandle, time::sleep};
 
 use crate::{
-    database::Source,
     format::{brief, precise},
     log::RUNS,
     out,
-    process::{orphans::Mark, work::expired},
+    process::{descendants::child_of, orphans::Mark, work::expired},
     schedule::{
-        command::{How, Started, Variable},
+        command::{Shared, Started, Variable},
         environment,
         file::Job,
     },
@@ -40,35 +34,12 @@ const MOMENT: Duration = Duration::from_secs(1);
 /// Why a command was stopped, if its run was not lost.
 pub const STOPPED: &str = "stopped by an operator";
 
-/// What all commands of the program share.
-#[derive(Clone)]
-pub struct Shared {
-    /// The database, of which a job may ask for the URL.
-    pub source: Arc<Source>,
-    /// How long a command that is to stop may take.
-    pub grace: Duration,
-    /// Turns true when all commands are to stop.
-    pub stop: watch::Receiver<bool>,
-    /// Each command holds a sender, so that the channel closes after the last one.
-    pub commands: mpsc::WeakSender<()>,
-}
-
-impl Shared {
-    /// Waits until all commands are to stop.
-    async fn to_stop(&self) {
-        drop(self.stop.clone().wait_for(|stop| *stop).await);
-    }
-}
-
 /// The work of a tick: starts the command, and waits for its end.
 pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) -> Result<(), String> {
     let (reply, ended) = oneshot::channel();
     let Some(counted) = shared.commands.upgrade() else { return std::future::pending().await };
-    let (slot, attempt) = (tick.slot(), tick.attempt());
-    let of = tick.clone();
-    let tell = Tell { is_stopped: Box::new(move || of.is_stopped()), keep: Box::new(keeping(tick.clone())) };
     let recorded = tick.recorded();
-    let run = Run { job, variables: environment(&tick).to_vec(), slot, attempt, shared, tell };
+    let run = Run { job, variables: environment(&tick).to_vec(), tick: tick.clone(), shared };
     let started = match run.start(&run.job.command) {
         Ok(started) => started,
         Err(error) => {
@@ -82,10 +53,11 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
         }
     };
     let taken_over_from = tick.taken_over_from().map(|lost| lost.label.as_str());
-    tracing::info!(target: RUNS, job = run.name(), slot = precise(slot), attempt, taken_over_from, "started");
+    let (slot, attempt) = (precise(tick.slot()), tick.attempt());
+    tracing::info!(target: RUNS, job = run.name(), slot, attempt, taken_over_from, "started");
     // The run keeps its leases until the command has ended.
     let going_on = tick.going_on();
-    let (mark, command) = (started.mark.clone(), started.found_below());
+    let (mark, above) = (started.mark.clone(), started.pid);
     let watching = tokio::spawn(async move {
         let began = Instant::now();
         let result = run.watch(started, reply).await;
@@ -96,7 +68,7 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     });
     let ended = tokio::select! {
         ended = ended => ended,
-        () = note(&tick, command) => std::future::pending().await,
+        () = note(&tick, above) => std::future::pending().await,
     };
     match ended {
         Ok(result) => result,
@@ -104,17 +76,13 @@ pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) ->
     }
 }
 
-fn keeping<DB: Database>(tick: Tick<DB>) -> impl Fn(Vec<u8>) + Send + Sync {
-    move |output| tick.keep_output(output)
-}
-
-/// Shows the number of a command's process beside its run, once that goes on for a moment. Never
-/// ends.
-async fn note<DB: Database>(tick: &Tick<DB>, command: impl Fn() -> Option<Pid>) {
+/// Shows the number of a command's process, which is below another one, beside its run, once that
+/// goes on for a moment. Never ends.
+async fn note<DB: Database>(tick: &Tick<DB>, above: Option<Pid>) {
     loop {
         sleep(MOMENT).await;
         // On a busy machine the command may begin later. Without an answer it is noted again.
-        let Some(pid) = command() else { continue };
+        let Some(pid) = above.and_then(child_of) else { continue };
         if tick.note(&format!("pid {}", pid.as_raw_nonzero())).await.is_ok() {
             return std::future::pending().await;
         }
@@ -134,34 +102,20 @@ async fn without_reply(watching: JoinHandle<()>, mark: &Mark) -> Result<(), Stri
 }
 
 /// One attempt at a tick.
-struct Run {
+struct Run<DB: Database> {
     job: Arc<Job>,
+    tick: Tick<DB>,
     variables: Vec<Variable>,
-    slot: DateTime<Utc>,
-    attempt: u32,
     shared: Shared,
-    tell: Tell,
 }
 
-/// What a run and its tick tell each other.
-struct Tell {
-    /// Returns whether an operator has stopped the tick.
-    is_stopped: Box<dyn Fn() -> bool + Send + Sync>,
-    /// Keeps what the command has printed.
-    keep: Box<dyn Fn(Vec<u8>) + Send + Sync>,
-}
-
-impl Run {
+impl<DB: Database> Run<DB> {
     fn name(&self) -> &str {
         self.job.schedule.name()
     }
 
     fn start(&self, words: &[OsString]) -> Result<Started, String> {
-        let surroundings = &self.job.surroundings;
-        let database_url = surroundings.database_url.then(|| self.shared.source.url_of_commands());
-        let job = self.name();
-        let (variables, keep, grace) = (self.variables.as_slice(), self.job.keep_output, self.shared.grace);
-        Started::start(words, &How { job, surroundings, database_url, variables, keep, grace })
+        Started::start(words, &self.job, &self.variables, &self.shared)
     }
 
     /// Waits for the command's end, and stops it when its run is lost, takes too long, or ends with
@@ -179,11 +133,11 @@ impl Run {
             () = self.shared.to_stop() => Ok(command.stop().await?),
             () = reply.closed() => {
                 command.terminate();
-                let is_stopped = (self.tell.is_stopped)();
+                let is_stopped = self.tick.is_stopped();
                 let why = if is_stopped { STOPPED } else { "lost" };
                 out::print_error(format_args!("{name}: {why}; stopping the command"));
                 command.stop().await;
-                command.tail.take().map(&self.tell.keep);
+                self.keep_output(&command);
                 return is_stopped.then(|| Err(STOPPED.to_owned()));
             }
             limit = expired(self.job.timeout) => {
@@ -191,7 +145,7 @@ impl Run {
             }
         };
         command.last_output().await;
-        command.tail.take().map(&self.tell.keep);
+        self.keep_output(&command);
         let (result, is_told) = match ended {
             Ok(ended) => (ended.result, ended.code.is_some()),
             Err(stopped) => (Err(stopped), false),
@@ -199,6 +153,12 @@ impl Run {
         // Of a command that was stopped, the cause is known.
         let result = result.map_err(|error| if is_told { command.with_last_line(error) } else { error });
         reply.send(result.clone()).ok().map(|()| result)
+    }
+
+    fn keep_output(&self, command: &Started) {
+        if let Some(output) = command.tail.take() {
+            self.tick.keep_output(output);
+        }
     }
 
     /// Logs how the run ended, and runs what follows, once its end is recorded: one that was lost may
@@ -224,7 +184,7 @@ impl Run {
     /// Logs how the command ended, and what comes next. `is_recorded` is `None` if that is not
     /// known.
     fn tell_end(&self, took: Duration, result: Option<&Result<(), String>>, is_recorded: Option<bool>) {
-        let (job, slot, attempt, took) = (self.name(), precise(self.slot), self.attempt, brief(took));
+        let (job, slot, attempt, took) = (self.name(), precise(self.tick.slot()), self.tick.attempt(), brief(took));
         let result = result.map(|result| result.as_ref().map_err(String::as_str));
         let next = match result {
             _ if is_recorded != Some(true) => Some("the tick is run again, here or elsewhere".to_owned()),
@@ -253,7 +213,7 @@ impl Run {
 
     /// Returns whether the tick is run again after a failure.
     fn fails_again(&self) -> bool {
-        self.attempt <= self.job.retries && !(self.tell.is_stopped)()
+        self.tick.attempt() <= self.job.retries && !self.tick.is_stopped()
     }
 
     /// Runs the command that follows the end of the tick. It changes nothing of how that ended.
