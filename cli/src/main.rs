@@ -79,8 +79,7 @@ async fn dispatch(arguments: Arguments) -> Result<u8, Failure> {
             let mut program = Arguments::command();
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut program, "rowlock", &mut script);
-            out::say(String::from_utf8_lossy(&script).trim_end())?;
-            Ok(exit::OK)
+            out::say(String::from_utf8_lossy(&script).trim_end())
         }
         Action::Man { folder } => {
             let written =
@@ -175,8 +174,7 @@ async fn run_action<DB: Database>(
                 true => Schedules::new(pool).forget_history(older_than).await?,
                 false => judged_by.lock(pool)?.forget(older_than).await?,
             };
-            out::say(format_args!("{rows} deleted"))?;
-            Ok(exit::OK)
+            out::say(format_args!("{rows} deleted"))
         }
         TableAction::Cron(cron) => schedule::cron::run(pool, source, cron).await,
         TableAction::Schedules(list) => schedule::show::list(&Schedules::new(pool), &list).await,

@@ -35,20 +35,20 @@ fn dropped(stream: &str, lines: u64) {
     STDERR.add_note(&line("WARN", &format!("{stream} was not read: {lines} lines were dropped")));
 }
 
-/// Writes the requested output to stdout.
-pub fn say(text: impl Display) -> Result<(), Failure> {
+/// Writes the requested output to stdout. Returns the exit code of a command that has said all.
+pub fn say(text: impl Display) -> Result<u8, Failure> {
     let mut out = anstream::stdout().lock();
     written(writeln!(out, "{text}").and_then(|()| out.flush()))
 }
 
 /// Writes bytes to stdout as they are.
-pub fn say_bytes(bytes: &[u8]) -> Result<(), Failure> {
+pub fn say_bytes(bytes: &[u8]) -> Result<u8, Failure> {
     let mut out = std::io::stdout().lock();
     written(out.write_all(bytes).and_then(|()| out.flush()))
 }
 
-fn written(said: std::io::Result<()>) -> Result<(), Failure> {
-    said.map_err(|error| match error.kind() {
+fn written(said: std::io::Result<()>) -> Result<u8, Failure> {
+    said.map(|()| OK).map_err(|error| match error.kind() {
         // The reader has closed the pipe, as in `rowlock list | head -1`. The exit code is that of
         // a process that SIGPIPE ended.
         ErrorKind::BrokenPipe => Failure::silent(exit_code(Signal::PIPE)),
@@ -58,13 +58,13 @@ fn written(said: std::io::Result<()>) -> Result<(), Failure> {
 
 /// Writes JSON for programs. Control characters that JSON permits are escaped, so that the output
 /// may be shown on a terminal.
-pub fn say_json(value: &Value) -> Result<(), Failure> {
+pub fn say_json(value: &Value) -> Result<u8, Failure> {
     let escape = |c: char| if c.is_control() { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
     say(value.to_string().chars().map(escape).collect::<String>())
 }
 
 /// Writes JSON while the caller goes on with other work: leases are renewed, signals are handled.
-pub async fn say_json_aside(value: Value) -> Result<(), Failure> {
+pub async fn say_json_aside(value: Value) -> Result<u8, Failure> {
     let said = tokio::task::spawn_blocking(move || say_json(&value)).await;
     said.unwrap_or_else(|error| Err(Failure::new(IO, format_args!("stdout: {error}"))))
 }

@@ -33,7 +33,7 @@ pub async fn examine(source: &Arc<Source>, doctor: &Doctor) -> Result<u8, Failur
     match doctor.json {
         true => out::say_json(&object(&findings))?,
         false => out::say(text(&findings))?,
-    }
+    };
     Ok(code)
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     args::keys::Changes,
-    exit::{self, Failure},
+    exit::Failure,
     format::{clock, precise, tabular},
     out::{self, printable},
 };
@@ -14,10 +14,9 @@ use crate::{
 pub async fn changes<DB: Database>(lock: &LeaseLock<DB>, asked: &Changes) -> Result<u8, Failure> {
     let changes = lock.changes(asked.name.as_deref(), asked.limit).await?;
     match asked.json {
-        true => out::say_json(&changes.iter().map(object).collect::<Value>())?,
-        false => out::say(table(&changes))?,
+        true => out::say_json(&changes.iter().map(object).collect()),
+        false => out::say(table(&changes)),
     }
-    Ok(exit::OK)
 }
 
 pub fn table(changes: &[ChangeInfo]) -> String {

@@ -77,6 +77,5 @@ async fn print<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, prior: Option<
         "expires_at": entry.and_then(|entry| entry.until).map(precise),
         "taken_over_from": prior.map(|prior| json!({ "token": prior.token.get(), "by": prior.label })),
     });
-    out::say_json_aside(claim).await?;
-    Ok(exit::OK)
+    out::say_json_aside(claim).await
 }

@@ -33,8 +33,7 @@ pub async fn release<DB: Database>(
         Ending::F => "; under the rules of the article it stays closed until `--status S`",
         Ending::S => "",
     };
-    out::say(format_args!("{} is free; its token is {token}{was}{closed}", printable(key)))?;
-    Ok(exit::OK)
+    out::say(format_args!("{} is free; its token is {token}{was}{closed}", printable(key)))
 }
 
 /// Frees the key. Returns its new token and the row that was there before.

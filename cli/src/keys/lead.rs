@@ -65,28 +65,22 @@ pub async fn leader<DB: Database>(lock: &LeaseLock<DB>, shown: &Leader) -> Resul
     let mut leaders = lock.election(shown.key.as_str()).observe();
     loop {
         let leader = leaders.next().await?;
-        if shown.json {
-            out::say_json(&json!({
-                "key": shown.key.as_str(),
+        let key = shown.key.as_str();
+        match &leader {
+            leader if shown.json => out::say_json(&json!({
+                "key": key,
                 "term": leader.as_ref().map(|leader| leader.term.get()),
                 "by": leader.as_ref().map(|leader| &leader.label),
                 "since": leader.as_ref().and_then(|leader| leader.since).map(precise),
                 "until": leader.as_ref().and_then(|leader| leader.until).map(precise),
-            }))?;
-        } else {
-            let key = printable(shown.key.as_str());
-            match &leader {
-                Some(leader) => {
-                    let since = leader.since.map_or_else(|| "-".into(), clock);
-                    out::say(format_args!(
-                        "{key}: {} leads since {since}, in term {}",
-                        printable(&leader.label),
-                        leader.term
-                    ))?;
-                }
-                None => out::say(format_args!("{key}: no instance leads"))?,
+            }))?,
+            Some(leader) => {
+                let (key, by) = (printable(key), printable(&leader.label));
+                let since = leader.since.map_or_else(|| "-".into(), clock);
+                out::say(format_args!("{key}: {by} leads since {since}, in term {}", leader.term))?
             }
-        }
+            None => out::say(format_args!("{}: no instance leads", printable(key)))?,
+        };
         if !shown.watch {
             return Ok(if leader.is_some() { exit::OK } else { exit::REFUSED });
         }

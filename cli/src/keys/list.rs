@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::{
     args::keys::{List, Watch},
-    exit::{self, Failure},
+    exit::Failure,
     format::clock,
     keys::{
         queues::Queues,
@@ -25,11 +25,10 @@ pub async fn list<DB: Database>(lock: &LeaseLock<DB>, list: &List) -> Result<u8,
     let entries = all(lock, list.held).await?;
     let queues = Queues::if_possible(lock).await;
     if list.json {
-        out::say_json(&Value::Array(objects(&entries, &queues)))?;
+        out::say_json(&Value::Array(objects(&entries, &queues)))
     } else {
-        out::say(table(&entries, &queues))?;
+        out::say(table(&entries, &queues))
     }
-    Ok(exit::OK)
 }
 
 pub async fn watch<DB: Database>(lock: &LeaseLock<DB>, watch: &Watch) -> Result<u8, Failure> {

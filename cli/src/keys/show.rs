@@ -63,8 +63,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
         shown["schedule"] = schedule.as_ref().map_or(Value::Null, schedule::show::object);
         shown["changes"] = changed.iter().map(changes::object).collect();
         shown["runs"] = runs.iter().map(schedule::show::run_object).collect();
-        out::say_json(&shown)?;
-        return Ok(exit::OK);
+        return out::say_json(&shown);
     }
     let entry = entry.map(|entry| aligned(&lines(&entry, queues.of_name(key))));
     let schedule = schedule.map(|schedule| about(&schedule));
@@ -75,8 +74,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
     });
     let changed = (!changed.is_empty()).then(|| changes::table(&changed));
     let shown = entry.into_iter().chain(parts).chain(schedule).chain(runs).chain(changed);
-    out::say(shown.collect::<Vec<_>>().join("\n\n"))?;
-    Ok(exit::OK)
+    out::say(shown.collect::<Vec<_>>().join("\n\n"))
 }
 
 /// How many runs of a schedule are shown with it, and how many changes of operators.

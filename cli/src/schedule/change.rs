@@ -7,7 +7,7 @@ use rowlock::{
 
 use crate::{
     args::schedules::{Drain, Named, Removed, Trigger, Until},
-    exit::{self, Failure, REFUSED},
+    exit::{Failure, REFUSED},
     format::clock,
     operator::logged,
     out::{self, printable},
@@ -113,8 +113,7 @@ pub async fn drain<DB: Database>(schedules: &Schedules<DB>, drain: &Drain) -> Re
         _ => &format!("; {silent} of them are silent, and end after their next beat"),
     };
     let say = format_args!("{}: {end}{silent}", printable(label));
-    out::say(say)?;
-    Ok(exit::OK)
+    out::say(say)
 }
 
 /// Describes a schedule before it is changed.
@@ -165,8 +164,7 @@ pub async fn remove<DB: Database>(schedules: &Schedules<DB>, removed: &Removed) 
         Some(was) => format!("{}, {}", times(was), described(was)),
         None => "-".to_owned(),
     })?;
-    out::say(format_args!("{} is removed; its runs stay in the history", printable(name)))?;
-    Ok(exit::OK)
+    out::say(format_args!("{} is removed; its runs stay in the history", printable(name)))
 }
 
 pub async fn reset<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Result<u8, Failure> {
@@ -183,8 +181,7 @@ pub async fn reset<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Re
 async fn print_change<DB: Database>(schedules: &Schedules<DB>, named: &Named, what: &str) -> Result<u8, Failure> {
     let name = named.name.as_str();
     match named.json {
-        true => out::say_json(&object(&find(schedules, name).await?))?,
-        false => out::say(format_args!("{} {}", printable(name), printable(what)))?,
+        true => out::say_json(&object(&find(schedules, name).await?)),
+        false => out::say(format_args!("{} {}", printable(name), printable(what))),
     }
-    Ok(exit::OK)
 }

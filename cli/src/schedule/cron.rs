@@ -89,18 +89,8 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     let (works, no_works) = mpsc::channel(1);
     let (ordered, mut is_ordered) = watch::channel(false);
     let shared = Shared { source, grace: cron.grace, stop: stopped, commands: commands.downgrade() };
-    let mut instance = Instance {
-        pool,
-        label: cron.label.clone(),
-        build: cron.build.clone(),
-        max_runs: cron.max_runs,
-        ordered,
-        shared,
-        works,
-        jobs: Jobs::default(),
-        running: None,
-        ending: JoinSet::new(),
-    };
+    let (jobs_so_far, ending) = (Jobs::default(), JoinSet::new());
+    let mut instance = Instance { pool, cron: &cron, ordered, shared, works, jobs: jobs_so_far, running: None, ending };
     tokio::select! {
         started = until_it_passes(async || instance.start(jobs.clone()).await) => started?,
         _ = signals.stop.received() => return Ok(exit::OK),
@@ -236,12 +226,9 @@ impl Stop {
 }
 
 /// The jobs that run.
-struct Instance<DB: Database> {
+struct Instance<'a, DB: Database> {
     pool: Pool<DB>,
-    label: Option<String>,
-    build: Option<String>,
-    /// The arguments' number of commands at the same time, which goes before that of the file.
-    max_runs: Option<u32>,
+    cron: &'a Cron,
     /// Turns true when an operator has ordered that an instance of before a reload ends.
     ordered: watch::Sender<bool>,
     shared: Shared,
@@ -255,7 +242,7 @@ struct Instance<DB: Database> {
     ending: JoinSet<()>,
 }
 
-impl<DB: Database> Instance<DB> {
+impl<DB: Database> Instance<'_, DB> {
     /// Starts jobs, and lets those of before end.
     ///
     /// Those of before leave when the new ones are there: they see then which jobs have gone from
@@ -284,18 +271,19 @@ impl<DB: Database> Instance<DB> {
     }
 
     fn schedules(&self, jobs: &Jobs) -> Result<Schedules<DB>, Failure> {
-        let max_runs = self.max_runs.or(jobs.max_runs).unwrap_or(MAX_RUNS);
+        let Cron { label, build, max_runs, .. } = self.cron;
+        let max_runs = max_runs.or(jobs.max_runs).unwrap_or(MAX_RUNS);
         let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(max_runs);
         if let Some(running) = &self.running {
             schedules = schedules.in_place_of(running);
         }
-        if let Some(label) = &self.label {
+        if let Some(label) = label {
             schedules = schedules.label(label);
         }
-        if let Some(build) = &self.build {
+        if let Some(build) = build {
             schedules = schedules.build(build);
         }
-        if let Some(lock) = lock_of_schedules(&self.pool, self.label.as_deref())? {
+        if let Some(lock) = lock_of_schedules(&self.pool, label.as_deref())? {
             schedules = schedules.lock(lock);
         }
         for name in &jobs.removed {
@@ -377,7 +365,7 @@ impl End {
 
     /// Lets runs end for a while, then stops their commands and hands them back. Another signal
     /// ends the while.
-    async fn end<DB: Database>(mut self, mut instance: Instance<DB>, mut stop: Stop) {
+    async fn end<DB: Database>(mut self, mut instance: Instance<'_, DB>, mut stop: Stop) {
         service::ends("it waits for its commands");
         instance.let_end();
         let Instance { works, mut ending, .. } = instance;

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::{
     args::schedules::Instances,
-    exit::{self, Failure, REFUSED},
+    exit::{Failure, REFUSED},
     format::{clock, precise, tabular},
     operator::logged,
     out::{self, printable},
@@ -19,12 +19,11 @@ pub async fn instances<DB: Database>(schedules: &Schedules<DB>, asked: &Instance
     }
     let all = schedules.instances().await?;
     if asked.json {
-        out::say_json(&Value::Array(all.iter().map(object).collect()))?;
+        out::say_json(&all.iter().map(object).collect())
     } else {
         let names = ["LABEL", "BUILD", "SINCE", "LAST BEAT", "STATE", "DECLARES", "ID"];
-        out::say(tabular(names, all.iter().map(row)))?;
+        out::say(tabular(names, all.iter().map(row)))
     }
-    Ok(exit::OK)
 }
 
 fn row(instance: &InstanceInfo) -> (Style, [String; 7]) {
@@ -86,6 +85,5 @@ async fn forget<DB: Database>(schedules: &Schedules<DB>, id: Uuid) -> Result<u8,
     logged("forget instance", &id.to_string(), forgotten, |()| {
         was.map_or_else(|| "-".to_owned(), |was| format!("{}, {}", was.label, state(was)))
     })?;
-    out::say(format_args!("{id} is forgotten; if it is alive, it announces itself again"))?;
-    Ok(exit::OK)
+    out::say(format_args!("{id} is forgotten; if it is alive, it announces itself again"))
 }

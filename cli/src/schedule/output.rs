@@ -11,7 +11,7 @@ use rowlock::{Database, Schedules, admin::RunInfo};
 
 use crate::{
     args::schedules::Output,
-    exit::{self, Failure, REFUSED},
+    exit::{Failure, REFUSED},
     format::clock,
     out,
     schedule::show::find,
@@ -98,10 +98,9 @@ pub async fn output<DB: Database>(schedules: &Schedules<DB>, asked: &Output) -> 
         return Err(Failure::new(REFUSED, text));
     };
     match std::io::stdout().is_terminal() {
-        true => out::say(lines(&output))?,
-        false => out::say_bytes(&output)?,
+        true => out::say(lines(&output)),
+        false => out::say_bytes(&output),
     }
-    Ok(exit::OK)
 }
 
 /// Returns an output as text. What a command prints must not control the terminal of its reader.

@@ -21,20 +21,17 @@ pub fn next(next: &Next) -> Result<u8, Failure> {
     if next.json {
         let object =
             |tick: DateTime<Utc>| json!({ "slot": precise(tick), "local": schedule.in_zone(tick).to_rfc3339() });
-        out::say_json(&ticks.map(object).collect())?;
-        return Ok(exit::OK);
+        return out::say_json(&ticks.map(object).collect());
     }
     let rows = ticks.map(|tick| [clock(tick), local(&schedule, tick)]);
-    out::say(table(["NEXT", &printable(&next.zone)], rows))?;
-    Ok(exit::OK)
+    out::say(table(["NEXT", &printable(&next.zone)], rows))
 }
 
 /// Checks a file of jobs, and prints its errors or the ticks of its jobs; or makes such a file of a
 /// crontab.
 pub fn cron(cron: &Cron) -> Result<u8, Failure> {
     if let Some(whose) = cron.from_crontab {
-        out::say(crontab::convert(&cron.file, whose == Crontab::System)?.trim_end())?;
-        return Ok(exit::OK);
+        return out::say(crontab::convert(&cron.file, whose == Crontab::System)?.trim_end());
     }
     let jobs = match file::check(&cron.file) {
         Ok(jobs) => jobs,
@@ -52,8 +49,7 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
             return Ok(code);
         }
         jobs.jobs.iter().filter_map(|job| job.note(now())).for_each(out::print_info);
-        out::say(format_args!("{}, no error", printable(&jobs.to_string())))?;
-        return Ok(exit::OK);
+        return out::say(format_args!("{}, no error", printable(&jobs.to_string())));
     };
     let now = now();
     let removed = jobs.removed.iter().map(|name| [name.as_str().to_owned(), "removed".to_owned(), "-".to_owned()]);

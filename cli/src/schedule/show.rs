@@ -25,8 +25,7 @@ pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &schedules::Sch
     const HEADER: [&str; 6] = ["NAME", "TIMES", "STATE", "NEXT", "WHO", "TOKEN"];
     let all = schedules.list().await?;
     if list.json {
-        out::say_json(&Value::Array(all.iter().map(object).collect()))?;
-        return Ok(exit::OK);
+        return out::say_json(&all.iter().map(object).collect());
     }
     let row = |info: &ScheduleInfo| {
         let who = if info.by.is_empty() { "-" } else { &info.by };
@@ -34,8 +33,7 @@ pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &schedules::Sch
         let cells = [info.name.as_str(), &times, &described(info), &next(info), who, &token];
         (style(state(info)), cells.map(printable))
     };
-    out::say(tabular(HEADER, all.iter().map(row)))?;
-    Ok(exit::OK)
+    out::say(tabular(HEADER, all.iter().map(row)))
 }
 
 pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs) -> Result<u8, Failure> {
@@ -61,8 +59,7 @@ pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Run
         find(schedules, name.as_str()).await?;
     }
     if runs.json {
-        out::say_json(&Value::Array(history.iter().map(run_object).collect()))?;
-        return Ok(exit::OK);
+        return out::say_json(&history.iter().map(run_object).collect());
     }
     // The history has a run once it has ended, or was taken over.
     let known = match &runs.name {
@@ -89,8 +86,7 @@ async fn running<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs
     all.iter().for_each(tell_lost);
     all.retain(|info| info.running);
     if runs.json {
-        out::say_json(&all.iter().map(object).collect())?;
-        return Ok(exit::OK);
+        return out::say_json(&all.iter().map(object).collect());
     }
     let row = |info: &ScheduleInfo| {
         let time = |time: Option<DateTime<Utc>>| time.map_or("-".to_owned(), clock);
@@ -100,8 +96,7 @@ async fn running<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs
         let cells = [info.name.as_str(), &slot, &attempt, info.by.as_str(), &since, &token, &until, note];
         (style("running"), cells.map(printable))
     };
-    out::say(tabular(HEADER, all.iter().map(row)))?;
-    Ok(exit::OK)
+    out::say(tabular(HEADER, all.iter().map(row)))
 }
 
 /// The runs of which statistics are made, and for how long back.
@@ -122,12 +117,7 @@ async fn statistics<DB: Database>(
         out::print_error(format_args!("{name}: only the last {MOST} runs count: --since shows fewer days"));
     }
     let days = stats::days(&history);
-    if runs.json {
-        out::say_json(&stats::objects(&days))?;
-    } else {
-        out::say(stats::table(&days))?;
-    }
-    Ok(exit::OK)
+    if runs.json { out::say_json(&stats::objects(&days)) } else { out::say(stats::table(&days)) }
 }
 
 /// Says that no instance has taken over a run that was lost or handed back.

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{
     args::schedules::Named,
-    exit::{self, Failure},
+    exit::Failure,
     format::{brief, clock},
     keys::rows::claim,
     out::{self, printable},
@@ -44,12 +44,10 @@ pub async fn why<DB: Database>(schedules: &Schedules<DB>, lock: &LeaseLock<DB>, 
     if named.json {
         let mut shown = object(seen.info);
         shown["why"] = json!(reasons);
-        out::say_json(&shown)?;
-        return Ok(exit::OK);
+        return out::say_json(&shown);
     }
     let lines = reasons.iter().map(|reason| format!("{}: {}", printable(name), printable(reason)));
-    out::say(lines.collect::<Vec<_>>().join("\n"))?;
-    Ok(exit::OK)
+    out::say(lines.collect::<Vec<_>>().join("\n"))
 }
 
 /// What is known of a schedule.
