@@ -131,33 +131,29 @@ fn tell_lost(info: &ScheduleInfo) {
     }
 }
 
-const RUN: [&str; 8] = ["SLOT", "ATTEMPT", "STATUS", "BEGAN", "ENDED", "MISSED", "WHO", "ERROR"];
+const RUN: [&str; 9] = ["NAME", "SLOT", "ATTEMPT", "STATUS", "BEGAN", "ENDED", "MISSED", "WHO", "ERROR"];
 
-/// Returns runs of one schedule as a table.
+/// Returns runs of one schedule as a table, without its name.
 pub fn table(history: &[RunInfo]) -> String {
-    tabular(RUN, history.iter().map(row))
+    let [_, header @ ..] = RUN;
+    let rows = history.iter().map(|run| {
+        let (style, [_, cells @ ..]) = row(run);
+        (style, cells)
+    });
+    tabular(header, rows)
 }
 
 /// Returns runs of all schedules as a table.
 fn table_of_all(history: &[RunInfo]) -> String {
-    let named = |name: &str, cells: [String; 8]| -> [String; 9] {
-        let mut cells = std::iter::once(printable(name)).chain(cells);
-        std::array::from_fn(|_| cells.next().unwrap_or_default())
-    };
-    let header = named("NAME", RUN.map(str::to_owned));
-    let rows = history.iter().map(|run| {
-        let (style, cells) = row(run);
-        (style, named(&run.name, cells))
-    });
-    tabular(header.each_ref().map(String::as_str), rows)
+    tabular(RUN, history.iter().map(row))
 }
 
-fn row(run: &RunInfo) -> (Style, [String; 8]) {
+fn row(run: &RunInfo) -> (Style, [String; 9]) {
     let outcome = outcome(run.status);
     let (attempt, missed) = (run.attempt.to_string(), missed(run.missed));
     let error = run.error.as_deref().unwrap_or_default();
     let (slot, began, ended) = (clock(run.slot), clock(run.began), clock(run.ended));
-    let cells = [slot.as_str(), &attempt, outcome, &began, &ended, &missed, run.by.as_str(), error];
+    let cells = [&run.name, &slot, &attempt, outcome, &began, &ended, &missed, &run.by, error];
     (style(outcome), cells.map(printable))
 }
 
