@@ -12,7 +12,7 @@ use crate::{
     },
     ui::{
         live::Page,
-        locks::pages,
+        pages::Shown,
         plot::durations,
         snapshot::{Part, Snapshot},
         text::{clocks, counted, encoded, span, when, zone},
@@ -185,8 +185,7 @@ impl Page for Jobs {
 
     fn live(&self, snapshot: &Snapshot, _: bool) -> Markup {
         let found = self.select(snapshot);
-        let last = found.len().div_ceil(ROWS).max(1);
-        let page = self.page.clamp(1, last);
+        let shown = Shown::new(&found, self.page, ROWS);
         let counts = SIGNS.map(|sign| {
             let count = snapshot.jobs.iter().filter(|job| (sign.holds)(snapshot, job)).count();
             (sign, count)
@@ -204,10 +203,10 @@ impl Page for Jobs {
             } @else {
                 table.cards.jobs {
                     thead.sorts { (self.header()) }
-                    tbody { @for job in found.iter().skip((page - 1) * ROWS).take(ROWS) { (row(snapshot, job)) } }
+                    tbody { @for job in shown.rows { (row(snapshot, job)) } }
                 }
             }
-            (pages(page, last, |page| self.address(self.sort, page)))
+            (shown.links(|page| self.address(self.sort, page)))
         }
     }
 }

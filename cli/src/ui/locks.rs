@@ -15,6 +15,7 @@ use crate::{
     out::printable,
     ui::{
         live::Page,
+        pages::Shown,
         snapshot::{InUse, Part, Snapshot},
         text::{counted, encoded, grouped, lasting, span, when},
     },
@@ -74,17 +75,9 @@ const STATES: [LockState; 6] = [
 /// In place of a state: the keys that are waited for.
 const WAITING: &str = "waiting";
 
-/// A page of keys, and how many there are.
-struct Shown<'a> {
-    rows: Vec<&'a LockInfo>,
-    found: usize,
-    /// The number of the page, and of the last one.
-    page: usize,
-    last: usize,
-}
-
 impl Locks {
-    fn select<'a>(&self, snapshot: &'a Snapshot) -> Shown<'a> {
+    /// Returns the keys that are wanted, in their order.
+    fn select<'a>(&self, snapshot: &'a Snapshot) -> Vec<&'a LockInfo> {
         let q = self.q.to_lowercase();
         let has = |text: &str| text.to_lowercase().contains(&q);
         let wanted = |lock: &&LockInfo| {
@@ -98,10 +91,7 @@ impl Locks {
         } else if self.desc {
             rows.reverse();
         }
-        let found = rows.len();
-        let last = found.div_ceil(ROWS).max(1);
-        let page = self.page.clamp(1, last);
-        Shown { rows: rows.into_iter().skip((page - 1) * ROWS).take(ROWS).collect(), found, page, last }
+        rows
     }
 
     fn has_state(&self, snapshot: &Snapshot, lock: &LockInfo) -> bool {
@@ -225,7 +215,8 @@ impl Page for Locks {
     }
 
     fn live(&self, snapshot: &Snapshot, _: bool) -> Markup {
-        let shown = self.select(snapshot);
+        let found = self.select(snapshot);
+        let shown = Shown::new(&found, self.page, ROWS);
         let used = snapshot.in_use();
         let of = |lock: &LockInfo| match kind(&lock.key) {
             Kind::Permit { of } | Kind::Reader { of } => used.get(of).copied().unwrap_or_default(),
@@ -242,34 +233,17 @@ impl Page for Locks {
                 a href="/" { strong { (counted(snapshot.locks.len(), "key")) } }
                 @for (state, count) in counts { ", " a href={ "/?state=" (state.name()) } { (grouped(count)) " " (state) } }
                 @if !snapshot.lacks(Part::Queues) { ", " a href={ "/?state=" (WAITING) } { (waiting) " waiting" } }
-                @if shown.found < snapshot.locks.len() { ". " (grouped(shown.found)) " match." }
+                @if found.len() < snapshot.locks.len() { ". " (grouped(found.len())) " match." }
             }
-            @if shown.rows.is_empty() {
+            @if found.is_empty() {
                 p.empty { (if snapshot.locks.is_empty() { "No key was ever taken." } else { "No key matches." }) }
             } @else {
                 table.cards {
                     thead.sorts { (self.header()) }
-                    tbody { @for lock in &shown.rows { (row(lock, snapshot.waiting(&lock.key), of(lock))) } }
+                    tbody { @for lock in shown.rows { (row(lock, snapshot.waiting(&lock.key), of(lock))) } }
                 }
             }
-            (pages(shown.page, shown.last, |page| self.address(self.sort, self.desc, page)))
-        }
-    }
-}
-
-/// Links to the first, the previous, the next and the last page.
-pub fn pages(page: usize, last: usize, address: impl Fn(usize) -> String) -> Markup {
-    let link = |name: &str, to: usize| match to == page || to < 1 || to > last {
-        true => html! { span { (name) } },
-        false => html! { a href=(address(to)) { (name) } },
-    };
-    html! {
-        @if last > 1 {
-            nav.pages aria-label="Pages of the table" {
-                (link("First", 1)) (link("Previous", page.saturating_sub(1)))
-                strong { (grouped(page)) " of " (grouped(last)) }
-                (link("Next", page + 1)) (link("Last", last))
-            }
+            (shown.links(|page| self.address(self.sort, self.desc, page)))
         }
     }
 }

@@ -25,6 +25,7 @@ mod locks;
 mod looks;
 mod metrics;
 mod output;
+mod pages;
 mod passwords;
 mod plot;
 mod runs;

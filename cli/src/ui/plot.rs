@@ -95,31 +95,25 @@ const LEAST: f64 = 0.5;
 /// The least distance of two ticks to come, in percent.
 const APART: f64 = 1.5;
 
-/// A run that has no recorded end.
-#[derive(Clone, Copy, Debug)]
-pub struct Open {
-    pub since: DateTime<Utc>,
-    /// When its lease ended, if it is lost.
-    pub lost: Option<DateTime<Utc>>,
-}
-
-impl Open {
-    fn bar(self, window: &Window) -> Bar {
-        let (class, end, text) = match self.lost {
-            None => ("running", window.now, format!("running for {}", span(window.now - self.since))),
-            Some(end) => ("lost", end, format!("lost, lease over since {}", clock(end, &window.zone))),
-        };
-        let x = window.begin(self.since);
-        let title = format!("{}: {text}", clock(self.since, &window.zone));
-        Bar { x, width: (window.percent(end) - x).max(LEAST), class, title, runs: 1, failed: 0 }
-    }
+/// The run of a job that has no recorded end: it goes on, or is lost.
+fn open(job: &ScheduleInfo, window: &Window) -> Option<Bar> {
+    let since = job.since?;
+    let (class, end, text) = match job.lost_since {
+        Some(end) if end < window.from => return None,
+        Some(end) => ("lost", end, format!("lost, lease over since {}", clock(end, &window.zone))),
+        None if job.running => ("running", window.now, format!("running for {}", span(window.now - since))),
+        None => return None,
+    };
+    let x = window.begin(since);
+    let title = format!("{}: {text}", clock(since, &window.zone));
+    Some(Bar { x, width: (window.percent(end) - x).max(LEAST), class, title, runs: 1, failed: 0 })
 }
 
 /// Lays out the runs of a job, the earliest first. Runs that would cover each other become one bar.
-pub fn bars<'a>(runs: impl Iterator<Item = &'a RunInfo>, open: Option<Open>, window: &Window) -> Vec<Bar> {
+pub fn bars<'a>(runs: impl Iterator<Item = &'a RunInfo>, job: &ScheduleInfo, window: &Window) -> Vec<Bar> {
     let mut runs: Vec<&RunInfo> = runs.filter(|run| run.ended >= window.from && run.began <= window.now).collect();
     runs.sort_by_key(|run| run.began);
-    let open = open.filter(|run| run.lost.is_none_or(|lost| lost >= window.from)).map(|run| run.bar(window));
+    let open = open(job, window);
     let (mut bars, mut rest) = (Vec::new(), runs.as_slice());
     while let Some(first) = rest.first() {
         let x = window.begin(first.began);

@@ -11,8 +11,8 @@ use crate::{
     ui::{
         jobs::{is_failing, job_address},
         live::Page,
-        locks::pages,
-        plot::{Bar, Open, Window, bars, marks, ticks},
+        pages::Shown,
+        plot::{Window, bars, marks, ticks},
         snapshot::{Part, Snapshot, WEEK},
         text::{counted, encoded, grouped},
     },
@@ -106,8 +106,7 @@ impl Page for Runs {
         let zone = TimeZone::get(&self.zone).unwrap_or(TimeZone::UTC);
         let window = Window { from: now - length, now, to: now + length / 6, zone };
         let jobs: Vec<&ScheduleInfo> = snapshot.jobs.iter().filter(|job| self.is_wanted(snapshot, job)).collect();
-        let last = jobs.len().div_ceil(ROWS).max(1);
-        let page = self.page.clamp(1, last);
+        let shown = Shown::new(&jobs, self.page, ROWS);
         html! {
             p.summary {
                 strong { (counted(jobs.len(), "job")) }
@@ -120,10 +119,10 @@ impl Page for Runs {
             } @else {
                 div.timeline {
                     (axis(&window, hours))
-                    ul { @for job in jobs.iter().skip((page - 1) * ROWS).take(ROWS) { li { (row(snapshot, job, &window)) } } }
+                    ul { @for job in shown.rows { li { (row(snapshot, job, &window)) } } }
                 }
             }
-            (pages(page, last, |page| self.address(page)))
+            (shown.links(|page| self.address(page)))
         }
     }
 }
@@ -166,9 +165,7 @@ fn anchor(x: f64) -> &'static str {
 
 /// A link to the job that has its name, its runs, and its ticks.
 fn row(snapshot: &Snapshot, job: &ScheduleInfo, window: &Window) -> Markup {
-    let open = job.since.filter(|_| job.running || job.lost_since.is_some());
-    let open = open.map(|since| Open { since, lost: job.lost_since });
-    let bars: Vec<Bar> = bars(snapshot.runs.of(&job.name), open, window);
+    let bars = bars(snapshot.runs.of(&job.name), job, window);
     let (runs, failed) = bars.iter().fold((0, 0), |(runs, failed), bar| (runs + bar.runs, failed + bar.failed));
     let name = printable(&job.name);
     html! {
