@@ -34,22 +34,22 @@ pub fn unreachable(message: &str) -> (String, String) {
 
 /// Runs all checks of a database that has been connected to.
 pub async fn all<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
-    let mut findings = asked(pool, "server", async |conn| Some(server::<DB>(conn).await)).await;
-    findings.extend(asked(pool, "place", async |conn| Some(place::<DB>(conn).await)).await);
+    let mut findings = asked(pool, "server", server::<DB>).await;
+    findings.extend(asked(pool, "place", place::<DB>).await);
     let (lock_table, has_locks) = locks(pool).await;
     let (schedule_tables, has_schedules) = schedules(pool).await;
     findings.extend([lock_table, schedule_tables]);
     for rights in &rights::<DB>() {
         let exists = if rights.table.starts_with("t_resource_lock") { has_locks } else { has_schedules };
         if exists {
-            let check = async |conn: &mut _| Some(check_rights::<DB>(conn, rights).await);
+            let check = async |conn: &mut _| Ok(Some(check_rights::<DB>(conn, rights).await));
             findings.extend(asked(pool, rights.check, check).await);
         }
     }
     if has_locks {
         findings.extend(table(pool).await);
     }
-    findings.extend(asked(pool, "clock", async |conn| Some(clock::<DB>(conn).await)).await);
+    findings.extend(asked(pool, "clock", clock::<DB>).await);
     findings.push(Finding::good("time zones", format!("release {}, built in", Schedule::zones_release())));
     findings.extend(asked(pool, "pooler", pooler::<DB>).await);
     findings.extend(judge_notifications(DB::notifications(pool).await));
@@ -61,12 +61,15 @@ pub async fn all<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
 async fn asked<DB: Server, F: IntoIterator<Item = Finding>>(
     pool: &Pool<DB>,
     check: &'static str,
-    make: impl AsyncFnOnce(&mut DB::Connection) -> F,
+    make: impl AsyncFnOnce(&mut DB::Connection) -> Result<F, sqlx::Error>,
 ) -> Vec<Finding> {
-    let found = timeout(REPLY, async { Ok(make(&mut *pool.acquire().await?).await) });
+    let found = timeout(REPLY, async { make(&mut *pool.acquire().await?).await });
     match found.await {
         Ok(Ok(findings)) => findings.into_iter().collect(),
-        Ok(Err(error)) => vec![unread(check, &error)],
+        Ok(Err(error)) => {
+            let advice = "look at the server's log; a pooler or a proxy may refuse the statement";
+            vec![Finding::problem(check, said(&error), advice)]
+        }
         Err(_) => {
             let advice = "another transaction may have locked the table: look for it in the server's list of sessions";
             vec![Finding::problem(check, format!("no reply within {REPLY:?}"), advice)]
@@ -74,26 +77,18 @@ async fn asked<DB: Server, F: IntoIterator<Item = Finding>>(
     }
 }
 
-fn unread(check: &'static str, error: &sqlx::Error) -> Finding {
-    Finding::problem(check, said(error), "look at the server's log; a pooler or a proxy may refuse the statement")
+async fn server<DB: Server>(conn: &mut DB::Connection) -> Result<Option<Finding>, sqlx::Error> {
+    Ok(DB::text(conn, DB::VERSION).await?.map(|version| Finding::good("server", version)))
 }
 
-async fn server<DB: Server>(conn: &mut DB::Connection) -> Finding {
-    match DB::text(conn, DB::VERSION).await {
-        Ok(version) => Finding::good("server", version.unwrap_or_default()),
-        Err(error) => unread("server", &error),
-    }
-}
-
-async fn place<DB: Server>(conn: &mut DB::Connection) -> Finding {
-    match DB::text(conn, DB::PLACE).await {
-        Ok(Some(place)) => Finding::good("place", place),
-        Ok(None) => {
+async fn place<DB: Server>(conn: &mut DB::Connection) -> Result<Option<Finding>, sqlx::Error> {
+    Ok(Some(match DB::text(conn, DB::PLACE).await? {
+        Some(place) => Finding::good("place", place),
+        None => {
             let why = "the URL names no database, or the search_path no schema that exists";
             Finding::problem("place", why, "name a database in the URL, or a schema in the search_path")
         }
-        Err(error) => unread("place", &error),
-    }
+    }))
 }
 
 fn unfit(error: Error) -> Finding {
@@ -166,19 +161,18 @@ fn first_part(error: Error) -> String {
     message.split(": run ").next().unwrap_or_default().to_owned()
 }
 
-async fn clock<DB: Server>(conn: &mut DB::Connection) -> Finding {
-    let Some(sql) = DB::NOW else { return Finding::good("clock", "this machine's") };
+async fn clock<DB: Server>(conn: &mut DB::Connection) -> Result<Option<Finding>, sqlx::Error> {
+    let Some(sql) = DB::NOW else { return Ok(Some(Finding::good("clock", "this machine's"))) };
     let before = micros();
-    match DB::text(conn, sql).await {
-        Ok(Some(now)) => {
+    Ok(Some(match DB::text(conn, sql).await? {
+        Some(now) => {
             let middle = before + (micros() - before) / 2;
             // MySQL writes a fraction.
             let now = now.split('.').next().and_then(|now| now.parse().ok()).unwrap_or(middle);
             judge_clocks(middle - now)
         }
-        Ok(None) => Finding::good("clock", "the server returned no time"),
-        Err(error) => unread("clock", &error),
-    }
+        None => Finding::good("clock", "the server returned no time"),
+    }))
 }
 
 fn micros() -> i64 {
@@ -203,11 +197,12 @@ fn judge_clocks(ahead: i64) -> Finding {
     }
 }
 
-async fn pooler<DB: Server>(conn: &mut DB::Connection) -> Option<Finding> {
-    let version = DB::text(conn, DB::POOLER?).await;
+async fn pooler<DB: Server>(conn: &mut DB::Connection) -> Result<Option<Finding>, sqlx::Error> {
+    let Some(sql) = DB::POOLER else { return Ok(None) };
+    let version = DB::text(conn, sql).await.ok().flatten();
     let advice = "a standby must not answer for the primary: switch its load balancing off, or leave its lists of \
                   functions empty";
-    version.ok().flatten().map(|version| Finding::note("pooler", format!("Pgpool-II {version}"), advice))
+    Ok(version.map(|version| Finding::note("pooler", format!("Pgpool-II {version}"), advice)))
 }
 
 /// Judges what became of a notification.
@@ -228,11 +223,8 @@ fn judge_notifications(notifications: Notifications) -> Option<Finding> {
     }
 }
 
-async fn settings<DB: Server>(conn: &mut DB::Connection) -> Vec<Finding> {
-    match DB::settings(conn).await {
-        Ok(settings) => judge_settings(&settings),
-        Err(error) => vec![unread("settings", &error)],
-    }
+async fn settings<DB: Server>(conn: &mut DB::Connection) -> Result<Vec<Finding>, sqlx::Error> {
+    Ok(judge_settings(&DB::settings(conn).await?))
 }
 
 /// Judges the settings of a MySQL or MariaDB server.

@@ -63,7 +63,7 @@ const COLUMNS: [(Column, &str, &str); 8] = [
     (Column::Waiting, "waiting", "Waiting"),
 ];
 
-const STATES: [LockState; 6] = [
+pub const STATES: [LockState; 6] = [
     LockState::Held,
     LockState::Expired,
     LockState::HeldByAnotherProgram,

@@ -293,11 +293,6 @@ impl Unread {
 mod tests {
     use super::*;
 
-    fn empty() -> Snapshot {
-        let (locks, waiting, jobs, instances, changes, unread) = Default::default();
-        Snapshot { now: Utc::now(), locks, waiting, jobs, runs: Arc::default(), instances, changes, unread }
-    }
-
     #[tokio::test]
     async fn a_look_that_panics_has_failed_and_is_made_again() {
         let mut number = 0;
@@ -305,7 +300,7 @@ mod tests {
             number += 1;
             async move {
                 assert!(number != 2, "a fault");
-                (Ok(empty()), 2)
+                (Ok(Snapshot::default()), 2)
             }
         });
         assert!(looks.fresh().await.problem.is_none());
@@ -323,7 +318,7 @@ mod tests {
             number += 1;
             async move {
                 let failed = Failure::new(exit::UNAVAILABLE, "away");
-                (if number == 1 { Err(failed) } else { Ok(empty()) }, 2)
+                (if number == 1 { Err(failed) } else { Ok(Snapshot::default()) }, 2)
             }
         });
         assert!(looks.fresh().await.problem.is_some());
@@ -335,7 +330,7 @@ mod tests {
 
     #[tokio::test]
     async fn pages_do_not_spin_when_no_task_looks() {
-        let looks = Looks::by(async || (Ok(empty()), 2));
+        let looks = Looks::by(async || (Ok(Snapshot::default()), 2));
         let view = watch::channel(looks.fresh().await).1;
         let looks = Looks { view, ..looks };
         assert!(timeout(Duration::from_millis(200), looks.next()).await.is_err());

@@ -16,18 +16,20 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
+use chrono::TimeDelta;
 use prometheus_client::{
     encoding::text::encode,
     metrics::{family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
-use rowlock::admin::{LockState, RunStatus};
+use rowlock::admin::{RunStatus, ScheduleInfo};
 use tokio::time::timeout;
 
 use crate::{
     schedule::state::has_next,
     ui::{
         app::App,
+        locks::STATES,
         looks::View,
         snapshot::{Part, Snapshot},
     },
@@ -91,99 +93,102 @@ fn text(view: &View) -> Result<String, std::fmt::Error> {
     Ok(text)
 }
 
+fn register(registry: &mut Registry, name: &str, help: &str, number: i64) {
+    let gauge = Number::default();
+    gauge.set(number);
+    registry.register(name, help, gauge);
+}
+
 fn of_locks(registry: &mut Registry, snapshot: &Snapshot) {
     let keys = Family::<Labels<1>, Number>::default();
-    for state in [
-        LockState::Held,
-        LockState::Expired,
-        LockState::HeldByAnotherProgram,
-        LockState::WithinWindow,
-        LockState::Failed,
-        LockState::Free,
-    ] {
+    for state in STATES {
         let count = snapshot.locks.iter().filter(|lock| lock.state == state).count();
         keys.get_or_create(&[("state", state.name().to_owned())]).set(number(count));
     }
     registry.register("keys", "Keys with a row, by their state", keys);
 
-    let (permits, readers) = (Family::<Labels<1>, Number>::default(), Number::default());
+    let permits = Family::<Labels<1>, Number>::default();
     let in_use = snapshot.in_use();
     for (name, used) in in_use.iter().filter(|(_, used)| used.permits > 0).take(MAX_NAMES) {
         permits.get_or_create(&[("name", (*name).to_owned())]).set(number(used.permits));
     }
-    readers.set(number(in_use.values().map(|used| used.readers).sum::<usize>()));
     registry.register("permits_in_use", "Held permits of a semaphore; the first 200 names that have any", permits);
-    registry.register("readers", "Readers of all read-write locks", readers);
+    let readers: usize = in_use.values().map(|used| used.readers).sum();
+    register(registry, "readers", "Readers of all read-write locks", number(readers));
 }
 
 fn of_queues(registry: &mut Registry, snapshot: &Snapshot) {
-    let waiting = Number::default();
-    waiting.set(number(snapshot.waiting.values().sum::<u64>()));
-    registry.register("queued", "Waiters in the queues of all keys: those that wait in order", waiting);
-    let longest = Number::default();
-    longest.set(number(snapshot.waiting.values().max().copied().unwrap_or_default()));
-    registry.register("longest_queue", "Waiters of the key that has the most", longest);
+    let waiting: u64 = snapshot.waiting.values().sum();
+    register(registry, "queued", "Waiters in the queues of all keys: those that wait in order", number(waiting));
+    let longest = snapshot.waiting.values().max().copied().unwrap_or_default();
+    register(registry, "longest_queue", "Waiters of the key that has the most", number(longest));
+}
+
+/// The metrics of jobs: each is a number, or a time, of each job.
+struct OfJobs<'a> {
+    registry: &'a mut Registry,
+    jobs: &'a [ScheduleInfo],
+}
+
+impl OfJobs<'_> {
+    fn number(&mut self, name: &str, help: &str, number: impl Fn(&ScheduleInfo) -> i64) {
+        let family = Family::<Labels<1>, Number>::default();
+        for job in self.jobs {
+            family.get_or_create(&[("job", job.name.clone())]).set(number(job));
+        }
+        self.registry.register(name, help, family);
+    }
+
+    /// Adds a time that not every job has.
+    fn time(&mut self, name: &str, help: &str, time: impl Fn(&ScheduleInfo) -> Option<TimeDelta>) {
+        let family = Family::<Labels<1>, Seconds>::default();
+        for (job, time) in self.jobs.iter().filter_map(|job| Some((job, time(job)?))) {
+            family.get_or_create(&[("job", job.name.clone())]).set(time.as_seconds_f64().max(0.0));
+        }
+        self.registry.register_with_unit(name, help, Unit::Seconds, family);
+    }
 }
 
 fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
-    let [paused, running, removed, ahead] = std::array::from_fn(|_| Family::<Labels<1>, Number>::default());
+    let mut of = OfJobs { registry, jobs: &snapshot.jobs };
+    of.number("job_paused", "Whether the job is paused", |job| job.paused.into());
+    of.number("job_running", "Whether a run is under way", |job| job.running.into());
+    of.number("job_removed", "Whether the job was removed from the application", |job| job.is_removed().into());
+    let help = "Whether a clock that was ahead has left the job's slot far ahead";
+    of.number("job_clock_ahead", help, |job| job.clock_was_ahead.into());
     let instances = Family::<Labels<2>, Number>::default();
-    let [late, under_way] = std::array::from_fn(|_| Family::<Labels<1>, Seconds>::default());
     for job in &snapshot.jobs {
-        let of = [("job", job.name.clone())];
-        paused.get_or_create(&of).set(job.paused.into());
-        running.get_or_create(&of).set(job.running.into());
-        removed.get_or_create(&of).set(job.is_removed().into());
-        ahead.get_or_create(&of).set(job.clock_was_ahead.into());
         for (times, number) in [("effective", job.instances), ("other", job.instances_with_other_times)] {
             instances.get_or_create(&[("job", job.name.clone()), ("times", times.to_owned())]).set(number.into());
         }
-        let overdue = if job.running || !has_next(job) { 0.0 } else { seconds(snapshot.now - job.due) };
-        late.get_or_create(&of).set(overdue);
-        if let Some(since) = job.since.filter(|_| job.running) {
-            under_way.get_or_create(&of).set(seconds(snapshot.now - since));
-        }
     }
-    registry.register("job_paused", "Whether the job is paused", paused);
-    registry.register("job_running", "Whether a run is under way", running);
-    registry.register("job_removed", "Whether the job was removed from the application", removed);
-    registry.register("job_clock_ahead", "Whether a clock that was ahead has left the job's slot far ahead", ahead);
     let help = "Living instances that declare the job: with the times that are in effect, or with other ones";
-    registry.register("job_instances", help, instances);
+    of.registry.register("job_instances", help, instances);
     let builds = Family::<Labels<1>, Number>::default();
     for instance in snapshot.instances.iter().filter(|instance| instance.alive) {
         builds.get_or_create(&[("build", instance.build.clone())]).inc();
     }
-    registry.register("instances", "Living instances that run jobs, by their build", builds);
-    let help = "Time since the job was due without being run";
-    registry.register_with_unit("job_late", help, Unit::Seconds, late);
-    registry.register_with_unit("job_running", "Time since the run that is under way began", Unit::Seconds, under_way);
+    of.registry.register("instances", "Living instances that run jobs, by their build", builds);
+    of.time("job_late", "Time since the job was due without being run", |job| {
+        Some(if job.running || !has_next(job) { TimeDelta::zero() } else { snapshot.now - job.due })
+    });
+    of.time("job_running", "Time since the run that is under way began", |job| {
+        job.since.filter(|_| job.running).map(|since| snapshot.now - since)
+    });
 }
 
 fn of_runs(registry: &mut Registry, snapshot: &Snapshot) {
-    let [failed, missed] = std::array::from_fn(|_| Family::<Labels<1>, Number>::default());
-    let [success, duration] = std::array::from_fn(|_| Family::<Labels<1>, Seconds>::default());
-    for job in &snapshot.jobs {
-        let of = [("job", job.name.clone())];
-        missed.get_or_create(&of).set(number(snapshot.missed_in_a_week(&job.name)));
-        let last = snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
-        failed.get_or_create(&of).set(last.is_some_and(|run| run.status != RunStatus::Succeeded).into());
-        if let Some(run) = last {
-            duration.get_or_create(&of).set(seconds(run.ended - run.began));
-        }
-        if let Some(ended) = snapshot.runs.last_success(&job.name) {
-            success.get_or_create(&of).set(seconds(snapshot.now - ended));
-        }
-    }
-    registry.register("job_failed", "Whether the last run failed or was lost", failed);
-    registry.register("job_missed", "Ticks of the last week that were not run in time", missed);
-    let mut in_seconds = |name, help, family| registry.register_with_unit(name, help, Unit::Seconds, family);
-    in_seconds("job_since_success", "Time since the last success ended", success);
-    in_seconds("job_last_duration", "Duration of the last run", duration);
-}
-
-fn seconds(duration: chrono::TimeDelta) -> f64 {
-    duration.as_seconds_f64().max(0.0)
+    let mut of = OfJobs { registry, jobs: &snapshot.jobs };
+    let last = |job: &ScheduleInfo| snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
+    of.number("job_failed", "Whether the last run failed or was lost", |job| {
+        last(job).is_some_and(|run| run.status != RunStatus::Succeeded).into()
+    });
+    let help = "Ticks of the last week that were not run in time";
+    of.number("job_missed", help, |job| number(snapshot.missed_in_a_week(&job.name)));
+    of.time("job_since_success", "Time since the last success ended", |job| {
+        snapshot.runs.last_success(&job.name).map(|ended| snapshot.now - ended)
+    });
+    of.time("job_last_duration", "Duration of the last run", |job| last(job).map(|run| run.ended - run.began));
 }
 
 fn number<N: TryInto<i64>>(count: N) -> i64 {
@@ -194,19 +199,15 @@ fn number<N: TryInto<i64>>(count: N) -> i64 {
 mod tests {
     use std::time::Instant;
 
-    use chrono::Utc;
-
     use super::*;
 
     #[test]
     fn numbers_of_an_old_look_are_not_published() {
         let numbers = |fresh_for| {
-            let (locks, waiting, jobs, instances, changes, unread) = Default::default();
-            let runs = Arc::default();
-            let snapshot = Snapshot { now: Utc::now(), locks, waiting, jobs, runs, instances, changes, unread };
+            let snapshot = Some(Arc::new(Snapshot::default()));
             let began = Instant::now();
             std::thread::sleep(Duration::from_millis(10));
-            text(&View { number: 1, began, fresh_for, snapshot: Some(Arc::new(snapshot)), problem: None }).unwrap()
+            text(&View { number: 1, began, fresh_for, snapshot, problem: None }).unwrap()
         };
         let young = numbers(Duration::from_secs(60));
         assert!(young.contains("rowlock_up 1\n") && young.contains("rowlock_readers 0\n"), "{young}");

@@ -57,7 +57,7 @@ pub struct Unread {
     pub passes: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Snapshot {
     /// When it was read, by the database's clock where a row tells it.
     pub now: DateTime<Utc>,
