@@ -7,9 +7,10 @@ use std::{
     io::{ErrorKind, IsTerminal as _, Write},
     os::fd::AsFd,
     sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
+use chrono::Utc;
 use rustix::{
     process::Signal,
     termios::{LocalModes, tcgetattr, tcgetpgrp},
@@ -100,7 +101,7 @@ pub fn is_json() -> bool {
 
 /// Returns a line of the log, in the form of those of events.
 pub fn object(level: &str, mut line: Value) -> Vec<u8> {
-    line["timestamp"] = precise(SystemTime::now().into()).into();
+    line["timestamp"] = precise(Utc::now()).into();
     line["level"] = level.into();
     format!("{line}\n").into_bytes()
 }

@@ -1,7 +1,8 @@
 //! The checks, and what they advise.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use chrono::Utc;
 use rowlock::{Error, LeaseLock, Schedule, Schedules, admin::ListOptions, errors::Setup, migration::Functions};
 use sqlx::Pool;
 use tokio::time::timeout;
@@ -78,7 +79,7 @@ async fn asked<DB: Server, F: IntoIterator<Item = Finding>>(
 }
 
 async fn server<DB: Server>(conn: &mut DB::Connection) -> Result<Option<Finding>, sqlx::Error> {
-    Ok(DB::text(conn, DB::VERSION).await?.map(|version| Finding::good("server", version)))
+    Ok(Some(Finding::good("server", DB::text(conn, DB::VERSION).await?.unwrap_or_default())))
 }
 
 async fn place<DB: Server>(conn: &mut DB::Connection) -> Result<Option<Finding>, sqlx::Error> {
@@ -163,6 +164,7 @@ fn first_part(error: Error) -> String {
 
 async fn clock<DB: Server>(conn: &mut DB::Connection) -> Result<Option<Finding>, sqlx::Error> {
     let Some(sql) = DB::NOW else { return Ok(Some(Finding::good("clock", "this machine's"))) };
+    let micros = || Utc::now().timestamp_micros();
     let before = micros();
     Ok(Some(match DB::text(conn, sql).await? {
         Some(now) => {
@@ -175,14 +177,9 @@ async fn clock<DB: Server>(conn: &mut DB::Connection) -> Result<Option<Finding>,
     }))
 }
 
-fn micros() -> i64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
-}
-
 /// Judges by how many microseconds this machine's clock is ahead of the database's.
 fn judge_clocks(ahead: i64) -> Finding {
-    let apart = std::time::Duration::from_millis(ahead.unsigned_abs() / 1000);
+    let apart = Duration::from_millis(ahead.unsigned_abs() / 1000);
     let found = match humantime::format_duration(apart) {
         _ if apart.is_zero() => "this machine's clock and the database's agree".to_owned(),
         apart if ahead < 0 => format!("this machine's clock is {apart} behind the database's"),

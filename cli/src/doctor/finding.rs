@@ -21,12 +21,11 @@ impl Mark {
     }
 
     pub fn style(self) -> Style {
-        let colour = match self {
-            Self::Good => AnsiColor::Green,
-            Self::Note => AnsiColor::Yellow,
-            Self::Problem => AnsiColor::Red,
-        };
-        Style::new().fg_color(Some(colour.into()))
+        match self {
+            Self::Good => AnsiColor::Green.on_default(),
+            Self::Note => AnsiColor::Yellow.on_default(),
+            Self::Problem => AnsiColor::Red.on_default(),
+        }
     }
 }
 

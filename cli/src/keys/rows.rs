@@ -44,7 +44,7 @@ pub fn style(state: LockState) -> Style {
         LockState::HeldByAnotherProgram => AnsiColor::Cyan,
         _ => return Style::new(),
     };
-    Style::new().fg_color(Some(colour.into()))
+    colour.on_default()
 }
 
 pub fn objects(entries: &[LockInfo], queues: &Queues) -> Vec<Value> {

@@ -112,8 +112,7 @@ pub async fn drain<DB: Database>(schedules: &Schedules<DB>, drain: &Drain) -> Re
         1 => "; 1 of them is silent, and ends after its next beat",
         _ => &format!("; {silent} of them are silent, and end after their next beat"),
     };
-    let say = format_args!("{}: {end}{silent}", printable(label));
-    out::say(say)
+    out::say(format_args!("{}: {end}{silent}", printable(label)))
 }
 
 /// Describes a schedule before it is changed.
@@ -123,18 +122,17 @@ async fn state_of<DB: Database>(schedules: &Schedules<DB>, name: &str) -> Result
 
 pub async fn trigger<DB: Database>(schedules: &Schedules<DB>, trigger: &Trigger) -> Result<u8, Failure> {
     let name = trigger.named.name.as_str();
-    // One that waits is not asked for again. A trigger during a triggered run is another one.
-    let before = schedules.inspect(name).await?.filter(|info| !info.running).and_then(|info| info.triggered);
-    let was = state_of(schedules, name).await?;
+    let was = find(schedules, name).await?;
     let asked = ask_for_run(schedules, name, trigger.anyway, "--anyway asks for the run all the same").await;
-    logged("trigger", name, asked, |()| was)?;
+    logged("trigger", name, asked, |()| described(&was))?;
     let info = find(schedules, name).await?;
     let what = match (nobody_runs(&info), info.paused) {
         (Some(why), _) => format!("is triggered, though {why}: the next instance that declares it runs it"),
         (None, true) => "is triggered, but paused: it runs once it is resumed".to_owned(),
         (None, false) => "is triggered: the next instance that polls runs it".to_owned(),
     };
-    let what = match before {
+    // One that waits is not asked for again. A trigger during a triggered run is another one.
+    let what = match was.triggered.filter(|_| !was.running) {
         Some(at) => format!("{what} (it was triggered already at {}: both are one run)", clock(at)),
         None => what,
     };

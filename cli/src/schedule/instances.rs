@@ -31,7 +31,7 @@ fn row(instance: &InstanceInfo) -> (Style, [String; 7]) {
     let (since, beat, id) = (clock(instance.since), clock(instance.beat), instance.id.to_string());
     let cells = [&instance.label, build, &since, &beat, state(instance), &declares(instance), &id];
     let colour = if instance.alive { AnsiColor::Green } else { AnsiColor::Yellow };
-    (Style::new().fg_color(Some(colour.into())), cells.map(printable))
+    (colour.on_default(), cells.map(printable))
 }
 
 /// Says whether the instance counts as alive. A crontab has no process between its ticks.

@@ -6,9 +6,10 @@
 use std::{
     ffi::OsString,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
+use chrono::Utc;
 use rowlock::{Database, Tick};
 use rustix::process::Pid;
 use tokio::{sync::oneshot, task::JoinHandle, time::sleep};
@@ -190,7 +191,7 @@ impl<DB: Database> Run<DB> {
             _ if is_recorded != Some(true) => Some("the tick is run again, here or elsewhere".to_owned()),
             Some(Err(_)) if self.fails_again() => Some(format!("attempt {}", attempt.saturating_add(1))),
             // Of a fixed delay, only the row knows.
-            _ => self.job.schedule.upcoming(SystemTime::now().into()).ok().and_then(|mut all| all.next()).map(precise),
+            _ => self.job.schedule.upcoming(Utc::now()).ok().and_then(|mut all| all.next()).map(precise),
         };
         match (result, is_recorded) {
             (Some(ended), None) => {

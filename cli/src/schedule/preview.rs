@@ -1,7 +1,5 @@
 //! Ticks that are to come: `next`, `cron --check` and `cron --next`. They need no database.
 
-use std::time::SystemTime;
-
 use anstyle::Style;
 use chrono::{DateTime, Utc};
 use rowlock::{Error, Schedule, errors::Invalid};
@@ -17,7 +15,7 @@ use crate::{
 
 pub fn next(next: &Next) -> Result<u8, Failure> {
     let schedule = Schedule::cron("next", &next.pattern).zone(&next.zone);
-    let ticks = ticks(&schedule, next.after.unwrap_or_else(now), next.count).map_err(Error::from)?;
+    let ticks = ticks(&schedule, next.after.unwrap_or_else(Utc::now), next.count).map_err(Error::from)?;
     if next.json {
         let object =
             |tick: DateTime<Utc>| json!({ "slot": precise(tick), "local": schedule.in_zone(tick).to_rfc3339() });
@@ -48,10 +46,11 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
         if code != exit::OK {
             return Ok(code);
         }
-        jobs.jobs.iter().filter_map(|job| job.note(now())).for_each(out::print_info);
+        jobs.jobs.iter().filter_map(|job| job.note(Utc::now())).for_each(out::print_info);
         return out::say(format_args!("{}, no error", printable(&jobs.to_string())));
     };
-    let now = now();
+    // A database's time may differ a little.
+    let now = Utc::now();
     let removed = jobs.removed.iter().map(|name| [name.as_str().to_owned(), "removed".to_owned(), "-".to_owned()]);
     let rows = jobs.jobs.iter().flat_map(|job| {
         let schedule = &job.schedule;
@@ -73,11 +72,6 @@ fn ticks(
     count: u32,
 ) -> Result<impl Iterator<Item = DateTime<Utc>>, Invalid> {
     Ok(schedule.upcoming(after)?.take(count as usize))
-}
-
-/// This machine's time. A database's may differ a little.
-fn now() -> DateTime<Utc> {
-    SystemTime::now().into()
 }
 
 /// What the clocks in the schedule's zone show, with the day of the week.

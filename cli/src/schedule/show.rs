@@ -194,7 +194,7 @@ fn style(state: &str) -> Style {
         "failed" => AnsiColor::Red,
         _ => return Style::new(),
     };
-    Style::new().fg_color(Some(colour.into()))
+    colour.on_default()
 }
 
 pub fn object(info: &ScheduleInfo) -> Value {

@@ -15,7 +15,7 @@ use crate::{
     out::{self, printable},
     schedule::{
         show::{find, missed, object},
-        state::{LATE, has_next, nobody_runs, versions},
+        state::{LATE, has_next, is_late, nobody_runs, versions},
     },
 };
 
@@ -31,11 +31,10 @@ pub async fn why<DB: Database>(schedules: &Schedules<DB>, lock: &LeaseLock<DB>, 
         Some(key) => lock.inspect(key).await?,
         None => None,
     };
-    let here = std::time::SystemTime::now().into();
     let seen = Seen {
         info: &info,
         waits_for: waits_for.as_ref(),
-        here,
+        here: Utc::now(),
         runs: &schedules.history(name, RUNS).await?,
         all: &schedules.list().await?,
         instances: &schedules.instances().await?,
@@ -84,12 +83,15 @@ impl Seen<'_> {
         of_row.into_iter().chain(of_runs).chain([self.clocks()]).flatten().collect()
     }
 
+    /// Returns the instances that declare the schedule.
+    fn declaring(&self) -> impl Iterator<Item = &InstanceInfo> {
+        let has = |instance: &&InstanceInfo| instance.declares.iter().any(|one| one.name == self.info.name);
+        self.instances.iter().filter(has)
+    }
+
     /// Says which instances that are silent had the schedule.
     fn had_it(&self) -> String {
-        let has = |instance: &&InstanceInfo| {
-            !instance.alive && instance.declares.iter().any(|declared| declared.name == self.info.name)
-        };
-        let silent = self.instances.iter().filter(has);
+        let silent = self.declaring().filter(|instance| !instance.alive);
         let silent = silent.map(|one| format!("{}, silent since {}", one.label, clock(one.beat))).collect::<Vec<_>>();
         if silent.is_empty() { String::new() } else { format!("; declared by {}", silent.join("; ")) }
     }
@@ -124,22 +126,18 @@ impl Seen<'_> {
     /// Says since when it is due, and what else the instances do.
     fn lateness(&self) -> Option<String> {
         let info = self.info;
-        let late = info.now - info.due;
-        if !has_next(info) || info.running || info.lost_since.is_some() || late <= LATE || nobody_runs(info).is_some() {
+        if !is_late(info) || nobody_runs(info).is_some() {
             return None;
         }
         let runs_elsewhere = self.all.iter().filter(|one| one.running);
-        let has = |instance: &&InstanceInfo| {
-            instance.alive && instance.declares.iter().any(|declared| declared.name == info.name)
-        };
-        let busy = self.instances.iter().filter(has).map(|instance| {
+        let busy = self.declaring().filter(|instance| instance.alive).map(|instance| {
             let runs = runs_elsewhere.clone().filter(|one| one.by == instance.label).count();
             format!("{} runs {runs}", instance.label)
         });
         Some(format!(
             "it is due since {}, {} late, and no instance has begun it; an instance runs no more ticks at a time than its limit: {}",
             clock(info.due),
-            brief(late.to_std().unwrap_or_default()),
+            brief((info.now - info.due).to_std().unwrap_or_default()),
             busy.collect::<Vec<_>>().join(", ")
         ))
     }
