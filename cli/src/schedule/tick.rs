@@ -212,49 +212,36 @@ async fn run_command<DB: Database>(
     // After a stop or a loss, the run keeps its leases until the command has ended.
     let going_on = tick.going_on();
     let (words, variables, beginning) = (run.words(), environment(&tick), Beginning::default());
-    let mut work = match Work::start(name, run.grace, program, &words, &variables, &beginning, front) {
-        Ok(work) => work,
-        Err(failure) => {
-            drop(going_on);
-            return Err(record_not_started(reply, attempt, stop, run, failure).await);
-        }
-    };
     let lost = async {
         lost.cancelled().await;
         if tick.is_stopped() { STOPPED } else { "lost" }
     };
-    let ended = work.until_end(stop, run.timeout, too_long, lost).await?;
+    // Signals are passed on until the end is recorded.
+    let mut work;
+    let ended = match Work::start(name, run.grace, program, &words, &variables, &beginning, front) {
+        Ok(started) => {
+            work = started;
+            work.until_end(stop, run.timeout, too_long, lost).await?
+        }
+        Err(failure) => End::NotStarted(failure),
+    };
     drop(going_on);
     let (result, code) = match ended {
-        End::Exited(exit::OK) => (Ok(()), exit::OK),
-        End::Exited(code) => (Err(format!("exit code {code}")), code),
-        End::TooLong(limit) => (Err(too_long(limit)), exit::TOO_LONG),
-        End::NotStarted(failure) => return Err(record_not_started(reply, attempt, stop, run, failure).await),
+        End::Exited(exit::OK) => (Ok(()), Ok(exit::OK)),
+        End::Exited(code) => (Err(format!("exit code {code}")), Ok(code)),
+        End::TooLong(limit) => (Err(too_long(limit)), Ok(exit::TOO_LONG)),
+        End::NotStarted(failure) => (Err(failure.to_string()), Err(failure)),
         End::Stopped(code) => return Ok(Ran::Stopped(code)),
         // Its end is not recorded: another instance may have the run by now.
         End::Lost => return Ok(Ran::Stopped(exit::LOST)),
     };
     record(reply, result, attempt, stop, run).await?;
-    Ok(Ran::Recorded(code))
+    code.map(Ran::Recorded)
 }
 
 /// Says that a command took too long, in the message and in the history.
 fn too_long(limit: Duration) -> String {
     format!("stopped after its timeout of {limit:?}")
-}
-
-/// Records that the command did not begin.
-async fn record_not_started(
-    reply: oneshot::Sender<Result<(), String>>,
-    attempt: Pin<&mut impl Future<Output = Result<TickOutcome, Error>>>,
-    stop: &mut StopSignals,
-    run: &Run,
-    failure: Failure,
-) -> Failure {
-    match record(reply, Err(failure.to_string()), attempt, stop, run).await {
-        Ok(()) => failure,
-        Err(lost) => lost,
-    }
 }
 
 /// Records the end of the run. The command has ended, so its exit code is returned even if the end
