@@ -94,7 +94,7 @@ type LastLine = Arc<Mutex<String>>;
 impl Started {
     /// Starts a command of a job.
     pub fn start(words: &[OsString], job: &Job, variables: &[Variable], shared: &Shared) -> Result<Self, String> {
-        let (name, surroundings, grace) = (job.schedule.name(), &job.surroundings, shared.grace);
+        let (name, surroundings, grace) = (job.schedule.name(), &job.terms.surroundings, shared.grace);
         let database_url = surroundings.database_url.then(|| shared.source.url_of_commands());
         let cannot = |error: std::io::Error| format!("the command cannot be started: {error}");
         let mut command = Command::new(this_program().map_err(|failure| failure.to_string())?);
@@ -116,7 +116,7 @@ impl Started {
             .process_group(0)
             .kill_on_drop(true);
         let mut child = command.spawn().map_err(cannot)?;
-        let (mut output, last_line, tail) = (JoinSet::new(), LastLine::default(), Tail::new(job.keep_output));
+        let (mut output, last_line, tail) = (JoinSet::new(), LastLine::default(), Tail::new(job.terms.keep_output));
         if let Some(from) = child.stdout.take() {
             output.spawn(pass_on(name.to_owned(), from, ("stdout", &out::STDOUT), tail.clone(), None));
         }

@@ -141,7 +141,7 @@ impl<DB: Database> Run<DB> {
                 self.keep_output(&command);
                 return is_stopped.then(|| Err(STOPPED.to_owned()));
             }
-            limit = expired(self.job.timeout) => {
+            limit = expired(self.job.terms.timeout) => {
                 command.stop().await.ok_or_else(|| format!("stopped after its timeout of {limit:?}"))
             }
         };
@@ -214,12 +214,12 @@ impl<DB: Database> Run<DB> {
 
     /// Returns whether the tick is run again after a failure.
     fn fails_again(&self) -> bool {
-        self.tick.attempt() <= self.job.retries && !self.tick.is_stopped()
+        self.tick.attempt() <= self.job.terms.retries && !self.tick.is_stopped()
     }
 
     /// Runs the command that follows the end of the tick. It changes nothing of how that ended.
     async fn follow(mut self, result: Result<(), String>) {
-        let hooks = &self.job.hooks;
+        let hooks = &self.job.terms.hooks;
         let (hook, words, outcome) = match &result {
             Ok(()) => ("on_success", &hooks.on_success, "succeeded"),
             // The tick is run again.

@@ -15,6 +15,17 @@ pub struct Job {
     pub command: Vec<OsString>,
     /// The offset of the command in the text.
     pub command_at: usize,
+    pub terms: Terms,
+    pub renamed_from: Vec<Key>,
+    /// Why this machine cannot run the command, with the line, if it cannot.
+    pub unable: Option<String>,
+    /// What else is wrong with the job on this machine.
+    pub warnings: Vec<String>,
+}
+
+/// What all jobs of a file may have in common, beside their schedules.
+#[derive(Clone, Debug)]
+pub struct Terms {
     pub lease: Duration,
     /// The longest a run may take.
     pub timeout: Option<Duration>,
@@ -24,11 +35,6 @@ pub struct Job {
     pub keep_output: usize,
     pub surroundings: Surroundings,
     pub hooks: Hooks,
-    pub renamed_from: Vec<Key>,
-    /// Why this machine cannot run the command, with the line, if it cannot.
-    pub unable: Option<String>,
-    /// What else is wrong with the job on this machine.
-    pub warnings: Vec<String>,
 }
 
 impl Job {
@@ -36,8 +42,8 @@ impl Job {
     pub fn note(&self, now: DateTime<Utc>) -> Option<String> {
         let mut ticks = self.schedule.upcoming(now).ok()?;
         let apart = (ticks.next()? - ticks.next()?).abs().to_std().ok()?;
-        let (name, lease) = (self.schedule.name(), brief(self.lease));
-        (self.lease > apart).then(|| {
+        let (name, lease) = (self.schedule.name(), brief(self.terms.lease));
+        (self.terms.lease > apart).then(|| {
             format!("{name}: note: its lease of {lease} is longer than the {} between two ticks: after a kill the job stands still for up to its lease", brief(apart))
         })
     }
@@ -45,10 +51,11 @@ impl Job {
     /// Returns what operators see of the job: its description, its command, and its settings.
     pub fn about(&self) -> String {
         let words: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
-        let Beginning { user, umask, cwd } = &self.surroundings.beginning;
+        let Terms { timeout, retries, surroundings, .. } = &self.terms;
+        let Beginning { user, umask, cwd } = &surroundings.beginning;
         let settings = [
-            self.timeout.map(|timeout| format!("timeout {}", brief(timeout))),
-            (self.retries > 0).then(|| format!("retries {}", self.retries)),
+            timeout.map(|timeout| format!("timeout {}", brief(timeout))),
+            (*retries > 0).then(|| format!("retries {retries}")),
             user.as_ref().map(|user| format!("user {user}")),
             cwd.as_ref().map(|cwd| format!("folder {}", cwd.display())),
             umask.map(|umask| format!("umask {umask:03o}")),

@@ -100,11 +100,11 @@ impl Jobs {
                 let wrong = Wrong { at: job.command_at, why: format!("{}: {why}", job.schedule.name()) };
                 at_line(&self.path, &self.text, &wrong)
             };
-            job.unable = job.surroundings.refusal(&job.command).map(told);
-            let hooks = [("on_success", &job.hooks.on_success), ("on_failure", &job.hooks.on_failure)];
+            job.unable = job.terms.surroundings.refusal(&job.command).map(told);
+            let hooks = [("on_success", &job.terms.hooks.on_success), ("on_failure", &job.terms.hooks.on_failure)];
             let hooks = hooks.into_iter().filter(|(_, words)| job.unable.is_none() && !words.is_empty());
             let refusals =
-                hooks.filter_map(|(hook, words)| Some(format!("{hook}: {}", job.surroundings.refusal(words)?)));
+                hooks.filter_map(|(hook, words)| Some(format!("{hook}: {}", job.terms.surroundings.refusal(words)?)));
             job.warnings = refusals.map(told).collect();
         }
     }

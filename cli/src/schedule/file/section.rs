@@ -9,7 +9,7 @@ use crate::{
     args::{process::Beginning, schedules::DEFAULT_MAX},
     process::surroundings::Surroundings,
     schedule::file::{
-        job::{Hooks, Job},
+        job::{Hooks, Job, Terms},
         values::*,
     },
 };
@@ -84,17 +84,21 @@ impl<'a> Defaults<'a> {
                 section.wrong(field.at, format_args!("{key:?} is no key that all jobs can have: they are {keys}"));
             }
         }
-        let says_all = defaults.0.get("catch_up").is_some_and(|with| with.value.as_str() == Some("all"));
         // They go with a key that a job may have.
-        if !says_all {
+        if !says_all(&defaults.0) {
             section.take("max", max);
         }
         if !defaults.0.contains_key("retry") {
             section.take("backoff", time);
         }
-        section.terms(Some(Schedule::cron(DEFAULTS, "@daily")));
+        section.terms();
         if section.wrong.is_empty() { Ok(defaults) } else { Err(section.wrong) }
     }
+}
+
+/// Returns whether each tick that is late is to be run.
+fn says_all(fields: &Fields<'_>) -> bool {
+    fields.get("catch_up").is_some_and(|with| with.value.as_str() == Some("all"))
 }
 
 fn fields<'a>(of: &'a str, table: &'a DeTable<'a>) -> Fields<'a> {
@@ -114,10 +118,11 @@ pub enum Entry {
 struct Section<'a> {
     at: usize,
     name: &'a str,
-    /// The name, or another one if it is not possible.
-    key: &'a str,
     fields: Fields<'a>,
     wrong: Vec<Wrong>,
+    /// What was read so far. Until the times are known, and if they are wrong, it has other ones,
+    /// which show what else is wrong.
+    schedule: Schedule,
     /// The keys that were probably meant by others, and are not missed then.
     meant: Vec<&'static str>,
 }
@@ -138,12 +143,11 @@ pub fn entry<'a>(
 
 impl<'a> Section<'a> {
     fn new(at: usize, name: &'a str, fields: Fields<'a>) -> Self {
-        let mut section = Self { at, name, key: name, fields, wrong: Vec::new(), meant: Vec::new() };
-        if let Err(error) = Key::new(name) {
-            section.key = "job";
-            section.wrong.push(Wrong { at, why: error.to_string() });
-        }
-        section
+        let (key, wrong) = match Key::new(name) {
+            Ok(_) => (name, Vec::new()),
+            Err(error) => ("job", vec![Wrong { at, why: error.to_string() }]),
+        };
+        Self { at, name, fields, wrong, schedule: Schedule::cron(key, "@daily"), meant: Vec::new() }
     }
 
     /// Adds the defaults that the section does not have itself, as far as they go with its own
@@ -156,13 +160,13 @@ impl<'a> Section<'a> {
             self.fields.get(key).copied()
         };
         let (is_cron, is_delay) = (add("cron", false).is_some(), add("after", false).is_some());
-        let says_all = add("catch_up", true).is_some_and(|with| with.value.as_str() == Some("all"));
+        let catch_up = add("catch_up", true);
         let has_retry = add("retry", true).is_some();
         for key in OF_ALL {
             let applies = match key {
                 "zone" => is_cron,
                 "jitter" => !is_delay,
-                "max" => says_all,
+                "max" => catch_up.is_some_and(|with| with.value.as_str() == Some("all")),
                 "backoff" => has_retry,
                 // The variables of both are put together.
                 "env" => false,
@@ -193,24 +197,14 @@ impl<'a> Section<'a> {
         self.take(key, read).map(|value| value.value)
     }
 
-    /// Returns the schedule that a value makes, unless it is not possible.
-    fn checked(&mut self, at: usize, schedule: Schedule) -> Option<Schedule> {
-        let checked = schedule.check().map_err(|fault| self.wrong(at, fault));
-        checked.ok().map(|()| schedule)
-    }
-
-    /// Changes the schedule as a value says. If the times are wrong, a schedule with other times
-    /// shows what else is wrong.
-    fn set<T>(
-        &mut self,
-        schedule: Option<Schedule>,
-        value: Option<At<T>>,
-        set: impl FnOnce(Schedule, T) -> Schedule,
-    ) -> Option<Schedule> {
-        let Some(At { at, value }) = value else { return schedule };
-        let is_right = schedule.is_some();
-        let schedule = schedule.unwrap_or_else(|| Schedule::cron(self.key, "@daily"));
-        self.checked(at, set(schedule, value)).filter(|_| is_right)
+    /// Changes the schedule as a value says, unless that is not possible.
+    fn set<T>(&mut self, value: Option<At<T>>, set: impl FnOnce(Schedule, T) -> Schedule) {
+        let Some(At { at, value }) = value else { return };
+        let schedule = set(self.schedule.clone(), value);
+        match schedule.check() {
+            Ok(()) => self.schedule = schedule,
+            Err(fault) => self.wrong(at, fault),
+        }
     }
 
     fn removed(mut self) -> Result<Entry, Vec<Wrong>> {
@@ -242,43 +236,36 @@ impl<'a> Section<'a> {
 
     fn job(mut self, defaults: &Defaults<'a>) -> Result<Entry, Vec<Wrong>> {
         self.unknown();
-        let schedule = self.times();
+        self.times();
         let key = self.take("exclusive_with", string);
-        let schedule = self.set(schedule, key, |schedule, key| schedule.exclusive_with(&key));
+        self.set(key, |schedule, key| schedule.exclusive_with(&key));
         let olds = self.take("renamed_from", names);
         let keys = |olds: &At<Vec<String>>| olds.value.iter().filter_map(|old| Key::new(old).ok()).collect();
         let renamed_from = olds.as_ref().map(keys).unwrap_or_default();
-        let schedule =
-            self.set(schedule, olds, |schedule, olds| olds.iter().fold(schedule, |one, old| one.renamed_from(old)));
+        self.set(olds, |schedule, olds| olds.iter().fold(schedule, |one, old| one.renamed_from(old)));
         let description = self.value("description", string).unwrap_or_default();
         let enabled = self.value("enabled", boolean).unwrap_or(true);
-        let Terms { schedule, retries, lease, timeout, keep_output, mut surroundings, hooks } = self.terms(schedule);
+        let mut terms = self.terms();
         let inherited = defaults.0.get("env").and_then(|env| variables(env.value).ok()).unwrap_or_default();
         for (name, value) in inherited {
-            surroundings.variables.entry(name).or_insert(value);
+            terms.surroundings.variables.entry(name).or_insert(value);
         }
         if !self.fields.contains_key("command") && !self.meant.contains(&"command") {
             let why = "it has no command: write one like command = [\"/opt/app/report\", \"--full\"]";
             self.wrong(self.at, why);
         }
-        let command = self.take("command", words);
-        let (Some(schedule), Some(At { at, value: command }), true) = (schedule, command, self.wrong.is_empty()) else {
+        let (Some(At { at, value: command }), true) = (self.take("command", words), self.wrong.is_empty()) else {
             return Err(self.wrong);
         };
         if !enabled {
             return Ok(Entry::Disabled);
         }
         Ok(Entry::Job(Box::new(Job {
-            schedule,
+            schedule: self.schedule,
             description,
             command,
             command_at: at,
-            lease,
-            timeout,
-            retries,
-            keep_output,
-            surroundings,
-            hooks,
+            terms,
             renamed_from,
             unable: None,
             warnings: Vec::new(),
@@ -286,8 +273,7 @@ impl<'a> Section<'a> {
     }
 
     /// Reads the times: exactly one of three keys.
-    fn times(&mut self) -> Option<Schedule> {
-        let name = self.key;
+    fn times(&mut self) {
         let keys = ["cron", "every", "after"];
         let number = keys.iter().filter(|key| self.fields.contains_key(**key)).count();
         let (cron, every, after) = (self.take("cron", string), self.take("every", period), self.take("after", period));
@@ -298,37 +284,35 @@ impl<'a> Section<'a> {
             }
             // Without times it cannot be said whether a zone goes with them.
             self.fields.remove("zone");
-            return None;
+            return;
         }
-        match (cron, every, after) {
-            (Some(cron), _, _) => self.checked(cron.at, Schedule::cron(name, &cron.value)),
-            (_, Some(every), _) => self.checked(every.at, Schedule::every(name, every.value)),
-            (_, _, after) => after.and_then(|after| self.checked(after.at, Schedule::after(name, after.value))),
-        }
+        self.set(cron, |other, cron| Schedule::cron(other.name(), &cron));
+        self.set(every, |other, every| Schedule::every(other.name(), every));
+        self.set(after, |other, after| Schedule::after(other.name(), after));
     }
 
     /// Reads the keys that all jobs may have in common.
-    fn terms(&mut self, schedule: Option<Schedule>) -> Terms {
+    fn terms(&mut self) -> Terms {
         let zone = self.take("zone", string);
-        let schedule = self.set(schedule, zone, |schedule, zone| schedule.zone(&zone));
+        self.set(zone, |schedule, zone| schedule.zone(&zone));
         let jitter = self.take("jitter", time);
-        let schedule = self.set(schedule, jitter, Schedule::jitter);
-        let schedule = self.lateness(schedule);
-        let (schedule, retries) = self.retries(schedule);
-        let lease = self.take("lease", time);
-        let kept = lease.as_ref().map_or(LEASE, |lease| lease.value);
-        let schedule = self.set(schedule, lease, Schedule::lease);
+        self.set(jitter, Schedule::jitter);
+        self.lateness();
+        let retries = self.retries();
+        let of_schedule = self.take("lease", time);
+        let lease = of_schedule.as_ref().map_or(LEASE, |lease| lease.value);
+        self.set(of_schedule, Schedule::lease);
         let timeout = self.value("timeout", timeout);
         let keep_output = self.value("keep_output", output).unwrap_or(MOST_OUTPUT) as usize;
         let surroundings = self.surroundings();
         let mut hook = |key| self.value(key, hook).unwrap_or_default();
         let hooks = Hooks { on_success: hook("on_success"), on_failure: hook("on_failure") };
-        Terms { schedule, retries, lease: kept, timeout, keep_output, surroundings, hooks }
+        Terms { lease, timeout, retries, keep_output, surroundings, hooks }
     }
 
     /// Reads what happens with late ticks.
-    fn lateness(&mut self, schedule: Option<Schedule>) -> Option<Schedule> {
-        let says_all = self.fields.get("catch_up").is_some_and(|with| with.value.as_str() == Some("all"));
+    fn lateness(&mut self) {
+        let says_all = says_all(&self.fields);
         let (with, max) = (self.take("catch_up", catch_up), self.take("max", max));
         let with = match (with, max) {
             (_, Some(max)) if says_all => Some(At { at: max.at, value: CatchUp::All(max.value) }),
@@ -338,23 +322,24 @@ impl<'a> Section<'a> {
             }
             (with, None) => with.map(|with| At { at: with.at, value: with.value.at_most(DEFAULT_MAX) }),
         };
-        let schedule = self.set(schedule, with, Schedule::catch_up);
+        self.set(with, Schedule::catch_up);
         let grace = self.take("grace", time);
-        self.set(schedule, grace, Schedule::grace)
+        self.set(grace, Schedule::grace);
     }
 
-    fn retries(&mut self, schedule: Option<Schedule>) -> (Option<Schedule>, u32) {
+    /// Returns how often a tick is run again.
+    fn retries(&mut self) -> u32 {
         let (has_retry, retry) = (self.fields.contains_key("retry"), self.take("retry", retry));
         let backoff = self.take("backoff", time);
         if let (Some(backoff), false) = (&backoff, has_retry) {
             self.wrong(backoff.at, "backoff goes with retry: write one like retry = 3");
         }
-        let Some(At { at, value: times }) = retry else { return (schedule, 0) };
+        let Some(At { at, value: times }) = retry else { return 0 };
         let at = backoff.as_ref().map_or(at, |backoff| backoff.at.min(at));
         let first = backoff.map_or(Duration::ZERO, |backoff| backoff.value);
         let longest = first.saturating_mul(LONGEST).min(YEAR);
-        let retry = |schedule: Schedule, times| schedule.retry(times, first..=longest);
-        (self.set(schedule, Some(At { at, value: times }), retry), times)
+        self.set(Some(At { at, value: times }), |schedule, times| schedule.retry(times, first..=longest));
+        times
     }
 
     fn surroundings(&mut self) -> Surroundings {
@@ -373,15 +358,4 @@ impl<'a> Section<'a> {
         let database_url = self.value("database_url", boolean).unwrap_or_default();
         Surroundings { variables, beginning, database_url }
     }
-}
-
-/// What the keys say that all jobs may have in common.
-struct Terms {
-    schedule: Option<Schedule>,
-    retries: u32,
-    lease: Duration,
-    timeout: Option<Duration>,
-    keep_output: usize,
-    surroundings: Surroundings,
-    hooks: Hooks,
 }

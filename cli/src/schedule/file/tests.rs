@@ -52,22 +52,28 @@ fn every_key_is_read() {
     let names: Vec<&str> = jobs.iter().map(|job| job.schedule.name()).collect();
     assert_eq!(names, ["nightly-report", "refresh", "a name"], "in the order of the file");
     assert_eq!(jobs[0].command, ["true", "--full"]);
-    assert_eq!(jobs[0].timeout, Some(Duration::from_secs(7200)));
-    assert_eq!(jobs[1].timeout, None);
+    assert_eq!(jobs[0].terms.timeout, Some(Duration::from_secs(7200)));
+    assert_eq!(jobs[1].terms.timeout, None);
     assert_eq!(jobs[2].renamed_from, ["an older name", "the oldest"].map(|old| Key::new(old).unwrap()));
     let [report, refresh, _] = jobs.as_slice() else { panic!("{jobs:?}") };
-    assert_eq!((report.retries, refresh.retries), (3, 0));
-    let variables = |job: &Job| job.surroundings.variables.clone().into_iter().collect::<Vec<_>>();
+    assert_eq!((report.terms.retries, refresh.terms.retries), (3, 0));
+    let variables = |job: &Job| job.terms.surroundings.variables.clone().into_iter().collect::<Vec<_>>();
     let expected =
         |target: &str| [("LANG", "C.UTF-8"), ("PATH", "/usr/bin:/bin"), ("TARGET", target)].map(owned).to_vec();
     assert_eq!((variables(report), variables(refresh)), (expected("tape"), expected("archive")));
-    let beginning = &report.surroundings.beginning;
+    let beginning = &report.terms.surroundings.beginning;
     assert_eq!((beginning.user.as_deref(), beginning.cwd.as_deref()), (Some("root"), Some(Path::new("/"))));
-    assert_eq!((beginning.umask, refresh.surroundings.beginning.umask), (Some(0o27), Some(0o27)));
-    assert_eq!([report, refresh].map(|job| job.surroundings.database_url), [true, false]);
+    assert_eq!((beginning.umask, refresh.terms.surroundings.beginning.umask), (Some(0o27), Some(0o27)));
+    assert_eq!([report, refresh].map(|job| job.terms.surroundings.database_url), [true, false]);
     let command = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
-    assert_eq!((&report.hooks.on_success, &report.hooks.on_failure), (&command(&["true"]), &command(&["true"])));
-    assert_eq!((&refresh.hooks.on_success, &refresh.hooks.on_failure), (&command(&[]), &command(&["mail", "ops"])));
+    assert_eq!(
+        (&report.terms.hooks.on_success, &report.terms.hooks.on_failure),
+        (&command(&["true"]), &command(&["true"]))
+    );
+    assert_eq!(
+        (&refresh.terms.hooks.on_success, &refresh.terms.hooks.on_failure),
+        (&command(&[]), &command(&["mail", "ops"]))
+    );
 }
 
 fn owned((name, value): (&str, &str)) -> (String, String) {
@@ -91,7 +97,7 @@ fn a_default_gives_way_to_the_keys_of_a_job() {
         let schedule = schedule.retry(2, Duration::from_secs(1)..Duration::from_secs(64));
         assert_eq!(format!("{:?}", job(keys).schedule), format!("{schedule:?}"), "{keys}");
     }
-    assert_eq!(job("every = \"1m\"\nretry = 0").retries, 0);
+    assert_eq!(job("every = \"1m\"\nretry = 0").terms.retries, 0);
 }
 
 #[test]
