@@ -50,8 +50,12 @@ async fn findings<DB: Server>(opened: Result<Opened<DB>, Failure>) -> (Vec<Findi
     findings.extend(checks::all(&pool).await);
     LeaseLock::new(pool.clone()).shutdown(Duration::ZERO).await;
     database::within_second(pool.close()).await;
-    let healthy = findings.iter().all(|finding| finding.mark != Mark::Problem);
-    (findings, if healthy { exit::OK } else { exit::UNFIT })
+    let code = if is_healthy(&findings) { exit::OK } else { exit::UNFIT };
+    (findings, code)
+}
+
+fn is_healthy(findings: &[Finding]) -> bool {
+    findings.iter().all(|finding| finding.mark != Mark::Problem)
 }
 
 fn object(findings: &[Finding]) -> Value {
@@ -63,8 +67,7 @@ fn object(findings: &[Finding]) -> Value {
             "advice": finding.advice,
         })
     };
-    let healthy = findings.iter().all(|finding| finding.mark != Mark::Problem);
-    json!({ "healthy": healthy, "checks": findings.iter().map(one).collect::<Vec<_>>() })
+    json!({ "healthy": is_healthy(findings), "checks": findings.iter().map(one).collect::<Vec<_>>() })
 }
 
 /// Returns a line for each finding, and one more for what to do.

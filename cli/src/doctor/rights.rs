@@ -1,36 +1,32 @@
 //! The rights of the user on each table.
 
+use sqlx::AssertSqlSafe;
+
 use crate::doctor::{finding::Finding, servers::Server};
 
 /// The rights on one table.
 pub struct Rights {
     pub check: &'static str,
     pub table: &'static str,
-    /// Each right with a statement that takes it and changes nothing.
-    statements: [(&'static str, &'static str); 4],
+    /// A column that is written.
+    column: &'static str,
     needed: &'static [&'static str],
     needed_by: &'static str,
     /// What takes the right to delete, if it is not needed otherwise.
     deleted_by: Option<&'static str>,
 }
 
-/// The rights on a table; the column is one that is written.
-macro_rules! rights {
-    ($check:literal, $table:literal, $column:literal, $needed:expr, $needed_by:literal, $deleted_by:expr) => {
-        Rights {
-            check: concat!("rights to ", $check),
-            table: $table,
-            statements: [
-                ("SELECT", concat!("SELECT ", $column, " FROM ", $table, " WHERE 1 = 0")),
-                ("INSERT", concat!("INSERT INTO ", $table, " SELECT * FROM ", $table, " WHERE 1 = 0")),
-                ("UPDATE", concat!("UPDATE ", $table, " SET ", $column, " = ", $column, " WHERE 1 = 0")),
-                ("DELETE", concat!("DELETE FROM ", $table, " WHERE 1 = 0")),
-            ],
-            needed: $needed,
-            needed_by: $needed_by,
-            deleted_by: $deleted_by,
-        }
-    };
+impl Rights {
+    /// Returns each right with a statement that takes it and changes nothing.
+    fn statements(&self) -> [(&'static str, String); 4] {
+        let Self { table, column, .. } = self;
+        [
+            ("SELECT", format!("SELECT {column} FROM {table} WHERE 1 = 0")),
+            ("INSERT", format!("INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0")),
+            ("UPDATE", format!("UPDATE {table} SET {column} = {column} WHERE 1 = 0")),
+            ("DELETE", format!("DELETE FROM {table} WHERE 1 = 0")),
+        ]
+    }
 }
 
 /// The rights that `docs/threats.md` names.
@@ -41,22 +37,30 @@ pub fn rights<DB: Server>() -> [Rights; 9] {
     const FORGET: Option<&str> = Some("`rowlock forget`");
     const RUNS: Option<&str> = Some("`rowlock forget --runs`");
     const REMOVE: Option<&str> = Some("`rowlock remove`");
+    let on = |check, table, column, needed, needed_by, deleted_by| Rights {
+        check,
+        table,
+        column,
+        needed,
+        needed_by,
+        deleted_by,
+    };
     [
-        rights!("claim", "t_resource_lock", "status", ROW, "every claim", FORGET),
-        rights!("queue", "t_resource_lock_queue", "alive_until", ALL, "`--fair`", None),
-        rights!("schedule", "t_resource_schedule", "slot", ROW, "every schedule", REMOVE),
-        rights!("announce instances", "t_resource_schedule_instance", "beats", ALL, "every schedule", None),
-        rights!("keep times", "t_resource_schedule_times", "known", ROW, "every schedule", REMOVE),
-        rights!("record runs", "t_resource_schedule_run", "missed", DB::RECORDS_RUNS, "every schedule", RUNS),
-        rights!("keep output", "t_resource_schedule_detail", "note", ROW, "every schedule", RUNS),
-        rights!("order", "t_resource_order", "who", ALL, "every schedule", None),
-        rights!(
-            "record changes",
+        on("rights to claim", "t_resource_lock", "status", ROW, "every claim", FORGET),
+        on("rights to queue", "t_resource_lock_queue", "alive_until", ALL, "`--fair`", None),
+        on("rights to schedule", "t_resource_schedule", "slot", ROW, "every schedule", REMOVE),
+        on("rights to announce instances", "t_resource_schedule_instance", "beats", ALL, "every schedule", None),
+        on("rights to keep times", "t_resource_schedule_times", "known", ROW, "every schedule", REMOVE),
+        on("rights to record runs", "t_resource_schedule_run", "missed", DB::RECORDS_RUNS, "every schedule", RUNS),
+        on("rights to keep output", "t_resource_schedule_detail", "note", ROW, "every schedule", RUNS),
+        on("rights to order", "t_resource_order", "who", ALL, "every schedule", None),
+        on(
+            "rights to record changes",
             "t_resource_change",
             "detail",
             ADD,
             "`rowlock release --force` and every schedule",
-            RUNS
+            RUNS,
         ),
     ]
 }
@@ -65,7 +69,7 @@ pub fn rights<DB: Server>() -> [Rights; 9] {
 pub async fn check_rights<DB: Server>(conn: &mut DB::Connection, rights: &Rights) -> Finding {
     let Rights { check, table, needed, needed_by, deleted_by, .. } = *rights;
     let mut denied = Vec::new();
-    for (right, sql) in rights.statements {
+    for (right, sql) in rights.statements() {
         if is_denied::<DB>(conn, sql).await {
             denied.push(right);
         }
@@ -96,7 +100,7 @@ async fn grantee<DB: Server>(conn: &mut DB::Connection) -> Option<String> {
     Some(user.unwrap_or_else(|| "the user".to_owned()))
 }
 
-async fn is_denied<DB: Server>(conn: &mut DB::Connection, sql: &'static str) -> bool {
-    let reply = DB::text(conn, sql).await;
+async fn is_denied<DB: Server>(conn: &mut DB::Connection, sql: String) -> bool {
+    let reply = DB::text(conn, AssertSqlSafe(sql)).await;
     reply.is_err_and(|error| error.as_database_error().is_some_and(DB::is_denied))
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rowlock::Database;
 use sqlx::{
-    MySql, MySqlConnection, PgConnection, Pool, Postgres, Row as _, Sqlite, SqliteConnection, error::DatabaseError,
-    mysql::MySqlDatabaseError, postgres::PgListener,
+    MySql, MySqlConnection, PgConnection, Pool, Postgres, Row as _, SqlSafeStr, Sqlite, SqliteConnection,
+    error::DatabaseError, mysql::MySqlDatabaseError, postgres::PgListener,
 };
 use tokio::time::timeout;
 
@@ -44,7 +44,7 @@ pub trait Server: Database {
     const RECORDS_RUNS: &'static [&'static str] = &["SELECT", "INSERT"];
 
     /// Returns the first column of the first row.
-    async fn text(conn: &mut Self::Connection, sql: &'static str) -> Result<Option<String>, sqlx::Error>;
+    async fn text(conn: &mut Self::Connection, sql: impl SqlSafeStr) -> Result<Option<String>, sqlx::Error>;
     /// Returns whether the user lacks a right, or the database takes no writes.
     fn is_denied(error: &dyn DatabaseError) -> bool;
     async fn notifications(_: &Pool<Self>) -> Notifications {
@@ -64,7 +64,7 @@ impl Server for Postgres {
     const POOLER: Option<&'static str> = Some("SHOW pool_version");
     const USER: Option<&'static str> = Some("SELECT quote_ident(current_user)");
 
-    async fn text(conn: &mut PgConnection, sql: &'static str) -> Result<Option<String>, sqlx::Error> {
+    async fn text(conn: &mut PgConnection, sql: impl SqlSafeStr) -> Result<Option<String>, sqlx::Error> {
         sqlx::raw_sql(sql).fetch_optional(conn).await?.map(|row| row.try_get(0)).transpose()
     }
 
@@ -124,7 +124,7 @@ impl Server for MySql {
 
     const RECORDS_RUNS: &'static [&'static str] = &["SELECT", "INSERT", "UPDATE"];
 
-    async fn text(conn: &mut MySqlConnection, sql: &'static str) -> Result<Option<String>, sqlx::Error> {
+    async fn text(conn: &mut MySqlConnection, sql: impl SqlSafeStr) -> Result<Option<String>, sqlx::Error> {
         sqlx::raw_sql(sql).fetch_optional(conn).await?.map(|row| row.try_get(0)).transpose()
     }
 
@@ -153,7 +153,7 @@ impl Server for Sqlite {
     const NOW: Option<&'static str> = None;
     const USER: Option<&'static str> = None;
 
-    async fn text(conn: &mut SqliteConnection, sql: &'static str) -> Result<Option<String>, sqlx::Error> {
+    async fn text(conn: &mut SqliteConnection, sql: impl SqlSafeStr) -> Result<Option<String>, sqlx::Error> {
         sqlx::raw_sql(sql).fetch_optional(conn).await?.map(|row| row.try_get(0)).transpose()
     }
 
