@@ -63,7 +63,7 @@ impl Writer {
     pub fn write(&'static self, line: &[u8]) {
         let queue = self.add(line, MAX_BUFFERED);
         if !queue.is_late(MOMENT) {
-            drop(self.empty(queue, MOMENT));
+            self.wait_for_writes(queue, MOMENT);
         }
     }
 
@@ -103,12 +103,11 @@ impl Writer {
 
     /// Waits until everything is written, within the limit.
     pub fn flush(&'static self, limit: Duration) {
-        drop(self.empty(self.queue(), limit));
+        self.wait_for_writes(self.queue(), limit);
     }
 
-    fn empty(&self, queue: MutexGuard<'static, Queue>, limit: Duration) -> MutexGuard<'static, Queue> {
-        let emptied = self.changed.wait_timeout_while(queue, limit, |queue| !queue.lines.is_empty());
-        emptied.unwrap_or_else(PoisonError::into_inner).0
+    fn wait_for_writes(&self, queue: MutexGuard<'_, Queue>, limit: Duration) {
+        drop(self.changed.wait_timeout_while(queue, limit, |queue| !queue.lines.is_empty()));
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

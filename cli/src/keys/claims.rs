@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use rowlock::{Claim, Database, LeaseLock, Schedules, leases::PreviousClaim};
+use rowlock::{Claim, Database, Lease, LeaseLock, Schedules, leases::PreviousClaim};
 use serde_json::{Value, json};
 use sqlx::Pool;
 
@@ -28,7 +28,7 @@ pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Res
     // A claim that is under way is undone at a signal, since its holder id would never be printed.
     let lease = claiming.wait_for(lock.acquire(key.as_str(), terms.wait), &mut stop).await?;
     let lease = claiming.beside_no_reader(lease, &mut stop).await?;
-    match print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop).await {
+    match print_unless_asked(&lock, &lease, &mut stop).await {
         Ok(code) => {
             lease.detach();
             Ok(code)
@@ -57,17 +57,20 @@ pub async fn release<DB: Database>(pool: Pool<DB>, release: Release) -> Result<u
 /// Prints the claim. A claim that is not read within a second after a signal is not printed.
 pub async fn print_unless_asked<DB: Database>(
     lock: &LeaseLock<DB>,
-    claim: &Claim,
-    prior: Option<PreviousClaim>,
+    lease: &Lease<DB>,
     stop: &mut StopSignals,
 ) -> Result<u8, Failure> {
-    let printed = stop.within(Duration::MAX, print(lock, claim, prior)).await;
+    let printed = stop.within(Duration::MAX, print(lock, lease.claim(), lease.taken_over_from())).await;
     printed.unwrap_or_else(|_| Err(Failure::silent(stop.asked().map_or(exit::SIGNAL, exit_code))))
 }
 
 /// Prints the claim as one JSON object on one line. `expires_at` is read from the row; it is null
 /// if the row cannot be read or no longer has this holder.
-async fn print<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, prior: Option<PreviousClaim>) -> Result<u8, Failure> {
+async fn print<DB: Database>(
+    lock: &LeaseLock<DB>,
+    claim: &Claim,
+    prior: Option<&PreviousClaim>,
+) -> Result<u8, Failure> {
     let entry =
         lock.inspect(claim.key.as_str()).await.ok().flatten().filter(|entry| entry.holder == Some(claim.holder));
     let claim: Value = json!({

@@ -63,18 +63,11 @@ fn taken_from(row: &LockInfo) -> String {
 /// Says what the name is instead.
 async fn no_row<DB: Database>(schedules: &Schedules<DB>, key: &str) -> Failure {
     // Without rights on the tables of schedules, the name is that of a key without a row.
-    match schedules.inspect(key).await {
-        Ok(Some(_)) => {
-            let text = format_args!(
-                "{key:?} is no key, but a schedule: `rowlock pause {key}` lets no run begin, and `rowlock trigger {key}` asks for one"
-            );
-            Failure::new(exit::REFUSED, text)
-        }
-        _ => Failure::new(
-            exit::REFUSED,
-            format_args!(
-                "{key:?} has no row: it was never taken, or its row was deleted; `rowlock list` shows the keys"
-            ),
+    let text = match schedules.inspect(key).await {
+        Ok(Some(_)) => format!(
+            "{key:?} is no key, but a schedule: `rowlock pause {key}` lets no run begin, and `rowlock trigger {key}` asks for one"
         ),
-    }
+        _ => format!("{key:?} has no row: it was never taken, or its row was deleted; `rowlock list` shows the keys"),
+    };
+    Failure::new(exit::REFUSED, text)
 }

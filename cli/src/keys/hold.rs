@@ -53,7 +53,7 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
     let lost = || Failure::new(exit::LOST, format_args!("{key}: lost; its work has to stop"));
     let printed = tokio::select! {
         biased;
-        printed = claims::print_unless_asked(&lock, lease.claim(), lease.taken_over_from().cloned(), &mut stop) => printed,
+        printed = claims::print_unless_asked(&lock, &lease, &mut stop) => printed,
         () = lease.lost() => Err(lost()),
     };
     if let Err(failure) = printed {

@@ -30,10 +30,14 @@ pub fn table(entries: &[LockInfo], queues: &Queues) -> String {
 
 /// Describes the claim of a row: its state, by whom, and since when.
 pub fn claim(row: &LockInfo) -> String {
+    let verb = if is_claimed(row.state) { "" } else { ", last taken" };
+    format!("{}{verb}{}", row.state, by_and_since(row))
+}
+
+pub fn by_and_since(row: &LockInfo) -> String {
     let by = if row.by.is_empty() { String::new() } else { format!(" by {}", row.by) };
     let since = row.since.map(|since| format!(" since {}", clock(since))).unwrap_or_default();
-    let verb = if is_claimed(row.state) { "" } else { ", last taken" };
-    format!("{}{verb}{by}{since}", row.state)
+    format!("{by}{since}")
 }
 
 pub fn style(state: LockState) -> Style {

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use crate::{
-    format::clock,
+    keys::rows::by_and_since,
     out::{self, printable},
 };
 
@@ -66,9 +66,7 @@ async fn first_held<DB: Database>(lock: &LeaseLock<DB>, keys: &[&str]) -> Option
 fn text(key: &str, holder: Option<&LockInfo>, waited: Duration) -> String {
     let waited = humantime::format_duration(Duration::from_secs(waited.as_secs()));
     let Some(row) = holder else { return format!("{key}: waiting for {waited}") };
-    let by = if row.by.is_empty() { String::new() } else { format!(" by {}", row.by) };
-    let since = row.since.map(|since| format!(" since {}", clock(since))).unwrap_or_default();
-    format!("{}: {}{by}{since}; waiting for {waited}", row.key, row.state)
+    format!("{}: {}{}; waiting for {waited}", row.key, row.state, by_and_since(row))
 }
 
 /// The last line of the terminal, which is written over. On drop, it is blank.

@@ -11,12 +11,11 @@ pub fn has_ended(parent: i32) -> bool {
 
 /// Fails if the parent has ended already.
 pub fn check(parent: i32) -> Result<(), Failure> {
-    match has_ended(parent) {
-        true => {
-            Err(Failure::new(exit::LOST, "the command was not started: the rowlock process that started it has ended"))
-        }
-        false => Ok(()),
+    if has_ended(parent) {
+        let text = "the command was not started: the rowlock process that started it has ended";
+        return Err(Failure::new(exit::LOST, text));
     }
+    Ok(())
 }
 
 /// On Linux, has this process killed when its parent ends, for whatever reason.
@@ -25,10 +24,8 @@ pub fn die_with(parent: i32) -> Result<(), Failure> {
     {
         use rustix::process::{Signal, set_parent_process_death_signal};
         set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| {
-            Failure::new(
-                exit::NOT_EXECUTABLE,
-                format_args!("the program could not tie the command to its parent: {error}"),
-            )
+            let text = format_args!("the program could not tie the command to its parent: {error}");
+            Failure::new(exit::NOT_EXECUTABLE, text)
         })?;
         // The parent may have ended before the call.
         check(parent)?;

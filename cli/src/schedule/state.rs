@@ -55,16 +55,12 @@ pub fn described(info: &ScheduleInfo) -> String {
     all.extend(info.stopping.then(|| "stopped by an operator".to_owned()));
     all.extend(info.lost_since.map(|lost| format!("lease over since {}", clock(lost))));
     all.extend(info.renamed_to().map(|name| format!("its name is {name}")));
-    all.extend(late(info));
+    all.extend(is_late(info).then(|| format!("due since {}", clock(info.due))));
     all.extend(versions(info));
     all.join(", ")
 }
 
-/// Says since when a schedule is due that nothing has run.
-fn late(info: &ScheduleInfo) -> Option<String> {
-    is_late(info).then(|| format!("due since {}", clock(info.due)))
-}
-
+/// Returns whether a schedule is due that nothing has run.
 pub fn is_late(info: &ScheduleInfo) -> bool {
     has_next(info) && !info.running && info.lost_since.is_none() && info.now - info.due > LATE
 }

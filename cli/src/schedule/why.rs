@@ -80,7 +80,7 @@ impl Seen<'_> {
         });
         let of_row = [no_instance, paused, skipped, self.run(), self.lateness(), ahead, versions(info), self.next()];
         let of_runs = [self.failure(), self.passed_over(), self.success()];
-        of_row.into_iter().chain(of_runs).chain([self.clocks()]).flatten().collect()
+        of_row.into_iter().chain(of_runs).chain([apart(info.now - self.here)]).flatten().collect()
     }
 
     /// Returns the instances that declare the schedule.
@@ -188,13 +188,9 @@ impl Seen<'_> {
             clock(run.slot)
         ))
     }
-
-    /// Says how far the database's clock is from this machine's. The database's decides.
-    fn clocks(&self) -> Option<String> {
-        apart(self.info.now - self.here)
-    }
 }
 
+/// Says how far the database's clock is from this machine's.
 fn apart(ahead: TimeDelta) -> Option<String> {
     let by = brief(ahead.abs().to_std().unwrap_or_default());
     (ahead.abs() > APART).then(|| {
