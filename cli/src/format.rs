@@ -41,3 +41,9 @@ pub fn brief(duration: Duration) -> String {
 pub fn precise(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Micros, true)
 }
+
+/// Takes the quotes away that stand around a whole value.
+pub fn without_quotes(text: &str) -> &str {
+    let within = |quote| text.strip_prefix(quote).and_then(|text| text.strip_suffix(quote));
+    within('"').or_else(|| within('\'')).unwrap_or(text)
+}

@@ -74,7 +74,7 @@ async fn dispatch(arguments: Arguments) -> Result<u8, Failure> {
         Action::OnTables(TableAction::Cron(cron)) if cron.only_reads() => schedule::preview::cron(&cron),
         Action::OnTables(action) => run_on_tables(&source, action, front).await,
         Action::Next(next) => schedule::preview::next(&next),
-        Action::Doctor(doctor) => doctor::examine(&choose_source(&source)?, &doctor).await,
+        Action::Doctor { json } => doctor::examine(&choose_source(&source)?, json).await,
         Action::Completions { shell } => {
             let mut program = Arguments::command();
             let mut script = Vec::new();
@@ -161,7 +161,7 @@ async fn run_action<DB: Database>(
         TableAction::Run(run) => keys::run::run(run.terms.lock(pool)?.lock_delay(run.lock_delay), run, front).await,
         TableAction::Lead(lead) => lead::lead(lead.lock(pool)?, lead, front).await,
         TableAction::Leader(leader) => lead::leader(&LeaseLock::new(pool), &leader).await,
-        TableAction::Acquire(acquire) => claims::acquire(acquire.terms.lock(pool)?, acquire).await,
+        TableAction::Acquire { key, terms } => claims::acquire(&terms.lock(pool)?, &key, &terms).await,
         TableAction::Hold(hold) => hold::hold(hold.terms.lock(pool)?.lock_delay(hold.lock_delay), hold).await,
         TableAction::Renew(renew) => claims::renew(pool, renew).await,
         TableAction::Release(release) => claims::release(pool, release).await,
@@ -177,7 +177,7 @@ async fn run_action<DB: Database>(
             out::say(format_args!("{rows} deleted"))
         }
         TableAction::Cron(cron) => schedule::cron::run(pool, source, cron).await,
-        TableAction::Schedules(list) => schedule::show::list(&Schedules::new(pool), &list).await,
+        TableAction::Schedules { json } => schedule::show::list(&Schedules::new(pool), json).await,
         TableAction::Runs(runs) => schedule::show::runs(&Schedules::new(pool), &runs).await,
         TableAction::Instances(asked) => schedule::instances::instances(&Schedules::new(pool), &asked).await,
         TableAction::Why(named) => {
@@ -189,9 +189,9 @@ async fn run_action<DB: Database>(
         TableAction::Skip(asked) => schedule::change::skip(&operator::schedules(pool), &asked).await,
         TableAction::Stop(named) => schedule::change::stop(&operator::schedules(pool), &named).await,
         TableAction::Trigger(trigger) => schedule::change::trigger(&operator::schedules(pool), &trigger).await,
-        TableAction::Remove(removed) => schedule::change::remove(&operator::schedules(pool), &removed).await,
+        TableAction::Remove { name } => schedule::change::remove(&operator::schedules(pool), name.as_str()).await,
         TableAction::Reset(named) => schedule::change::reset(&operator::schedules(pool), &named).await,
-        TableAction::Drain(drain) => schedule::change::drain(&operator::schedules(pool), &drain).await,
+        TableAction::Drain { label } => schedule::change::drain(&operator::schedules(pool), &label).await,
         #[cfg(feature = "ui")]
         TableAction::Ui(ui) => ui::serve(pool, place, ui).await,
     }

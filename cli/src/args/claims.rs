@@ -195,12 +195,3 @@ pub struct Hold {
     #[arg(skip = getppid())]
     pub parent: Option<Pid>,
 }
-
-#[derive(Debug, Args)]
-pub struct Acquire {
-    /// The key
-    #[arg(value_parser = key)]
-    pub key: Key,
-    #[command(flatten)]
-    pub terms: Terms,
-}

@@ -13,16 +13,16 @@ use std::{path::PathBuf, sync::LazyLock, time::Duration};
 
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
-use rowlock::Schedule;
+use rowlock::{Key, Schedule};
 
 use crate::{
     args::{
-        claims::{Acquire, Hold, Lead, Leader, Run},
+        claims::{Hold, Lead, Leader, Run, Terms},
         keys::{Changes, List, MinInterval, Release, Renew, Show, Watch},
         process::{Stub, Supervise},
-        schedules::{Cron, Drain, Instances, Named, Next, Removed, Runs, Schedules, Trigger, Until},
-        source::{Doctor, Migrate, SourceArguments},
-        values::duration,
+        schedules::{Cron, Instances, Named, Next, Runs, Trigger, Until},
+        source::{Migrate, SourceArguments},
+        values::{duration, key},
     },
     log::LogArguments,
 };
@@ -72,7 +72,11 @@ pub enum Action {
     OnTables(TableAction),
     /// Examine the database: the connection, tables, rights, clock, pooler and notifications
     #[command(after_help = "Example: rowlock doctor --json")]
-    Doctor(Doctor),
+    Doctor {
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+    },
     /// Print the next ticks of a cron pattern; no database is needed
     #[command(after_help = "Example: rowlock next '30 2 * * *' --zone Europe/Berlin")]
     Next(Next),
@@ -111,7 +115,13 @@ pub enum TableAction {
     Leader(Leader),
     /// Take a key and print the claim as JSON; it holds until the lease ends, unless it is renewed
     #[command(after_help = "Example: rowlock acquire deploy --lease 10m | jq -r .holder")]
-    Acquire(Acquire),
+    Acquire {
+        /// The key
+        #[arg(value_parser = key)]
+        key: Key,
+        #[command(flatten)]
+        terms: Terms,
+    },
     /// Hold a key while stdin is open, and print the claim as JSON
     #[command(
         after_help = "Example: coproc rowlock hold deploy; read -r claim <&\"${COPROC[0]}\"    # the key is free when stdin closes"
@@ -160,7 +170,11 @@ pub enum TableAction {
     Cron(Cron),
     /// List schedules: their times, what runs, what is next
     #[command(after_help = "Example: rowlock schedules --json")]
-    Schedules(Schedules),
+    Schedules {
+        /// Print one JSON array
+        #[arg(long)]
+        json: bool,
+    },
     /// List the last runs of a schedule, or of all schedules
     #[command(
         after_help = "Examples: rowlock runs nightly-report --limit 100\n          rowlock runs --failed --since 24h\n          rowlock runs --running\n          rowlock runs nightly-report --stats"
@@ -193,14 +207,21 @@ pub enum TableAction {
     /// Delete a schedule that no instance declares, with its pause, its trigger and its pending
     /// tick; its runs stay in the history
     #[command(after_help = "Example: rowlock remove weekly-export")]
-    Remove(Removed),
+    Remove {
+        /// The schedule
+        #[arg(value_parser = key)]
+        name: Key,
+    },
     /// Move the next tick of a schedule to the first one from now on: what was due is passed over,
     /// and one that a wrong clock moved far ahead is corrected
     #[command(after_help = "Example: rowlock reset nightly-report")]
     Reset(Named),
     /// Have the instances of a label end: they claim nothing more, and end after their runs
     #[command(after_help = "Example: rowlock drain worker-3")]
-    Drain(Drain),
+    Drain {
+        /// The label of the instances, as `rowlock instances` shows it
+        label: String,
+    },
     /// List the instances that run schedules: since when, whether they are alive, what they declare
     #[command(
         after_help = "Examples: rowlock instances\n          rowlock instances --forget 0b9f6a52-3a4e-4c58-9d3c-2f1f6f0f7c11"

@@ -136,13 +136,6 @@ impl CatchUpWith {
 }
 
 #[derive(Debug, Args)]
-pub struct Schedules {
-    /// Print one JSON array
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
 pub struct Runs {
     /// The schedule [default: all schedules]
     #[arg(value_parser = key)]
@@ -188,12 +181,6 @@ pub struct Until {
 }
 
 #[derive(Debug, Args)]
-pub struct Drain {
-    /// The label of the instances, as `rowlock instances` shows it
-    pub label: String,
-}
-
-#[derive(Debug, Args)]
 pub struct Output {
     /// The schedule
     #[arg(value_parser = key)]
@@ -213,13 +200,6 @@ pub struct Trigger {
     /// Ask although no instance that is alive declares the schedule: the next one that does runs it
     #[arg(long)]
     pub anyway: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct Removed {
-    /// The schedule
-    #[arg(value_parser = key)]
-    pub name: Key,
 }
 
 #[derive(Debug, Args)]

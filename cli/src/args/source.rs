@@ -1,4 +1,4 @@
-//! The arguments that choose the database, and those of the command that examines it.
+//! The arguments that choose the database, and those of `migrate`.
 
 use std::{ffi::OsString, time::Duration};
 
@@ -48,11 +48,4 @@ pub struct Migrate {
     /// Carry --undo out
     #[arg(long, requires = "undo", conflicts_with = "dry_run")]
     pub yes: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct Doctor {
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
 }

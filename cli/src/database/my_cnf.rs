@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::format::without_quotes;
+
 /// Returns the settings of the section `[client]`.
 pub fn client(text: &str) -> BTreeMap<&str, String> {
     let mut section = "";
@@ -18,8 +20,7 @@ pub fn client(text: &str) -> BTreeMap<&str, String> {
 
 /// Takes quotes away, and replaces what a backslash stands for, as MySQL's programs do.
 fn unquoted(text: &str) -> String {
-    let within = |quote| text.strip_prefix(quote).and_then(|text| text.strip_suffix(quote));
-    let text = within('"').or_else(|| within('\'')).unwrap_or(text);
+    let text = without_quotes(text);
     let (mut out, mut chars) = (String::with_capacity(text.len()), text.chars());
     while let Some(c) = chars.next() {
         match (c, chars.clone().next()) {

@@ -15,7 +15,6 @@ use rowlock::LeaseLock;
 use serde_json::{Value, json};
 
 use crate::{
-    args::source::Doctor,
     database::{self, Kind, Opened, Source},
     exit::{self, Failure},
     format::aligned,
@@ -24,13 +23,13 @@ use crate::{
 use finding::{Finding, Mark};
 use servers::Server;
 
-pub async fn examine(source: &Arc<Source>, doctor: &Doctor) -> Result<u8, Failure> {
+pub async fn examine(source: &Arc<Source>, json: bool) -> Result<u8, Failure> {
     let (findings, code) = match source.kind {
         Kind::Sqlite => findings(database::open_sqlite(&source.url(), false, source.timeout).await).await,
         Kind::Postgres => findings(database::open::<sqlx::Postgres>(source).await).await,
         Kind::MySql => findings(database::open::<sqlx::MySql>(source).await).await,
     };
-    match doctor.json {
+    match json {
         true => out::say_json(&object(&findings))?,
         false => out::say(text(&findings))?,
     };

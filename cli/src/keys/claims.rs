@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use rowlock::{Claim, Database, Lease, LeaseLock, Schedules, leases::PreviousClaim};
+use rowlock::{Claim, Database, Key, Lease, LeaseLock, Schedules, leases::PreviousClaim};
 use serde_json::{Value, json};
 use sqlx::Pool;
 
 use crate::{
     args::{
-        claims::Acquire,
+        claims::Terms,
         keys::{Release, Renew},
     },
     database,
@@ -21,14 +21,13 @@ use crate::{
     process::signals::{StopSignals, exit_code},
 };
 
-pub async fn acquire<DB: Database>(lock: LeaseLock<DB>, acquire: Acquire) -> Result<u8, Failure> {
+pub async fn acquire<DB: Database>(lock: &LeaseLock<DB>, key: &Key, terms: &Terms) -> Result<u8, Failure> {
     let mut stop = StopSignals::listen()?;
-    let Acquire { key, terms } = acquire;
-    let claiming = Claiming::without_command(&lock, key.as_str(), &terms);
+    let claiming = Claiming::without_command(lock, key.as_str(), terms);
     // A claim that is under way is undone at a signal, since its holder id would never be printed.
     let lease = claiming.wait_for(lock.acquire(key.as_str(), terms.wait), &mut stop).await?;
     let lease = claiming.beside_no_reader(lease, &mut stop).await?;
-    match print_unless_asked(&lock, &lease, &mut stop).await {
+    match print_unless_asked(lock, &lease, &mut stop).await {
         Ok(code) => {
             lease.detach();
             Ok(code)

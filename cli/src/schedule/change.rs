@@ -6,7 +6,7 @@ use rowlock::{
 };
 
 use crate::{
-    args::schedules::{Drain, Named, Removed, Trigger, Until},
+    args::schedules::{Named, Trigger, Until},
     exit::{Failure, REFUSED},
     format::clock,
     operator::logged,
@@ -94,8 +94,7 @@ fn what_follows(info: &ScheduleInfo) -> String {
     next.map(says).unwrap_or_default()
 }
 
-pub async fn drain<DB: Database>(schedules: &Schedules<DB>, drain: &Drain) -> Result<u8, Failure> {
-    let label = drain.label.as_str();
+pub async fn drain<DB: Database>(schedules: &Schedules<DB>, label: &str) -> Result<u8, Failure> {
     let instances = schedules.instances().await?;
     let silent = instances.iter().filter(|one| one.label == label && !one.calls && !one.alive).count();
     let known = match schedules.drain(label).await? {
@@ -155,8 +154,7 @@ pub async fn ask_for_run<DB: Database>(
     }
 }
 
-pub async fn remove<DB: Database>(schedules: &Schedules<DB>, removed: &Removed) -> Result<u8, Failure> {
-    let name = removed.name.as_str();
+pub async fn remove<DB: Database>(schedules: &Schedules<DB>, name: &str) -> Result<u8, Failure> {
     let was = schedules.inspect(name).await?;
     logged("remove", name, schedules.remove(name).await, |()| match &was {
         Some(was) => format!("{}, {}", times(was), described(was)),

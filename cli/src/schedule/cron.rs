@@ -89,8 +89,20 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     let (works, no_works) = mpsc::channel(1);
     let (ordered, mut is_ordered) = watch::channel(false);
     let shared = Shared { source, grace: cron.grace, stop: stopped, commands: commands.downgrade() };
-    let (jobs_so_far, ending) = (Jobs::default(), JoinSet::new());
-    let mut instance = Instance { pool, cron: &cron, ordered, shared, works, jobs: jobs_so_far, running: None, ending };
+    let mut instance = Instance {
+        pool,
+        cron: &cron,
+        ordered,
+        shared,
+        stop,
+        commands,
+        no_commands,
+        works,
+        no_works,
+        jobs: Jobs::default(),
+        running: None,
+        ending: JoinSet::new(),
+    };
     tokio::select! {
         started = until_it_passes(async || instance.start(jobs.clone()).await) => started?,
         _ = signals.stop.received() => return Ok(exit::OK),
@@ -135,11 +147,10 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
             Some(_) = instance.ending.join_next() => {}
         }
     };
-    let end = End { stop, commands, no_commands, no_works, drain: cron.drain.unwrap_or(cron.grace) };
-    end.say(why);
+    instance.say_end(why);
     let CronSignals { mut children, stop, .. } = signals;
     tokio::select! {
-        () = end.end(instance, stop) => {}
+        () = instance.end(stop) => {}
         () = bury(&mut children) => {}
     }
     Ok(exit::OK)
@@ -232,9 +243,15 @@ struct Instance<'a, DB: Database> {
     /// Turns true when an operator has ordered that an instance of before a reload ends.
     ordered: watch::Sender<bool>,
     shared: Shared,
+    /// Has all commands stop.
+    stop: watch::Sender<bool>,
+    /// What commands take their senders from.
+    commands: mpsc::Sender<()>,
+    no_commands: mpsc::Receiver<()>,
     /// The works of all jobs have a clone, so that the channel closes when no instance of the
     /// library is left.
     works: mpsc::Sender<()>,
+    no_works: mpsc::Receiver<()>,
     /// The file whose jobs run.
     jobs: Jobs,
     running: Option<Running>,
@@ -339,59 +356,52 @@ impl<DB: Database> Instance<'_, DB> {
             }
         }
     }
-}
 
-/// The end of the program.
-struct End {
-    stop: watch::Sender<bool>,
-    /// What commands take their senders from.
-    commands: mpsc::Sender<()>,
-    no_commands: mpsc::Receiver<()>,
-    no_works: mpsc::Receiver<()>,
-    drain: Duration,
-}
+    /// How long runs may go on at the end of the program.
+    fn drain(&self) -> Duration {
+        self.cron.drain.unwrap_or(self.cron.grace)
+    }
 
-impl End {
     /// Says why the program ends, and what it waits for.
-    fn say(&self, why: &str) {
+    fn say_end(&self, why: &str) {
         // One sender is this one.
         let runs = match self.commands.strong_count().saturating_sub(1) {
             0 => return out::print_info(format_args!("stopping ({why})")),
             1 => "1 run".to_owned(),
             runs => format!("{runs} runs"),
         };
-        out::print_info(format_args!("stopping ({why}): {runs} may continue for {}", brief(self.drain)));
+        out::print_info(format_args!("stopping ({why}): {runs} may continue for {}", brief(self.drain())));
     }
 
     /// Lets runs end for a while, then stops their commands and hands them back. Another signal
     /// ends the while.
-    async fn end<DB: Database>(mut self, mut instance: Instance<'_, DB>, mut stop: Stop) {
+    async fn end(mut self, mut signals: Stop) {
         service::ends("it waits for its commands");
-        instance.let_end();
-        let Instance { works, mut ending, .. } = instance;
-        let mut drain = std::pin::pin!(sleep(self.drain));
+        self.let_end();
+        let mut drain = std::pin::pin!(sleep(self.drain()));
+        let Self { stop, commands, mut no_commands, works, mut no_works, mut ending, .. } = self;
         let ended = tokio::select! {
             () = async { while ending.join_next().await.is_some() {} } => true,
             () = &mut drain => false,
-            _ = stop.received() => false,
+            _ = signals.received() => false,
         };
         if !ended {
-            let _ = self.stop.send(true);
+            let _ = stop.send(true);
             out::print_info("stopping commands; other instances run their ticks again");
         }
         // The channels end with the last of their senders; nothing is sent. The leases are renewed
         // until the commands have stopped. Runs that were lost have commands too.
-        drop((works, self.commands));
+        drop((works, commands));
         // What follows the last runs goes on for the rest of the drain.
         tokio::select! {
-            _ = self.no_commands.recv() => {}
+            _ = no_commands.recv() => {}
             () = drain, if ended => {}
-            _ = stop.received(), if ended => {}
+            _ = signals.received(), if ended => {}
         }
-        let _ = self.stop.send(true);
-        self.no_commands.recv().await;
+        let _ = stop.send(true);
+        no_commands.recv().await;
         ending.shutdown().await;
-        if timeout(DATABASE, self.no_works.recv()).await.is_err() {
+        if timeout(DATABASE, no_works.recv()).await.is_err() {
             out::print_error("runs were not handed back; their leases end by themselves");
         }
     }

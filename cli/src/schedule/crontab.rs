@@ -14,6 +14,7 @@ use rowlock::Schedule;
 
 use crate::{
     exit::{Failure, USAGE},
+    format::without_quotes,
     schedule::file::is_user,
 };
 
@@ -74,12 +75,12 @@ fn line(text: &str) -> Line<'_> {
         Some('#') => return Line::Comment(text),
         Some(_) => {}
     }
-    if let Some((name, value)) = text.split_once('=').map(|(name, value)| (unquoted(name.trim()), value.trim()))
+    if let Some((name, value)) = text.split_once('=').map(|(name, value)| (without_quotes(name.trim()), value.trim()))
         && !name.is_empty()
         && !name.contains(char::is_whitespace)
         && !text.starts_with(|first: char| first.is_ascii_digit() || "*@~".contains(first))
     {
-        return Line::Variable(name, unquoted(value));
+        return Line::Variable(name, without_quotes(value));
     }
     let number = if text.starts_with('@') { 1 } else { 5 };
     let mut rest = text;
@@ -88,12 +89,6 @@ fn line(text: &str) -> Line<'_> {
         rest = &rest[rest.find(char::is_whitespace).unwrap_or(rest.len())..];
     }
     Line::Job(text[..text.len() - rest.len()].trim_end(), rest.trim_start())
-}
-
-/// Takes the quotes away that stand around a whole value.
-fn unquoted(text: &str) -> &str {
-    let within = |quote| text.strip_prefix(quote).and_then(|text| text.strip_suffix(quote));
-    within('"').or_else(|| within('\'')).unwrap_or(text)
 }
 
 /// A part of the file.

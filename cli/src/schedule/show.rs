@@ -21,10 +21,10 @@ use crate::{
     },
 };
 
-pub async fn list<DB: Database>(schedules: &Schedules<DB>, list: &schedules::Schedules) -> Result<u8, Failure> {
+pub async fn list<DB: Database>(schedules: &Schedules<DB>, json: bool) -> Result<u8, Failure> {
     const HEADER: [&str; 6] = ["NAME", "TIMES", "STATE", "NEXT", "WHO", "TOKEN"];
     let all = schedules.list().await?;
-    if list.json {
+    if json {
         return out::say_json(&all.iter().map(object).collect());
     }
     let row = |info: &ScheduleInfo| {

@@ -1,6 +1,6 @@
 //! The files of passwords and tokens, and what a request proves by them.
 
-use std::{os::unix::fs::MetadataExt as _, path::Path};
+use std::{fmt::Display, os::unix::fs::MetadataExt as _, path::Path};
 
 use axum::http::{HeaderMap, header};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -9,22 +9,25 @@ use crate::exit::{Failure, USAGE};
 
 /// Reads the token of the metrics.
 pub fn read_token(file: &Path) -> Result<String, Failure> {
-    let failed = |why: &str| Failure::new(USAGE, format_args!("--metrics-token-file {}: {why}", file.display()));
-    let text = read_secret(file).map_err(|why| failed(&why))?;
+    let option = "--metrics-token-file";
+    let text = read_secret(option, file)?;
     let token = text.trim();
     match token.is_empty() || token.contains(char::is_whitespace) {
-        true => Err(failed("the token has to be its only line, without spaces")),
+        true => Err(wrong(option, file, "the token has to be its only line, without spaces")),
         false => Ok(token.to_owned()),
     }
 }
 
 /// Reads a file that its owner's group may read, and no one else.
-fn read_secret(file: &Path) -> Result<String, String> {
-    let open_to_all = std::fs::metadata(file).is_ok_and(|found| found.mode() & 0o007 != 0);
-    match open_to_all {
-        true => Err("every user of this machine may read or write it: chmod 600".to_owned()),
-        false => std::fs::read_to_string(file).map_err(|error| error.to_string()),
+fn read_secret(option: &str, file: &Path) -> Result<String, Failure> {
+    if std::fs::metadata(file).is_ok_and(|found| found.mode() & 0o007 != 0) {
+        return Err(wrong(option, file, "every user of this machine may read or write it: chmod 600"));
     }
+    std::fs::read_to_string(file).map_err(|error| wrong(option, file, error))
+}
+
+fn wrong(option: &str, file: &Path, why: impl Display) -> Failure {
+    Failure::new(USAGE, format_args!("{option} {}: {why}", file.display()))
 }
 
 /// The operators' names and passwords.
@@ -33,10 +36,8 @@ pub struct Passwords(Vec<String>);
 
 impl Passwords {
     pub fn read(file: &Path) -> Result<Self, Failure> {
-        let failed = |why: &dyn std::fmt::Display| {
-            Failure::new(USAGE, format_args!("--password-file {}: {why}", file.display()))
-        };
-        let text = read_secret(file).map_err(|why| failed(&why))?;
+        let option = "--password-file";
+        let text = read_secret(option, file)?;
         let lines = text.lines().filter(|line| !line.trim().is_empty());
         let lines: Vec<String> = lines.map(str::to_owned).collect();
         // The line is not printed, since it may be a password.
@@ -44,7 +45,7 @@ impl Passwords {
             line.split_once(':').is_some_and(|(name, password)| !name.is_empty() && !password.is_empty())
         };
         if lines.is_empty() || !lines.iter().all(is_pair) {
-            return Err(failed(&"each line has to be NAME:PASSWORD"));
+            return Err(wrong(option, file, "each line has to be NAME:PASSWORD"));
         }
         Ok(Self(lines))
     }
