@@ -1,6 +1,5 @@
 //! The connection to the database that was chosen.
 
-mod my_cnf;
 mod passwords;
 mod rotation;
 mod server;

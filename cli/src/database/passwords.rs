@@ -1,6 +1,10 @@
-//! Where passwords stand in a URL, and in a file of PostgreSQL's programs.
+//! Where passwords stand in a URL, and in the files of PostgreSQL's and MySQL's programs.
+
+use std::collections::BTreeMap;
 
 use percent_encoding::percent_decode_str;
+
+use crate::format::without_quotes;
 
 /// Returns the passwords of a URL, as they are written and as the server gets them.
 pub fn of_url(url: &str) -> Vec<String> {
@@ -31,6 +35,43 @@ pub fn of_pgpass(line: &str) -> Option<String> {
     fields.into_iter().nth(4)
 }
 
+/// Returns the settings of the section `[client]` of `.my.cnf`.
+pub fn client_of_my_cnf(text: &str) -> BTreeMap<&str, String> {
+    let mut section = "";
+    let mut settings = BTreeMap::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            section = name.trim();
+        } else if let ("client", Some((name, value))) = (section, line.split_once('=')) {
+            settings.insert(name.trim(), unquoted(value.trim()));
+        }
+    }
+    settings
+}
+
+/// Takes quotes away, and replaces what a backslash stands for, as MySQL's programs do.
+fn unquoted(text: &str) -> String {
+    let text = without_quotes(text);
+    let (mut out, mut chars) = (String::with_capacity(text.len()), text.chars());
+    while let Some(c) = chars.next() {
+        match (c, chars.clone().next()) {
+            ('\\', Some(next @ ('\\' | 's' | 't' | 'n' | 'r' | 'b' | '"' | '\''))) => {
+                chars.next();
+                out.push(match next {
+                    's' => ' ',
+                    't' => '\t',
+                    'n' => '\n',
+                    'r' => '\r',
+                    'b' => '\u{8}',
+                    same => same,
+                });
+            }
+            _ => out.push(c),
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +98,16 @@ mod tests {
     fn the_fifth_field_of_a_line_is_its_password() {
         assert_eq!(of_pgpass(r"*:5432:app:me:a\:b\\c:d").as_deref(), Some(r"a:b\c:d"));
         assert_eq!((of_pgpass("# a comment"), of_pgpass("a:b:c:d")), (None, None));
+    }
+
+    #[test]
+    fn only_the_section_of_clients_counts() {
+        let text =
+            "password = other\n[client]\n# password=old\nuser = app\npassword=\"a #b\\\\c\\s\"\n[mysqld]\nuser=mysql\n";
+        let settings = client_of_my_cnf(text);
+        assert_eq!(settings.get("user").map(String::as_str), Some("app"));
+        assert_eq!(settings.get("password").map(String::as_str), Some("a #b\\c "));
+        assert_eq!(settings.len(), 2);
+        assert!(client_of_my_cnf("").is_empty());
     }
 }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, str::FromStr as _};
 use sqlx::{mysql::MySqlConnectOptions, postgres::PgConnectOptions};
 
 use crate::{
-    database::{my_cnf::client, source::Secrets},
+    database::{passwords::client_of_my_cnf, source::Secrets},
     exit::{Failure, USAGE},
 };
 
@@ -40,7 +40,7 @@ impl Server for MySqlConnectOptions {
         let mut options = Self::from_str(&secrets.url).map_err(unreadable)?;
         let rest = secrets.url.split_once("://").map_or("", |(_, rest)| rest);
         let user = rest.rsplit_once('@').map(|(user, _)| user).filter(|user| !user.is_empty());
-        let client = client(&secrets.passwords);
+        let client = client_of_my_cnf(&secrets.passwords);
         if let Some(name) = client.get("user").filter(|_| user.is_none()) {
             options = options.username(name);
         }

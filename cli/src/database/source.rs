@@ -11,10 +11,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 use crate::{
     args::source::SourceArguments,
-    database::{
-        my_cnf::client,
-        passwords::{of_pgpass, of_url},
-    },
+    database::passwords::{client_of_my_cnf, of_pgpass, of_url},
     exit::{Failure, IO, USAGE},
     secrets,
 };
@@ -119,7 +116,7 @@ impl Secrets {
         let of_file: Vec<String> = match self.kind {
             Kind::Sqlite => Vec::new(),
             Kind::Postgres => self.passwords.lines().filter_map(of_pgpass).collect(),
-            Kind::MySql => client(&self.passwords).remove("password").into_iter().collect(),
+            Kind::MySql => client_of_my_cnf(&self.passwords).remove("password").into_iter().collect(),
         };
         secrets::keep(of_url(&self.url).into_iter().chain(of_file).chain(std::env::var("PGPASSWORD").ok()));
     }
