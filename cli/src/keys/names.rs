@@ -24,15 +24,10 @@ pub fn kind(key: &str) -> Kind<'_> {
     }
 }
 
-/// The rows of a name's permits and readers.
+/// The rows of a name's permits and readers that are claimed; `None` if the name never had any.
 pub struct Parts {
-    /// Whether the name has, or had, permits.
-    is_semaphore: bool,
-    /// Whether the name has, or had, readers.
-    is_read_write: bool,
-    /// The rows that are claimed.
-    pub permits: Vec<LockInfo>,
-    pub readers: Vec<LockInfo>,
+    pub permits: Option<Vec<LockInfo>>,
+    pub readers: Option<Vec<LockInfo>>,
 }
 
 impl Parts {
@@ -46,34 +41,36 @@ impl Parts {
                 _ => {}
             }
         }
-        let (is_semaphore, is_read_write) = (!permits.is_empty(), !readers.is_empty());
-        for rows in [&mut permits, &mut readers] {
-            rows.retain(|row| is_claimed(row.state));
-        }
-        Ok(Self { is_semaphore, is_read_write, permits, readers })
+        let claimed = |rows: Vec<LockInfo>| {
+            (!rows.is_empty()).then(|| rows.into_iter().filter(|row| is_claimed(row.state)).collect())
+        };
+        Ok(Self { permits: claimed(permits), readers: claimed(readers) })
     }
 
     pub fn is_empty(&self) -> bool {
-        !self.is_semaphore && !self.is_read_write
+        self.permits.is_none() && self.readers.is_none()
     }
 
     /// Says what the name is, with the rows that are claimed.
     pub fn described(&self, name: &str) -> Vec<(String, &[LockInfo])> {
         let held = |rows: &[LockInfo]| rows.iter().filter(|row| row.state == LockState::Held).count();
-        let permits = match held(&self.permits) {
-            0 => "no permit is held".to_owned(),
-            1 => "1 permit is held".to_owned(),
-            number => format!("{number} permits are held"),
-        };
-        let readers = match held(&self.readers) {
-            0 => "no reader".to_owned(),
-            1 => "1 reader".to_owned(),
-            number => format!("{number} readers"),
-        };
-        let semaphore = (format!("{name} is the name of a semaphore: {permits}"), self.permits.as_slice());
-        let read_write = (format!("{name} is the name of a read-write lock: {readers}"), self.readers.as_slice());
-        let kinds = [(self.is_semaphore, semaphore), (self.is_read_write, read_write)];
-        kinds.into_iter().filter_map(|(is_used, part)| is_used.then_some(part)).collect()
+        let semaphore = self.permits.as_deref().map(|rows| {
+            let permits = match held(rows) {
+                0 => "no permit is held",
+                1 => "1 permit is held",
+                number => &format!("{number} permits are held"),
+            };
+            (format!("{name} is the name of a semaphore: {permits}"), rows)
+        });
+        let read_write = self.readers.as_deref().map(|rows| {
+            let readers = match held(rows) {
+                0 => "no reader",
+                1 => "1 reader",
+                number => &format!("{number} readers"),
+            };
+            (format!("{name} is the name of a read-write lock: {readers}"), rows)
+        });
+        semaphore.into_iter().chain(read_write).collect()
     }
 }
 

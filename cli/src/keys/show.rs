@@ -58,8 +58,8 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
     if asked.json {
         let mut shown = entry.as_ref().map_or_else(|| json!({ "key": key }), |entry| object(entry, None));
         shown["waiting"] = queues.of_name(key).into();
-        shown["permits"] = objects(&parts.permits, &queues).into();
-        shown["readers"] = objects(&parts.readers, &queues).into();
+        shown["permits"] = objects(parts.permits.as_deref().unwrap_or_default(), &queues).into();
+        shown["readers"] = objects(parts.readers.as_deref().unwrap_or_default(), &queues).into();
         shown["schedule"] = schedule.as_ref().map_or(Value::Null, schedule::show::object);
         shown["changes"] = changed.iter().map(changes::object).collect();
         shown["runs"] = runs.iter().map(schedule::show::run_object).collect();

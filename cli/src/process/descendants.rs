@@ -16,10 +16,11 @@ use rustix::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process {
-    pid: Pid,
-    parent: i32,
-    group: i32,
-    session: i32,
+    pub pid: Pid,
+    parent: Option<Pid>,
+    /// Its group; `None` if the leader of that is outside of the PID namespace.
+    pub group: Option<Pid>,
+    pub session: Option<Pid>,
     state: State,
     /// When it began, in ticks of the system. Its number may be given to another process later.
     began: u64,
@@ -40,21 +41,8 @@ impl Process {
         parse(&std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?)
     }
 
-    pub fn pid(self) -> Pid {
-        self.pid
-    }
-
     pub fn is_stopped(self) -> bool {
         self.state == State::Stopped
-    }
-
-    /// Returns its group; `None` if the leader of that is outside of the PID namespace.
-    pub fn group(self) -> Option<Pid> {
-        Pid::from_raw(self.group)
-    }
-
-    pub fn is_in(self, session: Pid) -> bool {
-        self.session == session.as_raw_nonzero().get()
     }
 
     /// Returns whether the process was started with all of these variables (`NAME=VALUE`).
@@ -128,8 +116,7 @@ pub fn alive() -> Option<Vec<Process>> {
 
 /// Returns the first child of a process that is alive.
 pub fn child_of(parent: Pid) -> Option<Pid> {
-    let parent = parent.as_raw_nonzero().get();
-    alive()?.into_iter().find(|process| process.parent == parent).map(Process::pid)
+    alive()?.into_iter().find(|process| process.parent == Some(parent)).map(|process| process.pid)
 }
 
 /// Returns those of [`alive`] for which `counts` holds, and their descendants.
@@ -152,7 +139,7 @@ fn leave(earlier: &[Process], processes: &mut Vec<Process>) {
 fn with_descendants(processes: &[Process], counts: impl Fn(&Process) -> bool) -> HashSet<Pid> {
     let mut found = HashSet::new();
     for process in processes {
-        if counts(process) || Pid::from_raw(process.parent).is_some_and(|parent| found.contains(&parent)) {
+        if counts(process) || process.parent.is_some_and(|parent| found.contains(&parent)) {
             found.insert(process.pid);
         }
     }
@@ -163,13 +150,11 @@ fn with_descendants(processes: &[Process], counts: impl Fn(&Process) -> bool) ->
 /// the parent of a member, in the same session and in another group. A process that a member has
 /// started, such as this one, is not a shell.
 pub fn has_shell(group: Pid) -> bool {
-    let (Some(all), group, own) = (all(), group.as_raw_nonzero().get(), getpid().as_raw_nonzero().get()) else {
-        return true;
-    };
-    let is_member =
-        |pid: i32| all.iter().any(|process| process.pid.as_raw_nonzero().get() == pid && process.group == group);
+    let Some(all) = all() else { return true };
+    let (group, own) = (Some(group), Some(getpid()));
+    let is_member = |pid: Option<Pid>| all.iter().any(|process| Some(process.pid) == pid && process.group == group);
     let is_shell = |process: &Process, of: &Process| {
-        process.pid.as_raw_nonzero().get() == of.parent
+        Some(process.pid) == of.parent
             && process.session == of.session
             && process.group != group
             && !is_member(process.parent)
@@ -180,21 +165,21 @@ pub fn has_shell(group: Pid) -> bool {
 
 /// Returns whether this process is in a group that has a number here.
 pub fn has_group() -> bool {
-    Process::read(getpid()).is_none_or(|own| own.group != 0)
+    Process::read(getpid()).is_none_or(|own| own.group.is_some())
 }
 
 /// Returns whether this process is in a group. It is in none that has a number if its leader is
 /// outside of the PID namespace, which `getpgrp` does not allow for.
 pub fn is_own_group(group: Pid) -> bool {
-    Process::read(getpid()).is_none_or(|own| own.group == group.as_raw_nonzero().get())
+    Process::read(getpid()).is_none_or(|own| own.group == Some(group))
 }
 
 /// Waits for adopted children that have ended, except for those of its own, for which another part
 /// of the program waits.
 pub fn reap(is_own: impl Fn(Pid) -> bool) {
-    let own = getpid().as_raw_nonzero().get();
+    let own = getpid();
     for process in all().unwrap_or_default() {
-        if process.parent == own && process.state == State::Dead && !is_own(process.pid) {
+        if process.parent == Some(own) && process.state == State::Dead && !is_own(process.pid) {
             let _ = waitpid(Some(process.pid), WaitOptions::NOHANG);
         }
     }
@@ -226,16 +211,19 @@ fn all() -> Option<Vec<Process>> {
     )
 }
 
+/// Parses a number. One that is not positive stands for none.
+fn number(text: &str) -> Option<Pid> {
+    text.parse().ok().filter(|number: &i32| *number > 0).and_then(Pid::from_raw)
+}
+
 /// Parses `pid (name) state parent group session ...`; the twentieth field is the number of
 /// threads, and the twenty-second the beginning. The name may contain any character.
 fn parse(stat: &[u8]) -> Option<Process> {
     let stat = String::from_utf8_lossy(stat);
-    let pid = Pid::from_raw(stat.split_once(' ')?.0.parse().ok()?)?;
+    let pid = number(stat.split_once(' ')?.0)?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     let state = fields.next()?;
-    let parent = fields.next()?.parse().ok()?;
-    let group = fields.next()?.parse().ok()?;
-    let session = fields.next()?.parse().ok()?;
+    let (parent, group, session) = (number(fields.next()?), number(fields.next()?), number(fields.next()?));
     let threads: u32 = fields.nth(13)?.parse().ok()?;
     let began = fields.nth(1)?.parse().ok()?;
     let state = match state {
@@ -248,14 +236,14 @@ fn parse(stat: &[u8]) -> Option<Process> {
 }
 
 fn below(root: Pid, all: &[Process]) -> Vec<Process> {
-    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    let mut children: HashMap<Option<Pid>, Vec<Process>> = HashMap::new();
     for process in all {
         children.entry(process.parent).or_default().push(*process);
     }
-    let mut found = children.remove(&root.as_raw_nonzero().get()).unwrap_or_default();
+    let mut found = children.remove(&Some(root)).unwrap_or_default();
     let mut seen = 0;
     while let Some(process) = found.get(seen) {
-        found.extend(children.remove(&process.pid.as_raw_nonzero().get()).unwrap_or_default());
+        found.extend(children.remove(&Some(process.pid)).unwrap_or_default());
         seen += 1;
     }
     found
@@ -266,7 +254,8 @@ mod tests {
     use super::{Errno, Pid, Process, State, below, is_refused, leave, parse};
 
     fn process(pid: i32, parent: i32) -> Process {
-        Process { pid: Pid::from_raw(pid).unwrap(), parent, group: 7, session: 1, state: State::Alive, began: 1 }
+        let [parent, group, session] = [parent, 7, 1].map(Pid::from_raw);
+        Process { pid: Pid::from_raw(pid).unwrap(), parent, group, session, state: State::Alive, began: 1 }
     }
 
     #[test]

@@ -52,6 +52,6 @@ impl Mark {
     }
 
     fn is_on(&self, process: &Process) -> bool {
-        self.session.is_some_and(|session| process.is_in(session)) || process.has(&self.variables)
+        self.session.is_some() && process.session == self.session || process.has(&self.variables)
     }
 }

@@ -368,7 +368,7 @@ async fn continue_when_orphaned(front: Process, group: Pid) {
     let signals: &[Signal] = if descendants::has_shell(group) { &[Signal::HUP, Signal::CONT] } else { &[Signal::CONT] };
     loop {
         sleep(SOON).await;
-        if Process::read(front.pid()).is_some_and(|now| now.is_stopped()) && !descendants::has_shell(group) {
+        if Process::read(front.pid).is_some_and(|now| now.is_stopped()) && !descendants::has_shell(group) {
             for signal in signals {
                 let _ = kill_process_group(group, *signal);
             }

@@ -44,7 +44,7 @@ pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
 fn begin_session(parent: i32) {
     // The leader of a group cannot begin a session, and leaves its group first. Without a group to
     // go to, the variables of the command have to do.
-    let Some(group) = Pid::from_raw(parent).and_then(Process::read).and_then(Process::group) else { return };
+    let Some(group) = Pid::from_raw(parent).and_then(Process::read).and_then(|parent| parent.group) else { return };
     if let Err(error) = setpgid(None, Some(group)).and_then(|()| setsid()) {
         let _ = setpgid(None, None);
         tracing::debug!(%error, "no session of its own");

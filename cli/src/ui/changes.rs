@@ -135,12 +135,8 @@ async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response
     let view = app.looks.fresh().await;
     let lock = view.snapshot.as_ref().and_then(|snapshot| snapshot.lock(name)).filter(|_| verb == Verb::Release);
     if verb == Verb::Release && lock.is_none() {
-        return layout::error(
-            app,
-            StatusCode::NOT_FOUND,
-            "There is no such key",
-            "It was never taken, or was forgotten.",
-        );
+        let text = "It was never taken, or was forgotten.";
+        return layout::error(app, StatusCode::NOT_FOUND, "There is no such key", text);
     }
     let job = view.snapshot.as_ref().and_then(|snapshot| snapshot.job(name)).filter(|_| verb == Verb::Trigger);
     let given = app.sessions.token(headers);
