@@ -8,7 +8,7 @@ use rowlock::{
 use crate::{
     args::keys::{Ending, Release},
     exit::{self, Failure},
-    keys::{read::is_claimed, rows::claim},
+    keys::{names::is_claimed, rows::claim},
     operator::logged,
     out::{self, printable},
 };

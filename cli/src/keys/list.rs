@@ -14,8 +14,8 @@ use crate::{
     exit::Failure,
     format::clock,
     keys::{
+        names::pages,
         queues::Queues,
-        read::pages,
         rows::{objects, table},
     },
     out,

@@ -9,7 +9,6 @@ pub mod lead;
 pub mod list;
 pub mod names;
 pub mod queues;
-pub mod read;
 pub mod rows;
 pub mod run;
 pub mod show;

@@ -1,11 +1,10 @@
-//! What keys are, by their names: `NAME#3` is a permit of a semaphore, `NAME#r3` a reader's.
+//! The rows of keys, and what they are by their names: `NAME#3` is a permit of a semaphore, `NAME#r3`
+//! a reader's.
 
 use rowlock::{
     Database, Error, LeaseLock,
     admin::{ListOptions, LockInfo, LockState},
 };
-
-use crate::keys::read::{is_claimed, pages};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind<'a> {
@@ -22,6 +21,25 @@ pub fn kind(key: &str) -> Kind<'_> {
         Some(number) if is_number(number) => Kind::Reader { of },
         _ => Kind::Lock,
     }
+}
+
+/// Returns all rows that are selected, page by page.
+pub async fn pages<DB: Database>(lock: &LeaseLock<DB>, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {
+    const PAGE: u32 = 1000;
+    let mut entries: Vec<LockInfo> = Vec::new();
+    loop {
+        let after = entries.last().map(|entry| entry.key.clone()).unwrap_or_default();
+        let page = lock.list(&filter.clone().after(&after).limit(PAGE)).await?;
+        let last = page.len() < PAGE as usize;
+        entries.extend(page);
+        if last {
+            return Ok(entries);
+        }
+    }
+}
+
+pub fn is_claimed(state: LockState) -> bool {
+    matches!(state, LockState::Held | LockState::Expired | LockState::HeldByAnotherProgram)
 }
 
 /// The rows of a name's permits and readers that are claimed; `None` if the name never had any.

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::{
     format::{clock, precise, tabular},
     keys::{
+        names::is_claimed,
         queues::{Queues, text},
-        read::is_claimed,
     },
     out::printable,
 };

@@ -6,8 +6,7 @@ use serde::Deserialize;
 
 use crate::{
     keys::{
-        names::{Kind, kind},
-        read::is_claimed,
+        names::{Kind, is_claimed, kind},
         rows::work_status,
     },
     out::printable,

@@ -8,10 +8,7 @@ use rowlock::admin::{LockInfo, LockState};
 use serde::Deserialize;
 
 use crate::{
-    keys::{
-        names::{Kind, kind},
-        read::is_claimed,
-    },
+    keys::names::{Kind, is_claimed, kind},
     out::printable,
     ui::{
         live::Page,

@@ -3,7 +3,8 @@
 //! `looks.rs` reads the database, as often for one open page as for a hundred. A look is a
 //! `Snapshot`, and each page is a pure function of it: `locks.rs`, `jobs.rs`, `runs.rs`, `key.rs`,
 //! `job.rs`, `instances.rs`, `changed.rs`, and `metrics.rs` for `/metrics`. `live.rs` sends a
-//! page's changes. `output.rs` alone reads the database for one request.
+//! page's changes, and `pages.rs` divides long tables. `output.rs` alone reads the database for one
+//! request.
 //! `guard.rs` decides which requests are answered, `guesses.rs` how fast passwords may be tried,
 //! and `connections.rs` how long clients may take for them. `change.rs` makes the changes that an
 //! operator asks for, and `changes.rs` asks once more before.
