@@ -31,7 +31,7 @@ def text(value: str | bytes) -> str:
 
 
 def read_reply(terms: Terms, holder: str, row: Sequence[Any]) -> Granted | Refusal:
-    """Reads the columns of ``POSTGRES_CLAIM``."""
+    """Reads the columns of ``CLAIM`` of ``postgres.py``."""
     granted, token, previous_token, previous_label, reason, by, since, until, retry_after = row
     if granted:
         previous = None
