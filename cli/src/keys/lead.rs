@@ -13,7 +13,7 @@ use crate::{
     format::{clock, precise},
     keys::{
         claiming::Claiming,
-        run::{Job, Outcome, environment},
+        run::{Job, LOST, environment},
         waiting::show_during,
     },
     out::{self, printable},
@@ -50,11 +50,11 @@ pub async fn lead<DB: Database>(lock: LeaseLock<DB>, lead: Lead, front: Option<P
             continue;
         }
         match job.supervise(&environment(lease.claim()), lease, &mut stop).await? {
-            (_, Outcome::Lost) if stop.asked().is_none() => {
+            (_, LOST) if stop.asked().is_none() => {
                 out::print_error(format_args!("{key}: campaigning again"));
                 let _ = timeout(PAUSE, stop.next()).await;
             }
-            (_, Outcome::Lost) => {}
+            (_, LOST) => {}
             (code, _) => return Ok(code),
         }
     }

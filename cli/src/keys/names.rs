@@ -1,5 +1,5 @@
-//! The rows of keys, and what they are by their names: `NAME#3` is a permit of a semaphore, `NAME#r3`
-//! a reader's.
+//! The rows of keys, and what they are by their names: `NAME#3` is a permit of a semaphore,
+//! `NAME#r3` a reader's.
 
 use rowlock::{
     Database, Error, LeaseLock,

@@ -81,30 +81,8 @@ pub fn environment(claim: &Claim) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// How a command ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Succeeded,
-    Failed,
-    /// It was asked to stop.
-    Stopped,
-    /// It took longer than it may, and was stopped.
-    TooLong,
-    /// The claim was lost, and the command was stopped.
-    Lost,
-}
-
-impl Outcome {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Succeeded => "succeeded",
-            Self::Failed => "failed",
-            Self::Stopped => "stopped",
-            Self::TooLong => "stopped after its timeout",
-            Self::Lost => "lost",
-        }
-    }
-}
+/// What is said of a command whose claim was lost.
+pub const LOST: &str = "lost";
 
 /// A command that runs under a claim.
 pub struct Job<'a, DB: Database> {
@@ -131,18 +109,18 @@ impl<DB: Database> Job<'_, DB> {
         }
         let started = Instant::now();
         let (code, outcome) = self.supervise(environment, lease, stop).await?;
-        tracing::info!(%key, outcome = outcome.name(), code, wall = ?started.elapsed(), "command");
+        tracing::info!(%key, outcome, code, wall = ?started.elapsed(), "command");
         Ok(code)
     }
 
     /// Starts the command, waits until it has ended or was stopped, and ends its claim accordingly.
-    /// Returns the exit code and the outcome.
+    /// Returns the exit code, and how it ended, in words.
     pub async fn supervise<K>(
         &self,
         environment: &[(&str, String)],
         lease: Lease<DB, K>,
         stop: &mut StopSignals,
-    ) -> Result<(u8, Outcome), Failure> {
+    ) -> Result<(u8, &'static str), Failure> {
         let Self { claiming, program, words, front, timeout, lock_delay } = self;
         let (key, grace) = (claiming.key(), claiming.grace);
         let work = Work::start(key, grace, program.clone(), words, environment, &Beginning::default(), *front);
@@ -152,32 +130,32 @@ impl<DB: Database> Job<'_, DB> {
         };
         let lost = async {
             lease.lost().await;
-            "lost"
+            LOST
         };
         Ok(match work.until_end(stop, *timeout, too_long, lost).await? {
             End::Exited(exit::OK) => {
                 claiming.record(lease, Status::Succeeded, stop).await?;
-                (exit::OK, Outcome::Succeeded)
+                (exit::OK, "succeeded")
             }
             End::Exited(code) => {
                 claiming.record(lease, Status::Failed, stop).await?;
-                (code, Outcome::Failed)
+                (code, "failed")
             }
             End::NotStarted(failure) => return Err(claiming.put_back(lease, stop, failure).await),
             End::Stopped(code) => {
                 claiming.abandon(lease, stop).await;
-                (code, Outcome::Stopped)
+                (code, "stopped")
             }
             End::TooLong(_) => {
                 claiming.record(lease, Status::Failed, stop).await?;
-                (exit::TOO_LONG, Outcome::TooLong)
+                (exit::TOO_LONG, "stopped after its timeout")
             }
             End::Lost => {
                 if !lock_delay.is_zero() {
                     // The command has stopped, so that nothing is left to wait for.
                     let _ = stop.within(grace, lease.abandon()).await;
                 }
-                (exit::LOST, Outcome::Lost)
+                (exit::LOST, LOST)
             }
         })
     }
