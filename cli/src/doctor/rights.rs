@@ -11,7 +11,8 @@ pub struct Rights {
     /// A column that is written.
     column: &'static str,
     needed: &'static [&'static str],
-    needed_by: &'static str,
+    /// What needs them.
+    by: &'static str,
     /// What takes the right to delete, if it is not needed otherwise.
     deleted_by: Option<&'static str>,
 }
@@ -37,14 +38,7 @@ pub fn rights<DB: Server>() -> [Rights; 9] {
     const FORGET: Option<&str> = Some("`rowlock forget`");
     const RUNS: Option<&str> = Some("`rowlock forget --runs`");
     const REMOVE: Option<&str> = Some("`rowlock remove`");
-    let on = |check, table, column, needed, needed_by, deleted_by| Rights {
-        check,
-        table,
-        column,
-        needed,
-        needed_by,
-        deleted_by,
-    };
+    let on = |check, table, column, needed, by, deleted_by| Rights { check, table, column, needed, by, deleted_by };
     [
         on("rights to claim", "t_resource_lock", "status", ROW, "every claim", FORGET),
         on("rights to queue", "t_resource_lock_queue", "alive_until", ALL, "`--fair`", None),
@@ -67,7 +61,7 @@ pub fn rights<DB: Server>() -> [Rights; 9] {
 
 /// Sends statements that concern no row: the server still asks for the rights.
 pub async fn check_rights<DB: Server>(conn: &mut DB::Connection, rights: &Rights) -> Finding {
-    let Rights { check, table, needed, needed_by, deleted_by, .. } = *rights;
+    let Rights { check, table, needed, by, deleted_by, .. } = *rights;
     let mut denied = Vec::new();
     for (right, sql) in rights.statements() {
         if is_denied::<DB>(conn, sql).await {
@@ -77,7 +71,7 @@ pub async fn check_rights<DB: Server>(conn: &mut DB::Connection, rights: &Rights
     let missing: Vec<&str> = needed.iter().filter(|right| denied.contains(right)).copied().collect();
     if !missing.is_empty() {
         let missing = missing.join(", ");
-        let found = format!("{missing} on {table} is denied, which {needed_by} needs");
+        let found = format!("{missing} on {table} is denied, which {by} needs");
         let advice = match grantee::<DB>(conn).await {
             Some(user) => format!(
                 "GRANT {missing} ON {table} TO {user}; if it has them, the database only reads: connect to the primary"
