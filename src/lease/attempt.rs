@@ -9,9 +9,9 @@ use crate::{
     grant::Attempt,
     key::{Claim, Holder, Key},
     lease::{
-        claims::{ClaimSet, Claimed, Granted},
+        claims::{ClaimSet, Claimed},
         creates::Creation,
-        handle::subject,
+        handle::{LeaseHandle, subject},
         ledger::Pending,
         replies::{Next, next_of_all, next_of_any, queued},
         shared::Shared,
@@ -139,14 +139,14 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         self
     }
 
-    pub async fn run(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
+    pub async fn run(&mut self) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         let attempt = self.attempt().await?;
         match &attempt {
             Attempt::Acquired(granted) => {
                 self.settle(granted.keys());
                 let taken_over = granted.priors.iter().any(Option::is_some);
-                metrics::acquired(granted.handle.held.claims[0].key.as_str(), taken_over);
-                for (Claim { key, token, .. }, prior) in granted.handle.held.claims.iter().zip(&granted.priors) {
+                metrics::acquired(granted.held.claims[0].key.as_str(), taken_over);
+                for (Claim { key, token, .. }, prior) in granted.held.claims.iter().zip(&granted.priors) {
                     tracing::info!(%key, %token, taken_over_from = ?prior, "acquired");
                 }
             }
@@ -204,7 +204,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     }
 
     /// Sends the request until it is granted or refused.
-    async fn attempt(&mut self) -> Result<Attempt<Granted<DB>>, Error> {
+    async fn attempt(&mut self) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         if !self.is_first_in_queue
             && let Some(refusal) = self.check_queue().await?
         {
@@ -216,13 +216,13 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             let next = match self.claim().await {
                 // Dropping the handle puts the claim back. The next request is made by another
                 // holder.
-                Ok(Claimed::Granted(granted)) if !granted.handle.held.stands() => {
+                Ok(Claimed::Granted(granted)) if !granted.held.stands() => {
                     self.settle(granted.keys());
                     return Err(self.timed_out());
                 }
                 Ok(Claimed::Granted(granted)) => {
                     if let Some(place) = self.chosen.take() {
-                        granted.handle.held.keep(place);
+                        granted.held.keep(place);
                     }
                     return Ok(Attempt::Acquired(granted));
                 }

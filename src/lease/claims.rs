@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 use tokio::sync::OnceCell;
 
 use crate::{
-    key::{Claim, Key, PreviousClaim, Token},
+    key::{Claim, Key},
     lease::{
         handle::LeaseHandle,
         ledger::{Ledger, Pending},
         terms::KeyTerms,
     },
-    rules::{Row, Status, Verdict, judge},
+    rules::{Row, Verdict, judge},
     session::{
         exchange::{Answer, Exchange, Request, exchange, silence},
         loan::Loan,
@@ -20,45 +20,13 @@ use crate::{
         sessions::Sessions,
         time::Instant,
     },
-    store::{Change, ClaimReply, ClaimRequest, Database, Form, Reply, TooLate, failure::Failure, schema::Schema},
+    store::{ClaimReply, ClaimRequest, Database, Form, Reply, TooLate, failure::Failure, schema::Schema},
 };
-
-/// A granted claim request: all of its keys are granted.
-pub(crate) struct Granted<DB: Database> {
-    pub handle: LeaseHandle<DB>,
-    pub priors: Vec<Option<PreviousClaim>>,
-}
-
-impl<DB: Database> Granted<DB> {
-    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
-        self.handle.held.claims.iter().map(|claim| claim.key.clone())
-    }
-}
-
-/// Methods of a granted request for one key.
-impl<DB: Database> Granted<DB> {
-    pub fn token(&self) -> Token {
-        self.handle.held.claims[0].token
-    }
-
-    /// The claim that this one took over, if its holder did not end it.
-    pub fn prior(&self) -> Option<PreviousClaim> {
-        self.priors.first().cloned().flatten()
-    }
-
-    /// Ends a claim under which another one was made. If it took over a claim that was not ended,
-    /// the row says so.
-    pub async fn pass_on(self) {
-        let status = if self.prior().is_some() { Status::Failed } else { Status::Succeeded };
-        if let Err(error) = self.handle.delivered().release(status).await {
-            tracing::debug!(%error, "the claim ends later");
-        }
-    }
-}
 
 /// The outcome of a claim request.
 pub(crate) enum Claimed<DB: Database> {
-    Granted(Granted<DB>),
+    /// All of its keys are granted.
+    Granted(LeaseHandle<DB>),
     Not {
         replies: Vec<ClaimReply>,
         /// The replies apply to all requests for the same keys that arrived before this one was
@@ -218,12 +186,7 @@ impl<DB: Database> ClaimSet<DB> {
             }
             return Claimed::Not { replies: Vec::new(), for_all: false, unanswered: true };
         }
-        // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes
-        // it over at once, because no work was begun under it.
-        let if_undelivered =
-            if priors.iter().any(Option::is_some) { Change::Abandon(TimeDelta::zero()) } else { Change::PutBack };
-        let handle = LeaseHandle::begin(key_terms, claims, sent, if_undelivered);
-        Claimed::Granted(Granted { handle, priors })
+        Claimed::Granted(LeaseHandle::begin(key_terms, claims, priors, sent))
     }
 }
 

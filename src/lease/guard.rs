@@ -7,15 +7,9 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::Error,
     key::{Claim, Key, PreviousClaim, Token},
-    lease::{
-        claims::Granted,
-        handle::{ABANDON, LeaseHandle},
-        held::Held,
-        state::LeaseState,
-        terms::KeyTerms,
-    },
+    lease::{handle::LeaseHandle, held::Held, state::LeaseState, terms::KeyTerms},
     rules::Status,
-    store::{Change, Database},
+    store::Database,
 };
 
 /// A lease on a key, renewed in the background until it is ended.
@@ -49,12 +43,8 @@ use crate::{
 /// ```
 pub struct Lease<DB: Database, K = One> {
     handle: LeaseHandle<DB>,
-    /// In the order of the claims.
-    priors: Vec<Option<PreviousClaim>>,
     /// Set for a reader's lease.
     writer_token: Option<Token>,
-    /// The rows have kept what they were before the claims.
-    can_be_put_back: bool,
     keys: PhantomData<K>,
 }
 
@@ -104,9 +94,9 @@ impl<DB: Database, K> fmt::Debug for Lease<DB, K> {
 }
 
 impl<DB: Database, K> Lease<DB, K> {
-    pub(crate) fn new(Granted { handle, priors }: Granted<DB>) -> Self {
-        let can_be_put_back = priors.iter().all(Option::is_none);
-        Self { handle: handle.delivered(), priors, writer_token: None, can_be_put_back, keys: PhantomData }
+    /// Delivers what was granted.
+    pub(crate) fn new(handle: LeaseHandle<DB>) -> Self {
+        Self { handle: handle.delivered(), writer_token: None, keys: PhantomData }
     }
 
     /// Returns another handle on the same claims, for nested code that takes the keys again.
@@ -134,9 +124,7 @@ impl<DB: Database, K> Lease<DB, K> {
     /// # }
     /// ```
     pub fn reenter(&self) -> Result<Self, Error> {
-        let (handle, priors) = (self.handle.reenter()?, self.priors.clone());
-        let Self { writer_token, can_be_put_back, .. } = *self;
-        Ok(Self { handle, priors, writer_token, can_be_put_back, keys: PhantomData })
+        Ok(Self { handle: self.handle.reenter()?, writer_token: self.writer_token, keys: PhantomData })
     }
 
     pub(crate) fn lease_state(&self) -> &Arc<LeaseState> {
@@ -267,36 +255,32 @@ impl<DB: Database, K> Lease<DB, K> {
 
     /// Ends the lease of work that was stopped, without waiting for the outcome.
     pub(crate) fn abandon_in_background(self) {
-        self.handle.end_in_background(ABANDON);
+        self.handle.abandon_in_background();
     }
 
     /// Ends the lease as if it had not been acquired, without waiting for the outcome. A claim that
     /// was taken over, or of another process, cannot be undone, and is abandoned.
     pub(crate) fn put_back_in_background(self) {
-        self.handle.end_in_background(if self.can_be_put_back { Change::PutBack } else { ABANDON });
+        self.handle.undo_in_background();
     }
 }
 
 /// A reader that was let in, the token of the last writer, and that writer if its claim was taken
 /// over.
-pub(crate) type Reader<DB> = (Granted<DB>, Token, Option<PreviousClaim>);
+pub(crate) type Reader<DB> = (LeaseHandle<DB>, Token, Option<PreviousClaim>);
 
 /// Methods of a lease on one key.
 impl<DB: Database> Lease<DB> {
     pub(crate) async fn resume(key_terms: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
-        let handle = LeaseHandle::resume(key_terms, claim).await?;
-        // Another process may have worked under the claim, and may have taken it over.
-        Ok(Self { can_be_put_back: false, ..Self::new(Granted { handle, priors: vec![None] }) })
+        Ok(Self::new(LeaseHandle::resume(key_terms, claim).await?))
     }
 
     /// Creates the lease of a reader of a [`ReadWriteLock`](crate::ReadWriteLock).
-    pub(crate) fn of_reader((reader, writer_token, writer): Reader<DB>) -> Self {
-        let mut lease = Self::new(reader);
+    pub(crate) fn of_reader((mut reader, writer_token, writer): Reader<DB>) -> Self {
         if writer.is_some() {
-            lease.priors = vec![writer];
+            reader.priors = vec![writer];
         }
-        lease.writer_token = Some(writer_token);
-        lease
+        Self { writer_token: Some(writer_token), ..Self::new(reader) }
     }
 
     /// Returns a view of the lease for the work that runs under it.
@@ -342,7 +326,7 @@ impl<DB: Database> Lease<DB> {
     /// Returns the claim that this one took over from, if its holder did not end it. That holder's
     /// work may be half done.
     pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
-        self.priors.first()?.as_ref()
+        self.handle.prior()
     }
 }
 
@@ -362,6 +346,6 @@ impl<DB: Database> Lease<DB, Several> {
     /// Returns the claims that were taken over, each with the previous claim on its key, which its
     /// holder did not end.
     pub fn taken_over_from(&self) -> impl Iterator<Item = (&Claim, &PreviousClaim)> {
-        self.claims().iter().zip(&self.priors).filter_map(|(claim, prior)| Some((claim, prior.as_ref()?)))
+        self.claims().iter().zip(&self.handle.priors).filter_map(|(claim, prior)| Some((claim, prior.as_ref()?)))
     }
 }

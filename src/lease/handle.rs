@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use crate::{
     action::{Action, Certainty},
     error::Error,
-    key::{Claim, Key},
+    key::{Claim, Key, PreviousClaim},
     lease::{
         ending::EndOutcome,
         releases::{Release, Released},
@@ -31,18 +31,21 @@ use crate::{
     sync::lock,
 };
 
-/// One handle on the claims of a lease. Dropping the last handle abandons them.
+/// One handle on the claims of a lease. Dropping the last handle abandons them, or undoes them if
+/// their caller has not received them.
 pub(crate) struct LeaseHandle<DB: Database> {
     key_terms: Arc<KeyTerms<DB>>,
     pub held: Arc<LeaseState>,
+    /// What each of the claims took over, if its holder did not end it.
+    pub priors: Vec<Option<PreviousClaim>>,
     state: HandleState,
-    /// The change that ends the claims while their caller has not received them, so that no work
-    /// was begun under them.
-    if_undelivered: Option<Change>,
+    /// The change that ends the claims as if they had not been made: no work was begun under them.
+    undo: Change,
+    is_delivered: bool,
 }
 
 /// Ends the claims of work that has stopped. No lock-delay is kept.
-pub(crate) const ABANDON: Change = Change::Abandon(TimeDelta::zero());
+const ABANDON: Change = Change::Abandon(TimeDelta::zero());
 
 /// The state of a handle, which decides what dropping it does.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,21 +62,30 @@ enum HandleState {
 
 impl<DB: Database> LeaseHandle<DB> {
     /// Creates the handle for claims that were granted to a request sent at `sent`.
-    pub fn begin(key_terms: &Arc<KeyTerms<DB>>, claims: Vec<Claim>, sent: Instant, if_undelivered: Change) -> Self {
-        let (held, if_undelivered) =
-            (key_terms.renewer.hold(key_terms.span(), key_terms.bounds.max_hold, claims, sent), Some(if_undelivered));
-        Self { key_terms: key_terms.clone(), held, state: HandleState::Open, if_undelivered }
+    pub fn begin(
+        key_terms: &Arc<KeyTerms<DB>>,
+        claims: Vec<Claim>,
+        priors: Vec<Option<PreviousClaim>>,
+        sent: Instant,
+    ) -> Self {
+        let held = key_terms.renewer.hold(key_terms.span(), key_terms.bounds.max_hold, claims, sent);
+        // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes
+        // it over at once.
+        let undo = if priors.iter().any(Option::is_some) { ABANDON } else { Change::PutBack };
+        Self { key_terms: key_terms.clone(), held, priors, state: HandleState::Open, undo, is_delivered: false }
     }
 
     /// Marks the claims as received by the caller.
     pub fn delivered(mut self) -> Self {
-        self.if_undelivered = None;
+        self.is_delivered = true;
         self
     }
 
     /// Takes up a claim that stands in the table: it is renewed once and then held like any other.
     pub async fn resume(key_terms: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
-        let mut handle = Self::begin(key_terms, vec![claim], Instant::now(), ABANDON);
+        let mut handle = Self::begin(key_terms, vec![claim], vec![None], Instant::now());
+        // Another process may have worked under the claim, and may have taken it over.
+        handle.undo = ABANDON;
         // Until the renewal is answered, the claim is not this handle's to abandon.
         handle.state = HandleState::Ended;
         handle.renew().await?;
@@ -112,8 +124,8 @@ impl<DB: Database> LeaseHandle<DB> {
 
     /// Returns a handle that does nothing when it is dropped.
     fn copy(&self) -> Self {
-        let (key_terms, held) = (self.key_terms.clone(), self.held.clone());
-        Self { key_terms, held, state: HandleState::Closed, if_undelivered: None }
+        let (key_terms, held, priors) = (self.key_terms.clone(), self.held.clone(), self.priors.clone());
+        Self { key_terms, held, priors, state: HandleState::Closed, undo: self.undo, is_delivered: true }
     }
 
     /// Renews the lease, within [`threads::run`].
@@ -251,16 +263,30 @@ impl<DB: Database> LeaseHandle<DB> {
         }
     }
 
-    /// Undoes claims that are not delivered, as dropping them does, and waits for the end of that.
+    /// Ends a claim under which another one was made. If it took over a claim that was not ended,
+    /// the row says so.
+    pub async fn pass_on(self) {
+        let status = if self.prior().is_some() { Status::Failed } else { Status::Succeeded };
+        if let Err(error) = self.delivered().release(status).await {
+            tracing::debug!(%error, "the claim ends later");
+        }
+    }
+
+    /// Undoes the claims, and waits for the end of that.
     pub async fn undo(mut self) {
-        let Some(undone) = self.if_undelivered.and_then(|change| self.begin_ending(change)) else { return };
+        let Some(undone) = self.begin_ending(self.undo) else { return };
         // What takes longer goes on in the background.
         let _ = timeout_at(Instant::now() + self.key_terms.time_limit, undone).await;
     }
 
-    /// Ends the claims in the background, as [`abandon`](Self::abandon) does.
-    pub fn end_in_background(mut self, change: Change) {
-        drop(self.begin_ending(change));
+    /// Abandons the claims in the background.
+    pub fn abandon_in_background(mut self) {
+        drop(self.begin_ending(ABANDON));
+    }
+
+    /// Undoes the claims in the background.
+    pub fn undo_in_background(mut self) {
+        drop(self.begin_ending(self.undo));
     }
 
     /// Begins to end the claims with `change`. Returns `None` if another handle holds them.
@@ -271,6 +297,15 @@ impl<DB: Database> LeaseHandle<DB> {
             self.held.over.cancel();
             self.key_terms.renewer.end(self.held.clone(), change)
         })
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+        self.held.claims.iter().map(|claim| claim.key.clone())
+    }
+
+    /// What the first claim took over.
+    pub fn prior(&self) -> Option<&PreviousClaim> {
+        self.priors.first()?.as_ref()
     }
 
     fn subject(&self) -> String {
@@ -309,7 +344,7 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
             // stopped yet, unless it was never begun.
             let has_ended = self.state == HandleState::Ending;
             let delay = if has_ended { TimeDelta::zero() } else { self.key_terms.bounds.lock_delay };
-            let change = self.if_undelivered.unwrap_or(Change::Abandon(delay));
+            let change = if self.is_delivered { Change::Abandon(delay) } else { self.undo };
             drop(self.key_terms.renewer.end(self.held.clone(), change));
         }
     }

@@ -12,8 +12,8 @@ use crate::{
     key::{Claim, Holder, Key},
     lease::{
         attempt::ClaimAttempt,
-        claims::Granted,
         guard::{Lease, LeaseSet},
+        handle::LeaseHandle,
         ledger::Pending,
         shared::Shared,
         terms::KeyTerms,
@@ -267,7 +267,7 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(LeaseSet::new(self.granted(&Wanted::all(keys.into()), wait).await?.into_result()?))
     }
 
-    pub(crate) async fn granted(&self, wanted: &Wanted, wait: Duration) -> Result<Attempt<Granted<DB>>, Error> {
+    pub(crate) async fn granted(&self, wanted: &Wanted, wait: Duration) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         self.granted_or_pending(wanted, wait, &Pending::default()).await
     }
 
@@ -303,13 +303,13 @@ impl<DB: Database> LeaseLock<DB> {
         wanted: &Wanted,
         wait: Duration,
         pending: &Pending,
-    ) -> Result<Attempt<Granted<DB>>, Error> {
+    ) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         let span = spans::acquire(&wanted.keys, wanted.any);
         let (asked, pending) = (wanted.clone(), pending.clone());
         let request = |lock: Self| async move { lock.request(&asked, wait, &pending).await };
         let attempt = self.on_thread(request).instrument(span.clone()).await;
         match &attempt {
-            Ok(Attempt::Acquired(granted)) => spans::acquired(&span, &granted.handle.held.claims[0], wanted.any),
+            Ok(Attempt::Acquired(granted)) => spans::acquired(&span, &granted.held.claims[0], wanted.any),
             Ok(Attempt::Refused(refusal)) => spans::refused(&span, refusal, wanted.any),
             Err(error) => spans::failed(&span, error),
         }
@@ -317,7 +317,12 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     /// Acquires the keys, within [`on_thread`](Self::on_thread).
-    async fn request(&self, wanted: &Wanted, wait: Duration, pending: &Pending) -> Result<Attempt<Granted<DB>>, Error> {
+    async fn request(
+        &self,
+        wanted: &Wanted,
+        wait: Duration,
+        pending: &Pending,
+    ) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         let now = Instant::now();
         let table = match wait.is_zero() {
             true => self.shared.known_table(now + self.shared.settings.time_limit).await?,
@@ -334,7 +339,7 @@ impl<DB: Database> LeaseLock<DB> {
             false => wait_for(&self.shared, &self.key_terms, wanted, now, wait, pending).await?,
         };
         if let Attempt::Acquired(granted) = &attempt {
-            metrics::waited(granted.handle.held.claims[0].key.as_str(), now.elapsed());
+            metrics::waited(granted.held.claims[0].key.as_str(), now.elapsed());
         }
         Ok(attempt)
     }

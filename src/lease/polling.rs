@@ -2,7 +2,7 @@
 
 use crate::{
     grant::Attempt,
-    lease::{attempt::ClaimAttempt, claims::Granted},
+    lease::{attempt::ClaimAttempt, handle::LeaseHandle},
     pacing::{Backoff, poll_backoff, poll_sooner},
     queue::{local::Permit, tickets::Ticket},
     rules::Refusal,
@@ -47,7 +47,7 @@ impl<DB: Database> RequestState<'_, DB> {
 /// The outcome of a request, with a value that shows whether the state has changed since the last
 /// request.
 pub(crate) enum PollOutcome<DB: Database> {
-    Granted(Granted<DB>),
+    Granted(LeaseHandle<DB>),
     Refused(Refusal, i64),
     /// The ticket is missing.
     TicketLost,
@@ -57,7 +57,7 @@ pub(crate) enum PollOutcome<DB: Database> {
 
 /// How sending requests under a permit ended.
 pub(crate) enum PollEnd<DB: Database> {
-    Finished(Attempt<Granted<DB>>),
+    Finished(Attempt<LeaseHandle<DB>>),
     /// The permit belongs to another waiter of this process. Numbers that were drawn one after the
     /// other need not grow where several nodes assign them. A waiter without a ticket has passed
     /// its permit on and was then refused.

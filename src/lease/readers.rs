@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     key::Key,
-    lease::{claims::Granted, terms::KeyTerms},
+    lease::{handle::LeaseHandle, terms::KeyTerms},
     session::time::Instant,
     store::Database,
     sync::lock,
@@ -101,7 +101,7 @@ impl<DB: Database> Drop for Number<DB> {
 /// A claim on the name, held while readers that waited for it claim keys of their own. The last of
 /// them ends it.
 pub(crate) struct Entrance<DB: Database> {
-    pub claim: Granted<DB>,
+    pub claim: LeaseHandle<DB>,
     pub key_terms: Arc<KeyTerms<DB>>,
     /// Readers that came later wait for another claim, so that a writer's turn comes.
     pub granted_at: Instant,
@@ -110,6 +110,6 @@ pub(crate) struct Entrance<DB: Database> {
 impl<DB: Database> Entrance<DB> {
     /// Returns whether a reader that has waited since then may enter under this claim.
     pub fn admits(&self, since: Instant, key_terms: &Arc<KeyTerms<DB>>) -> bool {
-        since < self.granted_at && Arc::ptr_eq(&self.key_terms, key_terms) && self.claim.handle.held.stands()
+        since < self.granted_at && Arc::ptr_eq(&self.key_terms, key_terms) && self.claim.held.stands()
     }
 }

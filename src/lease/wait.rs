@@ -17,8 +17,7 @@ use crate::{
     grant::Attempt,
     lease::{
         attempt::{ClaimAttempt, REPLY},
-        claims::Granted,
-        handle::subject,
+        handle::{LeaseHandle, subject},
         ledger::Pending,
         polling::{PollEnd, PollOutcome, RequestState},
         replies::queued,
@@ -60,7 +59,7 @@ pub(crate) async fn wait_for<DB: Database>(
     since: Instant,
     wait: Duration,
     asked: &Pending,
-) -> Result<Attempt<Granted<DB>>, Error> {
+) -> Result<Attempt<LeaseHandle<DB>>, Error> {
     let _counted = Counted::waiter();
     let until = since + wait.min(LONGEST);
     let queue = key_terms.queues.queue(&wanted.keys, wanted.any);
@@ -115,7 +114,7 @@ struct PendingAcquire<'a, DB: Database> {
 }
 
 impl<'a, DB: Database> PendingAcquire<'a, DB> {
-    async fn granted_or_refused(&self) -> Result<Attempt<Granted<DB>>, Error> {
+    async fn granted_or_refused(&self) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         let fair = self.key_terms.fair;
         let mut next = self.queue.try_take();
         let mut ticket = None;
@@ -233,10 +232,10 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
 
     /// The lease keeps the permit until it is over, unless another key is as good. The ticket is no
     /// longer needed.
-    async fn on_granted(&self, granted: Granted<DB>, state: RequestState<'a, DB>) -> PollEnd<DB> {
+    async fn on_granted(&self, granted: LeaseHandle<DB>, state: RequestState<'a, DB>) -> PollEnd<DB> {
         let RequestState { permit, ticket, .. } = state;
         if !self.wanted.any {
-            self.queue.set_refusal(Some(self.refusal_for_local_waiters(Some(granted.handle.held.time_left()))));
+            self.queue.set_refusal(Some(self.refusal_for_local_waiters(Some(granted.held.time_left()))));
         }
         // Passed on after the ticket is left, so that the next waiter is then the first in the
         // queue.
@@ -247,7 +246,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         if !self.wanted.any
             && let Some(permit) = passed_on.take()
         {
-            granted.handle.held.keep(permit);
+            granted.held.keep(permit);
         }
         if let Some(ticket) = ticket {
             // A wait that is over by then would be refused, although its keys are granted.
@@ -365,7 +364,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
     ///
     /// The shared refusal does not count if this task has asked since and has no reply, for longer
     /// than a reply takes or for another one of several keys.
-    fn take_last_refusal(&self) -> Option<Attempt<Granted<DB>>> {
+    fn take_last_refusal(&self) -> Option<Attempt<LeaseHandle<DB>>> {
         if self.asked.is_unanswered() {
             return None;
         }

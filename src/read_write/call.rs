@@ -12,7 +12,7 @@ use crate::{
     key::Holder,
     lease::{
         attempt::ClaimAttempt,
-        claims::Granted,
+        handle::LeaseHandle,
         ledger::Pending,
         lock::LeaseLock,
         readers::{AllReaders, Number, Readers},
@@ -118,7 +118,7 @@ impl<'a, DB: Database> Call<'a, DB> {
     }
 
     /// Claims the name, as any holder of a key does.
-    pub async fn claim_name(&self) -> Result<Attempt<Granted<DB>>, Error> {
+    pub async fn claim_name(&self) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         let wanted = Wanted::all([self.names.name.clone()].into());
         let wait = if self.is_one_attempt() { Duration::ZERO } else { self.left() };
         self.lock.granted_or_pending(&wanted, wait, &self.pending[0]).await

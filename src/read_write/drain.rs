@@ -6,7 +6,7 @@ use crate::{
     error::Error,
     grant::Attempt,
     key::{Claim, Key, Token},
-    lease::{attempt::ClaimAttempt, claims::Granted, ledger::Pending, wanted::Wanted},
+    lease::{attempt::ClaimAttempt, handle::LeaseHandle, ledger::Pending, wanted::Wanted},
     pacing::poll_backoff,
     queue::{listener::Listening, wakeups::Subscription},
     read_write::call::Call,
@@ -36,11 +36,11 @@ struct Reader {
 }
 
 impl<DB: Database> Call<'_, DB> {
-    pub async fn write(&self) -> Result<Attempt<Granted<DB>>, Error> {
+    pub async fn write(&self) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         self.within(self.claim_alone()).await
     }
 
-    async fn claim_alone(&self) -> Result<Attempt<Granted<DB>>, Error> {
+    async fn claim_alone(&self) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         loop {
             let claim = match self.claim_name().await? {
                 Attempt::Acquired(claim) => claim,
@@ -49,7 +49,7 @@ impl<DB: Database> Call<'_, DB> {
             match self.drain(&claim, None).await? {
                 Drained::Empty => return Ok(Attempt::Acquired(claim)),
                 Drained::Occupied(refusal) => {
-                    claim.handle.undo().await;
+                    claim.undo().await;
                     return Ok(Attempt::Refused(refusal));
                 }
                 Drained::Lost(error) if self.is_one_attempt() || self.left().is_zero() => return Err(error),
@@ -64,7 +64,7 @@ impl<DB: Database> Call<'_, DB> {
     /// The first look shows all of these readers, because it begins after the claim is committed. A
     /// reader whose claim is committed later sees the claim on the name and is not let in, so it is
     /// not waited for: readers that come and find the name held do not delay the writer.
-    pub async fn drain(&self, claim: &Granted<DB>, own: Option<&Claim>) -> Result<Drained, Error> {
+    pub async fn drain(&self, claim: &LeaseHandle<DB>, own: Option<&Claim>) -> Result<Drained, Error> {
         let mut before: Option<Vec<(Key, Token)>> = None;
         let (mut retry, mut pauses, mut releases) = (self.retry(), poll_backoff(DB::NOTIFIES), None);
         loop {
@@ -82,8 +82,8 @@ impl<DB: Database> Call<'_, DB> {
                 }
                 left.push(reader);
             }
-            if !claim.handle.held.stands() {
-                let Claim { key, token, .. } = claim.handle.held.claims[0].clone();
+            if !claim.held.stands() {
+                let Claim { key, token, .. } = claim.held.claims[0].clone();
                 return Ok(Drained::Lost(Error::Lost { key, token }));
             }
             let Some(first) = left.first() else { return Ok(Drained::Empty) };
@@ -97,7 +97,7 @@ impl<DB: Database> Call<'_, DB> {
                 // The loss of the claim ends the pause.
                 let _ = timeout_at(until, async {
                     tokio::select! {
-                        () = claim.handle.lost() => {}
+                        () = claim.lost() => {}
                         () = releases.subscription.notified_before(until) => {}
                     }
                 })

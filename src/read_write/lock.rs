@@ -165,7 +165,7 @@ impl<DB: Database> ReadWriteLock<DB> {
             }
             sleep(pauses.next()).await;
         };
-        if !writer.is_held() || !reader.handle.held.stands() {
+        if !writer.is_held() || !reader.held.stands() {
             return Err(lost());
         }
         let token = writer.token();
@@ -228,7 +228,7 @@ impl<DB: Database> ReadWriteLock<DB> {
             Drained::Empty if reader.is_held() => Ok(Attempt::Acquired(Lease::new(name))),
             Drained::Empty => Err(Error::Lost { key: reader.key().clone(), token: reader.token() }),
             Drained::Occupied(refusal) => {
-                name.handle.undo().await;
+                name.undo().await;
                 Ok(Attempt::Refused(refusal))
             }
             Drained::Lost(error) => Err(error),

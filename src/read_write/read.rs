@@ -9,8 +9,8 @@ use crate::{
     key::Token,
     lease::{
         attempt::ClaimAttempt,
-        claims::Granted,
         guard::Reader,
+        handle::LeaseHandle,
         readers::{Entrance, MAX_READERS, Number},
         wanted::Wanted,
     },
@@ -106,13 +106,13 @@ impl<'a, DB: Database> Call<'a, DB> {
         };
         // If the look fails, dropping the reader's claim puts its row back.
         let entry = match self.access().await? {
-            NameState::Open(token) if reader.handle.held.stands() => {
+            NameState::Open(token) if reader.held.stands() => {
                 return Ok(Entry::In((reader, token, None)));
             }
             NameState::Open(_) => Entry::TooLate,
             NameState::Closed(refusal) => Entry::Closed(refusal),
         };
-        reader.handle.undo().await;
+        reader.undo().await;
         Ok(entry)
     }
 
@@ -164,7 +164,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         self.enter_under(entrance).await
     }
 
-    fn entrance(&self, claim: Granted<DB>) -> Entrance<DB> {
+    fn entrance(&self, claim: LeaseHandle<DB>) -> Entrance<DB> {
         Entrance { claim, key_terms: self.lock.key_terms.clone(), granted_at: Instant::now() }
     }
 
@@ -172,13 +172,13 @@ impl<'a, DB: Database> Call<'a, DB> {
     /// the name is older than that.
     async fn enter_under(&self, entrance: Arc<Entrance<DB>>) -> Result<Entry<DB>, Error> {
         let claimed = self.claim_reader(true).await?;
-        let stands = entrance.claim.handle.held.stands();
-        let (token, writer) = (entrance.claim.token(), entrance.claim.prior());
+        let stands = entrance.claim.held.stands();
+        let (token, writer) = (entrance.claim.held.claims[0].token, entrance.claim.prior().cloned());
         if let Some(last) = Arc::into_inner(entrance) {
             last.claim.pass_on().await;
         }
         Ok(match claimed {
-            Attempt::Acquired(reader) if stands && reader.handle.held.stands() => Entry::In((reader, token, writer)),
+            Attempt::Acquired(reader) if stands && reader.held.stands() => Entry::In((reader, token, writer)),
             Attempt::Acquired(_) => Entry::TooLate,
             Attempt::Refused(refusal) => Entry::Full(refusal),
         })
@@ -186,7 +186,7 @@ impl<'a, DB: Database> Call<'a, DB> {
 
     /// Claims any reader's key: first the one whose claim has no reply, or one that no reader of
     /// this process uses, and then one that a read of the rows shows to be free.
-    pub async fn claim_reader(&self, ahead_of_queue: bool) -> Result<Attempt<Granted<DB>>, Error> {
+    pub async fn claim_reader(&self, ahead_of_queue: bool) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         let (mut number, mut before) = match lock(&self.unanswered).take() {
             Some((number, unanswered)) => (Some(number), Some(unanswered)),
             None => (self.readers.take_number(None, |_| false), None),
@@ -225,7 +225,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         number: Number<DB>,
         before: Option<ClaimAttempt<'a, DB>>,
         ahead_of_queue: bool,
-    ) -> Result<Attempt<Granted<DB>>, Error> {
+    ) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         let mut attempt = match before {
             Some(before) => before,
             None => {
@@ -243,7 +243,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         // that comes after that is put back, and must not be one of the next attempt.
         let unanswered = attempt.into_unanswered().filter(|_| !self.is_one_attempt());
         match (&claimed, unanswered) {
-            (Ok(Attempt::Acquired(granted)), _) => granted.handle.held.keep(number),
+            (Ok(Attempt::Acquired(granted)), _) => granted.held.keep(number),
             (_, Some(attempt)) => *lock(&self.unanswered) = Some((number, attempt)),
             (_, None) => {}
         }
