@@ -56,8 +56,6 @@ pub(crate) struct ClaimAttempt<'a, DB: Database> {
     /// with its connection, before the attempt ends in any other way, so that a late grant is never
     /// ended while the same holder's next attempt is running.
     caller_deadline: Instant,
-    /// When this attempt ends: the earlier one of the two other deadlines.
-    limit: Instant,
     /// When a statement is given up, even if its caller still waits.
     statement_deadline: Instant,
     /// How long the attempt retries while another transaction has a row locked.
@@ -81,12 +79,11 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         shared: &'a Shared<DB>,
         key_terms: &'a Arc<KeyTerms<DB>>,
         wanted: &Wanted,
-        any: Option<Arc<LocalQueue>>,
         until: Option<Instant>,
         pending: &Pending,
     ) -> Self {
         let statement_deadline = Instant::now() + shared.settings.time_limit;
-        let caller_deadline = until.unwrap_or(statement_deadline);
+        let any = wanted.any.then(|| key_terms.queues.queue(&wanted.keys, true));
         Self {
             shared,
             key_terms,
@@ -96,8 +93,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             chosen: any.as_ref().and_then(LocalQueue::take_place),
             any,
             is_first_in_queue: !key_terms.fair,
-            caller_deadline,
-            limit: caller_deadline.min(statement_deadline),
+            caller_deadline: until.unwrap_or(statement_deadline),
             statement_deadline,
             busy_timeout: BUSY_TIMEOUT,
             unanswered: false,
@@ -111,16 +107,19 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     /// Returns the attempt, to be continued by the same holder, if its claim may have been granted
     /// although no reply arrived.
     pub fn into_unanswered(self) -> Option<Self> {
-        let statement_deadline = Instant::now() + self.shared.settings.time_limit;
         // The holder was first in the queue when that request was sent.
         self.unanswered.then(|| Self {
             is_first_in_queue: true,
-            limit: self.caller_deadline.min(statement_deadline),
-            statement_deadline,
+            statement_deadline: Instant::now() + self.shared.settings.time_limit,
             created: Vec::new(),
             contended: false,
             ..self
         })
+    }
+
+    /// Returns when this attempt ends.
+    fn limit(&self) -> Instant {
+        self.caller_deadline.min(self.statement_deadline)
     }
 
     /// Marks the request as one of a waiter that has waited and will soon retry. `is_first` is
@@ -256,7 +255,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             // the same claim if it was granted.
             Fault::Outage => {
                 self.mark_unanswered();
-                if Instant::now() >= self.limit {
+                if Instant::now() >= self.limit() {
                     return Err(self.error(failure));
                 }
                 pause(20..60).await;
@@ -269,10 +268,10 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     /// Creates missing rows. It pauses first if this attempt has created one of them before.
     async fn create_missing(&mut self, keys: Vec<Key>, began: Instant, pauses: &mut Backoff) -> Result<(), Error> {
         if let Some(key) = keys.iter().find(|key| self.created.contains(key)) {
-            let left = self.limit - Instant::now();
+            let left = self.limit() - Instant::now();
             // Not until the time limit, because a claim that is cut short reports a different
             // error.
-            if left < (self.limit - began) / 4 {
+            if left < (self.limit() - began) / 4 {
                 return Err(Setup::RowNotVisible { key: key.clone() }.into());
             }
             pauses.pause(left / 2).await;
@@ -283,7 +282,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     /// Returns true once. The contention may have concerned only other requests of the batch, so
     /// the request is sent alone, at once.
     fn retry_unbatched(&mut self) -> bool {
-        Instant::now() < self.limit && !std::mem::replace(&mut self.contended, true)
+        Instant::now() < self.limit() && !std::mem::replace(&mut self.contended, true)
     }
 
     /// Returns what to do after a statement that granted nothing.
@@ -303,7 +302,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             Next::Refuse(refusal) if self.chosen.is_some() => {
                 self.settle(self.asked_keys());
                 self.chosen.take().into_iter().for_each(Place::refused);
-                if Instant::now() < self.limit { Next::Retry } else { Next::Refuse(refusal) }
+                if Instant::now() < self.limit() { Next::Retry } else { Next::Refuse(refusal) }
             }
             next @ Next::Busy { .. } if !self.unanswered => {
                 self.chosen.take().into_iter().for_each(Place::refused);
@@ -333,12 +332,12 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     /// Creates the rows of these keys. A row that another transaction created serves as well. After
     /// contention or an outage the caller sends the claim again.
     async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
-        let (minutes, limit) = (self.key_terms.terms.minutes(), self.limit);
+        let (minutes, limit) = (self.key_terms.terms.minutes(), self.limit());
         let creation = Creation::new(keys.clone(), minutes, limit, self.contended);
         let limits = Limits { caller: limit, statement: limit };
         match self.shared.creates.send(creation, limits).await {
             Err(failure)
-                if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit =>
+                if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit() =>
             {
                 self.contended = true;
                 pause(2..10).await;
@@ -355,7 +354,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     /// Returns `None` if no waiter precedes the request and the keys may be claimed; otherwise
     /// returns the refusal.
     async fn check_queue(&self) -> Result<Option<Refusal>, Error> {
-        let position = self.shared.waiting.tickets.position(&self.wanted.queues, i64::MAX, self.limit).await;
+        let position = self.shared.waiting.tickets.position(&self.wanted.queues, i64::MAX, self.limit()).await;
         Ok(match position.map_err(|failure| self.error(failure))? {
             Position::Behind { key, left, .. } => Some(queued(self.wanted.asked(key), left)),
             Position::First | Position::TicketMissing | Position::Unknown => None,
@@ -375,7 +374,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     ) -> Result<Option<Refusal>, Error> {
         let now = Instant::now();
         let since = *since.get_or_insert(now);
-        if now < self.limit && (self.unanswered || now < since + self.busy_timeout) {
+        if now < self.limit() && (self.unanswered || now < since + self.busy_timeout) {
             pause(2..10).await;
             return Ok(None);
         }

@@ -289,12 +289,18 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Checks that the table can hold the keys.
     pub(crate) async fn check_admits(&self, keys: Vec<Key>) -> Result<(), Error> {
-        let limit = Instant::now() + self.shared.settings.time_limit;
-        let check = |lock: Self| async move {
-            let table = lock.shared.known_table(limit).await?;
-            keys.iter().try_for_each(|key| table.admits(key, &lock.key_terms.terms.label))
+        let since = Instant::now();
+        self.on_thread(|lock| async move { lock.check_admits_within(&keys, since, Duration::ZERO).await }).await
+    }
+
+    /// Checks that the table can hold the keys, within [`on_thread`](Self::on_thread). The first
+    /// call of a lock reads the table's shape. A wait has its whole duration for that.
+    pub(crate) async fn check_admits_within(&self, keys: &[Key], since: Instant, wait: Duration) -> Result<(), Error> {
+        let table = match wait.is_zero() {
+            true => self.shared.known_table(since + self.shared.settings.time_limit).await?,
+            false => table_within(&self.shared, since, wait).await?,
         };
-        self.on_thread(check).await
+        keys.iter().try_for_each(|key| table.admits(key, &self.key_terms.terms.label))
     }
 
     /// Acquires the keys. If the future is dropped, `pending` tells whether a claim may stand.
@@ -324,18 +330,9 @@ impl<DB: Database> LeaseLock<DB> {
         pending: &Pending,
     ) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         let now = Instant::now();
-        let table = match wait.is_zero() {
-            true => self.shared.known_table(now + self.shared.settings.time_limit).await?,
-            false => table_within(&self.shared, now, wait).await?,
-        };
-        for key in &*wanted.keys {
-            table.admits(key, &self.key_terms.terms.label)?;
-        }
+        self.check_admits_within(&wanted.keys, now, wait).await?;
         let attempt = match wait.is_zero() {
-            true => {
-                let any = wanted.any.then(|| self.key_terms.queues.queue(&wanted.keys, true));
-                ClaimAttempt::new(&self.shared, &self.key_terms, wanted, any, None, pending).run().await?
-            }
+            true => ClaimAttempt::new(&self.shared, &self.key_terms, wanted, None, pending).run().await?,
             false => wait_for(&self.shared, &self.key_terms, wanted, now, wait, pending).await?,
         };
         if let Attempt::Acquired(granted) = &attempt {

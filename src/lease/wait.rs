@@ -79,8 +79,7 @@ pub(crate) async fn wait_for<DB: Database>(
     })
 }
 
-/// Returns the table's shape, which the first call of a lock reads. A wait has its whole duration
-/// for that.
+/// Returns the table's shape, for a wait.
 pub(crate) async fn table_within<DB: Database>(
     shared: &Shared<DB>,
     since: Instant,
@@ -299,8 +298,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         }
         lock(&self.asking_since).get_or_insert_with(Instant::now);
         let attempt = state.unanswered.take().unwrap_or_else(|| {
-            let any = self.wanted.any.then(|| self.queue.clone());
-            ClaimAttempt::new(self.shared, self.key_terms, self.wanted, any, Some(self.until), self.asked)
+            ClaimAttempt::new(self.shared, self.key_terms, self.wanted, Some(self.until), self.asked)
         });
         // A fair waiter keeps the permit: the next one is not the first in the queue.
         if attempt.has_chosen() && !self.key_terms.fair {

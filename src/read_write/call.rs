@@ -1,6 +1,7 @@
 //! One call of a read-write lock: what it is for, and how long it may take.
 
 use std::{
+    slice,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -15,9 +16,9 @@ use crate::{
         handle::LeaseHandle,
         ledger::Pending,
         lock::LeaseLock,
-        readers::{AllReaders, Number, Readers},
+        readers::{Number, Readers},
         shared::Shared,
-        wait::{LONGEST, table_within},
+        wait::LONGEST,
         wanted::Wanted,
     },
     read_write::names::Names,
@@ -49,13 +50,8 @@ pub(crate) struct Call<'a, DB: Database> {
 impl<'a, DB: Database> Call<'a, DB> {
     /// Checks that the table can hold the keys.
     pub async fn new(lock: &'a LeaseLock<DB>, names: &'a Names, wait: Duration) -> Result<Self, Error> {
-        let Shared { readers, settings, .. } = &*lock.shared;
-        let (since, readers) = (Instant::now(), AllReaders::of(readers, &names.name));
-        let table = match wait.is_zero() {
-            true => lock.shared.known_table(since + settings.time_limit).await?,
-            false => table_within(&lock.shared, since, wait).await?,
-        };
-        table.admits(&names.longest, &lock.key_terms.terms.label)?;
+        let (since, readers) = (Instant::now(), lock.shared.readers.of(&names.name));
+        lock.check_admits_within(slice::from_ref(&names.longest), since, wait).await?;
         let (refusal, error, unanswered) = (Mutex::default(), Mutex::default(), Mutex::default());
         Ok(Self { lock, names, readers, since, wait, refusal, error, unanswered, pending: Default::default() })
     }
@@ -127,7 +123,7 @@ impl<'a, DB: Database> Call<'a, DB> {
     /// Begins an attempt to claim a reader's key.
     pub fn attempt(&self, wanted: &Wanted) -> ClaimAttempt<'a, DB> {
         let until = (!self.is_one_attempt()).then(|| self.until());
-        ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, wanted, None, until, &self.pending[1])
+        ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, wanted, until, &self.pending[1])
     }
 
     /// Reads rows as they are at some moment after the call.

@@ -134,7 +134,7 @@ impl<DB: Database> Call<'_, DB> {
     async fn end_expired(&self, reader: &Reader) -> Result<Option<Refusal>, Error> {
         let wanted = Wanted::all([reader.key.clone()].into());
         let (until, pending) = (Some(self.limit()), Pending::default());
-        let attempt = ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, &wanted, None, until, &pending);
+        let attempt = ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, &wanted, until, &pending);
         match attempt.ahead_of_queue().run().await {
             Ok(Attempt::Acquired(claim)) => {
                 claim.pass_on().await;
