@@ -222,12 +222,12 @@ impl<DB: Database> LeaseLock<DB> {
 
     async fn force_here(&self, key: &Key, status: Status, expected: Option<&Seen>) -> Result<Option<Token>, Error> {
         let limit = self.checked_deadline().await?;
-        let time_limit = self.shared.settings.time_limit;
+        let time_limit = self.shared.time_limit;
         let busy = || Error::timed_out(Action::ForceRelease, key.quoted(), time_limit, Certainty::NothingChanged);
         let mut skipped = false;
         loop {
             let force = async |conn: &mut DB::Connection| self.force_and_record(conn, key, status, expected).await;
-            match self.shared.settings.sessions.send_once(limit, force).await {
+            match self.shared.sessions.send_once(limit, force).await {
                 Ok(Forced::Freed(token)) => {
                     tracing::warn!(%key, %token, status = status.letter(), "released by force");
                     return Ok(Some(token));
@@ -356,7 +356,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// Checks the handle, and for a usable table, and returns the deadline of the operation.
     async fn checked_deadline(&self) -> Result<Instant, Error> {
         self.check()?;
-        let limit = Instant::now() + self.shared.settings.time_limit;
+        let limit = Instant::now() + self.shared.time_limit;
         self.shared.known_table(limit).await?;
         Ok(limit)
     }
@@ -368,12 +368,12 @@ impl<DB: Database> LeaseLock<DB> {
         statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>,
     ) -> Result<T, Error> {
         let limit = self.checked_deadline().await?;
-        let seen = self.shared.settings.sessions.send_once(limit, statement).await;
+        let seen = self.shared.sessions.send_once(limit, statement).await;
         seen.map_err(|failure| self.failed(failure, Action::Inspect, subject))
     }
 
     fn failed(&self, failure: Failure, action: Action, subject: &str) -> Error {
-        failure.into_error(action, subject.to_owned(), self.shared.settings.time_limit, Certainty::NothingChanged)
+        failure.into_error(action, subject.to_owned(), self.shared.time_limit, Certainty::NothingChanged)
     }
 }
 
@@ -396,10 +396,9 @@ impl<DB: Database> Forgetting<'_, DB> {
         let limit = lock.checked_deadline().await?;
         let subject = if self.after.is_some() { TABLE } else { QUEUE };
         let before = if self.deleted { Certainty::Unknown } else { Certainty::NothingChanged };
-        let failed = |failure: Failure| {
-            failure.into_error(Action::Forget, subject.to_owned(), lock.shared.settings.time_limit, before)
-        };
-        let sessions = &lock.shared.settings.sessions;
+        let failed =
+            |failure: Failure| failure.into_error(Action::Forget, subject.to_owned(), lock.shared.time_limit, before);
+        let sessions = &lock.shared.sessions;
         let Some(after) = &self.after else {
             return sessions.send_once(limit, async |conn| DB::sweep(conn).await).await.map(|_| None).map_err(failed);
         };

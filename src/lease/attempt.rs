@@ -82,7 +82,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         until: Option<Instant>,
         pending: &Pending,
     ) -> Self {
-        let statement_deadline = Instant::now() + shared.settings.time_limit;
+        let statement_deadline = Instant::now() + shared.time_limit;
         let any = wanted.any.then(|| key_terms.queues.queue(&wanted.keys, true));
         Self {
             shared,
@@ -110,7 +110,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         // The holder was first in the queue when that request was sent.
         self.unanswered.then(|| Self {
             is_first_in_queue: true,
-            statement_deadline: Instant::now() + self.shared.settings.time_limit,
+            statement_deadline: Instant::now() + self.shared.time_limit,
             created: Vec::new(),
             contended: false,
             ..self
@@ -397,6 +397,6 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     fn error(&self, failure: Failure) -> Error {
         let before = if self.unanswered { Certainty::Unknown } else { Certainty::NothingChanged };
         let keys = subject(self.wanted.keys.iter());
-        failure.into_error(Action::Acquire, keys, self.shared.settings.time_limit, before)
+        failure.into_error(Action::Acquire, keys, self.shared.time_limit, before)
     }
 }

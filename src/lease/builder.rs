@@ -11,11 +11,7 @@ use crate::{
     error::Error,
     invalid::Faults,
     label,
-    lease::{
-        lock::LeaseLock,
-        shared::{Settings, Shared},
-        span::Bounds,
-    },
+    lease::{lock::LeaseLock, shared::Shared, span::Bounds},
     retry::{Retry, TIME_LIMIT, time_limit},
     rules::Terms,
     session::{
@@ -114,7 +110,7 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Returns the application's pool.
     pub fn pool(&self) -> &Pool<DB> {
-        self.shared.settings.sessions.application()
+        self.shared.sessions.application()
     }
 }
 
@@ -210,10 +206,9 @@ impl<DB: Database> LeaseLockBuilder<DB> {
             true => Sessions::shared(self.pool, Purpose::Requests),
             false => Sessions::new(self.pool, Purpose::Requests),
         };
-        let renewals = sessions.with_purpose(Purpose::Renewals);
         let label = self.label.unwrap_or_else(label::default);
         let terms = Terms { article_clients: self.article_clients, label, ..Terms::default() };
-        let shared = Shared::new(Settings { sessions, renewals, time_limit: self.time_limit, batching: self.batching });
+        let shared = Shared::new(sessions, self.time_limit, self.batching);
         let key_terms = shared.key_terms(terms, false, Bounds::default());
         LeaseLock { shared, key_terms, retry: Retry::default(), faults: Faults::default() }
     }

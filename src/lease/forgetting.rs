@@ -65,8 +65,9 @@ impl<DB: Database> LeaseLock<DB> {
         let one = self.clone().rules(Rules::Recover).lock_delay(Duration::ZERO).lease(LEASE);
         let rule = "a part of the age";
         let min_interval = within("a period", period.mul_f64(0.85), Duration::ZERO, LONGEST_PERIOD, rule)?;
+        // Not set by the method of that name: it is an interval of this key, and of no other one.
         let terms = Terms { min_interval, ..one.key_terms.terms.clone() };
-        let one = Self { key_terms: self.shared.key_terms_of_own_interval(terms, false, Bounds::default()), ..one };
+        let one = Self { key_terms: self.shared.key_terms(terms, false, Bounds::default()), ..one };
         loop {
             match one.forget_as_one(age).await {
                 Err(error) if error.is_retryable() || error.is_of_a_failover() => {

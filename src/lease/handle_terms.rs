@@ -8,6 +8,7 @@ use crate::{
     retry::{DAY, Retry, within},
     rules::{Rules, Terms},
     store::Database,
+    sync::lock,
 };
 
 /// Terms of a handle. Each method returns the handle with one term changed. Other handles on the
@@ -108,10 +109,12 @@ impl<DB: Database> LeaseLock<DB> {
     /// refused.
     pub fn min_interval(mut self, distance: Duration) -> Self {
         let rule = "it has to be at most ten years";
-        match self.faults.accept(within("a min_interval", distance, Duration::ZERO, 3653 * DAY, rule)) {
-            Some(distance) => self.with(|terms, _, _| terms.min_interval = distance),
-            None => self,
-        }
+        let checked = within("a min_interval", distance, Duration::ZERO, 3653 * DAY, rule);
+        let Some(distance) = self.faults.accept(checked) else { return self };
+        let mut longest = lock(&self.key_terms.longest_interval);
+        *longest = distance.max(*longest);
+        drop(longest);
+        self.with(|terms, _, _| terms.min_interval = distance)
     }
 
     /// Sets what happens after a failure or a crash; [`Rules::Recover`] by default.

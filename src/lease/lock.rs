@@ -297,7 +297,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// call of a lock reads the table's shape. A wait has its whole duration for that.
     pub(crate) async fn check_admits_within(&self, keys: &[Key], since: Instant, wait: Duration) -> Result<(), Error> {
         let table = match wait.is_zero() {
-            true => self.shared.known_table(since + self.shared.settings.time_limit).await?,
+            true => self.shared.known_table(since + self.shared.time_limit).await?,
             false => table_within(&self.shared, since, wait).await?,
         };
         keys.iter().try_for_each(|key| table.admits(key, &self.key_terms.terms.label))
@@ -420,8 +420,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// ```
     pub async fn shutdown(&self, limit: Duration) -> bool {
         let settled = timeout(limit, self.shared.tracker.wait()).await.is_ok() && !self.shared.ledger.any();
-        self.shared.settings.sessions.close_idle();
-        self.shared.settings.renewals.close_idle();
+        self.shared.sessions.close_idle();
+        self.shared.renewals.close_idle();
         settled
     }
 }

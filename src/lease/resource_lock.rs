@@ -89,11 +89,11 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         claim: &'a Claim,
         tx: &'a mut DB::Connection,
     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
-        Box::pin(confirm::confirm::<DB>(claim, tx, self.shared.settings.time_limit))
+        Box::pin(confirm::confirm::<DB>(claim, tx, self.shared.time_limit))
     }
 
     fn pool(&self) -> &Pool<DB> {
-        self.shared.settings.sessions.application()
+        self.shared.sessions.application()
     }
 
     fn confirm_within<'a>(
@@ -101,16 +101,15 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         claim: &'a Claim,
         tx: &'a mut DB::Connection,
     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
-        Box::pin(confirm::confirm_within::<DB>(claim, tx, self.shared.settings.time_limit))
+        Box::pin(confirm::confirm_within::<DB>(claim, tx, self.shared.time_limit))
     }
 
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
-        let settings = &self.shared.settings;
-        Box::pin(confirm::commit_outcome(&settings.sessions, claim, confirmation, settings.time_limit))
+        Box::pin(confirm::commit_outcome(&self.shared.sessions, claim, confirmation, self.shared.time_limit))
     }
 
     fn terms(&self) -> TransactionTerms {
-        let time_limit = self.shared.settings.time_limit;
+        let time_limit = self.shared.time_limit;
         TransactionTerms { retry: self.retry, time_limit, ..TransactionTerms::default() }
     }
 }

@@ -1,4 +1,4 @@
-//! What the handles of one lock share: settings, sessions and background work.
+//! What the handles of one lock share: sessions and background work.
 
 use std::{
     sync::{Arc, Mutex, Weak},
@@ -19,7 +19,12 @@ use crate::{
     queue::Waiting,
     rules::Terms,
     schema::usable,
-    session::{queue::Queue, sessions::Sessions, time::Instant, timers::timeout_at},
+    session::{
+        queue::Queue,
+        sessions::{Purpose, Sessions},
+        time::Instant,
+        timers::timeout_at,
+    },
     store::{
         Database,
         failure::Failure,
@@ -28,18 +33,12 @@ use crate::{
     sync::lock,
 };
 
-/// The settings of a lock.
-pub(crate) struct Settings<DB: Database> {
+pub(crate) struct Shared<DB: Database> {
     /// The sessions for claims, releases and reads.
     pub sessions: Sessions<DB>,
     /// The sessions for renewals and abandonments.
     pub renewals: Sessions<DB>,
     pub time_limit: Duration,
-    pub batching: bool,
-}
-
-pub(crate) struct Shared<DB: Database> {
-    pub settings: Settings<DB>,
     table: Arc<OnceCell<Schema>>,
     pub claims: Arc<Queue<DB, Claims>>,
     pub creates: Arc<Queue<DB, Creates>>,
@@ -57,19 +56,22 @@ pub(crate) struct Shared<DB: Database> {
 }
 
 impl<DB: Database> Shared<DB> {
-    pub fn new(settings: Settings<DB>) -> Arc<Self> {
-        let Settings { sessions, renewals, batching, .. } = &settings;
-        let tracker = tracker();
-        let waiting = Waiting::new(sessions, renewals, tracker.clone());
+    pub fn new(sessions: Sessions<DB>, time_limit: Duration, batching: bool) -> Arc<Self> {
+        let (renewals, tracker) = (sessions.with_purpose(Purpose::Renewals), TaskTracker::new());
+        // From the start, so that `wait` returns whenever nothing is left.
+        tracker.close();
+        let waiting = Waiting::new(&sessions, &renewals, tracker.clone());
         let (table, ledger) = (Arc::<OnceCell<Schema>>::default(), Arc::<Ledger>::default());
         let claims = Claims { table: table.clone(), ledger: ledger.clone() };
-        let claims = Queue::new(claims, sessions.clone(), tracker.clone(), *batching);
-        let creates = Queue::new(Creates { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
-        let releases = Queue::new(Releases { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
-        let reads = Queue::new(Reads { table: table.clone() }, sessions.clone(), tracker.clone(), *batching);
+        let claims = Queue::new(claims, sessions.clone(), tracker.clone(), batching);
+        let creates = Queue::new(Creates { table: table.clone() }, sessions.clone(), tracker.clone(), batching);
+        let releases = Queue::new(Releases { table: table.clone() }, sessions.clone(), tracker.clone(), batching);
+        let reads = Queue::new(Reads { table: table.clone() }, sessions.clone(), tracker.clone(), batching);
         let renewer = Renewer::new(renewals.clone(), waiting.listener.wakeups.clone(), tracker.clone(), ledger.clone());
         Arc::new(Self {
-            settings,
+            sessions,
+            renewals,
+            time_limit,
             table,
             claims,
             creates,
@@ -87,15 +89,6 @@ impl<DB: Database> Shared<DB> {
 
     /// Returns the terms of a handle, the same for handles on equal terms.
     pub fn key_terms(&self, terms: Terms, fair: bool, bounds: Bounds) -> Arc<KeyTerms<DB>> {
-        let mut longest = lock(&self.longest_interval);
-        *longest = terms.min_interval.max(*longest);
-        drop(longest);
-        self.key_terms_of_own_interval(terms, fair, bounds)
-    }
-
-    /// Returns the terms of a handle whose minimum interval concerns a key of its own, so that it
-    /// does not count as an interval of other keys.
-    pub fn key_terms_of_own_interval(&self, terms: Terms, fair: bool, bounds: Bounds) -> Arc<KeyTerms<DB>> {
         let mut known = lock(&self.terms);
         known.retain(|key_terms| key_terms.strong_count() > 0);
         let equal = |key_terms: &Arc<KeyTerms<DB>>| {
@@ -107,7 +100,7 @@ impl<DB: Database> Shared<DB> {
         let key_terms = Arc::new(KeyTerms {
             renewer: self.renewer.clone(),
             releases: self.releases.clone(),
-            time_limit: self.settings.time_limit,
+            time_limit: self.time_limit,
             queues: Arc::default(),
             longest_interval: self.longest_interval.clone(),
             terms,
@@ -122,7 +115,7 @@ impl<DB: Database> Shared<DB> {
     /// called within [`threads::run`](crate::session::threads::run), where nothing stops to be
     /// polled.
     pub async fn known_table(&self, limit: Instant) -> Result<&Schema, Error> {
-        let Settings { sessions, time_limit, .. } = &self.settings;
+        let Self { sessions, time_limit, .. } = self;
         if let Some(table) = self.table.get() {
             return Ok(table);
         }
@@ -138,13 +131,4 @@ impl<DB: Database> Shared<DB> {
     pub fn keeps_changes(&self) -> bool {
         self.table.get().is_none_or(|table| table.has(CHANGES))
     }
-}
-
-/// A tracker of what runs in the background. Shutdown waits for it.
-///
-/// It is closed from the start, so that `wait` returns whenever nothing is left.
-fn tracker() -> TaskTracker {
-    let tracker = TaskTracker::new();
-    tracker.close();
-    tracker
 }

@@ -85,7 +85,7 @@ pub(crate) async fn table_within<DB: Database>(
     since: Instant,
     wait: Duration,
 ) -> Result<&Schema, Error> {
-    let time_limit = shared.settings.time_limit;
+    let time_limit = shared.time_limit;
     let (until, last_error) = (since + wait.min(LONGEST), Mutex::default());
     let mut retry = Repeat::recording(until, &last_error);
     loop {
@@ -347,7 +347,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
 
     /// Returns when one statement is given up.
     fn limit(&self) -> Instant {
-        self.until.min(Instant::now() + self.shared.settings.time_limit)
+        self.until.min(Instant::now() + self.shared.time_limit)
     }
 
     /// The refusal for other waiters while this process holds the lease, for as long as this.
@@ -367,14 +367,14 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
             return None;
         }
         let last_refusal = lock(&self.last_refusal).take();
-        let longest = REPLY.min(self.shared.settings.time_limit);
+        let longest = REPLY.min(self.shared.time_limit);
         let has_no_reply = lock(&self.asking_since).is_some_and(|since| self.wanted.any || since.elapsed() >= longest);
         let only_its_own = has_no_reply || lock(&self.last_error).is_some();
         self.queue.refusal().filter(|_| !only_its_own).or(last_refusal).map(Attempt::Refused)
     }
 
     fn error(&self, failure: Failure) -> Error {
-        let limit = self.shared.settings.time_limit;
+        let limit = self.shared.time_limit;
         failure.into_error(Action::Acquire, subject(self.wanted.keys.iter()), limit, Certainty::NothingChanged)
     }
 }

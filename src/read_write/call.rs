@@ -72,7 +72,7 @@ impl<'a, DB: Database> Call<'a, DB> {
 
     /// Returns when one statement is given up.
     pub fn limit(&self) -> Instant {
-        let limit = Instant::now() + self.lock.shared.settings.time_limit;
+        let limit = Instant::now() + self.lock.shared.time_limit;
         if self.is_one_attempt() { limit } else { limit.min(self.until()) }
     }
 
@@ -109,7 +109,7 @@ impl<'a, DB: Database> Call<'a, DB> {
     }
 
     pub fn timed_out(&self, outcome: Certainty) -> Error {
-        let limit = if self.is_one_attempt() { self.lock.shared.settings.time_limit } else { self.wait };
+        let limit = if self.is_one_attempt() { self.lock.shared.time_limit } else { self.wait };
         Error::timed_out(Action::Acquire, self.names.name.quoted(), limit, outcome)
     }
 
@@ -128,8 +128,8 @@ impl<'a, DB: Database> Call<'a, DB> {
 
     /// Reads rows as they are at some moment after the call.
     pub async fn read_rows(&self, keys: &KeyRange) -> Result<Vec<Listed>, Error> {
-        let Shared { reads, settings, .. } = &*self.lock.shared;
-        reads.read(keys, &self.lock.key_terms, self.limit(), settings.time_limit).await
+        let Shared { reads, time_limit, .. } = &*self.lock.shared;
+        reads.read(keys, &self.lock.key_terms, self.limit(), *time_limit).await
     }
 
     /// Judges a row as a new holder finds it.
