@@ -119,7 +119,7 @@ impl<DB: Database> LeaseHandle<DB> {
     pub async fn renew(&self) -> Result<(), Error> {
         let renewed = self.copy();
         let tracker = self.key_terms.renewer.tracker.clone();
-        threads::run(&tracker, async move { renewed.renew_here().await }).await?
+        threads::run(tracker, Box::pin(async move { renewed.renew_here().await })).await?
     }
 
     /// Returns a handle that does nothing when it is dropped.
@@ -169,7 +169,7 @@ impl<DB: Database> LeaseHandle<DB> {
 
     pub async fn release(self, status: Status) -> Result<(), Error> {
         let tracker = self.key_terms.renewer.tracker.clone();
-        threads::run(&tracker, self.release_here(status)).await?
+        threads::run(tracker, Box::pin(self.release_here(status))).await?
     }
 
     /// Releases the lease, within [`threads::run`].

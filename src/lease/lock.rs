@@ -280,7 +280,7 @@ impl<DB: Database> LeaseLock<DB> {
         W: Future<Output = Result<T, Error>> + Send + 'static,
     {
         let checked = self.check();
-        let running = threads::run(&self.shared.tracker, Box::pin(work(self.clone())));
+        let running = threads::run(self.shared.tracker.clone(), Box::pin(work(self.clone())));
         async {
             checked?;
             running.await?

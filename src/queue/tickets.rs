@@ -134,7 +134,7 @@ impl<DB: Database> Tickets<DB> {
         loop {
             // The token outlasts a ticket that no caller receives.
             let (drawing, token) = (self.clone().draw(keys.clone(), limit), self.tracker.token());
-            let joined = threads::run_to_end(async move { (drawing.await, token) }).await;
+            let joined = threads::run_to_end(Box::pin(async move { (drawing.await, token) })).await;
             let joined = match joined {
                 Ok((drawn, _)) => drawn,
                 Err(error) => Err(Failure::NoThreads(Box::new(error))),

@@ -341,8 +341,7 @@ impl<DB: Store> Failed<DB> {
 
 impl<DB: Store> Drop for Line<DB> {
     fn drop(&mut self) {
-        let mut state = lock(&self.state);
-        close(state.take_all(|_, _| true));
+        self.close_idle();
     }
 }
 

@@ -46,7 +46,7 @@ impl<DB: Store> Loan<DB> {
         // The pool's timers run on the library's thread too. An acquisition whose caller has left
         // completes there: the pool would close the connection that it opens, and a database in
         // memory with it.
-        let acquiring = threads::run_to_end(async move { timeout_at(limit, acquire(&pool)).await });
+        let acquiring = threads::run_to_end(Box::pin(async move { timeout_at(limit, acquire(&pool)).await }));
         match acquiring.await {
             Ok(Ok(Ok(conn))) => {
                 let loan = Self { conn: Some(Conn::Borrowed(conn, lender)) };

@@ -92,26 +92,22 @@ impl<DB: Store> Sessions<DB> {
     /// application's pool closes the sessions too.
     pub fn take(&self, limit: Instant) -> Taking<'_, DB> {
         // The futures of callers stay small, and their types shallow.
-        Box::pin(self.take_unboxed(limit))
-    }
-
-    async fn take_unboxed(&self, limit: Instant) -> Result<Loan<DB>, Failure> {
-        if self.application().is_closed() {
-            return Err(Failure::NoConnection(sqlx::Error::PoolClosed));
-        }
-        let Home { application, requests, renewals, .. } = &*self.home;
-        if self.is_shared || !requests.is_usable() {
-            return Loan::borrow_checked(application, false, limit).await;
-        }
-        let own = match self.purpose {
-            Purpose::Values => return Loan::borrow_checked(&self.home.values(), true, limit).await,
-            Purpose::Requests => take(requests, limit).await?,
-            Purpose::Renewals => take_first(renewals, requests, limit).await?,
-        };
-        match own {
-            Some(own) => Ok(own),
-            None => Loan::borrow_checked(application, false, limit).await,
-        }
+        Box::pin(async move {
+            if self.application().is_closed() {
+                return Err(Failure::NoConnection(sqlx::Error::PoolClosed));
+            }
+            let Home { application, requests, renewals, .. } = &*self.home;
+            let own = match self.purpose {
+                _ if self.is_shared || !requests.is_usable() => None,
+                Purpose::Values => return Loan::borrow_checked(&self.home.values(), true, limit).await,
+                Purpose::Requests => take(requests, limit).await?,
+                Purpose::Renewals => take_first(renewals, requests, limit).await?,
+            };
+            match own {
+                Some(own) => Ok(own),
+                None => Loan::borrow_checked(application, false, limit).await,
+            }
+        })
     }
 
     /// Waits for a session that has just answered a ping, for a statement that is not sent again.

@@ -129,6 +129,9 @@ pub(crate) fn start() -> Result<(), Error> {
     threads().map(drop)
 }
 
+/// The work of a call, boxed: the caller's future stays small.
+type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// Does the work, and returns its output. While it waits for the reply to its first request, it
 /// stays with its caller: a thread in between takes as long as a short request. Whatever else it
 /// waits for, it waits for on the thread `rowlock`, whether its caller goes on or not. If the
@@ -137,17 +140,7 @@ pub(crate) fn start() -> Result<(), Error> {
 ///
 /// # Errors
 /// [`Error::Setup`].
-pub(crate) fn run<T: Send + 'static>(
-    tracker: &TaskTracker,
-    work: impl Future<Output = T> + Send + 'static,
-) -> impl Future<Output = Result<T, Error>> + Send {
-    // The caller's future stays small.
-    run_boxed(tracker.clone(), Box::pin(work))
-}
-
-type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-async fn run_boxed<T: Send + 'static>(tracker: TaskTracker, mut work: Work<T>) -> Result<T, Error> {
+pub(crate) async fn run<T: Send + 'static>(tracker: TaskTracker, mut work: Work<T>) -> Result<T, Error> {
     let threads = threads()?;
     let mut has_reply = false;
     let is_over = poll_fn(|context| {
@@ -164,10 +157,10 @@ async fn run_boxed<T: Send + 'static>(tracker: TaskTracker, mut work: Work<T>) -
     if let Some(output) = is_over.await {
         return Ok(output);
     }
+    let mut on_thread = DropOnThread { task: None, tracker };
     let task = threads.requests.spawn(work.in_current_span().with_current_subscriber());
-    let mut task = DropOnThread { task: Some(task), tracker };
-    let ended = (&mut task).await;
-    task.task = None;
+    let ended = on_thread.task.insert(task).await;
+    on_thread.task = None;
     output_of(ended)
 }
 
@@ -208,17 +201,6 @@ struct DropOnThread<T: Send + 'static> {
     tracker: TaskTracker,
 }
 
-impl<T: Send + 'static> Future for DropOnThread<T> {
-    type Output = Result<T, JoinError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.task {
-            Some(task) => Pin::new(task).poll(context),
-            None => Poll::Pending,
-        }
-    }
-}
-
 impl<T: Send + 'static> Drop for DropOnThread<T> {
     fn drop(&mut self) {
         let Some(task) = self.task.take() else { return };
@@ -235,13 +217,7 @@ impl<T: Send + 'static> Drop for DropOnThread<T> {
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) fn run_to_end<T: Send + 'static>(
-    work: impl Future<Output = T> + Send + 'static,
-) -> impl Future<Output = Result<T, Error>> + Send {
-    run_to_end_boxed(Box::pin(work)) // the caller's future stays small
-}
-
-async fn run_to_end_boxed<T: Send + 'static>(work: Pin<Box<dyn Future<Output = T> + Send>>) -> Result<T, Error> {
+pub(crate) async fn run_to_end<T: Send + 'static>(work: Work<T>) -> Result<T, Error> {
     let threads = threads()?;
     let runtime = if Own::current() == Own::Renewals { threads.renewals.handle() } else { &threads.requests };
     output_of(runtime.spawn(work.in_current_span().with_current_subscriber()).await)
@@ -249,10 +225,8 @@ async fn run_to_end_boxed<T: Send + 'static>(work: Pin<Box<dyn Future<Output = T
 
 /// Acts with the runtime of the thread `rowlock`, for code of the drivers that spawns.
 pub(crate) fn within<T>(act: impl FnOnce() -> T) -> T {
-    let runtime = threads().ok().map(|threads| threads.requests.enter());
-    let result = act();
-    drop(runtime);
-    result
+    let _runtime = threads().ok().map(|threads| threads.requests.enter());
+    act()
 }
 
 /// Does work in the background, on the thread `rowlock`.
@@ -312,12 +286,10 @@ fn emit_one(event: Event) {
     WAITING_EVENTS.fetch_sub(1, Ordering::Relaxed);
     let emitted = catch_unwind(AssertUnwindSafe(|| {
         event();
-        match DROPPED_EVENTS.swap(0, Ordering::Relaxed) {
-            0 => {}
-            dropped => {
-                metrics::events_dropped(dropped);
-                tracing::warn!(dropped, "events were dropped, because a subscriber or a recorder blocked");
-            }
+        let dropped = DROPPED_EVENTS.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            metrics::events_dropped(dropped);
+            tracing::warn!(dropped, "events were dropped, because a subscriber or a recorder blocked");
         }
     }));
     drop(emitted); // a panic of the subscriber is its own
