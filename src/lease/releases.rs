@@ -48,10 +48,6 @@ impl<DB: Database> BatchOp<DB> for Releases {
         release.change == other.change
     }
 
-    fn share(_: &Released) -> Option<Released> {
-        None
-    }
-
     async fn run(
         &self,
         session: Loan<DB>,

@@ -70,7 +70,9 @@ pub(crate) trait BatchOp<DB: Database>: Send + Sync + 'static {
 
     /// Returns a copy of the output, if it is valid for every request for the same key that was
     /// queued before the statement was sent.
-    fn share(output: &Self::Output) -> Option<Self::Output>;
+    fn share(_output: &Self::Output) -> Option<Self::Output> {
+        None
+    }
 
     /// Sends all requests, up to the limit. Returns one output per request, in order.
     fn run(
@@ -363,7 +365,7 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
                     continue;
                 }
                 first.begun.store(false, Ordering::Relaxed);
-                self.send_alone(first).await;
+                Box::pin(self.send_alone(first)).await;
             }
             return;
         }
@@ -379,24 +381,19 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
     }
 
     /// Sends one request, unless its caller has left before a session is free.
-    async fn send_alone(&self, Waiting { request, mut reply, limits, begun }: Waiting<DB, Op>) {
+    async fn send_alone(&self, mut waiting: Waiting<DB, Op>) {
         let session = tokio::select! {
             biased;
-            () = reply.closed() => return,
-            session = self.sessions.take(limits.caller) => session,
+            () = waiting.reply.closed() => return,
+            session = self.sessions.take(waiting.limits.caller) => session,
         };
-        let output = match session {
-            Ok(session) if begun.swap(true, Ordering::Relaxed) => return session.give_back(),
-            Ok(session) => {
-                let requests = [request];
-                tokio::select! {
-                    output = self.run(session, &requests, limits.statement) => output,
-                    () = abandoned([&mut reply].into_iter()) => return,
-                }
+        match session {
+            Ok(session) if waiting.begin() => {
+                self.send_together(session, vec![Slot { first: waiting, others: Vec::new() }]).await;
             }
-            Err(failure) => Err(failure),
-        };
-        drop(reply.send(output.and_then(|mut outputs| outputs.pop().ok_or(Failure::NoReply))));
+            Ok(session) => session.give_back(),
+            Err(failure) => drop(waiting.reply.send(Err(failure))),
+        }
     }
 }
 
