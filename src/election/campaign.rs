@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex},
 };
 
 use crate::{
@@ -12,7 +12,6 @@ use crate::{
     lease::{
         held::Held,
         lock::{LeaseLock, PAUSES},
-        state::LeaseState,
     },
     pacing::Backoff,
     session::time::Instant,
@@ -46,7 +45,7 @@ pub struct Election<DB: Database> {
     lock: LeaseLock<DB>,
     name: Key,
     /// The last term that was won through this value or a clone of it.
-    term: Arc<Mutex<Weak<LeaseState>>>,
+    term: Arc<Mutex<Option<Held>>>,
 }
 
 impl<DB: Database> Clone for Election<DB> {
@@ -80,7 +79,7 @@ impl<DB: Database> Election<DB> {
     /// Returns whether this instance leads at this moment: the last campaign of this value, or of a
     /// clone of it, was won, and its lease is held.
     pub fn is_leader(&self) -> bool {
-        lock(&self.term).upgrade().is_some_and(|term| term.stands() && !term.over.is_cancelled())
+        lock(&self.term).as_ref().is_some_and(Held::is_held)
     }
 
     /// Waits until this instance is the leader, through outages of the database.
@@ -112,7 +111,7 @@ impl<DB: Database> Election<DB> {
             _ => false,
         };
         let lease = self.lock.acquire_while(&self.name, goes_on).await?;
-        *lock(&self.term) = Arc::downgrade(lease.lease_state());
+        *lock(&self.term) = Some(lease.held());
         tracing::info!(name = %self.name, term = %lease.token(), "leading");
         Ok(Leadership::new(lease))
     }

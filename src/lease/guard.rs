@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::Error,
     key::{Claim, Key, PreviousClaim, Token},
-    lease::{handle::LeaseHandle, held::Held, state::LeaseState, terms::KeyTerms},
+    lease::{handle::LeaseHandle, held::Held, terms::KeyTerms},
     rules::Status,
     store::Database,
 };
@@ -125,10 +125,6 @@ impl<DB: Database, K> Lease<DB, K> {
     /// ```
     pub fn reenter(&self) -> Result<Self, Error> {
         Ok(Self { handle: self.handle.reenter()?, writer_token: self.writer_token, keys: PhantomData })
-    }
-
-    pub(crate) fn lease_state(&self) -> &Arc<LeaseState> {
-        &self.handle.held
     }
 
     /// Returns whether the lease is known to be held at this moment, by this machine's clock. The
@@ -285,7 +281,7 @@ impl<DB: Database> Lease<DB> {
 
     /// Returns a view of the lease for the work that runs under it.
     pub fn held(&self) -> Held {
-        Held::new(self.lease_state(), self.claim(), self.taken_over_from(), self.writer_token)
+        Held::new(&self.handle.held, self.claim(), self.taken_over_from(), self.writer_token)
     }
 
     /// Stops renewing the claim and returns it without ending it. The claim ends with its lease,
