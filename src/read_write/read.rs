@@ -141,31 +141,25 @@ impl<'a, DB: Database> Call<'a, DB> {
     /// Waits for the name like a writer, claims a reader's key while it holds the name, and passes
     /// the name on. The readers of this process that have waited as long enter under one claim.
     async fn enter_in_turn(&self, since: Instant) -> Result<Entry<DB>, Error> {
-        let entrance = if self.is_one_attempt() {
-            match self.claim_name().await? {
-                Attempt::Acquired(claim) => Arc::new(self.entrance(claim)),
-                Attempt::Refused(refusal) => return Ok(Entry::Closed(Some(refusal))),
-            }
-        } else {
-            let mut last = self.readers.entrance.lock().await;
-            match last.upgrade().filter(|entrance| entrance.admits(since, &self.lock.key_terms)) {
-                Some(entrance) => entrance,
-                None => match self.claim_name().await? {
-                    Attempt::Acquired(claim) => {
-                        let entrance = Arc::new(self.entrance(claim));
-                        *last = Arc::downgrade(&entrance);
-                        entrance
-                    }
+        let key_terms = &self.lock.key_terms;
+        let mut last = if self.is_one_attempt() { None } else { Some(self.readers.entrance.lock().await) };
+        let open = last.as_ref().and_then(|last| last.upgrade());
+        let entrance = match open.filter(|entrance| entrance.admits(since, key_terms)) {
+            Some(entrance) => entrance,
+            None => {
+                let claim = match self.claim_name().await? {
+                    Attempt::Acquired(claim) => claim,
                     Attempt::Refused(refusal) => return Ok(Entry::Closed(Some(refusal))),
-                },
+                };
+                let (key_terms, granted_at) = (key_terms.clone(), Instant::now());
+                let entrance = Arc::new(Entrance { claim, key_terms, granted_at });
+                last.iter_mut().for_each(|last| **last = Arc::downgrade(&entrance));
+                entrance
             }
         };
+        drop(last);
         self.readers.set_closed(false);
         self.enter_under(entrance).await
-    }
-
-    fn entrance(&self, claim: LeaseHandle<DB>) -> Entrance<DB> {
-        Entrance { claim, key_terms: self.lock.key_terms.clone(), granted_at: Instant::now() }
     }
 
     /// The reader is in if the name was held when its own claim was granted: no writer's claim on
