@@ -334,8 +334,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
         let (minutes, limit) = (self.key_terms.terms.minutes(), self.limit());
         let creation = Creation::new(keys.clone(), minutes, limit, self.contended);
-        let limits = Limits { caller: limit, statement: limit };
-        match self.shared.creates.send(creation, limits).await {
+        match self.shared.creates.send(creation, Limits::both(limit)).await {
             Err(failure)
                 if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit() =>
             {

@@ -14,7 +14,7 @@ use crate::{
     },
     rules::{Row, Verdict, judge},
     session::{
-        exchange::{Answer, Exchange, Request, exchange, silence},
+        exchange::{Answer, Exchange, Request, exchange_on},
         loan::Loan,
         queue::BatchOp,
         sessions::Sessions,
@@ -91,11 +91,10 @@ impl<DB: Database> BatchOp<DB> for Claims {
         let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
         let form = self.table.get().map(|table| table.form).unwrap_or_default();
         let lease = key_terms.terms.lease.to_std().unwrap_or_default();
-        let silence = silence(sessions, limit - Instant::now());
         let statement = Claiming { requests: &requests, key_terms, form, look: *look };
         let asked = requests.iter().filter(|_| !look).map(|request| (request.key.clone(), request.holder));
         let in_flight = self.ledger.sending(asked.collect(), limit, lease);
-        let Exchange { reply, unanswered } = exchange(Some(session), sessions, silence, limit, &statement).await;
+        let Exchange { reply, unanswered } = exchange_on(session, sessions, limit, &statement).await;
         if !unanswered {
             in_flight.settled();
         }

@@ -47,6 +47,9 @@ pub(crate) struct LeaseHandle<DB: Database> {
 /// Ends the claims of work that has stopped. No lock-delay is kept.
 const ABANDON: Change = Change::Abandon(TimeDelta::zero());
 
+/// The longest pause between renewals by a caller, while a row is locked.
+const LONGEST_PAUSE: Duration = Duration::from_millis(40);
+
 /// The state of a handle, which decides what dropping it does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HandleState {
@@ -131,7 +134,8 @@ impl<DB: Database> LeaseHandle<DB> {
     /// Renews the lease, within [`threads::run`].
     async fn renew_here(&self) -> Result<(), Error> {
         let limit = Instant::now() + self.key_terms.time_limit;
-        let (mut pauses, mut before, mut is_busy) = (pauses(), Certainty::NothingChanged, false);
+        let mut pauses = Backoff::up_to(LONGEST_PAUSE);
+        let (mut before, mut is_busy) = (Certainty::NothingChanged, false);
         loop {
             // A renewal would close the key of a lease that is over.
             if !self.held.stands() {
@@ -208,9 +212,8 @@ impl<DB: Database> LeaseHandle<DB> {
         let (mut pauses, mut alone) = (self.key_terms.span().pauses(), false);
         let change = Change::release(status, &self.key_terms.terms, *lock(&self.key_terms.longest_interval));
         loop {
-            let limit = Instant::now() + self.key_terms.time_limit;
+            let limits = Limits::both(Instant::now() + self.key_terms.time_limit);
             let release = Release { claims: left.clone(), change, alone };
-            let limits = Limits { caller: limit, statement: limit };
             let failure = match self.key_terms.releases.send(release, limits).await {
                 Ok(Released { outcomes, unanswered: is_unanswered }) => {
                     if is_unanswered {
@@ -348,11 +351,6 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
             drop(self.key_terms.renewer.end(self.held.clone(), change));
         }
     }
-}
-
-/// The pauses between attempts while a row is locked or a server is recovering.
-fn pauses() -> Backoff {
-    Backoff::up_to(Duration::from_millis(40))
 }
 
 /// The keys as an error names them.

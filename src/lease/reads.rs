@@ -1,21 +1,18 @@
 //! Reads of rows that show every claim committed before them. Concurrent readers of one key share a
 //! read that begins after all of them have asked for it.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use tokio::sync::OnceCell;
 
 use crate::{
-    action::{Action, Certainty},
-    error::Error,
     key::Key,
     lease::terms::KeyTerms,
-    retry::Repeat,
     session::{
-        exchange::{Request, exchange, silence},
+        exchange::{Request, exchange_on},
         loan::Loan,
-        queue::{BatchOp, Limits, Queue},
+        queue::BatchOp,
         sessions::Sessions,
         time::Instant,
     },
@@ -65,10 +62,9 @@ impl<DB: Database> BatchOp<DB> for Reads {
         limit: Instant,
     ) -> Result<Vec<Vec<Listed>>, Failure> {
         let freshness = self.table.get().map_or(Freshness::Plain, |table| table.freshness);
-        let silence = silence(sessions, limit - Instant::now());
         // A statement has one read: no two keys share one.
         let Some(read) = reads.first() else { return Ok(Vec::new()) };
-        let answer = exchange(Some(session), sessions, silence, limit, &Fresh { read, freshness }).await;
+        let answer = exchange_on(session, sessions, limit, &Fresh { read, freshness }).await;
         Ok(vec![answer.reply?.reply])
     }
 }
@@ -88,28 +84,5 @@ impl<DB: Database> Request<DB> for Fresh<'_, DB> {
         _: Option<DateTime<Utc>>,
     ) -> impl Future<Output = Reply<Vec<Listed>>> + Send {
         DB::read_range(conn, &self.read.keys, &self.read.key_terms.terms, self.freshness)
-    }
-}
-
-impl<DB: Database> Queue<DB, Reads> {
-    /// Reads the rows as they are at some moment after the call. Transient failures are retried up
-    /// to the limit.
-    pub async fn read(
-        self: &Arc<Self>,
-        keys: &KeyRange,
-        key_terms: &Arc<KeyTerms<DB>>,
-        limit: Instant,
-        time_limit: Duration,
-    ) -> Result<Vec<Listed>, Error> {
-        let limits = Limits { caller: limit, statement: limit };
-        let mut repeat = Repeat::until(limit);
-        loop {
-            let read = RangeRead { keys: keys.clone(), key_terms: key_terms.clone() };
-            if let Some(rows) = repeat.final_or_pause(self.send(read, limits).await).await {
-                return rows.map_err(|failure| {
-                    failure.into_error(Action::Inspect, keys.first.quoted(), time_limit, Certainty::NothingChanged)
-                });
-            }
-        }
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     key::{Claim, Key},
     lease::changes::ChangeRequest,
     session::{
-        exchange::{Exchange, exchange, silence},
+        exchange::{Exchange, exchange_on},
         loan::Loan,
         queue::BatchOp,
         sessions::Sessions,
@@ -58,9 +58,8 @@ impl<DB: Database> BatchOp<DB> for Releases {
         let Some(&Release { change, .. }) = requests.first() else { return Ok(Vec::new()) };
         let claims: Vec<Claim> = requests.iter().flat_map(|release| release.claims.clone()).collect();
         let form = self.table.get().map(|table| table.form).unwrap_or_default();
-        let silence = silence(sessions, limit - Instant::now());
         let request = ChangeRequest { claims: &claims, change, form };
-        let Exchange { reply, unanswered } = exchange(Some(session), sessions, silence, limit, &request).await;
+        let Exchange { reply, unanswered } = exchange_on(session, sessions, limit, &request).await;
         let mut outcomes = reply?.reply.into_iter();
         let released = requests.iter().map(|release| {
             let outcomes = outcomes.by_ref().take(release.claims.len()).collect();

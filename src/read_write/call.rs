@@ -17,14 +17,14 @@ use crate::{
         ledger::Pending,
         lock::LeaseLock,
         readers::{Number, Readers},
-        shared::Shared,
+        reads::RangeRead,
         wait::LONGEST,
         wanted::Wanted,
     },
     read_write::names::Names,
     retry::{Repeat, late},
     rules::{Refusal, Verdict, judge},
-    session::{time::Instant, timers::timeout_at},
+    session::{queue::Limits, time::Instant, timers::timeout_at},
     store::{
         Database,
         admin::{KeyRange, Listed},
@@ -126,10 +126,20 @@ impl<'a, DB: Database> Call<'a, DB> {
         ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, wanted, until, &self.pending[1])
     }
 
-    /// Reads rows as they are at some moment after the call.
+    /// Reads rows as they are at some moment after the call. Transient failures are retried up to
+    /// the limit.
     pub async fn read_rows(&self, keys: &KeyRange) -> Result<Vec<Listed>, Error> {
-        let Shared { reads, time_limit, .. } = &*self.lock.shared;
-        reads.read(keys, &self.lock.key_terms, self.limit(), *time_limit).await
+        let LeaseLock { shared, key_terms, .. } = self.lock;
+        let limits = Limits::both(self.limit());
+        let mut repeat = Repeat::until(limits.caller);
+        loop {
+            let read = RangeRead { keys: keys.clone(), key_terms: key_terms.clone() };
+            if let Some(rows) = repeat.final_or_pause(shared.reads.send(read, limits).await).await {
+                let (subject, unchanged) = (keys.first.quoted(), Certainty::NothingChanged);
+                return rows
+                    .map_err(|failure| failure.into_error(Action::Inspect, subject, shared.time_limit, unchanged));
+            }
+        }
     }
 
     /// Judges a row as a new holder finds it.

@@ -61,10 +61,16 @@ pub(crate) struct Answer<T> {
     pub reply: T,
 }
 
-/// Returns after how long a request without a reply is sent on another session as well, if its
-/// limit is this far off.
-pub(crate) fn silence<DB: Database>(sessions: &Sessions<DB>, limit: Duration) -> Duration {
-    (limit / 10).max(4 * sessions.usual_reply())
+/// Sends the request as [`exchange`] does, on `session` first. Its silence depends on how long
+/// replies usually take.
+pub(crate) async fn exchange_on<DB: Database, R: Request<DB>>(
+    session: Loan<DB>,
+    sessions: &Sessions<DB>,
+    limit: Instant,
+    request: &R,
+) -> Exchange<Answer<R::Reply>> {
+    let silence = ((limit - Instant::now()) / 10).max(4 * sessions.usual_reply());
+    exchange(Some(session), sessions, silence, limit, request).await
 }
 
 /// Sends the request, on `session` if there is one. If it has no reply after `silence`, it is sent
@@ -128,11 +134,32 @@ async fn send_once<DB: Database, R: Request<DB>>(
         Some(session) => session,
         None => sessions.take(limit).await?,
     };
+    let line = conn.line();
     loop {
-        let sent = Instant::now();
-        let (loan, reply, late) = send_on(conn, silence, limit, request, is_sent).await?;
+        let (sent, not_after) = (Instant::now(), conn.not_after(limit));
+        if sent >= limit {
+            // A statement that is sent and given up at once might still be carried out. Other
+            // transactions had the row locked until the limit.
+            conn.give_back();
+            return Err(Failure::Undone);
+        }
+        is_sent.store(true, Ordering::Relaxed);
+        let reply = {
+            let mut reply = pin!(request.send(conn.get(), not_after));
+            match timeout_at(limit.min(sent + silence), &mut reply).await {
+                Err(_) if Instant::now() < limit => {
+                    line.iter().for_each(|line| line.suspect(sent));
+                    timeout_at(limit, reply).await
+                }
+                reply => reply,
+            }
+        };
+        if let (Ok(_), Some(line)) = (&reply, &line) {
+            line.replied(sent.elapsed());
+        }
+        let (loan, reply) = conn.proceed(reply)?;
         conn = loan;
-        match late {
+        match request.too_late(&reply, not_after) {
             // The server's clock was stepped forward.
             Some(TooLate { now }) if Instant::now() < limit => conn.set_clock(now),
             _ => {
@@ -141,42 +168,6 @@ async fn send_once<DB: Database, R: Request<DB>>(
             }
         }
     }
-}
-
-/// Sends the request on this session.
-async fn send_on<DB: Database, R: Request<DB>>(
-    mut conn: Loan<DB>,
-    silence: Duration,
-    limit: Instant,
-    request: &R,
-    is_sent: &AtomicBool,
-) -> Result<(Loan<DB>, R::Reply, Option<TooLate>), Failure> {
-    let not_after = conn.not_after(limit);
-    let sent = Instant::now();
-    if sent >= limit {
-        // A statement that is sent and given up at once might still be carried out. Other
-        // transactions had the row locked until the limit.
-        conn.give_back();
-        return Err(Failure::Undone);
-    }
-    is_sent.store(true, Ordering::Relaxed);
-    let line = conn.line();
-    let reply = {
-        let mut reply = pin!(request.send(conn.get(), not_after));
-        match timeout_at(limit.min(sent + silence), &mut reply).await {
-            Err(_) if Instant::now() < limit => {
-                line.iter().for_each(|line| line.suspect(sent));
-                timeout_at(limit, reply).await
-            }
-            reply => reply,
-        }
-    };
-    if let (Ok(_), Some(line)) = (&reply, &line) {
-        line.replied(sent.elapsed());
-    }
-    let (conn, reply) = conn.proceed(reply)?;
-    let late = request.too_late(&reply, not_after);
-    Ok((conn, reply, late))
 }
 
 /// Returns whether it is unknown what was done.

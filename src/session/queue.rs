@@ -93,6 +93,12 @@ pub(crate) struct Limits {
     pub statement: Instant,
 }
 
+impl Limits {
+    pub fn both(limit: Instant) -> Self {
+        Self { caller: limit, statement: limit }
+    }
+}
+
 struct Waiting<DB: Database, Op: BatchOp<DB>> {
     request: Op::Request,
     reply: oneshot::Sender<Result<Op::Output, Failure>>,
