@@ -30,7 +30,7 @@ use crate::{
     store::{ClaimReply, ClaimRequest, Database, failure::Failure, fault::Fault},
 };
 
-/// How long a busy row is retried within one attempt.
+/// How long a busy row is retried within one attempt, unless the request will soon be made again.
 const BUSY_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How long a waiter's request may have no reply before an earlier refusal is out of date.
@@ -58,8 +58,6 @@ pub(crate) struct ClaimAttempt<'a, DB: Database> {
     caller_deadline: Instant,
     /// When a statement is given up, even if its caller still waits.
     statement_deadline: Instant,
-    /// How long the attempt retries while another transaction has a row locked.
-    busy_timeout: Duration,
     /// A claim request was sent whose outcome is unknown.
     unanswered: bool,
     /// When the last request was sent, or a little before.
@@ -95,7 +93,6 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             is_first_in_queue: !key_terms.fair,
             caller_deadline: until.unwrap_or(statement_deadline),
             statement_deadline,
-            busy_timeout: BUSY_TIMEOUT,
             unanswered: false,
             sent: Instant::now(),
             pending: pending.clone(),
@@ -127,7 +124,6 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     pub fn after_waiting(mut self, is_first: bool) -> Self {
         self.waited = true;
         self.is_first_in_queue |= is_first;
-        self.busy_timeout = Duration::ZERO;
         self
     }
 
@@ -142,7 +138,6 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         let attempt = self.attempt().await?;
         match &attempt {
             Attempt::Acquired(granted) => {
-                self.settle(granted.keys());
                 let taken_over = granted.priors.iter().any(Option::is_some);
                 metrics::acquired(granted.held.claims[0].key.as_str(), taken_over);
                 for (Claim { key, token, .. }, prior) in granted.held.claims.iter().zip(&granted.priors) {
@@ -150,7 +145,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
                 }
             }
             Attempt::Refused(refusal) => {
-                self.settle(self.asked_keys());
+                self.settle();
                 metrics::refused(refusal.key.as_str(), refusal.reason);
                 tracing::debug!(key = %refusal.key, reason = %refusal.reason, %refusal, "refused");
             }
@@ -178,10 +173,6 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         keys.iter().map(|key| ClaimRequest { key: key.clone(), holder, waited }).collect()
     }
 
-    fn asked_keys(&self) -> impl Iterator<Item = Key> + use<DB> {
-        self.asked().into_iter().map(|asked| asked.key)
-    }
-
     fn mark_unanswered(&mut self) {
         if self.is_for_any() {
             return; // only read
@@ -194,10 +185,11 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         }
     }
 
-    /// A reply has told whether the earlier requests for these keys were granted.
-    fn settle(&mut self, keys: impl Iterator<Item = Key>) {
+    /// A reply has told whether the earlier requests for the keys that are asked for were granted.
+    fn settle(&mut self) {
         if std::mem::take(&mut self.unanswered) {
-            keys.for_each(|key| self.shared.ledger.remove(&(key, self.holder), self.sent));
+            let asked = self.asked().into_iter();
+            asked.for_each(|asked| self.shared.ledger.remove(&(asked.key, self.holder), self.sent));
             self.pending.set_unanswered(false);
         }
     }
@@ -213,13 +205,13 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         let mut pauses = Backoff::up_to(MAX_CREATE_PAUSE);
         loop {
             let next = match self.claim().await {
-                // Dropping the handle puts the claim back. The next request is made by another
-                // holder.
-                Ok(Claimed::Granted(granted)) if !granted.held.stands() => {
-                    self.settle(granted.keys());
-                    return Err(self.timed_out());
-                }
                 Ok(Claimed::Granted(granted)) => {
+                    self.settle();
+                    // Dropping the handle puts the claim back. The next request is made by another
+                    // holder.
+                    if !granted.held.stands() {
+                        return Err(self.timed_out());
+                    }
                     if let Some(place) = self.chosen.take() {
                         granted.held.keep(place);
                     }
@@ -300,7 +292,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         match next_of_all(&self.asked(), replies, terms) {
             // Another holder has it, and another key may be free.
             Next::Refuse(refusal) if self.chosen.is_some() => {
-                self.settle(self.asked_keys());
+                self.settle();
                 self.chosen.take().into_iter().for_each(Place::refused);
                 if Instant::now() < self.limit() { Next::Retry } else { Next::Refuse(refusal) }
             }
@@ -373,7 +365,8 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     ) -> Result<Option<Refusal>, Error> {
         let now = Instant::now();
         let since = *since.get_or_insert(now);
-        if now < self.limit() && (self.unanswered || now < since + self.busy_timeout) {
+        let goes_on = self.unanswered || (!self.waited && now < since + BUSY_TIMEOUT);
+        if now < self.limit() && goes_on {
             pause(2..10).await;
             return Ok(None);
         }

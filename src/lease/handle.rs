@@ -302,10 +302,6 @@ impl<DB: Database> LeaseHandle<DB> {
         })
     }
 
-    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
-        self.held.claims.iter().map(|claim| claim.key.clone())
-    }
-
     /// What the first claim took over.
     pub fn prior(&self) -> Option<&PreviousClaim> {
         self.priors.first()?.as_ref()
