@@ -27,12 +27,16 @@ pub(crate) enum Drained {
 
 /// The claim of a reader that a writer waits for.
 struct Reader {
-    key: Key,
     token: Token,
-    /// The refusal of the writer while the claim stands.
+    /// The refusal of the writer while the claim stands. It names the reader's key.
     refusal: Refusal,
     expired: bool,
-    awaited: bool,
+}
+
+impl Reader {
+    fn claim(&self) -> (Key, Token) {
+        (self.refusal.key.clone(), self.token)
+    }
 }
 
 impl<DB: Database> Call<'_, DB> {
@@ -69,16 +73,16 @@ impl<DB: Database> Call<'_, DB> {
         let (mut retry, mut pauses, mut releases) = (self.retry(), poll_backoff(DB::NOTIFIES), None);
         loop {
             let Some(rows) = retry.final_or_pause(self.read_rows(&self.names.readers).await).await else { continue };
-            let mut readers = self.readers_in(&rows?, own);
+            let mut readers: Vec<Reader> = rows?.iter().filter_map(|listed| self.reader_in(listed, own)).collect();
             if let Some(before) = &before {
-                readers.retain(|reader| before.iter().any(|(key, token)| *key == reader.key && *token == reader.token));
+                readers.retain(|reader| before.contains(&reader.claim()));
             }
-            before = Some(readers.iter().map(|reader| (reader.key.clone(), reader.token)).collect());
+            before = Some(readers.iter().map(Reader::claim).collect());
             let mut left = Vec::new();
             for mut reader in readers {
                 if reader.expired {
-                    let Some(refusal) = self.end_expired(&reader).await? else { continue };
-                    reader.refusal = refusal;
+                    let Some(refusal) = self.end_expired(&reader.refusal).await? else { continue };
+                    reader.refusal = Refusal { awaited: reader.refusal.awaited, ..refusal };
                 }
                 left.push(reader);
             }
@@ -106,32 +110,27 @@ impl<DB: Database> Call<'_, DB> {
         }
     }
 
-    /// Returns the readers whose claims stand.
-    fn readers_in(&self, rows: &[Listed], own: Option<&Claim>) -> Vec<Reader> {
-        let mut readers = Vec::new();
-        for listed in rows {
-            let Listed { key, row, now, .. } = listed;
-            let token = Token::new(row.token);
-            let is_own = own.is_some_and(|own| own.key.as_str() == key && own.token == token);
-            if !row.locked || is_own {
-                continue;
-            }
-            let Some(key) = self.names.number(key).and_then(|number| self.names.reader(number).ok()) else { continue };
-            let (expired, reason, until) = match self.judge(listed) {
-                Verdict::TakeOver => (true, Reason::Busy, None),
-                Verdict::Refuse(reason, until) => (false, reason, until),
-                Verdict::Acquire | Verdict::Create | Verdict::Same => continue,
-            };
-            let refusal = Refusal::new(key.clone(), reason, until, row, *now);
-            readers.push(Reader { key, token, refusal, expired, awaited: row.awaited });
+    /// Returns the reader whose claim the row has, apart from `own`.
+    fn reader_in(&self, listed: &Listed, own: Option<&Claim>) -> Option<Reader> {
+        let Listed { key, row, now, .. } = listed;
+        let token = Token::new(row.token);
+        let is_own = own.is_some_and(|own| own.key.as_str() == key && own.token == token);
+        if !row.locked || is_own {
+            return None;
         }
-        readers
+        let key = self.names.reader(self.names.number(key)?).ok()?;
+        let (expired, reason, until) = match self.judge(listed) {
+            Verdict::TakeOver => (true, Reason::Busy, None),
+            Verdict::Refuse(reason, until) => (false, reason, until),
+            Verdict::Acquire | Verdict::Create | Verdict::Same => return None,
+        };
+        Some(Reader { token, refusal: Refusal::new(key, reason, until, row, *now), expired })
     }
 
     /// Takes over the claim of a reader whose lease is over, so that the reader can neither renew
     /// it nor confirm it, and frees the key. Returns the refusal if its row is locked: a
     /// transaction of the reader may be about to commit.
-    async fn end_expired(&self, reader: &Reader) -> Result<Option<Refusal>, Error> {
+    async fn end_expired(&self, reader: &Refusal) -> Result<Option<Refusal>, Error> {
         let wanted = Wanted::all([reader.key.clone()].into());
         let (until, pending) = (Some(self.limit()), Pending::default());
         let attempt = ClaimAttempt::new(&self.lock.shared, &self.lock.key_terms, &wanted, until, &pending);
@@ -141,7 +140,7 @@ impl<DB: Database> Call<'_, DB> {
                 Ok(None)
             }
             Ok(Attempt::Refused(refusal)) => Ok(Some(refusal)),
-            Err(error) if error.is_retryable() && !self.is_one_attempt() => Ok(Some(reader.refusal.clone())),
+            Err(error) if error.is_retryable() && !self.is_one_attempt() => Ok(Some(reader.clone())),
             Err(error) => Err(error),
         }
     }
@@ -155,7 +154,7 @@ struct Notifications<DB: Database> {
 
 impl<DB: Database> Notifications<DB> {
     fn of(call: &Call<'_, DB>, readers: &[Reader]) -> Self {
-        let keys: Arc<[Key]> = readers.iter().map(|reader| reader.key.clone()).collect();
+        let keys: Arc<[Key]> = readers.iter().map(|reader| reader.refusal.key.clone()).collect();
         let listener = &call.lock.shared.waiting.listener;
         Self { subscription: listener.wakeups.subscribe(&keys), listening: listener.register_waiter() }
     }
@@ -163,7 +162,8 @@ impl<DB: Database> Notifications<DB> {
     /// Asks for a notification of each release, where there are any. Returns whether a reader has
     /// gone by then.
     async fn request_wakeup(&self, call: &Call<'_, DB>, readers: &[Reader]) -> bool {
-        let keys: Vec<Key> = readers.iter().filter(|reader| !reader.awaited).map(|reader| reader.key.clone()).collect();
+        let refusals = readers.iter().map(|reader| &reader.refusal).filter(|refusal| !refusal.awaited);
+        let keys: Vec<Key> = refusals.map(|refusal| refusal.key.clone()).collect();
         if keys.is_empty() || !self.listening.needs_marks() {
             return false;
         }

@@ -75,13 +75,9 @@ impl<'a, DB: Database> Call<'a, DB> {
     async fn enter(&self) -> Result<Entry<DB>, Error> {
         let since = Instant::now();
         match self.enter_if_open().await? {
+            Entry::Closed(Some(refusal)) if self.is_one_attempt() => Ok(Entry::Closed(Some(refusal))),
             Entry::Closed(refusal) => {
-                if let Some(refusal) = refusal {
-                    self.record(&refusal);
-                    if self.is_one_attempt() {
-                        return Ok(Entry::Closed(Some(refusal)));
-                    }
-                }
+                refusal.iter().for_each(|refusal| self.record(refusal));
                 self.enter_in_turn(since).await
             }
             entry => Ok(entry),
