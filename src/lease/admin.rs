@@ -353,9 +353,8 @@ impl<DB: Database> LeaseLock<DB> {
         Ok(Forgetting { lock: self, older_than, terms, after: Some(String::new()), deleted: false })
     }
 
-    /// Checks the handle, and for a usable table, and returns the deadline of the operation.
+    /// Checks for a usable table, and returns the deadline of the operation.
     async fn checked_deadline(&self) -> Result<Instant, Error> {
-        self.check()?;
         let limit = Instant::now() + self.shared.time_limit;
         self.shared.known_table(limit).await?;
         Ok(limit)
