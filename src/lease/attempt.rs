@@ -189,7 +189,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     fn settle(&mut self) {
         if std::mem::take(&mut self.unanswered) {
             let asked = self.asked().into_iter();
-            asked.for_each(|asked| self.shared.ledger.remove(&(asked.key, self.holder), self.sent));
+            asked.for_each(|asked| self.key_terms.renewer.ledger.remove(&(asked.key, self.holder), self.sent));
             self.pending.set_unanswered(false);
         }
     }

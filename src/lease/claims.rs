@@ -3,20 +3,15 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use tokio::sync::OnceCell;
 
 use crate::{
     key::{Claim, Key},
-    lease::{
-        handle::LeaseHandle,
-        ledger::{Ledger, Pending},
-        terms::KeyTerms,
-    },
+    lease::{handle::LeaseHandle, ledger::Pending, terms::KeyTerms},
     rules::{Row, Verdict, judge},
     session::{
         exchange::{Answer, Exchange, Request, exchange_on},
         loan::Loan,
-        queue::BatchOp,
+        queue::Batched,
         sessions::Sessions,
         time::Instant,
     },
@@ -38,14 +33,8 @@ pub(crate) enum Claimed<DB: Database> {
     },
 }
 
-/// The batch operation that sends claims. A granted claim is held from here on, and ended if its
+/// The claim request of one holder. A granted claim is held from its reply on, and ended if its
 /// caller no longer waits for it.
-pub(crate) struct Claims {
-    pub table: Arc<OnceCell<Schema>>,
-    pub ledger: Arc<Ledger>,
-}
-
-/// The claim request of one holder.
 pub(crate) struct ClaimSet<DB: Database> {
     pub requests: Vec<ClaimRequest>,
     pub key_terms: Arc<KeyTerms<DB>>,
@@ -56,17 +45,16 @@ pub(crate) struct ClaimSet<DB: Database> {
     pub pending: Pending,
 }
 
-impl<DB: Database> BatchOp<DB> for Claims {
-    type Request = ClaimSet<DB>;
+impl<DB: Database> Batched<DB> for ClaimSet<DB> {
     type Output = Claimed<DB>;
 
-    fn key(set: &ClaimSet<DB>) -> Option<&Key> {
-        if let ([request], false) = (&set.requests[..], set.alone) { Some(&request.key) } else { None }
+    fn key(&self) -> Option<&Key> {
+        if let ([request], false) = (&self.requests[..], self.alone) { Some(&request.key) } else { None }
     }
 
     /// A claim statement applies one set of terms. Handles on equal terms share them.
-    fn can_share_statement(set: &ClaimSet<DB>, other: &ClaimSet<DB>) -> bool {
-        Arc::ptr_eq(&set.key_terms, &other.key_terms)
+    fn can_share_statement(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.key_terms, &other.key_terms)
     }
 
     /// A refusal applies to all requests that arrived before it was sent.
@@ -81,19 +69,20 @@ impl<DB: Database> BatchOp<DB> for Claims {
 
     async fn run(
         &self,
+        sets: &[Self],
         session: Loan<DB>,
         sessions: &Sessions<DB>,
-        sets: &[ClaimSet<DB>],
+        table: Option<&Schema>,
         limit: Instant,
     ) -> Result<Vec<Claimed<DB>>, Failure> {
-        let Some(ClaimSet { key_terms, look, .. }) = sets.first() else { return Ok(Vec::new()) };
+        let Self { key_terms, look, .. } = self;
         sets.iter().for_each(|set| set.pending.set_in_flight(!look));
         let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
-        let form = self.table.get().map(|table| table.form).unwrap_or_default();
+        let form = table.map(|table| table.form).unwrap_or_default();
         let lease = key_terms.terms.lease.to_std().unwrap_or_default();
         let statement = Claiming { requests: &requests, key_terms, form, look: *look };
         let asked = requests.iter().filter(|_| !look).map(|request| (request.key.clone(), request.holder));
-        let in_flight = self.ledger.sending(asked.collect(), limit, lease);
+        let in_flight = key_terms.renewer.ledger.sending(asked.collect(), limit, lease);
         let Exchange { reply, unanswered } = exchange_on(session, sessions, limit, &statement).await;
         if !unanswered {
             in_flight.settled();
@@ -102,7 +91,7 @@ impl<DB: Database> BatchOp<DB> for Claims {
         let mut replies = replies.into_iter();
         let claimed = |set: &ClaimSet<DB>| {
             let replies = replies.by_ref().take(set.requests.len()).collect();
-            set.claimed(replies, sent, unanswered, &self.ledger)
+            set.claimed(replies, sent, unanswered)
         };
         Ok(sets.iter().map(claimed).collect())
     }
@@ -161,7 +150,7 @@ impl<DB: Database> Request<DB> for Claiming<'_, DB> {
 }
 
 impl<DB: Database> ClaimSet<DB> {
-    fn claimed(&self, replies: Vec<ClaimReply>, sent: Instant, unanswered: bool, ledger: &Ledger) -> Claimed<DB> {
+    fn claimed(&self, replies: Vec<ClaimReply>, sent: Instant, unanswered: bool) -> Claimed<DB> {
         let Self { requests, key_terms, .. } = self;
         let (mut claims, mut priors) = (Vec::with_capacity(requests.len()), Vec::with_capacity(requests.len()));
         for (request, reply) in requests.iter().zip(&replies) {
@@ -181,7 +170,7 @@ impl<DB: Database> ClaimSet<DB> {
         if sent.elapsed() >= key_terms.span().local() {
             let now = Instant::now();
             for Claim { key, holder, .. } in claims {
-                ledger.add((key, holder), now, now + key_terms.span().of_row());
+                key_terms.renewer.ledger.add((key, holder), now, now + key_terms.span().of_row());
             }
             return Claimed::Not { replies: Vec::new(), for_all: false, unanswered: true };
         }

@@ -1,12 +1,10 @@
 //! Batched creations of the rows of keys that come for the first time.
 
-use std::{sync::Arc, time::Duration};
-
-use tokio::sync::OnceCell;
+use std::time::Duration;
 
 use crate::{
     key::Key,
-    session::{loan::Loan, queue::BatchOp, sessions::Sessions, time::Instant, timers::timeout_at},
+    session::{loan::Loan, queue::Batched, sessions::Sessions, time::Instant, timers::timeout_at},
     store::{Database, failure::Failure, schema::Schema},
 };
 
@@ -17,12 +15,8 @@ const SHARED_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
 /// second.
 const SHARED_WITH: Duration = Duration::from_secs(2);
 
-/// The batch operation that creates rows. Its statement is sent without a wait for the disk where
-/// that is possible: a row that is lost is created again, and the claim that follows waits.
-pub(crate) struct Creates {
-    pub table: Arc<OnceCell<Schema>>,
-}
-
+/// The creation of rows. Its statement is sent without a wait for the disk where that is possible:
+/// a row that is lost is created again, and the claim that follows waits.
 pub(crate) struct Creation {
     /// Several keys of one holder are created together.
     keys: Vec<Key>,
@@ -40,19 +34,18 @@ impl Creation {
     }
 }
 
-impl<DB: Database> BatchOp<DB> for Creates {
-    type Request = Creation;
+impl<DB: Database> Batched<DB> for Creation {
     type Output = ();
 
     /// One of them may wait for a row.
     const APART_BY_CALLER: bool = true;
 
-    fn key(creation: &Creation) -> Option<&Key> {
-        if let ([key], false) = (&creation.keys[..], creation.alone) { Some(key) } else { None }
+    fn key(&self) -> Option<&Key> {
+        if let ([key], false) = (&self.keys[..], self.alone) { Some(key) } else { None }
     }
 
-    fn can_share_statement(creation: &Creation, other: &Creation) -> bool {
-        creation.minutes == other.minutes
+    fn can_share_statement(&self, other: &Self) -> bool {
+        self.minutes == other.minutes
     }
 
     /// The row exists for all.
@@ -62,20 +55,20 @@ impl<DB: Database> BatchOp<DB> for Creates {
 
     async fn run(
         &self,
+        creations: &[Self],
         mut session: Loan<DB>,
         _: &Sessions<DB>,
-        creations: &[Creation],
+        table: Option<&Schema>,
         limit: Instant,
     ) -> Result<Vec<()>, Failure> {
-        let Some(first) = creations.first() else { return Ok(Vec::new()) };
         // The server gives up slightly earlier than the client, so that no backend continues to
         // wait there.
         let left = (limit - Instant::now()).mul_f64(0.9);
         let lock_timeout = if creations.len() == 1 { left } else { SHARED_LOCK_TIMEOUT };
         let mut keys: Vec<Key> = creations.iter().flat_map(|creation| creation.keys.clone()).collect();
         keys.sort(); // instances that insert the same keys do not deadlock
-        let form = self.table.get().map(|table| table.form).unwrap_or_default();
-        let creating = DB::create(session.get(), &keys, first.minutes, lock_timeout, form);
+        let form = table.map(|table| table.form).unwrap_or_default();
+        let creating = DB::create(session.get(), &keys, self.minutes, lock_timeout, form);
         let reply = timeout_at(limit, creating).await;
         session.settle(reply)?;
         Ok(vec![(); creations.len()])

@@ -419,7 +419,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn shutdown(&self, limit: Duration) -> bool {
-        let settled = timeout(limit, self.shared.tracker.wait()).await.is_ok() && !self.shared.ledger.any();
+        let settled = timeout(limit, self.shared.tracker.wait()).await.is_ok() && !self.key_terms.renewer.ledger.any();
         self.shared.sessions.close_idle();
         self.shared.renewals.close_idle();
         settled

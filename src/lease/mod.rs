@@ -2,8 +2,8 @@
 //!
 //! - A call: `lock.rs` is the handle, `attempt.rs` one attempt, and `wait.rs` the attempts up to a
 //!   deadline. `replies.rs` and `wanted.rs` decide what follows from a reply: pure.
-//! - Batch operations, each of which is sent by a queue of `session/queue.rs`: `claims.rs`,
-//!   `creates.rs`, `releases.rs`, `reads.rs`.
+//! - Requests that a queue of `session/queue.rs` sends in batches: `claims.rs`, `creates.rs`,
+//!   `releases.rs`, `reads.rs`.
 //! - A lease: `guard.rs` is what the caller holds, `handle.rs` ends its claims once, `state.rs` has
 //!   its deadline and its loss, and `span.rs` how long it lasts.
 //! - The background: `renewer.rs` renews and ends, `agenda.rs` says what is due, `changes.rs` sends

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
-use tokio::sync::OnceCell;
 
 use crate::{
     key::Key,
@@ -12,7 +11,7 @@ use crate::{
     session::{
         exchange::{Request, exchange_on},
         loan::Loan,
-        queue::BatchOp,
+        queue::Batched,
         sessions::Sessions,
         time::Instant,
     },
@@ -24,29 +23,23 @@ use crate::{
     },
 };
 
-/// The batch operation that reads.
-pub(crate) struct Reads {
-    pub table: Arc<OnceCell<Schema>>,
-}
-
 /// One read of a range of keys.
 pub(crate) struct RangeRead<DB: Database> {
     pub keys: KeyRange,
     pub key_terms: Arc<KeyTerms<DB>>,
 }
 
-impl<DB: Database> BatchOp<DB> for Reads {
-    type Request = RangeRead<DB>;
+impl<DB: Database> Batched<DB> for RangeRead<DB> {
     type Output = Vec<Listed>;
 
     /// A read of several keys is sent by itself.
-    fn key(read: &RangeRead<DB>) -> Option<&Key> {
-        read.keys.is_one().then_some(&read.keys.first)
+    fn key(&self) -> Option<&Key> {
+        self.keys.is_one().then_some(&self.keys.first)
     }
 
     /// One statement serves the requests for one key.
-    fn can_share_statement(read: &RangeRead<DB>, other: &RangeRead<DB>) -> bool {
-        read.keys.first == other.keys.first && Arc::ptr_eq(&read.key_terms, &other.key_terms)
+    fn can_share_statement(&self, other: &Self) -> bool {
+        self.keys.first == other.keys.first && Arc::ptr_eq(&self.key_terms, &other.key_terms)
     }
 
     /// The rows are as they were after each of these requests was made.
@@ -56,15 +49,15 @@ impl<DB: Database> BatchOp<DB> for Reads {
 
     async fn run(
         &self,
+        _one: &[Self],
         session: Loan<DB>,
         sessions: &Sessions<DB>,
-        reads: &[RangeRead<DB>],
+        table: Option<&Schema>,
         limit: Instant,
     ) -> Result<Vec<Vec<Listed>>, Failure> {
-        let freshness = self.table.get().map_or(Freshness::Plain, |table| table.freshness);
+        let freshness = table.map_or(Freshness::Plain, |table| table.freshness);
         // A statement has one read: no two keys share one.
-        let Some(read) = reads.first() else { return Ok(Vec::new()) };
-        let answer = exchange_on(session, sessions, limit, &Fresh { read, freshness }).await;
+        let answer = exchange_on(session, sessions, limit, &Fresh { read: self, freshness }).await;
         Ok(vec![answer.reply?.reply])
     }
 }

@@ -1,25 +1,17 @@
 //! Batched releases, each of one lease or of a set.
 
-use std::sync::Arc;
-
-use tokio::sync::OnceCell;
-
 use crate::{
     key::{Claim, Key},
     lease::changes::ChangeRequest,
     session::{
         exchange::{Exchange, exchange_on},
         loan::Loan,
-        queue::BatchOp,
+        queue::Batched,
         sessions::Sessions,
         time::Instant,
     },
     store::{Change, Database, Outcome, failure::Failure, schema::Schema},
 };
-
-pub(crate) struct Releases {
-    pub table: Arc<OnceCell<Schema>>,
-}
 
 pub(crate) struct Release {
     pub claims: Vec<Claim>,
@@ -36,29 +28,28 @@ pub(crate) struct Released {
     pub unanswered: bool,
 }
 
-impl<DB: Database> BatchOp<DB> for Releases {
-    type Request = Release;
+impl<DB: Database> Batched<DB> for Release {
     type Output = Released;
 
-    fn key(release: &Release) -> Option<&Key> {
-        if let ([claim], false) = (&release.claims[..], release.alone) { Some(&claim.key) } else { None }
+    fn key(&self) -> Option<&Key> {
+        if let ([claim], false) = (&self.claims[..], self.alone) { Some(&claim.key) } else { None }
     }
 
-    fn can_share_statement(release: &Release, other: &Release) -> bool {
-        release.change == other.change
+    fn can_share_statement(&self, other: &Self) -> bool {
+        self.change == other.change
     }
 
     async fn run(
         &self,
+        requests: &[Self],
         session: Loan<DB>,
         sessions: &Sessions<DB>,
-        requests: &[Release],
+        table: Option<&Schema>,
         limit: Instant,
     ) -> Result<Vec<Released>, Failure> {
-        let Some(&Release { change, .. }) = requests.first() else { return Ok(Vec::new()) };
         let claims: Vec<Claim> = requests.iter().flat_map(|release| release.claims.clone()).collect();
-        let form = self.table.get().map(|table| table.form).unwrap_or_default();
-        let request = ChangeRequest { claims: &claims, change, form };
+        let form = table.map(|table| table.form).unwrap_or_default();
+        let request = ChangeRequest { claims: &claims, change: self.change, form };
         let Exchange { reply, unanswered } = exchange_on(session, sessions, limit, &request).await;
         let mut outcomes = reply?.reply.into_iter();
         let released = requests.iter().map(|release| {

@@ -54,15 +54,16 @@ pub(crate) struct Renewer<DB: Database> {
     sessions: Sessions<DB>,
     wakeups: Arc<Wakeups>,
     pub tracker: TaskTracker,
-    ledger: Arc<Ledger>,
+    pub ledger: Arc<Ledger>,
     agenda: Mutex<Agenda>,
     /// Wakes the task.
     changed: Notify,
 }
 
 impl<DB: Database> Renewer<DB> {
-    pub fn new(sessions: Sessions<DB>, wakeups: Arc<Wakeups>, tracker: TaskTracker, ledger: Arc<Ledger>) -> Arc<Self> {
-        Arc::new(Self { sessions, wakeups, tracker, ledger, agenda: Mutex::default(), changed: Notify::new() })
+    pub fn new(sessions: Sessions<DB>, wakeups: Arc<Wakeups>, tracker: TaskTracker) -> Arc<Self> {
+        let (ledger, agenda, changed) = (Arc::default(), Mutex::default(), Notify::new());
+        Arc::new(Self { sessions, wakeups, tracker, ledger, agenda, changed })
     }
 
     /// Starts renewing claims that were granted to a request sent at `sent`.

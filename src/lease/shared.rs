@@ -13,7 +13,7 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     lease::{
-        claims::Claims, creates::Creates, ledger::Ledger, readers::AllReaders, reads::Reads, releases::Releases,
+        claims::ClaimSet, creates::Creation, readers::AllReaders, reads::RangeRead, releases::Release,
         renewer::Renewer, span::Bounds, terms::KeyTerms,
     },
     queue::Waiting,
@@ -40,16 +40,15 @@ pub(crate) struct Shared<DB: Database> {
     pub renewals: Sessions<DB>,
     pub time_limit: Duration,
     table: Arc<OnceCell<Schema>>,
-    pub claims: Arc<Queue<DB, Claims>>,
-    pub creates: Arc<Queue<DB, Creates>>,
-    releases: Arc<Queue<DB, Releases>>,
-    pub reads: Arc<Queue<DB, Reads>>,
+    pub claims: Arc<Queue<DB, ClaimSet<DB>>>,
+    pub creates: Arc<Queue<DB, Creation>>,
+    releases: Arc<Queue<DB, Release>>,
+    pub reads: Arc<Queue<DB, RangeRead<DB>>>,
     pub readers: AllReaders<DB>,
     pub waiting: Waiting<DB>,
     renewer: Arc<Renewer<DB>>,
     /// Tracks what runs without its caller. Shutdown waits for it.
     pub tracker: TaskTracker,
-    pub ledger: Arc<Ledger>,
     longest_interval: Arc<Mutex<TimeDelta>>,
     /// The terms of the handles that exist.
     terms: Mutex<Vec<Weak<KeyTerms<DB>>>>,
@@ -61,27 +60,21 @@ impl<DB: Database> Shared<DB> {
         // From the start, so that `wait` returns whenever nothing is left.
         tracker.close();
         let waiting = Waiting::new(&sessions, &renewals, tracker.clone());
-        let (table, ledger) = (Arc::<OnceCell<Schema>>::default(), Arc::<Ledger>::default());
-        let claims = Claims { table: table.clone(), ledger: ledger.clone() };
-        let claims = Queue::new(claims, sessions.clone(), tracker.clone(), batching);
-        let creates = Queue::new(Creates { table: table.clone() }, sessions.clone(), tracker.clone(), batching);
-        let releases = Queue::new(Releases { table: table.clone() }, sessions.clone(), tracker.clone(), batching);
-        let reads = Queue::new(Reads { table: table.clone() }, sessions.clone(), tracker.clone(), batching);
-        let renewer = Renewer::new(renewals.clone(), waiting.listener.wakeups.clone(), tracker.clone(), ledger.clone());
+        let table = Arc::<OnceCell<Schema>>::default();
+        let renewer = Renewer::new(renewals.clone(), waiting.listener.wakeups.clone(), tracker.clone());
         Arc::new(Self {
+            claims: Queue::new(&sessions, &tracker, &table, batching),
+            creates: Queue::new(&sessions, &tracker, &table, batching),
+            releases: Queue::new(&sessions, &tracker, &table, batching),
+            reads: Queue::new(&sessions, &tracker, &table, batching),
             sessions,
             renewals,
             time_limit,
             table,
-            claims,
-            creates,
-            releases,
-            reads,
             readers: AllReaders::default(),
             waiting,
             renewer,
             tracker,
-            ledger,
             longest_interval: Arc::default(),
             terms: Mutex::default(),
         })

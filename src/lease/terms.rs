@@ -9,7 +9,7 @@ use chrono::TimeDelta;
 
 use crate::{
     lease::{
-        releases::Releases,
+        releases::Release,
         renewer::Renewer,
         span::{Bounds, Span},
     },
@@ -34,7 +34,7 @@ pub(crate) struct KeyTerms<DB: Database> {
     /// The longest minimum interval of any handle of the lock, so far.
     pub longest_interval: Arc<Mutex<TimeDelta>>,
     pub renewer: Arc<Renewer<DB>>,
-    pub releases: Arc<Queue<DB, Releases>>,
+    pub releases: Arc<Queue<DB, Release>>,
 }
 
 impl<DB: Database> KeyTerms<DB> {

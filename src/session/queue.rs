@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::oneshot;
+use tokio::sync::{OnceCell, oneshot};
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -39,6 +39,7 @@ use crate::{
         Database,
         failure::{Failure, Remedy, remedy},
         fault::Fault,
+        schema::Schema,
     },
     sync::lock,
 };
@@ -51,9 +52,8 @@ const SLOW: Duration = Duration::from_millis(20);
 /// needed for other requests.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// A kind of request.
-pub(crate) trait BatchOp<DB: Database>: Send + Sync + 'static {
-    type Request: Send + Sync + 'static;
+/// A request that one statement may carry together with others of its kind.
+pub(crate) trait Batched<DB: Database>: Sized + Send + Sync + 'static {
     type Output: Send + 'static;
 
     /// Whether the requests of a statement that the server refused are sent again by their callers,
@@ -63,10 +63,10 @@ pub(crate) trait BatchOp<DB: Database>: Send + Sync + 'static {
 
     /// Returns the key of the request. One statement never carries two requests for the same key. A
     /// request without a key is sent by itself.
-    fn key(request: &Self::Request) -> Option<&Key>;
+    fn key(&self) -> Option<&Key>;
 
     /// Returns whether one statement can carry both requests.
-    fn can_share_statement(request: &Self::Request, other: &Self::Request) -> bool;
+    fn can_share_statement(&self, other: &Self) -> bool;
 
     /// Returns a copy of the output, if it is valid for every request for the same key that was
     /// queued before the statement was sent.
@@ -74,12 +74,14 @@ pub(crate) trait BatchOp<DB: Database>: Send + Sync + 'static {
         None
     }
 
-    /// Sends all requests, up to the limit. Returns one output per request, in order.
+    /// Sends all requests, of which this is the first, up to the limit. Returns one output per
+    /// request, in order.
     fn run(
         &self,
+        all: &[Self],
         session: Loan<DB>,
         sessions: &Sessions<DB>,
-        requests: &[Self::Request],
+        table: Option<&Schema>,
         limit: Instant,
     ) -> impl Future<Output = Result<Vec<Self::Output>, Failure>> + Send;
 }
@@ -99,45 +101,46 @@ impl Limits {
     }
 }
 
-struct Waiting<DB: Database, Op: BatchOp<DB>> {
-    request: Op::Request,
-    reply: oneshot::Sender<Result<Op::Output, Failure>>,
+struct Waiting<DB: Database, R: Batched<DB>> {
+    request: R,
+    reply: oneshot::Sender<Result<R::Output, Failure>>,
     limits: Limits,
     /// Set by the one that is first: the worker that sends it, or the caller that leaves.
     begun: Arc<AtomicBool>,
 }
 
-impl<DB: Database, Op: BatchOp<DB>> Waiting<DB, Op> {
+impl<DB: Database, R: Batched<DB>> Waiting<DB, R> {
     /// Returns whether the request is to be sent: its caller has not left.
     fn begin(&self) -> bool {
         !self.begun.swap(true, Ordering::Relaxed)
     }
 }
 
-type Numbered<DB, Op> = (u64, Waiting<DB, Op>);
+type Numbered<DB, R> = (u64, Waiting<DB, R>);
 
 /// A request to send, and the requests for the same key that may share its output.
-struct Slot<DB: Database, Op: BatchOp<DB>> {
-    first: Waiting<DB, Op>,
-    others: Vec<Numbered<DB, Op>>,
+struct Slot<DB: Database, R: Batched<DB>> {
+    first: Waiting<DB, R>,
+    others: Vec<Numbered<DB, R>>,
 }
 
 /// What to send, and requests whose callers have just left. These are dropped after the lock.
-type Batch<DB, Op> = (Vec<Slot<DB, Op>>, Vec<Waiting<DB, Op>>);
+type Batch<DB, R> = (Vec<Slot<DB, R>>, Vec<Waiting<DB, R>>);
 
 /// The requests of one lock, of one kind.
-pub(crate) struct Queue<DB: Database, Op: BatchOp<DB>> {
-    op: Op,
+pub(crate) struct Queue<DB: Database, R: Batched<DB>> {
     sessions: Sessions<DB>,
     tracker: TaskTracker,
+    /// The shape of the lock's table, once it is known.
+    table: Arc<OnceCell<Schema>>,
     /// Unset: each request is sent by itself.
     batching: bool,
-    state: Mutex<State<DB, Op>>,
+    state: Mutex<State<DB, R>>,
 }
 
-struct State<DB: Database, Op: BatchOp<DB>> {
+struct State<DB: Database, R: Batched<DB>> {
     /// The requests to be sent, in order of arrival.
-    waiting: BTreeMap<u64, Waiting<DB, Op>>,
+    waiting: BTreeMap<u64, Waiting<DB, R>>,
     last_number: u64,
     /// A worker is about to take the waiting requests.
     collecting: bool,
@@ -145,22 +148,22 @@ struct State<DB: Database, Op: BatchOp<DB>> {
     fresh: usize,
 }
 
-impl<DB: Database, Op: BatchOp<DB>> State<DB, Op> {
+impl<DB: Database, R: Batched<DB>> State<DB, R> {
     /// Puts requests back in their original order. A cancelled request is dropped.
-    fn put_back(&mut self, waiting: Vec<Numbered<DB, Op>>) {
+    fn put_back(&mut self, waiting: Vec<Numbered<DB, R>>) {
         let waiting = waiting.into_iter().filter(|(_, waiting)| !waiting.reply.is_closed());
         self.waiting.extend(waiting.inspect(|(_, waiting)| waiting.begun.store(false, Ordering::Relaxed)));
     }
 
     /// Takes the requests that fit in one statement, always including the first.
-    fn take_batch(&mut self) -> Batch<DB, Op> {
-        let (mut slots, mut queued): (Vec<Slot<DB, Op>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
+    fn take_batch(&mut self) -> Batch<DB, R> {
+        let (mut slots, mut queued): (Vec<Slot<DB, R>>, HashMap<Key, usize>) = (Vec::new(), HashMap::new());
         let (mut stay, mut left) = (BTreeMap::new(), Vec::new());
         while slots.len() < MAX_REQUESTS
             && let Some((number, waiting)) = self.waiting.pop_first()
         {
-            let Some(key) = Op::key(&waiting.request).cloned() else { continue };
-            if slots.first().is_some_and(|slot| !Op::can_share_statement(&waiting.request, &slot.first.request)) {
+            let Some(key) = waiting.request.key().cloned() else { continue };
+            if slots.first().is_some_and(|slot| !waiting.request.can_share_statement(&slot.first.request)) {
                 stay.insert(number, waiting);
                 continue;
             }
@@ -187,31 +190,37 @@ impl<DB: Database, Op: BatchOp<DB>> State<DB, Op> {
 }
 
 /// A request that waits for its reply. If it is dropped before it is sent, it is never sent.
-struct Queued<'a, DB: Database, Op: BatchOp<DB>> {
-    queue: &'a Queue<DB, Op>,
+struct Queued<'a, DB: Database, R: Batched<DB>> {
+    queue: &'a Queue<DB, R>,
     number: u64,
 }
 
-impl<DB: Database, Op: BatchOp<DB>> Drop for Queued<'_, DB, Op> {
+impl<DB: Database, R: Batched<DB>> Drop for Queued<'_, DB, R> {
     fn drop(&mut self) {
         let left = lock(&self.queue.state).waiting.remove(&self.number);
         drop(left); // not under the lock, because it may wake a caller
     }
 }
 
-impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
-    pub fn new(op: Op, sessions: Sessions<DB>, tracker: TaskTracker, batching: bool) -> Arc<Self> {
+impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
+    pub fn new(
+        sessions: &Sessions<DB>,
+        tracker: &TaskTracker,
+        table: &Arc<OnceCell<Schema>>,
+        batching: bool,
+    ) -> Arc<Self> {
         let state = State { waiting: BTreeMap::new(), last_number: 0, collecting: false, fresh: 0 };
-        Arc::new(Self { op, sessions, tracker, batching, state: Mutex::new(state) })
+        let (sessions, tracker, table) = (sessions.clone(), tracker.clone(), table.clone());
+        Arc::new(Self { sessions, tracker, table, batching, state: Mutex::new(state) })
     }
 
     /// Sends a request, on the thread `rowlock`. If the future is dropped, an unsent request is not
     /// sent, and the result of a sent one is dropped.
-    pub async fn send(self: &Arc<Self>, request: Op::Request, limits: Limits) -> Result<Op::Output, Failure> {
+    pub async fn send(self: &Arc<Self>, request: R, limits: Limits) -> Result<R::Output, Failure> {
         let (reply, output) = oneshot::channel();
         let begun = Arc::<AtomicBool>::default();
         let waiting = Waiting { request, reply, limits, begun: begun.clone() };
-        let _queued = if self.batching && Op::key(&waiting.request).is_some() {
+        let _queued = if self.batching && waiting.request.key().is_some() {
             Some(Queued { queue: self, number: self.push(waiting) })
         } else {
             let queue = self.clone();
@@ -226,7 +235,7 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
         }
     }
 
-    fn push(self: &Arc<Self>, waiting: Waiting<DB, Op>) -> u64 {
+    fn push(self: &Arc<Self>, waiting: Waiting<DB, R>) -> u64 {
         let mut state = lock(&self.state);
         state.last_number += 1;
         let number = state.last_number;
@@ -236,7 +245,7 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
     }
 
     /// Starts a worker for what waits, unless one is about to take it.
-    fn start_worker(self: &Arc<Self>, mut state: std::sync::MutexGuard<'_, State<DB, Op>>) {
+    fn start_worker(self: &Arc<Self>, mut state: std::sync::MutexGuard<'_, State<DB, R>>) {
         if state.needs_worker() {
             state.collecting = true;
             drop(state);
@@ -275,7 +284,7 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
         first
     }
 
-    fn take_batch(&self) -> Vec<Slot<DB, Op>> {
+    fn take_batch(&self) -> Vec<Slot<DB, R>> {
         let mut state = lock(&self.state);
         let (slots, left) = state.take_batch();
         state.collecting = false;
@@ -298,21 +307,25 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
     }
 
     /// Sends requests in one statement.
-    async fn send_together(&self, session: Loan<DB>, slots: Vec<Slot<DB, Op>>) {
-        let Some(limit) = slots.iter().map(|slot| slot.first.limits.statement).max() else {
-            return session.give_back();
-        };
+    async fn send_together(&self, session: Loan<DB>, slots: Vec<Slot<DB, R>>) {
+        let limit = slots.iter().map(|slot| slot.first.limits.statement).max();
         let (mut requests, mut replies) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
         for Slot { first: Waiting { request, reply, limits, begun }, others } in slots {
             requests.push(request);
             replies.push((reply, (limits, begun), others));
         }
-        let running = self.run(session, &requests, limit);
-        let ran = tokio::select! {
-            ran = running => Some(ran),
-            () = abandoned(replies.iter_mut().map(|(reply, ..)| reply)) => None,
+        let (Some(first), Some(limit)) = (requests.first(), limit) else { return session.give_back() };
+        let ran = if Instant::now() < limit {
+            tokio::select! {
+                ran = first.run(&requests, session, &self.sessions, self.table.get(), limit) => ran,
+                () = abandoned(replies.iter_mut().map(|(reply, ..)| reply)) => Err(Failure::NoReply),
+            }
+        } else {
+            // A statement that is started and abandoned at once may still be carried out.
+            session.give_back();
+            Err(Failure::NoConnection(sqlx::Error::PoolTimedOut))
         };
-        match ran.unwrap_or(Err(Failure::NoReply)) {
+        match ran {
             Ok(outputs) => {
                 for ((reply, _, others), output) in replies.into_iter().zip(outputs) {
                     self.share(&output, others);
@@ -331,27 +344,13 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
         }
     }
 
-    async fn run(
-        &self,
-        session: Loan<DB>,
-        requests: &[Op::Request],
-        limit: Instant,
-    ) -> Result<Vec<Op::Output>, Failure> {
-        if Instant::now() >= limit {
-            // A statement that is started and abandoned at once may still be carried out.
-            session.give_back();
-            return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut));
-        }
-        self.op.run(session, &self.sessions, requests, limit).await
-    }
-
-    fn share(&self, output: &Op::Output, others: Vec<Numbered<DB, Op>>) {
+    fn share(&self, output: &R::Output, others: Vec<Numbered<DB, R>>) {
         if others.is_empty() {
             return;
         }
         let mut rest = Vec::new();
         for (number, other) in others {
-            match Op::share(output) {
+            match R::share(output) {
                 Some(output) => drop(other.reply.send(Ok(output))),
                 None => rest.push((number, other)),
             }
@@ -360,13 +359,13 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
     }
 
     /// Handles a statement that failed, or whose outcome is unknown.
-    async fn fail(&self, firsts: Vec<Waiting<DB, Op>>, failure: Failure) {
+    async fn fail(&self, firsts: Vec<Waiting<DB, R>>, failure: Failure) {
         let fault = failure.fault();
         // One of the requests may have caused the failure, and each caller needs an error of its
         // own.
         if firsts.len() > 1 && remedy(&failure, firsts.len()) != Remedy::Again {
             for first in firsts {
-                if Op::APART_BY_CALLER {
+                if R::APART_BY_CALLER {
                     drop(first.reply.send(Err(Failure::Undone)));
                     continue;
                 }
@@ -387,7 +386,7 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
     }
 
     /// Sends one request, unless its caller has left before a session is free.
-    async fn send_alone(&self, mut waiting: Waiting<DB, Op>) {
+    async fn send_alone(&self, mut waiting: Waiting<DB, R>) {
         let session = tokio::select! {
             biased;
             () = waiting.reply.closed() => return,
@@ -404,9 +403,9 @@ impl<DB: Database, Op: BatchOp<DB>> Queue<DB, Op> {
 }
 
 /// What waits goes on without the first request if a hook of the pool panics, or the driver.
-struct RestartOnPanic<'a, DB: Database, Op: BatchOp<DB>>(&'a Arc<Queue<DB, Op>>);
+struct RestartOnPanic<'a, DB: Database, R: Batched<DB>>(&'a Arc<Queue<DB, R>>);
 
-impl<DB: Database, Op: BatchOp<DB>> Drop for RestartOnPanic<'_, DB, Op> {
+impl<DB: Database, R: Batched<DB>> Drop for RestartOnPanic<'_, DB, R> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let mut state = lock(&self.0.state);
@@ -418,9 +417,9 @@ impl<DB: Database, Op: BatchOp<DB>> Drop for RestartOnPanic<'_, DB, Op> {
 }
 
 /// A worker whose statement was sent a moment ago.
-struct Fresh<'a, DB: Database, Op: BatchOp<DB>>(&'a Arc<Queue<DB, Op>>);
+struct Fresh<'a, DB: Database, R: Batched<DB>>(&'a Arc<Queue<DB, R>>);
 
-impl<DB: Database, Op: BatchOp<DB>> Drop for Fresh<'_, DB, Op> {
+impl<DB: Database, R: Batched<DB>> Drop for Fresh<'_, DB, R> {
     fn drop(&mut self) {
         lock(&self.0.state).fresh -= 1;
     }
