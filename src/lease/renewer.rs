@@ -44,7 +44,7 @@ use crate::{
         timers::sleep_until,
     },
     store::{Change, Database, Outcome, failure::Remedy, late_among, lost_among, skipped_among},
-    sync::lock,
+    sync::{OnDrop, lock},
 };
 
 /// How long the task waits at most, and lives after the last lease.
@@ -192,22 +192,31 @@ impl<DB: Database> Renewer<DB> {
         }
         let (endings, renewals) = agenda.due();
         for (span, batch) in renewals {
-            let in_flight = InFlight { renewer: self.clone(), over: move |agenda| agenda.renewed(span) };
+            let (renewer, over) = (self.clone(), self.at_the_end(move |agenda| agenda.renewed(span)));
             threads::spawn_renewal(async move {
-                in_flight.renewer.renew_batch(span, batch).await;
-                drop(in_flight);
+                renewer.renew_batch(span, batch).await;
+                drop(over);
             });
         }
         if let Some((span, change, batch)) = endings {
-            let in_flight = InFlight { renewer: self.clone(), over: Agenda::ended };
+            let (renewer, over) = (self.clone(), self.at_the_end(Agenda::ended));
             threads::spawn_renewal(async move {
-                in_flight.renewer.end_batch(span, batch, change).await;
-                drop(in_flight);
+                renewer.end_batch(span, batch, change).await;
+                drop(over);
             });
         }
         let latest = Instant::now() + LOOK_AGAIN;
         agenda.looks_at = Some(agenda.next().map_or(latest, |next| next.min(latest)));
         agenda.looks_at
+    }
+
+    /// Records the end of a statement in flight, also after a panic. What waits for it may be due.
+    fn at_the_end(self: &Arc<Self>, record: impl Fn(&mut Agenda) + Send + 'static) -> OnDrop<Box<dyn FnMut() + Send>> {
+        let renewer = self.clone();
+        OnDrop(Box::new(move || {
+            record(&mut lock(&renewer.agenda));
+            renewer.changed.notify_one();
+        }))
     }
 
     async fn renew_batch(self: &Arc<Self>, span: Span, batch: Batch<Arc<LeaseState>>) {
@@ -219,7 +228,10 @@ impl<DB: Database> Renewer<DB> {
         batch.items.iter().for_each(|held| held.row_lasts_until(limit + span.of_row()));
         let groups: Vec<Vec<Claim>> = batch.items.iter().map(|held| held.claims.clone()).collect();
         // A panic of the driver delays the next attempt too.
-        let later = Rescheduled(self, &batch.items, soon);
+        let later = OnDrop(|| {
+            let soon = Instant::now() + soon;
+            batch.items.iter().for_each(|held| lock(&self.agenda).reschedule(held.id(), soon, false));
+        });
         let replies =
             changes::send_apart(&self.sessions, span, &groups, batch.refused_from, span.renewal(), limit).await;
         std::mem::forget(later);
@@ -280,31 +292,6 @@ impl<DB: Database> Renewer<DB> {
                 }
                 ending.complete(ended);
             }
-        }
-    }
-}
-
-/// A statement in flight. When it is over, what waits for it may be due.
-struct InFlight<DB: Database, F: Fn(&mut Agenda)> {
-    renewer: Arc<Renewer<DB>>,
-    over: F,
-}
-
-impl<DB: Database, F: Fn(&mut Agenda)> Drop for InFlight<DB, F> {
-    fn drop(&mut self) {
-        (self.over)(&mut lock(&self.renewer.agenda));
-        self.renewer.changed.notify_one();
-    }
-}
-
-/// Leases whose renewal panics. They are renewed again after a pause.
-struct Rescheduled<'a, DB: Database>(&'a Renewer<DB>, &'a [Arc<LeaseState>], Duration);
-
-impl<DB: Database> Drop for Rescheduled<'_, DB> {
-    fn drop(&mut self) {
-        let soon = Instant::now() + self.2;
-        for held in self.1 {
-            lock(&self.0.agenda).reschedule(held.id(), soon, false);
         }
     }
 }

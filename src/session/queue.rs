@@ -41,7 +41,7 @@ use crate::{
         fault::Fault,
         schema::Schema,
     },
-    sync::lock,
+    sync::{OnDrop, lock},
 };
 
 /// The most requests in one statement. A larger statement only takes longer.
@@ -255,7 +255,7 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
 
     /// Sends waiting requests until there are none, or another worker does.
     async fn work(self: Arc<Self>) {
-        let _restart = RestartOnPanic(&self);
+        let _restart = OnDrop(|| self.restart_after_panic());
         loop {
             let Some((number, limit)) = self.first() else { return };
             match self.sessions.take(limit).await {
@@ -273,6 +273,16 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
             if mem::replace(&mut lock(&self.state).collecting, true) {
                 return;
             }
+        }
+    }
+
+    /// What waits goes on without the first request if a hook of the pool panics, or the driver.
+    fn restart_after_panic(self: &Arc<Self>) {
+        if std::thread::panicking() {
+            let mut state = lock(&self.state);
+            let first = if mem::take(&mut state.collecting) { state.waiting.pop_first() } else { None };
+            self.start_worker(state);
+            drop(first);
         }
     }
 
@@ -297,7 +307,7 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
     /// Sends one batch. While its reply is slow, another worker may begin.
     async fn send_what_waits(self: &Arc<Self>, session: Loan<DB>) {
         let slots = self.take_batch();
-        let fresh = Fresh(self);
+        let fresh = OnDrop(|| lock(&self.state).fresh -= 1);
         let mut sending = std::pin::pin!(self.tracker.track_future(self.send_together(session, slots)));
         if timeout(SLOW, &mut sending).await.is_err() {
             drop(fresh);
@@ -399,29 +409,6 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
             Ok(session) => session.give_back(),
             Err(failure) => drop(waiting.reply.send(Err(failure))),
         }
-    }
-}
-
-/// What waits goes on without the first request if a hook of the pool panics, or the driver.
-struct RestartOnPanic<'a, DB: Database, R: Batched<DB>>(&'a Arc<Queue<DB, R>>);
-
-impl<DB: Database, R: Batched<DB>> Drop for RestartOnPanic<'_, DB, R> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let mut state = lock(&self.0.state);
-            let first = if std::mem::take(&mut state.collecting) { state.waiting.pop_first() } else { None };
-            self.0.start_worker(state);
-            drop(first);
-        }
-    }
-}
-
-/// A worker whose statement was sent a moment ago.
-struct Fresh<'a, DB: Database, R: Batched<DB>>(&'a Arc<Queue<DB, R>>);
-
-impl<DB: Database, R: Batched<DB>> Drop for Fresh<'_, DB, R> {
-    fn drop(&mut self) {
-        lock(&self.0.state).fresh -= 1;
     }
 }
 
