@@ -1,13 +1,13 @@
 //! A lease on one key, or on several keys together.
 
-use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
+use std::{fmt, marker::PhantomData, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
     key::{Claim, Key, PreviousClaim, Token},
-    lease::{handle::LeaseHandle, held::Held, terms::KeyTerms},
+    lease::{handle::LeaseHandle, held::Held},
     rules::Status,
     store::Database,
 };
@@ -42,7 +42,7 @@ use crate::{
 /// # }
 /// ```
 pub struct Lease<DB: Database, K = One> {
-    handle: LeaseHandle<DB>,
+    pub(crate) handle: LeaseHandle<DB>,
     /// Set for a reader's lease.
     writer_token: Option<Token>,
     keys: PhantomData<K>,
@@ -248,17 +248,6 @@ impl<DB: Database, K> Lease<DB, K> {
     pub async fn abandon(self) -> Result<(), Error> {
         self.handle.abandon().await
     }
-
-    /// Ends the lease of work that was stopped, without waiting for the outcome.
-    pub(crate) fn abandon_in_background(self) {
-        self.handle.abandon_in_background();
-    }
-
-    /// Ends the lease as if it had not been acquired, without waiting for the outcome. A claim that
-    /// was taken over, or of another process, cannot be undone, and is abandoned.
-    pub(crate) fn put_back_in_background(self) {
-        self.handle.undo_in_background();
-    }
 }
 
 /// A reader that was let in, the token of the last writer, and that writer if its claim was taken
@@ -267,10 +256,6 @@ pub(crate) type Reader<DB> = (LeaseHandle<DB>, Token, Option<PreviousClaim>);
 
 /// Methods of a lease on one key.
 impl<DB: Database> Lease<DB> {
-    pub(crate) async fn resume(key_terms: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
-        Ok(Self::new(LeaseHandle::resume(key_terms, claim).await?))
-    }
-
     /// Creates the lease of a reader of a [`ReadWriteLock`](crate::ReadWriteLock).
     pub(crate) fn of_reader((mut reader, writer_token, writer): Reader<DB>) -> Self {
         if writer.is_some() {

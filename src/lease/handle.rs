@@ -41,7 +41,6 @@ pub(crate) struct LeaseHandle<DB: Database> {
     state: HandleState,
     /// The change that ends the claims as if they had not been made: no work was begun under them.
     undo: Change,
-    is_delivered: bool,
 }
 
 /// Ends the claims of work that has stopped. No lock-delay is kept.
@@ -53,6 +52,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(40);
 /// The state of a handle, which decides what dropping it does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HandleState {
+    /// It is the handle of claims that their caller has not received.
+    Undelivered,
     /// It is one of the open handles of the lease.
     Open,
     /// It was the last one and has not ended the claims yet.
@@ -75,12 +76,12 @@ impl<DB: Database> LeaseHandle<DB> {
         // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes
         // it over at once.
         let undo = if priors.iter().any(Option::is_some) { ABANDON } else { Change::PutBack };
-        Self { key_terms: key_terms.clone(), held, priors, state: HandleState::Open, undo, is_delivered: false }
+        Self { key_terms: key_terms.clone(), held, priors, state: HandleState::Undelivered, undo }
     }
 
     /// Marks the claims as received by the caller.
     pub fn delivered(mut self) -> Self {
-        self.is_delivered = true;
+        self.state = HandleState::Open;
         self
     }
 
@@ -92,7 +93,6 @@ impl<DB: Database> LeaseHandle<DB> {
         // Until the renewal is answered, the claim is not this handle's to abandon.
         handle.state = HandleState::Ended;
         handle.renew().await?;
-        handle.state = HandleState::Open;
         Ok(handle.delivered())
     }
 
@@ -128,7 +128,7 @@ impl<DB: Database> LeaseHandle<DB> {
     /// Returns a handle that does nothing when it is dropped.
     fn copy(&self) -> Self {
         let (key_terms, held, priors) = (self.key_terms.clone(), self.held.clone(), self.priors.clone());
-        Self { key_terms, held, priors, state: HandleState::Closed, undo: self.undo, is_delivered: true }
+        Self { key_terms, held, priors, state: HandleState::Closed, undo: self.undo }
     }
 
     /// Renews the lease, within [`threads::run`].
@@ -282,12 +282,13 @@ impl<DB: Database> LeaseHandle<DB> {
         let _ = timeout_at(Instant::now() + self.key_terms.time_limit, undone).await;
     }
 
-    /// Abandons the claims in the background.
+    /// Ends the claims of work that was stopped, without waiting for the outcome.
     pub fn abandon_in_background(mut self) {
         drop(self.begin_ending(ABANDON));
     }
 
-    /// Undoes the claims in the background.
+    /// Ends the claims as if they had not been made, without waiting for the outcome. Claims that
+    /// were taken over, or of another process, cannot be undone, and are abandoned.
     pub fn undo_in_background(mut self) {
         drop(self.begin_ending(self.undo));
     }
@@ -331,20 +332,21 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
         if is_forked() {
             return;
         }
-        if self.state == HandleState::Closed || (self.state == HandleState::Open && !self.held.drop_handle()) {
-            return;
-        }
+        let change = match self.state {
+            HandleState::Closed => return,
+            HandleState::Undelivered | HandleState::Open if !self.held.drop_handle() => return,
+            HandleState::Undelivered => Some(self.undo),
+            // Work that has not ended may not have stopped yet.
+            HandleState::Open => Some(Change::Abandon(self.key_terms.bounds.lock_delay)),
+            HandleState::Ending => Some(ABANDON),
+            HandleState::Ended => None,
+        };
         threads::record(metrics::held(self.held.claims[0].key.as_str(), self.held.since.elapsed()));
         self.held.over.cancel();
-        if self.state == HandleState::Ended {
-            self.key_terms.renewer.stop_renewing(&self.held);
-        } else {
-            // A lease that is lost may still be in its row. Work that has not ended may not have
-            // stopped yet, unless it was never begun.
-            let has_ended = self.state == HandleState::Ending;
-            let delay = if has_ended { TimeDelta::zero() } else { self.key_terms.bounds.lock_delay };
-            let change = if self.is_delivered { Change::Abandon(delay) } else { self.undo };
-            drop(self.key_terms.renewer.end(self.held.clone(), change));
+        match change {
+            // A lease that is lost may still be in its row.
+            Some(change) => drop(self.key_terms.renewer.end(self.held.clone(), change)),
+            None => self.key_terms.renewer.stop_renewing(&self.held),
         }
     }
 }

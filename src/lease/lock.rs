@@ -380,7 +380,7 @@ impl<DB: Database> LeaseLock<DB> {
         match entry {
             Some(entry) => {
                 let claim = Claim { key, holder, token: entry.token };
-                Lease::resume(&self.key_terms, claim).await
+                Ok(Lease::new(LeaseHandle::resume(&self.key_terms, claim).await?))
             }
             None => Err(Error::NotFound(NotFound::Claim { key, holder })),
         }

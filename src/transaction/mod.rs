@@ -120,7 +120,7 @@ where
                     // A commit that may still arrive has the row locked. The work has returned, so
                     // that a lock-delay need not pass.
                     if let Some(lease) = grant.into_lease() {
-                        lease.abandon_in_background();
+                        lease.handle.abandon_in_background();
                     }
                     return Err(error.into());
                 }
@@ -152,7 +152,7 @@ async fn acquired<'a, DB: Database, E>(
 /// back. The claim then counts for no rule.
 fn put_back<DB: Database>(grant: Grant<DB>) {
     if let Some(lease) = grant.into_lease() {
-        lease.put_back_in_background();
+        lease.handle.undo_in_background();
     }
 }
 
