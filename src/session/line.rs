@@ -61,7 +61,7 @@ pub(super) struct Line<DB: Store> {
 
 struct State<DB: Store> {
     /// The session that was used last is at the end.
-    idle: Vec<Idle<DB>>,
+    idle: Vec<Session<DB>>,
     /// The number of sessions, with those that are lent or being opened.
     count: usize,
     /// Since when the last session is being opened, if one is.
@@ -74,17 +74,14 @@ struct State<DB: Store> {
     suspect: Option<Instant>,
 }
 
-struct Idle<DB: Store> {
-    session: Session<DB>,
-    used: Instant,
-}
-
 /// A session of the library's own.
 pub(super) struct Session<DB: Store> {
     pub conn: DB::Connection,
     /// What the server's clock showed, and when that was known.
     pub clock: DateTime<Utc>,
     pub clock_read_at: Instant,
+    /// When it was used last.
+    used: Instant,
 }
 
 /// An opening that failed.
@@ -165,8 +162,8 @@ impl<DB: Store> Line<DB> {
             return Ok(Next::Unusable);
         }
         let mut state = lock(&self.state);
-        if let Some(idle) = state.take_idle() {
-            return Ok(Next::Session(idle));
+        if let Some(session) = state.take_idle() {
+            return Ok(Next::Session(session));
         }
         let (now, options) = (Instant::now(), self.application.connect_options());
         match state.failed.as_ref().filter(|failed| Arc::ptr_eq(&failed.options, &options)) {
@@ -188,7 +185,12 @@ impl<DB: Store> Line<DB> {
                 state.opening = Some(now);
                 state.count += 1;
                 drop(state);
-                self.begin_opening();
+                let opening = open(Arc::downgrade(self), self.application.clone());
+                if self.renewals {
+                    threads::spawn_renewal(opening)
+                } else {
+                    threads::spawn(opening)
+                }
                 Ok(Next::Wait(now + SLOW))
             }
         }
@@ -201,11 +203,6 @@ impl<DB: Store> Line<DB> {
         lock(&self.state).failed.as_ref().map_or(sqlx::Error::PoolTimedOut, Failed::error)
     }
 
-    fn begin_opening(self: &Arc<Self>) {
-        let opening = open(Arc::downgrade(self), self.application.clone());
-        if self.renewals { threads::spawn_renewal(opening) } else { threads::spawn(opening) }
-    }
-
     fn opened(self: &Arc<Self>, opened: Reply<Option<Session<DB>>>) {
         let mut state = lock(&self.state);
         state.opening = None;
@@ -215,7 +212,7 @@ impl<DB: Store> Line<DB> {
                     threads::emit(|| tracing::info!(target: threads::RECOVERED, "sessions can be opened again"));
                 }
                 state.pauses = open_backoff();
-                state.idle.push(Idle { session, used: Instant::now() });
+                state.idle.push(Session { used: Instant::now(), ..session });
                 drop(state);
                 self.changed.notify_waiters();
                 self.close_unused_later();
@@ -247,9 +244,7 @@ impl<DB: Store> Line<DB> {
 
     /// Takes back a session on which no statement is in flight and no transaction is open.
     pub fn give_back(self: &Arc<Self>, session: Session<DB>) {
-        let mut state = lock(&self.state);
-        state.idle.push(Idle { session, used: Instant::now() });
-        drop(state);
+        lock(&self.state).idle.push(Session { used: Instant::now(), ..session });
         self.changed.notify_one();
         self.close_unused_later();
     }
@@ -314,8 +309,8 @@ impl<DB: Store> Line<DB> {
 impl<DB: Store> State<DB> {
     /// Takes the session that was used last, unless it may have been lost.
     fn take_idle(&mut self) -> Option<Session<DB>> {
-        while let Some(Idle { session, used }) = self.idle.pop() {
-            if self.suspect.is_none_or(|since| used > since) {
+        while let Some(session) = self.idle.pop() {
+            if self.suspect.is_none_or(|since| session.used > since) {
                 return Some(session);
             }
             self.count -= 1;
@@ -329,7 +324,7 @@ impl<DB: Store> State<DB> {
             mem::take(&mut self.idle).into_iter().enumerate().partition(|(place, idle)| which(*place, idle.used));
         self.idle = left.into_iter().map(|(_, idle)| idle).collect();
         self.count -= taken.len();
-        taken.into_iter().map(|(_, idle)| idle.session.conn).collect()
+        taken.into_iter().map(|(_, idle)| idle.conn).collect()
     }
 }
 
@@ -396,7 +391,8 @@ async fn open_with<DB: Store>(
     };
     let mut conn = opened?.detach();
     let begun = timeout(OPENING, DB::begin_session(&mut conn)).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
-    Ok(begun.map(|clock| Session { conn, clock, clock_read_at: Instant::now() }))
+    let now = Instant::now();
+    Ok(begun.map(|clock| Session { conn, clock, clock_read_at: now, used: now }))
 }
 
 /// Learns why no session opens, for those that wait for one. The pool would tell that its time was
