@@ -312,7 +312,7 @@ impl<DB: Database> LeaseHandle<DB> {
         subject(self.held.claims.iter().map(|claim| &claim.key))
     }
 
-    fn error_lost(&self) -> Error {
+    pub fn error_lost(&self) -> Error {
         let Claim { key, token, .. } = self.held.lost_claim().clone();
         Error::Lost { key, token }
     }

@@ -87,8 +87,7 @@ impl<DB: Database> Call<'_, DB> {
                 left.push(reader);
             }
             if !claim.held.stands() {
-                let Claim { key, token, .. } = claim.held.claims[0].clone();
-                return Ok(Drained::Lost(Error::Lost { key, token }));
+                return Ok(Drained::Lost(claim.error_lost()));
             }
             let Some(first) = left.first() else { return Ok(Drained::Empty) };
             if self.is_one_attempt() {

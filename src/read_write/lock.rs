@@ -144,7 +144,7 @@ impl<DB: Database> ReadWriteLock<DB> {
         if *writer.key() != self.names.name {
             return Err(NotFound::Claim { key: self.names.name.clone(), holder: writer.claim().holder }.into());
         }
-        let lost = || Error::Lost { key: writer.key().clone(), token: writer.token() };
+        let lost = || writer.handle.error_lost();
         let call = tokio::select! {
             biased;
             () = writer.lost() => return Err(lost()),
@@ -226,7 +226,7 @@ impl<DB: Database> ReadWriteLock<DB> {
         match call.drain(&name, Some(reader.claim())).await? {
             // Its lease stood when the name was claimed: no other writer was let in before.
             Drained::Empty if reader.is_held() => Ok(Attempt::Acquired(Lease::new(name))),
-            Drained::Empty => Err(Error::Lost { key: reader.key().clone(), token: reader.token() }),
+            Drained::Empty => Err(reader.handle.error_lost()),
             Drained::Occupied(refusal) => {
                 name.undo().await;
                 Ok(Attempt::Refused(refusal))

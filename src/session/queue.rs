@@ -189,19 +189,6 @@ impl<DB: Database, R: Batched<DB>> State<DB, R> {
     }
 }
 
-/// A request that waits for its reply. If it is dropped before it is sent, it is never sent.
-struct Queued<'a, DB: Database, R: Batched<DB>> {
-    queue: &'a Queue<DB, R>,
-    number: u64,
-}
-
-impl<DB: Database, R: Batched<DB>> Drop for Queued<'_, DB, R> {
-    fn drop(&mut self) {
-        let left = lock(&self.queue.state).waiting.remove(&self.number);
-        drop(left); // not under the lock, because it may wake a caller
-    }
-}
-
 impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
     pub fn new(
         sessions: &Sessions<DB>,
@@ -221,7 +208,11 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
         let begun = Arc::<AtomicBool>::default();
         let waiting = Waiting { request, reply, limits, begun: begun.clone() };
         let _queued = if self.batching && waiting.request.key().is_some() {
-            Some(Queued { queue: self, number: self.push(waiting) })
+            let number = self.push(waiting);
+            Some(OnDrop(move || {
+                let left = lock(&self.state).waiting.remove(&number);
+                drop(left); // not under the lock, because it may wake a caller
+            }))
         } else {
             let queue = self.clone();
             threads::spawn(self.tracker.track_future(async move { queue.send_alone(waiting).await }));
