@@ -38,8 +38,7 @@ use crate::{
 /// ```
 #[must_use = "a lock is made by `build`"]
 pub struct LeaseLockBuilder<DB: Database> {
-    pool: Pool<DB>,
-    share_pool: bool,
+    sessions: Sessions<DB>,
     label: Option<String>,
     time_limit: Duration,
     batching: bool,
@@ -125,7 +124,8 @@ impl<DB: Database> fmt::Debug for LeaseLockBuilder<DB> {
 
 impl<DB: Database> LeaseLockBuilder<DB> {
     fn new(pool: Pool<DB>) -> Self {
-        Self { pool, share_pool: false, label: None, time_limit: TIME_LIMIT, batching: true, article_clients: None }
+        let sessions = Sessions::new(pool, Purpose::Requests);
+        Self { sessions, label: None, time_limit: TIME_LIMIT, batching: true, article_clients: None }
     }
 
     /// Sets the holder's label, which refusals report to other holders and which the column
@@ -173,7 +173,7 @@ impl<DB: Database> LeaseLockBuilder<DB> {
     /// mode, is not locked exclusively, and the application's pool may have several connections.
     /// Otherwise it shares the application's pool.
     pub fn share_pool(mut self) -> Self {
-        self.share_pool = true;
+        self.sessions.share_pool();
         self
     }
 
@@ -202,13 +202,9 @@ impl<DB: Database> LeaseLockBuilder<DB> {
 
     /// Builds the lock from settings that are known to be valid.
     fn assemble(self) -> LeaseLock<DB> {
-        let sessions = match self.share_pool {
-            true => Sessions::shared(self.pool, Purpose::Requests),
-            false => Sessions::new(self.pool, Purpose::Requests),
-        };
         let label = self.label.unwrap_or_else(label::default);
         let terms = Terms { article_clients: self.article_clients, label, ..Terms::default() };
-        let shared = Shared::new(sessions, self.time_limit, self.batching);
+        let shared = Shared::new(self.sessions, self.time_limit, self.batching);
         let key_terms = shared.key_terms(terms, false, Bounds::default());
         LeaseLock { shared, key_terms, retry: Retry::default(), faults: Faults::default() }
     }

@@ -286,7 +286,7 @@ impl<DB: Database> Schedules<DB> {
     /// sessions that locks open for themselves; see
     /// [`LeaseLockBuilder::share_pool`](crate::leases::LeaseLockBuilder::share_pool).
     pub fn share_pool(mut self) -> Self {
-        self.requests = Sessions::shared(self.requests.application().clone(), Purpose::Requests);
+        self.requests.share_pool();
         self
     }
 

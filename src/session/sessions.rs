@@ -69,8 +69,8 @@ impl<DB: Store> Sessions<DB> {
     }
 
     /// Uses the application's pool, and checks each connection that is borrowed from it.
-    pub fn shared(application: Pool<DB>, purpose: Purpose) -> Self {
-        Self { is_shared: true, ..Self::new(application, purpose) }
+    pub fn share_pool(&mut self) {
+        self.is_shared = true;
     }
 
     /// Returns the same source, for another purpose.

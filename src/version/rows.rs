@@ -92,7 +92,7 @@ impl<DB: Database> Rows<DB> {
     }
 
     pub fn share_pool(mut self) -> Self {
-        self.pool = Sessions::shared(self.pool.application().clone(), Purpose::Values);
+        self.pool.share_pool();
         self
     }
 
