@@ -257,18 +257,30 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         }
     }
 
-    /// Creates missing rows. It pauses first if this attempt has created one of them before.
+    /// Creates missing rows. It pauses first if this attempt has created one of them before. A row
+    /// that another transaction created serves as well. After contention or an outage the caller
+    /// sends the claim again.
     async fn create_missing(&mut self, keys: Vec<Key>, began: Instant, pauses: &mut Backoff) -> Result<(), Error> {
+        let limit = self.limit();
         if let Some(key) = keys.iter().find(|key| self.created.contains(key)) {
-            let left = self.limit() - Instant::now();
+            let left = limit - Instant::now();
             // Not until the time limit, because a claim that is cut short reports a different
             // error.
-            if left < (self.limit() - began) / 4 {
+            if left < (limit - began) / 4 {
                 return Err(Setup::RowNotVisible { key: key.clone() }.into());
             }
             pauses.pause(left / 2).await;
         }
-        self.create(keys).await
+        let creation = Creation::new(keys.clone(), self.key_terms.terms.minutes(), limit, self.contended);
+        match self.shared.creates.send(creation, Limits::both(limit)).await {
+            Ok(()) => self.created.extend(keys),
+            Err(failure) if Instant::now() < limit && matches!(failure.fault(), Fault::Contention | Fault::Outage) => {
+                self.contended = true;
+                pause(2..10).await;
+            }
+            Err(failure) => return Err(self.error(failure)),
+        }
+        Ok(())
     }
 
     /// Returns true once. The contention may have concerned only other requests of the batch, so
@@ -319,27 +331,6 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         let reply = self.shared.claims.send(set, limits).await;
         self.pending.set_in_flight(false);
         reply
-    }
-
-    /// Creates the rows of these keys. A row that another transaction created serves as well. After
-    /// contention or an outage the caller sends the claim again.
-    async fn create(&mut self, keys: Vec<Key>) -> Result<(), Error> {
-        let (minutes, limit) = (self.key_terms.terms.minutes(), self.limit());
-        let creation = Creation::new(keys.clone(), minutes, limit, self.contended);
-        match self.shared.creates.send(creation, Limits::both(limit)).await {
-            Err(failure)
-                if matches!(failure.fault(), Fault::Contention | Fault::Outage) && Instant::now() < self.limit() =>
-            {
-                self.contended = true;
-                pause(2..10).await;
-                Ok(())
-            }
-            Err(failure) => Err(self.error(failure)),
-            Ok(()) => {
-                self.created.extend(keys);
-                Ok(())
-            }
-        }
     }
 
     /// Returns `None` if no waiter precedes the request and the keys may be claimed; otherwise

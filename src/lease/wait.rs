@@ -256,21 +256,18 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         PollEnd::Finished(Attempt::Acquired(granted))
     }
 
-    /// A failure that ends the wait is no refusal, and must not be reported as one to the other
-    /// waiters. Running out of time is no such failure.
-    fn forget_refusal(&self) {
-        if Instant::now() < self.until {
-            self.queue.set_refusal(None);
-        }
-    }
-
     /// Sends requests until one has a reply, or until the wait is over.
     async fn poll_through_failures(&self, state: &mut RequestState<'a, DB>) -> Result<PollOutcome<DB>, Error> {
         let mut retry = Repeat::recording(self.until, &self.last_error);
         loop {
             let outcome = self.poll_once(state).await;
             if let Some(outcome) = retry.final_or_pause(outcome).await {
-                return outcome.inspect_err(|_| self.forget_refusal());
+                // A failure that ends the wait is no refusal, and must not be reported as one to
+                // the other waiters. Running out of time is no such failure.
+                if outcome.is_err() && Instant::now() < self.until {
+                    self.queue.set_refusal(None);
+                }
+                return outcome;
             }
         }
     }
@@ -336,13 +333,12 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
     /// a cluster lags behind.
     async fn ticket_position(&self, number: i64) -> Result<Position, Error> {
         let tickets = &self.shared.waiting.tickets;
-        let at =
-            tickets.position(&self.wanted.queues, number, self.limit()).await.map_err(|failure| self.error(failure))?;
-        if at != Position::TicketMissing {
-            return Ok(at);
+        let mut at = tickets.position(&self.wanted.queues, number, self.limit()).await;
+        if let Ok(Position::TicketMissing) = at {
+            sleep(REPLICATION_LAG).await;
+            at = tickets.position(&self.wanted.queues, number, self.limit()).await;
         }
-        sleep(REPLICATION_LAG).await;
-        tickets.position(&self.wanted.queues, number, self.limit()).await.map_err(|failure| self.error(failure))
+        at.map_err(|failure| self.error(failure))
     }
 
     /// Returns when one statement is given up.
