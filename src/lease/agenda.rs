@@ -24,18 +24,11 @@ struct Scheduled {
 }
 
 /// The leases in the order of a time, so that what is due is found without looking at the others.
-#[derive(Default)]
-struct Order(BTreeSet<(Instant, usize)>);
+type Order = BTreeSet<(Instant, usize)>;
 
-impl Order {
-    fn first(&self) -> Option<Instant> {
-        self.0.first().map(|(at, _)| *at)
-    }
-
-    /// Returns the leases whose time is not after `due`.
-    fn until(&self, due: Instant) -> impl Iterator<Item = usize> {
-        self.0.range(..=(due, usize::MAX)).map(|(_, id)| *id)
-    }
+/// Returns the leases whose time is not after `due`.
+fn until(order: &Order, due: Instant) -> impl Iterator<Item = usize> {
+    order.range(..=(due, usize::MAX)).map(|(_, id)| *id)
 }
 
 /// The leases of one span, which one statement renews.
@@ -55,11 +48,12 @@ impl Renewals {
 
     /// Returns when the next renewal is due, unless one is in flight.
     fn next(&self) -> Option<Instant> {
-        self.accepted.first().into_iter().chain(self.refused.first()).min().filter(|_| !self.in_flight)
+        let first = self.accepted.first().into_iter().chain(self.refused.first()).min();
+        first.map(|(at, _)| *at).filter(|_| !self.in_flight)
     }
 
     fn is_empty(&self) -> bool {
-        self.accepted.0.is_empty() && self.refused.0.is_empty() && !self.in_flight
+        self.accepted.is_empty() && self.refused.is_empty() && !self.in_flight
     }
 }
 
@@ -124,7 +118,7 @@ impl Agenda {
 
     fn schedule(&mut self, held: Arc<LeaseState>, renew_at: Instant, was_refused: bool) {
         let id = held.id();
-        self.renewals.entry(held.span).or_default().order(was_refused).0.insert((renew_at, id));
+        self.renewals.entry(held.span).or_default().order(was_refused).insert((renew_at, id));
         self.leases.insert(id, Scheduled { held, renew_at, was_refused });
     }
 
@@ -132,7 +126,7 @@ impl Agenda {
     pub fn remove(&mut self, id: usize) -> Option<Arc<LeaseState>> {
         let Scheduled { held, renew_at, was_refused } = self.leases.remove(&id)?;
         if let Some(renewals) = self.renewals.get_mut(&held.span) {
-            renewals.order(was_refused).0.remove(&(renew_at, id));
+            renewals.order(was_refused).remove(&(renew_at, id));
             if renewals.is_empty() {
                 self.renewals.remove(&held.span);
             }
@@ -158,9 +152,9 @@ impl Agenda {
         // together. They are shuffled, so that different ones are left over each time when there is
         // no time for all.
         let due = now + pacing::joins_within(span.lease);
-        let mut refused: Vec<usize> = renewals.refused.until(due).collect();
+        let mut refused: Vec<usize> = until(&renewals.refused, due).collect();
         fastrand::shuffle(&mut refused);
-        let ids = renewals.accepted.until(due).chain(refused);
+        let ids = until(&renewals.accepted, due).chain(refused);
         let mut lost = Vec::new();
         let leases = ids.filter_map(|id| self.leases.get(&id)).filter(|kept| {
             // After a pause of the process, a renewal would close the key of a lease that is over.

@@ -68,10 +68,7 @@ impl<DB: Database> Request<DB> for ChangeRequest<'_> {
 pub(crate) type ChangeReply = Answer<Vec<Outcome>>;
 
 /// The result of a request for one of several groups.
-pub(crate) struct GroupReply {
-    pub reply: Result<ChangeReply, Remedy>,
-    pub unanswered: bool,
-}
+pub(crate) type GroupReply = Exchange<ChangeReply, Remedy>;
 
 /// Sends one change for all of these claims, which are of this span.
 pub(crate) async fn send<DB: Database>(

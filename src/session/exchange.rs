@@ -49,8 +49,8 @@ pub(crate) trait Request<DB: Database>: Sync {
 }
 
 /// The result of a request.
-pub(crate) struct Exchange<T> {
-    pub reply: Result<T, Failure>,
+pub(crate) struct Exchange<T, E = Failure> {
+    pub reply: Result<T, E>,
     /// A request was sent, and it is unknown whether it was carried out.
     pub unanswered: bool,
 }
