@@ -47,20 +47,15 @@ impl<DB: Store> Loan<DB> {
         // completes there: the pool would close the connection that it opens, and a database in
         // memory with it.
         let acquiring = threads::run_to_end(Box::pin(async move { timeout_at(limit, acquire(&pool)).await }));
-        match acquiring.await {
-            Ok(Ok(Ok(conn))) => {
-                let loan = Self { conn: Some(Conn::Borrowed(conn, lender)) };
-                if Instant::now() < limit {
-                    return Ok(loan);
-                }
-                // A statement that is begun now would be abandoned, and the connection closed.
-                loan.give_back();
-                Err(Failure::NoConnection(sqlx::Error::PoolTimedOut))
-            }
-            Ok(Ok(Err(error))) => Err(Failure::NoConnection(error)),
-            Ok(Err(_)) => Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
-            Err(error) => Err(Failure::NoThreads(Box::new(error))),
+        let acquired = acquiring.await.map_err(|error| Failure::NoThreads(Box::new(error)))?;
+        let conn = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(Failure::NoConnection)?;
+        let loan = Self { conn: Some(Conn::Borrowed(conn, lender)) };
+        if Instant::now() >= limit {
+            // A statement that is begun now would be abandoned, and the connection closed.
+            loan.give_back();
+            return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut));
         }
+        Ok(loan)
     }
 
     /// Waits for a connection of the application's pool on which a statement commits by itself. The
