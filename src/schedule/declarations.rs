@@ -1,10 +1,15 @@
-//! What instances declare: the text that they announce, and what is declared of one schedule.
+//! What instances declare: the text that they announce, what an instance has read of the others,
+//! and what is declared of one schedule.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use chrono::{DateTime, Utc};
 
-use crate::{key::Key, schedule::hash::hash, store::schedule::Times};
+use crate::{
+    key::Key,
+    schedule::hash::hash,
+    store::{instances::DeclaredSet, schedule::Times},
+};
 
 /// The times of a schedule that is declared as removed.
 pub const REMOVED: &str = "none";
@@ -74,6 +79,53 @@ fn unescaped(field: &str) -> String {
         });
     }
     text
+}
+
+/// What an instance knows of the sets of instances that declare the same, itself among them.
+#[derive(Clone)]
+pub struct Declarations {
+    /// The id of its own set.
+    own: i64,
+    /// What each set declares, by their ids.
+    of: HashMap<i64, Vec<Times>>,
+}
+
+impl Declarations {
+    pub fn new(own: i64, times: Vec<Times>) -> Self {
+        Self { own, of: HashMap::from([(own, times)]) }
+    }
+
+    /// Forgets the sets that are no longer there. Returns the ids of those that are not known yet.
+    pub fn unknown(&mut self, sets: &[DeclaredSet]) -> Vec<i64> {
+        self.of.retain(|id, _| *id == self.own || sets.iter().any(|set| set.declares_id == *id));
+        let ids = sets.iter().map(|set| set.declares_id);
+        ids.filter(|id| !self.of.contains_key(id)).collect()
+    }
+
+    pub fn learn(&mut self, read: impl IntoIterator<Item = (i64, Vec<Times>)>) {
+        self.of.extend(read);
+    }
+
+    /// Returns what all instances declare of each schedule.
+    pub fn words(&self, sets: &[DeclaredSet], now: DateTime<Utc>) -> HashMap<Key, Word> {
+        let mut words: HashMap<Key, Word> = HashMap::new();
+        let others = sets.iter().map(|set| (set.declares_id, set.alive > 0, set.counting > 0, set.since));
+        for (declares_id, alive, counts, since) in others.chain([(self.own, true, false, now)]) {
+            for times in self.of.get(&declares_id).into_iter().flatten() {
+                words.entry(times.name.clone()).or_default().add(times, alive, counts, since);
+            }
+        }
+        words
+    }
+
+    /// Returns the schedules that a set leaves without an instance to sets that came later.
+    pub fn gone(&self, departing: i64, since: DateTime<Utc>, sets: &[DeclaredSet]) -> Vec<Key> {
+        let living = sets.iter().filter(|set| set.alive > 0);
+        let has_successor = living.clone().any(|set| set.since >= since);
+        let Some(departing) = self.of.get(&departing).filter(|_| has_successor) else { return Vec::new() };
+        let living = living.filter_map(|set| self.of.get(&set.declares_id));
+        gone_names(departing, &living.map(Vec::as_slice).collect::<Vec<_>>())
+    }
 }
 
 /// What instances declare of one schedule.

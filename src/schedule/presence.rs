@@ -16,7 +16,7 @@ use crate::{
     key::{Holder, Key},
     schedule::{
         core::{Core, answered},
-        declarations::{Word, from_text, gone_names, renamed_to, to_text},
+        declarations::{Declarations, Word, from_text, renamed_to, to_text},
         hash::hash,
         instances::{Decision, Declared, JUDGES, Judge},
         spec::Schedule,
@@ -71,8 +71,7 @@ pub struct Presence {
     /// How long an instance with a loop counts as alive.
     lives: TimeDelta,
     beats: u32,
-    /// What the sets of instances declare, by their ids.
-    sets: HashMap<i64, Vec<Times>>,
+    declarations: Declarations,
     /// The sets as they were seen last.
     seen: Vec<DeclaredSet>,
     /// A row has other times, or may be changed later.
@@ -103,7 +102,7 @@ struct Told {
 
 impl Presence {
     pub fn new<DB: Database>(core: &Core<DB>, declared: Vec<Declared>) -> Self {
-        let all: Vec<Times> = declared.iter().map(|declared| declared.times.clone()).collect();
+        let all = declared.iter().map(|declared| declared.times.clone()).collect();
         let declares = to_text(declared.iter().map(|declared| (&declared.times, declared.description())));
         let announcement = Announcement {
             id: *Holder::unique().as_uuid(),
@@ -114,7 +113,7 @@ impl Presence {
             declares_id: hash(&[&declares]).cast_signed(),
             declares,
         };
-        let (sets, seen) = (HashMap::from([(announcement.declares_id, all)]), Vec::new());
+        let (declarations, seen) = (Declarations::new(announcement.declares_id, all), Vec::new());
         let (lives, contested, read_at) = (announcement.lives, true, None);
         let (since, unbroken, longest_life) = (DateTime::UNIX_EPOCH, Instant::now(), lives);
         Self {
@@ -122,7 +121,7 @@ impl Presence {
             declared,
             lives,
             beats: 1,
-            sets,
+            declarations,
             seen,
             contested,
             calls_again: false,
@@ -198,9 +197,8 @@ impl Presence {
         let declares = to_text(self.declared.iter().map(|declared| (&declared.times, "")));
         let had = declares != self.announcement.declares;
         let id = hash(&[&declares]).cast_signed();
-        if let Some(all) = self.sets.remove(&self.announcement.declares_id) {
-            self.sets.insert(id, all);
-        }
+        self.declarations =
+            Declarations::new(id, self.declared.iter().map(|declared| declared.times.clone()).collect());
         (self.announcement.declares, self.announcement.declares_id) = (declares, id);
         had
     }
@@ -241,18 +239,7 @@ impl Presence {
         }
         // Instances may have come since the last beat, such as the one that replaces this one.
         self.learn(core, &seen.sets).await?;
-        let own: Vec<Times> = self.declared.iter().map(|declared| declared.times.clone()).collect();
-        mark_gone(core, &self.gone(&own, self.since, &seen.sets)).await
-    }
-
-    /// Returns the schedules that a set leaves without an instance to sets that came later.
-    fn gone(&self, departing: &[Times], since: DateTime<Utc>, sets: &[DeclaredSet]) -> Vec<Key> {
-        let living = sets.iter().filter(|set| set.alive > 0);
-        if !living.clone().any(|set| set.since >= since) {
-            return Vec::new();
-        }
-        let living = living.filter_map(|set| self.sets.get(&set.declares_id));
-        gone_names(departing, &living.map(Vec::as_slice).collect::<Vec<_>>())
+        mark_gone(core, &self.declarations.gone(self.announcement.declares_id, self.since, &seen.sets)).await
     }
 
     /// Applies the times of this instance where that is due, until a time if there is one.
@@ -268,7 +255,10 @@ impl Presence {
             self.learn(core, &sets).await?;
         }
         if self.judge().judges && sets.iter().any(|set| set.forgotten > 0) {
-            self.forget(core, &sets).await?;
+            for DeclaredSet { declares_id, since, .. } in sets.iter().filter(|set| set.forgotten == set.present) {
+                mark_gone(core, &self.declarations.gone(*declares_id, *since, &sets)).await?;
+            }
+            answered!(core, Action::Update, INSTANCES, conn => DB::forget_instances(conn))?;
         }
         let read_every = (READ_EVERY.0 * core.poll_interval).min(READ_EVERY.1);
         let is_old = self.read_at.is_none_or(|read_at| read_at.elapsed() >= read_every)
@@ -284,35 +274,9 @@ impl Presence {
 
     /// Reads what sets of instances declare that are not known yet.
     async fn learn<DB: Database>(&mut self, core: &Core<DB>, sets: &[DeclaredSet]) -> Result<(), Error> {
-        let own = self.announcement.declares_id;
-        self.sets.retain(|id, _| *id == own || sets.iter().any(|set| set.declares_id == *id));
-        let ids = sets.iter().map(|set| set.declares_id);
-        let unknown = ids.filter(|id| !self.sets.contains_key(id)).collect();
-        self.sets.extend(declared_by(core, unknown).await?);
+        let unknown = self.declarations.unknown(sets);
+        self.declarations.learn(declared_by(core, unknown).await?);
         Ok(())
-    }
-
-    /// Deletes instances that have died, and marks the schedules that are gone with them.
-    async fn forget<DB: Database>(&self, core: &Core<DB>, sets: &[DeclaredSet]) -> Result<(), Error> {
-        for DeclaredSet { declares_id, since, .. } in sets.iter().filter(|set| set.forgotten == set.present) {
-            if let Some(departing) = self.sets.get(declares_id) {
-                mark_gone(core, &self.gone(departing, *since, sets)).await?;
-            }
-        }
-        answered!(core, Action::Update, INSTANCES, conn => DB::forget_instances(conn))
-    }
-
-    /// Returns what all instances declare of each schedule.
-    fn words(&self, sets: &[DeclaredSet], now: DateTime<Utc>) -> HashMap<Key, Word> {
-        let mut words: HashMap<Key, Word> = HashMap::new();
-        let own = (self.announcement.declares_id, true, false, now);
-        let others = sets.iter().map(|set| (set.declares_id, set.alive > 0, set.counting > 0, set.since));
-        for (declares_id, alive, counts, since) in others.chain([own]) {
-            for times in self.sets.get(&declares_id).into_iter().flatten() {
-                words.entry(times.name.clone()).or_default().add(times, alive, counts, since);
-            }
-        }
-        words
     }
 
     /// Applies the times of this instance where they are the newest.
@@ -329,7 +293,7 @@ impl Presence {
         if self.announcement.calls && !self.declared.iter().all(has_own) {
             self.learn(core, sets).await?;
         }
-        let (words, none) = (self.words(sets, now), Word::default());
+        let (words, none) = (self.declarations.words(sets, now), Word::default());
         let view = View { rows, words, none, judge: self.judge(), now };
         self.contested = !view.judge.judges;
         let mut steps = Vec::new();

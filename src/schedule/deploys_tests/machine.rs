@@ -1,10 +1,7 @@
 //! An instance, in the order of steps of `presence.rs`. What it has read it writes half a second
 //! later.
 
-use std::{
-    collections::{HashMap, HashSet},
-    rc::Rc,
-};
+use std::rc::Rc;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use fastrand::Rng;
@@ -13,7 +10,7 @@ use super::tables::{LEASE, LIVES, Run, Tables};
 use crate::{
     key::Key,
     schedule::{
-        declarations::{Word, from_text, gone_names, to_text},
+        declarations::{Declarations, Word, from_text, to_text},
         hash::hash,
         instances::{Decision, Declared, JUDGES, Judge},
         steps::Step,
@@ -68,8 +65,8 @@ pub struct Machine {
     pub reachable_since: DateTime<Utc>,
     runs: Vec<Run>,
     beats: Option<u32>,
-    /// The releases whose declarations were read.
-    learned: HashSet<i64>,
+    since: DateTime<Utc>,
+    declarations: Declarations,
     seen: Vec<DeclaredSet>,
     contested: bool,
     read_at: Option<DateTime<Utc>>,
@@ -92,7 +89,7 @@ pub struct Shared {
 impl Machine {
     pub fn new(id: u32, release: Rc<Release>, now: DateTime<Utc>) -> Self {
         let (runs, seen, decided) = (Vec::new(), Vec::new(), Vec::new());
-        let (beats, read_at, learned) = (None, None, HashSet::from([release.id]));
+        let (beats, read_at, declarations) = (None, None, Declarations::new(release.id, release.read.clone()));
         let (is_cut, connected_since, contested, poll_at, beat_at) = (false, now, true, now, now);
         Self {
             id,
@@ -102,7 +99,8 @@ impl Machine {
             reachable_since: now,
             runs,
             beats,
-            learned,
+            since: now,
+            declarations,
             seen,
             contested,
             read_at,
@@ -166,7 +164,7 @@ impl Machine {
     fn join(&mut self, shared: &mut Shared) {
         let seen = shared.db.beat(None, shared.now);
         shared.db.announce(self.id, self.release.id, shared.now);
-        self.reachable_since = shared.now;
+        (self.since, self.reachable_since) = (shared.now, shared.now);
         self.beats = Some(1);
         self.look_at(shared, seen);
     }
@@ -190,8 +188,8 @@ impl Machine {
         shared.db.end_instance(self.id);
         let sets = shared.db.beat(None, shared.now).sets;
         if !sets.iter().any(|set| set.declares_id == self.release.id && set.alive > 0) {
-            let gone = self.gone(shared, self.release.id, &sets);
-            shared.db.mark_gone(&gone, shared.now);
+            self.learn(shared, &sets);
+            shared.db.mark_gone(&self.declarations.gone(self.release.id, self.since, &sets), shared.now);
         }
     }
 
@@ -199,23 +197,17 @@ impl Machine {
         self.beats.is_some_and(|beats| beats >= JUDGES)
     }
 
-    /// Returns what a release declares, if that was read.
-    fn known<'a>(&self, shared: &'a Shared, id: i64) -> Option<&'a Release> {
-        shared.releases.iter().map(AsRef::as_ref).find(|release| release.id == id && self.learned.contains(&id))
-    }
-
-    fn gone(&self, shared: &Shared, departing: i64, sets: &[DeclaredSet]) -> Vec<Key> {
-        let living = sets.iter().filter(|set| set.alive > 0).filter_map(|set| self.known(shared, set.declares_id));
-        let living: Vec<&[Times]> = living.map(|release| release.read.as_slice()).collect();
-        self.known(shared, departing).map_or_else(Vec::new, |departing| gone_names(&departing.read, &living))
+    fn learn(&mut self, shared: &Shared, sets: &[DeclaredSet]) {
+        let unknown = self.declarations.unknown(sets);
+        let read = shared.releases.iter().filter(|release| unknown.contains(&release.id));
+        self.declarations.learn(read.map(|release| (release.id, release.read.clone())));
     }
 
     fn look_at(&mut self, shared: &mut Shared, Beat { sets, now, .. }: Beat) {
-        self.learned = sets.iter().map(|set| set.declares_id).chain([self.release.id]).collect();
+        self.learn(shared, &sets);
         if self.judges() && sets.iter().any(|set| set.forgotten > 0) {
             for set in sets.iter().filter(|set| set.forgotten == set.present) {
-                let gone = self.gone(shared, set.declares_id, &sets);
-                shared.db.mark_gone(&gone, now);
+                shared.db.mark_gone(&self.declarations.gone(set.declares_id, set.since, &sets), now);
             }
             shared.db.forget_instances(now);
         }
@@ -231,7 +223,7 @@ impl Machine {
         let judge = Judge { judges: self.judges(), calls: false, lives: LIVES };
         let release = self.release.clone();
         self.contested = !judge.judges;
-        let words = self.words(shared, sets, now);
+        let words = self.declarations.words(sets, now);
         let listed = shared.db.rows.iter().map(|(name, row)| (name.clone(), row.listed.clone()));
         let view = View { rows: listed.collect(), words, none: Word::default(), judge, now };
         let all = &release.declared;
@@ -245,16 +237,5 @@ impl Machine {
             });
             self.decided.extend(changes.map(|changes| (changes, now)));
         }
-    }
-
-    fn words(&self, shared: &Shared, sets: &[DeclaredSet], now: DateTime<Utc>) -> HashMap<Key, Word> {
-        let mut words: HashMap<Key, Word> = HashMap::new();
-        let others = sets.iter().map(|set| (set.declares_id, set.alive > 0, set.counting > 0, set.since));
-        for (id, alive, counts, since) in others.chain([(self.release.id, true, false, now)]) {
-            for times in self.known(shared, id).into_iter().flat_map(|release| &release.read) {
-                words.entry(times.name.clone()).or_default().add(times, alive, counts, since);
-            }
-        }
-        words
     }
 }
