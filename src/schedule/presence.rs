@@ -299,8 +299,7 @@ impl Presence {
         let mut steps = Vec::new();
         for declared in self.declared.iter().filter(|declared| !view.waits(declared, &self.declared)) {
             let decision = view.decide(declared, &self.declared);
-            let is_contested = view.word(&declared.times.name).contests(&declared.times);
-            self.contested |= view.has_other_times(declared) || is_contested || decision != Decision::Leave;
+            self.contested |= view.is_contested(declared, decision);
             let step = view.step(declared, &self.declared, decision);
             self.told.tell(&view, declared, decision, step.as_ref().err().copied());
             steps.extend(step.ok().flatten());

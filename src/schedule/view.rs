@@ -77,6 +77,12 @@ impl View {
         self.rows.get(&declared.times.name).is_some_and(|row| row.times != declared.times)
     }
 
+    /// Returns whether a row, about which this was decided, may be changed later.
+    pub fn is_contested(&self, declared: &Declared, decision: Decision) -> bool {
+        let is_contested = self.word(&declared.times.name).contests(&declared.times);
+        is_contested || self.has_other_times(declared) || decision != Decision::Leave
+    }
+
     /// Returns the schedule in effect that has the place of one that had these times before: the
     /// last one of those to which it was renamed, one after another.
     fn successor(&self, times: &Times) -> Option<Key> {

@@ -12,7 +12,7 @@ use crate::{
     schedule::{
         declarations::{Declarations, Word, from_text, to_text},
         hash::hash,
-        instances::{Decision, Declared, JUDGES, Judge},
+        instances::{Declared, JUDGES, Judge},
         steps::Step,
         view::View,
     },
@@ -88,25 +88,22 @@ pub struct Shared {
 
 impl Machine {
     pub fn new(id: u32, release: Rc<Release>, now: DateTime<Utc>) -> Self {
-        let (runs, seen, decided) = (Vec::new(), Vec::new(), Vec::new());
-        let (beats, read_at, declarations) = (None, None, Declarations::new(release.id, release.read.clone()));
-        let (is_cut, connected_since, contested, poll_at, beat_at) = (false, now, true, now, now);
         Self {
             id,
-            release,
-            is_cut,
-            connected_since,
+            is_cut: false,
+            connected_since: now,
             reachable_since: now,
-            runs,
-            beats,
+            runs: Vec::new(),
+            beats: None,
             since: now,
-            declarations,
-            seen,
-            contested,
-            read_at,
-            decided,
-            poll_at,
-            beat_at,
+            declarations: Declarations::new(release.id, release.read.clone()),
+            release,
+            seen: Vec::new(),
+            contested: true,
+            read_at: None,
+            decided: Vec::new(),
+            poll_at: now,
+            beat_at: now,
         }
     }
 
@@ -228,9 +225,8 @@ impl Machine {
         let view = View { rows: listed.collect(), words, none: Word::default(), judge, now };
         let all = &release.declared;
         for declared in all.iter().filter(|declared| !view.waits(declared, all)) {
-            let (decision, word) = (view.decide(declared, all), view.word(&declared.times.name));
-            self.contested |=
-                view.has_other_times(declared) || word.contests(&declared.times) || decision != Decision::Leave;
+            let decision = view.decide(declared, all);
+            self.contested |= view.is_contested(declared, decision);
             let changes = view.step(declared, all, decision).ok().flatten().map(|step| match step {
                 Step::Change(times, _, change) => vec![(times.clone(), change)],
                 Step::Rename(both) => both.to_vec(),
