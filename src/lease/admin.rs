@@ -266,9 +266,9 @@ impl<DB: Database> LeaseLock<DB> {
             let Forced::Freed(_) = forced else { return Ok(None) };
             let by = DB::inspect(conn, key, terms).await?.map(|freed| freed.row.client_ip).unwrap_or_default();
             let under = expected.map(|seen| format!(", token {}", seen.token)).unwrap_or_default();
-            Ok(Some(((), format!("from {by}{under}; status {}", status.letter()))))
+            Ok(Some(format!("from {by}{under}; status {}", status.letter())))
         };
-        recorded::<DB, _>(conn, &change, force).await.map(|_| forced)
+        recorded::<DB>(conn, &change, force).await.map(|_| forced)
     }
 
     /// Returns at most `limit` changes that operators have made, the latest first: those of a key,

@@ -6,14 +6,12 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
     action::{Action, Certainty},
-    causes::NotFound,
     error::Error,
     invalid::Invalid,
     key::Key,
     retry::{DAY, Repeat, within},
     schedule::{
-        core::{Core, answered},
-        declarations::renamed_to,
+        core::{Core, answered, not_found},
         declared::declared,
         info::{Said, ScheduleInfo},
         schedules::Schedules,
@@ -47,9 +45,9 @@ async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Fail
     let change = Change { who: &core.label, what: "triggered", name: name.as_str() };
     let mut repeat = Repeat::until(limit);
     loop {
-        let trigger = async |conn: &mut DB::Connection| Ok(DB::trigger(conn, name).await?.then(|| ((), String::new())));
-        let send = async |conn: &mut DB::Connection| recorded::<DB, _>(conn, &change, trigger).await;
-        let reply = core.requests.send_once(limit, send).await.map(|done| done.is_some());
+        let trigger = async |conn: &mut DB::Connection| Ok(DB::trigger(conn, name).await?.then(String::new));
+        let send = async |conn: &mut DB::Connection| recorded::<DB>(conn, &change, trigger).await;
+        let reply = core.requests.send_once(limit, send).await;
         if reply.as_ref().is_err_and(Failure::is_unanswered) {
             return reply;
         }
@@ -60,14 +58,8 @@ async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Fail
 }
 
 /// Says that there is no schedule of this name, and which name it has now.
-pub(super) async fn unknown<DB: Database>(core: &Core<DB>, name: Key) -> Error {
-    let names = std::slice::from_ref(&name);
-    let found: Result<_, Error> = answered!(core, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names));
-    let row = found.ok().and_then(|found| found.rows.into_iter().next());
-    Error::NotFound(NotFound::Schedule {
-        renamed_to: row.and_then(|row| Some(renamed_to(&row.times.spec)?.to_owned())),
-        name,
-    })
+async fn unknown<DB: Database>(core: &Core<DB>, name: &Key) -> Error {
+    not_found(name, core.row(name).await.ok().and_then(|(row, _)| row).as_ref())
 }
 
 fn infos(rows: Vec<ListedSchedule>, declared: &HashMap<Key, Said>) -> Vec<ScheduleInfo> {
@@ -103,39 +95,37 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, the schedule may be resumed.
     pub async fn resume(&self, name: &str) -> Result<(), Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
-        let change = Change { who: &core.label, what: "resumed", name: name.as_str() };
         let resume = async |conn: &mut DB::Connection| {
             let resumed = DB::pause(conn, &name, false).await?;
             for what in [What::Pause, What::Skip] {
                 DB::cancel(conn, what, name.as_str(), None).await?;
             }
-            Ok(resumed.then(|| ((), String::new())))
+            Ok(resumed.then(String::new))
         };
-        match answered!(&*core, Action::Update, &name.quoted(), conn => recorded::<DB, _>(conn, &change, resume))? {
-            Some(()) => Ok(()),
-            None => Err(unknown(&core, name).await),
+        match core.change(Action::Update, ("resumed", name.as_str()), resume).await? {
+            true => Ok(()),
+            false => Err(unknown(&core, &name).await),
         }
     }
 
     /// Pauses a schedule, until this time if there is one.
     pub(super) async fn set_paused(&self, name: &Key, until: Option<DateTime<Utc>>) -> Result<(), Error> {
         let core = self.core()?;
-        let change = Change { who: &core.label, what: "paused", name: name.as_str() };
         let pause = async |conn: &mut DB::Connection| {
             if !DB::pause(conn, name, true).await? {
                 return Ok(None);
             }
             let Some(until) = until else {
                 DB::cancel(conn, What::Pause, name.as_str(), None).await?;
-                return Ok(Some(((), String::new())));
+                return Ok(Some(String::new()));
             };
             DB::order(conn, &Order { what: What::Pause, name: name.as_str(), since: until, until, who: &core.label })
                 .await?;
-            Ok(Some(((), format!("until {until}"))))
+            Ok(Some(format!("until {until}")))
         };
-        match answered!(&*core, Action::Update, &name.quoted(), conn => recorded::<DB, _>(conn, &change, pause))? {
-            Some(()) => Ok(()),
-            None => Err(unknown(&core, name.clone()).await),
+        match core.change(Action::Update, ("paused", name.as_str()), pause).await? {
+            true => Ok(()),
+            false => Err(unknown(&core, name).await),
         }
     }
 
@@ -153,7 +143,7 @@ impl<DB: Database> Schedules<DB> {
         let (core, name) = (self.core()?, Key::new(name)?);
         match trigger(&core, &name).await {
             Ok(true) => Ok(()),
-            Ok(false) => Err(unknown(&core, name).await),
+            Ok(false) => Err(unknown(&core, &name).await),
             Err(failure) => Err(core.failed(failure, Action::Update, &name.quoted(), Certainty::NothingChanged)),
         }
     }

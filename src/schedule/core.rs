@@ -3,16 +3,16 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use chrono::TimeDelta;
+use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
     action::{Action, Certainty},
-    causes::Setup,
+    causes::{NotFound, Setup},
     error::Error,
     key::{Claim, Holder, Key},
     lease::lock::LeaseLock,
     pacing,
-    schedule::spec::Schedule,
+    schedule::{declarations::renamed_to, spec::Schedule},
     schema::schema,
     session::{
         sessions::Sessions,
@@ -21,9 +21,11 @@ use crate::{
         timers::{sleep, timeout_at},
     },
     store::{
-        Database, TooLate,
+        Database, Reply, TooLate,
+        changes::{Change, recorded},
         failure::Failure,
-        schedule::{DueReply, DueRequest, Known},
+        orders::{Given, What},
+        schedule::{DueReply, DueRequest, Known, ListedSchedule},
         schema::{Part, TABLES},
     },
 };
@@ -117,6 +119,30 @@ impl<DB: Database> Core<DB> {
         Known { times: schedule.times(), lease: self.lease(schedule) }
     }
 
+    /// Makes a change that an operator has ordered, and records it with what the statements return
+    /// as its detail. Returns `false` if they return `None`, and nothing was changed.
+    pub async fn change(
+        &self,
+        action: Action,
+        (what, name): (&'static str, &str),
+        statements: impl AsyncFnOnce(&mut DB::Connection) -> Reply<Option<String>> + Copy,
+    ) -> Result<bool, Error> {
+        let (change, subject) = (Change { who: &self.label, what, name }, format!("{name:?}"));
+        answered!(self, action, &subject, conn => recorded::<DB>(conn, &change, statements))
+    }
+
+    /// Reads the row of a schedule, if there is one, and the database's time.
+    pub async fn row(&self, name: &Key) -> Result<(Option<ListedSchedule>, DateTime<Utc>), Error> {
+        let names = std::slice::from_ref(name);
+        let found = answered!(self, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names))?;
+        Ok((found.rows.into_iter().next(), found.now))
+    }
+
+    /// Reads an order that an operator has given for a schedule.
+    pub async fn ordered(&self, what: What, name: &Key) -> Result<Option<Given>, Error> {
+        answered!(self, Action::Inspect, &name.quoted(), conn => DB::ordered(conn, what, name.as_str()))
+    }
+
     /// Returns the error to report. `before` is what was known of the outcome before this request.
     pub fn failed(&self, failure: Failure, action: Action, subject: &str, before: Certainty) -> Error {
         match failure.into_error(action, subject.to_owned(), self.time_limit, before) {
@@ -157,6 +183,18 @@ impl<DB: Database> Core<DB> {
         }
         (sent, reply)
     }
+}
+
+/// Says that there is no schedule of this name: its row, if it has one, is of a schedule that is
+/// removed, or has another name now.
+pub fn not_found(name: &Key, row: Option<&ListedSchedule>) -> Error {
+    let renamed_to = row.and_then(|row| renamed_to(&row.times.spec)).map(str::to_owned);
+    Error::NotFound(NotFound::Schedule { name: name.clone(), renamed_to })
+}
+
+/// Says that the state of a schedule does not permit the call.
+pub fn refused(name: &Key, wrong: impl Into<String>) -> Error {
+    Error::Setup(Setup::ScheduleUnfit { name: name.clone(), wrong: wrong.into() })
 }
 
 /// Undoes a claim of these schedules under which no work was begun. A takeover is left to the next

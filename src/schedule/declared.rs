@@ -7,11 +7,10 @@ use uuid::Uuid;
 
 use crate::{
     action::Action,
-    causes::{NotFound, Setup},
     error::Error,
     key::Key,
     schedule::{
-        core::{Core, answered},
+        core::{Core, answered, not_found, refused},
         declarations::{Word, descriptions, from_text},
         info::Said,
         instances::{AHEAD, Decision, Declared, is_live},
@@ -21,7 +20,7 @@ use crate::{
     },
     store::{
         Database,
-        changes::{Change, recorded},
+        changes::Change,
         instances::{Beat, ListedInstance},
         orders::OF_SCHEDULES,
         schedule::Times,
@@ -111,10 +110,6 @@ pub async fn declared<DB: Database>(core: &Core<DB>) -> Result<HashMap<Key, Said
     Ok(said)
 }
 
-pub(super) fn refused(name: &Key, wrong: String) -> Error {
-    Error::Setup(Setup::ScheduleUnfit { name: name.clone(), wrong })
-}
-
 /// Operations on instances, and on schedules that no instance has.
 impl<DB: Database> Schedules<DB> {
     /// Lists the instances that run schedules of the database, in the order of their labels.
@@ -178,26 +173,24 @@ impl<DB: Database> Schedules<DB> {
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
         if self.inspect(name.as_str()).await?.is_none() {
-            return Err(Error::NotFound(NotFound::Schedule { name, renamed_to: None }));
+            return Err(not_found(&name, None));
         }
         let declared = declared(&core).await?.remove(&name).unwrap_or_default();
         if !declared.times.is_empty() {
             let wrong = "instances that are alive declare it, or that it is removed: deploy the application without it, or stop them";
-            return Err(refused(&name, wrong.to_owned()));
+            return Err(refused(&name, wrong));
         }
-        let change = Change { who: &core.label, what: "removed", name: name.as_str() };
         let remove = async |conn: &mut DB::Connection| {
             let removed = DB::remove_schedule(conn, &name).await?;
             for what in OF_SCHEDULES {
                 DB::cancel(conn, what, name.as_str(), None).await?;
             }
-            Ok(removed.then(|| ((), String::new())))
+            Ok(removed.then(String::new))
         };
-        let removed =
-            answered!(&*core, Action::Forget, &name.quoted(), conn => recorded::<DB, _>(conn, &change, remove))?;
+        let removed = core.change(Action::Forget, ("removed", name.as_str()), remove).await?;
         // A removal whose reply was lost is sent again, and finds no row.
-        if removed.is_none() && self.inspect(name.as_str()).await?.is_some() {
-            return Err(refused(&name, "a run is under way: it can be removed after that".to_owned()));
+        if !removed && self.inspect(name.as_str()).await?.is_some() {
+            return Err(refused(&name, "a run is under way: it can be removed after that"));
         }
         Ok(())
     }
@@ -214,21 +207,18 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, the slot may be moved.
     pub async fn reset(&self, name: &str) -> Result<DateTime<Utc>, Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
-        let names = std::slice::from_ref(&name);
         loop {
-            let found = answered!(&*core, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names))?;
-            let Some(row) = found.rows.first() else {
-                return Err(NotFound::Schedule { name, renamed_to: None }.into());
-            };
+            let (row, now) = core.row(&name).await?;
+            let row = row.ok_or_else(|| not_found(&name, None))?;
             let Some(schedule) = Schedule::of(&row.times) else {
                 return Err(refused(&name, format!("its times {:?} have no next tick", row.times.spec)));
             };
-            if is_live(row, found.now) {
-                return Err(refused(&name, "a run is under way: it can be reset after that".to_owned()));
+            if is_live(&row, now) {
+                return Err(refused(&name, "a run is under way: it can be reset after that"));
             }
-            let (slot, none) = (schedule.next(found.now), Word::default());
+            let (slot, none) = (schedule.next(now), Word::default());
             let decision = if row.running { Decision::Fresh } else { Decision::PutBack };
-            let change = Declared::new(&schedule).change_to(slot, decision, Some(row), &none, found.now);
+            let change = Declared::new(&schedule).change_to(slot, decision, Some(&row), &none, now);
             answered!(&*core, Action::Forget, &name.quoted(), conn => DB::forget_runs_ahead(conn, &name))?;
             // A run that has just begun or ended has changed the row.
             if answered!(&*core, Action::Update, &name.quoted(), conn => DB::change_times(conn, &row.times, &change))? {
@@ -237,7 +227,7 @@ impl<DB: Database> Schedules<DB> {
                 let recorded: Result<(), Error> =
                     answered!(&*core, Action::Update, &name.quoted(), conn => DB::record(conn, &made, &detail));
                 // The clock was ahead when the pause before the next attempt began, perhaps.
-                if row.due_at > change.slot.max(found.now + AHEAD) {
+                if row.due_at > change.slot.max(now + AHEAD) {
                     let woken: Result<(), Error> =
                         answered!(&*core, Action::Update, &name.quoted(), conn => DB::wake(conn, &name));
                     if let Err(error) = woken {

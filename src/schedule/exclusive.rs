@@ -8,18 +8,11 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    action::Action,
     causes::DatabaseFault,
     error::Error,
     key::{Claim, Key},
     lease::guard::Lease,
-    schedule::{
-        core::{Core, answered},
-        info::WAITS_FOR,
-        keeper::Keeper,
-        spec::Schedule,
-        tick::note,
-    },
+    schedule::{core::Core, info::WAITS_FOR, keeper::Keeper, spec::Schedule, tick::note},
     session::timers::sleep,
     store::Database,
 };
@@ -103,9 +96,8 @@ async fn say<DB: Database>(core: &Core<DB>, claim: &Claim, text: &str) {
 
 /// Returns whether the schedule is known to be paused.
 async fn is_paused<DB: Database>(core: &Core<DB>, name: &Key) -> bool {
-    let names = std::slice::from_ref(name);
-    match answered!(core, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names)) {
-        Ok(registered) => registered.rows.iter().any(|row| row.paused),
+    match core.row(name).await {
+        Ok((row, _)) => row.is_some_and(|row| row.paused),
         Err(error) => {
             tracing::warn!(schedule = %name, ?error, "it is unknown whether it was paused; it is run");
             false

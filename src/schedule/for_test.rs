@@ -7,11 +7,10 @@ use sqlx::Pool;
 
 use crate::{
     action::{Action, Certainty},
-    causes::Setup,
     error::Error,
     key::{Claim, Holder},
     schedule::{
-        core::{answered, put_back},
+        core::{answered, put_back, refused},
         declarations::Word,
         instances::{Decision, Declared},
         plan::Row,
@@ -70,7 +69,7 @@ impl<DB: Database> Tick<DB> {
         schedule.check()?;
         core.check().await?;
         let (name, subject) = (&schedule.name, schedule.name.quoted());
-        let refused = |wrong: &str| Error::Setup(Setup::ScheduleUnfit { name: name.clone(), wrong: wrong.to_owned() });
+        let refused = |wrong: &str| refused(name, wrong);
         if schedule.exclusive.is_some() {
             return Err(refused("it needs a key as well: `run_now` takes it"));
         }
@@ -78,20 +77,19 @@ impl<DB: Database> Tick<DB> {
         if runs.iter().any(|run| run.slot == slot) {
             return Err(refused("there was a run of this tick: take another time, or another database"));
         }
-        let names = std::slice::from_ref(name);
-        let found = answered!(&*core, Action::Inspect, &subject, conn => DB::registered(conn, names))?;
+        let (row, now) = core.row(name).await?;
         let tick = schedule.upcoming(slot - TimeDelta::milliseconds(1))?.next();
         if let Some(tick) = tick.filter(|tick| *tick != slot) {
             return Err(refused(&format!("no tick is at {slot}: the next one is at {tick}")));
         }
-        if found.rows.iter().any(|row| row.paused || row.running) {
+        if row.as_ref().is_some_and(|row| row.paused || row.running) {
             return Err(refused("it is paused, or a run is under way"));
         }
-        if slot > found.now {
+        if slot > now {
             return Err(refused("the tick of a test has to be of a time that has passed"));
         }
-        let (declared, row) = (Declared::new(&schedule), found.rows.first());
-        let change = declared.change_to(slot, Decision::Fresh, row, &Word::default(), found.now);
+        let declared = Declared::new(&schedule);
+        let change = declared.change_to(slot, Decision::Fresh, row.as_ref(), &Word::default(), now);
         let times = schedule.times();
         if !answered!(&*core, Action::Update, &subject, conn => DB::change_times(conn, &times, &change))? {
             return Err(refused("another instance changed its row"));
@@ -101,7 +99,7 @@ impl<DB: Database> Tick<DB> {
         let reply =
             reply.map_err(|failure| core.failed(failure, Action::Acquire, &subject, Certainty::NothingChanged))?;
         let Some(row) = reply.claimed.into_iter().next().filter(|row| row.slot == slot) else {
-            put_back(&core, holder, names).await;
+            put_back(&core, holder, std::slice::from_ref(name)).await;
             return Err(refused("another instance runs it"));
         };
         let claim = Claim { key: name.clone(), holder, token: row.token };

@@ -7,36 +7,22 @@ use crate::{
     error::Error,
     key::Key,
     schedule::{
-        admin::unknown,
-        core::{Core, answered},
-        declared::refused,
+        core::{Core, answered, not_found, refused},
         schedules::Schedules,
         spec::{Schedule, Timing},
     },
     store::{
         Database,
-        changes::{Change, recorded},
-        orders::{Given, Order, What},
-        schedule::{ListedSchedule, Registered},
+        orders::{Order, What},
+        schedule::ListedSchedule,
     },
 };
 
-/// Returns the row of a schedule, and the database's time.
-async fn found<DB: Database>(core: &Core<DB>, name: &Key) -> Result<(ListedSchedule, DateTime<Utc>), Error> {
-    let names = std::slice::from_ref(name);
-    let Registered { rows, now } =
-        answered!(core, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names))?;
-    match rows.into_iter().next() {
-        Some(row) => Ok((row, now)),
-        None => Err(unknown(core, name.clone()).await),
-    }
-}
-
 /// Returns the row of a schedule that is not removed, and the database's time.
 async fn in_effect<DB: Database>(core: &Core<DB>, name: &Key) -> Result<(ListedSchedule, DateTime<Utc>), Error> {
-    match found(core, name).await? {
-        (row, _) if row.times.are_removed() => Err(unknown(core, name.clone()).await),
-        found => Ok(found),
+    match core.row(name).await? {
+        (Some(row), now) if !row.times.are_removed() => Ok((row, now)),
+        (row, _) => Err(not_found(name, row.as_ref())),
     }
 }
 
@@ -46,7 +32,7 @@ fn next_of(row: &ListedSchedule, is_begun: bool, now: DateTime<Utc>) -> Result<D
     match Schedule::of(&row.times) {
         _ if !is_begun => Ok(row.slot),
         Some(Schedule { timing: Timing::After(_), .. }) => {
-            Err(refused(name, "a run is under way, after which its next tick is known".to_owned()))
+            Err(refused(name, "a run is under way, after which its next tick is known"))
         }
         Some(schedule) => Ok(schedule.next(row.slot.max(now))),
         None => Err(refused(name, format!("its times {:?} have no next tick", row.times.spec))),
@@ -60,9 +46,7 @@ async fn has_ordered<DB: Database>(
     name: &Key,
     until: DateTime<Utc>,
 ) -> Result<bool, Error> {
-    let given: Option<Given> =
-        answered!(core, Action::Inspect, &name.quoted(), conn => DB::ordered(conn, what, name.as_str()))?;
-    Ok(given.is_some_and(|given| given.until == until && given.who == core.label))
+    Ok(core.ordered(what, name).await?.is_some_and(|given| given.until == until && given.who == core.label))
 }
 
 impl<DB: Database> Schedules<DB> {
@@ -92,10 +76,9 @@ impl<DB: Database> Schedules<DB> {
     /// ```
     pub async fn stop(&self, name: &str) -> Result<bool, Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
-        let change = Change { who: &core.label, what: "stopped", name: name.as_str() };
         let mut tried = None;
         loop {
-            let (row, _) = found(&core, &name).await?;
+            let row = core.row(&name).await?.0.ok_or_else(|| not_found(&name, None))?;
             let Some(until) = row.run_slot.filter(|_| row.attempt > 0) else {
                 // An order whose reply was lost may have ended the tick.
                 let Some(tried) = tried else { return Ok(false) };
@@ -109,12 +92,10 @@ impl<DB: Database> Schedules<DB> {
                 DB::wake(conn, &name).await?;
                 let order = Order { what: What::Stop, name: name.as_str(), since: until, until, who: &core.label };
                 DB::order(conn, &order).await?;
-                Ok(Some(((), format!("the tick of {until}, attempt {}", row.attempt))))
+                Ok(Some(format!("the tick of {until}, attempt {}", row.attempt)))
             };
-            let stopped: Result<_, Error> =
-                answered!(&*core, Action::Update, &name.quoted(), conn => recorded::<DB, _>(conn, &change, stop));
             // A run that has just begun or ended has changed the row.
-            if stopped?.is_some() {
+            if core.change(Action::Update, ("stopped", name.as_str()), stop).await? {
                 return Ok(true);
             }
         }
@@ -184,19 +165,16 @@ impl<DB: Database> Schedules<DB> {
             // over.
             tried = Some(until);
             let since = if is_begun { row.slot + TimeDelta::microseconds(1) } else { DateTime::UNIX_EPOCH };
-            let change = Change { who: &core.label, what: "skipped", name: name.as_str() };
             let skip = async |conn: &mut DB::Connection| {
                 if !DB::latch(conn, name, row.slot, row.attempt).await? {
                     return Ok(None);
                 }
                 let order = Order { what: What::Skip, name: name.as_str(), since, until, who: &core.label };
                 DB::order(conn, &order).await?;
-                Ok(Some(((), format!("ticks until {until}"))))
+                Ok(Some(format!("ticks until {until}")))
             };
-            let skipped =
-                answered!(&*core, Action::Update, &name.quoted(), conn => recorded::<DB, _>(conn, &change, skip))?;
             // A run that has just begun or ended has changed the row.
-            if skipped.is_some() {
+            if core.change(Action::Update, ("skipped", name.as_str()), skip).await? {
                 return Ok(until);
             }
         }
@@ -238,17 +216,15 @@ impl<DB: Database> Schedules<DB> {
         if known.is_empty() {
             return Ok(0);
         }
-        let change = Change { who: &core.label, what: "drained", name: label };
         let drain = async |conn: &mut DB::Connection| {
             for (id, now) in &known {
                 let order = Order { what: What::Drain, name: id, since: *now, until: *now, who: &core.label };
                 DB::order(conn, &order).await?;
             }
-            Ok(Some((known.len(), String::new())))
+            Ok(Some(String::new()))
         };
-        let subject = format!("{label:?}");
-        let drained = answered!(&*core, Action::Update, &subject, conn => recorded::<DB, _>(conn, &change, drain))?;
-        Ok(drained.unwrap_or_default())
+        core.change(Action::Update, ("drained", label), drain).await?;
+        Ok(known.len())
     }
 
     /// Returns what a run has printed, of [`Tick::keep_output`](crate::Tick::keep_output). `None`

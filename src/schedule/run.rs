@@ -265,9 +265,7 @@ async fn end_kept<DB: Database>(
 /// Returns what the history says of a tick that an operator stopped or had skipped.
 async fn by_order<DB: Database>(core: &Core<DB>, what: What, name: &Key) -> String {
     let done = if what == What::Stop { "stopped" } else { "skipped" };
-    let ordered: Result<_, Error> =
-        answered!(core, Action::Inspect, &name.quoted(), conn => DB::ordered(conn, what, name.as_str()));
-    match ordered {
+    match core.ordered(what, name).await {
         Ok(Some(Given { who, .. })) => format!("{done} by {who}"),
         Ok(None) | Err(_) => format!("{done} by an operator"),
     }
@@ -275,9 +273,7 @@ async fn by_order<DB: Database>(core: &Core<DB>, what: What, name: &Key) -> Stri
 
 /// Returns whether an operator is known to have stopped the tick.
 async fn is_stopped<DB: Database>(tick: &Inner<DB>) -> bool {
-    let name = &tick.claim.key;
-    let ordered: Result<Option<Given>, Error> =
-        answered!(&*tick.core, Action::Inspect, &name.quoted(), conn => DB::ordered(conn, What::Stop, name.as_str()));
+    let ordered = tick.core.ordered(What::Stop, &tick.claim.key).await;
     // If it is not known, the next claim obeys the order.
     ordered.is_ok_and(|given| given.is_some_and(|given| given.until == tick.row.slot))
 }

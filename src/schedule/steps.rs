@@ -16,7 +16,6 @@ use crate::{
     session::time::Instant,
     store::{
         Database,
-        changes::{Change, recorded},
         instances::TimesChange,
         orders::What,
         schedule::{ListedSchedule, Times},
@@ -105,15 +104,13 @@ async fn forget_pause<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime
 
 /// Resumes a schedule whose pause was to end at this time.
 async fn resume<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<Utc>) -> Result<bool, Error> {
-    let change = Change { who: &core.label, what: "resumed", name: name.as_str() };
     let resume = async |conn: &mut DB::Connection| {
         let resumed = DB::pause(conn, name, false).await?;
         // Another pause may have begun since.
         let is_over = resumed && DB::cancel(conn, What::Pause, name.as_str(), Some(until)).await?;
-        Ok(is_over.then(|| ((), "its pause has ended".to_owned())))
+        Ok(is_over.then(|| "its pause has ended".to_owned()))
     };
-    let resumed = answered!(core, Action::Update, &name.quoted(), conn => recorded::<DB, _>(conn, &change, resume))?;
-    Ok(resumed.is_some())
+    core.change(Action::Update, ("resumed", name.as_str()), resume).await
 }
 
 async fn change_one<DB: Database>(

@@ -12,7 +12,7 @@ use crate::{
     key::{Claim, Holder, Key},
     retry::Repeat,
     schedule::{
-        core::Core,
+        core::{Core, not_found},
         end::TickOutcome,
         presence::Presence,
         run::{self, Job, StopTokens},
@@ -93,7 +93,7 @@ impl<DB: Database> Schedules<DB> {
     /// Runs the tick of a schedule if it is due, or is made so by a trigger.
     async fn one_tick(&self, name: &str, triggers: bool, stop: impl Future<Output = ()>) -> Result<TickOutcome, Error> {
         let Some(job) = self.jobs.iter().find(|job| job.schedule.name() == name).cloned() else {
-            return Err(NotFound::Schedule { name: Key::new(name)?, renamed_to: None }.into());
+            return Err(not_found(&Key::new(name)?, None));
         };
         let core = self.checked(std::slice::from_ref(&job)).await?;
         let mut presence = Presence::of_calls(&core, &job.schedule, !triggers);

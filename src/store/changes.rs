@@ -4,7 +4,7 @@ use std::future::Future;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use crate::store::{Reply, Store, stored_row::StoredRow, transaction};
+use crate::store::{Reply, Store, changed, stored_row::StoredRow};
 
 /// A change that an operator makes.
 #[derive(Clone, Debug)]
@@ -63,15 +63,15 @@ pub trait ChangeStore: Store {
 }
 
 /// Executes statements in a transaction, which records what they return as the detail of the
-/// change. If they return `None`, they are undone.
-pub async fn recorded<DB: ChangeStore, T>(
+/// change. If they return `None`, they are undone. Returns whether they were not.
+pub async fn recorded<DB: ChangeStore>(
     conn: &mut DB::Connection,
     change: &Change<'_>,
-    statements: impl AsyncFnOnce(&mut DB::Connection) -> Reply<Option<(T, String)>>,
-) -> Reply<Option<T>> {
+    statements: impl AsyncFnOnce(&mut DB::Connection) -> Reply<Option<String>>,
+) -> Reply<bool> {
     let and_record = async |conn: &mut DB::Connection| {
-        let Some((value, detail)) = statements(conn).await? else { return Ok(None) };
-        DB::record(conn, change, &detail).await.map(|()| Some(value))
+        let Some(detail) = statements(conn).await? else { return Ok(false) };
+        DB::record(conn, change, &detail).await.map(|()| true)
     };
-    transaction::<DB, _>(conn, and_record).await
+    changed::<DB>(conn, and_record).await
 }

@@ -89,7 +89,6 @@ async fn transaction<DB: Store, T>(
 }
 
 /// The same for statements that return whether they changed anything.
-#[cfg(feature = "schedule")]
 async fn changed<DB: Store>(
     conn: &mut DB::Connection,
     statements: impl AsyncFnOnce(&mut DB::Connection) -> Reply<bool>,
