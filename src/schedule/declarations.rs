@@ -85,14 +85,16 @@ fn unescaped(field: &str) -> String {
 #[derive(Clone)]
 pub struct Declarations {
     /// The id of its own set.
-    own: i64,
+    pub own: i64,
     /// What each set declares, by their ids.
     of: HashMap<i64, Vec<Times>>,
 }
 
 impl Declarations {
-    pub fn new(own: i64, times: Vec<Times>) -> Self {
-        Self { own, of: HashMap::from([(own, times)]) }
+    /// Returns what an instance knows that announces this text.
+    pub fn new(text: &str) -> Self {
+        let own = hash(&[text]).cast_signed();
+        Self { own, of: HashMap::from([(own, from_text(text))]) }
     }
 
     /// Forgets the sets that are no longer there. Returns the ids of those that are not known yet.

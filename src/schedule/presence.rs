@@ -102,36 +102,33 @@ struct Told {
 
 impl Presence {
     pub fn new<DB: Database>(core: &Core<DB>, declared: Vec<Declared>) -> Self {
-        let all = declared.iter().map(|declared| declared.times.clone()).collect();
         let declares = to_text(declared.iter().map(|declared| (&declared.times, declared.description())));
+        let (declarations, lives) = (Declarations::new(&declares), life(core.poll_interval));
         let announcement = Announcement {
             id: *Holder::unique().as_uuid(),
             label: core.label.clone(),
             build: core.build.clone(),
             calls: false,
-            lives: life(core.poll_interval),
-            declares_id: hash(&[&declares]).cast_signed(),
+            lives,
+            declares_id: declarations.own,
             declares,
         };
-        let (declarations, seen) = (Declarations::new(announcement.declares_id, all), Vec::new());
-        let (lives, contested, read_at) = (announcement.lives, true, None);
-        let (since, unbroken, longest_life) = (DateTime::UNIX_EPOCH, Instant::now(), lives);
         Self {
             announcement,
             declared,
             lives,
             beats: 1,
             declarations,
-            seen,
-            contested,
+            seen: Vec::new(),
+            contested: true,
             calls_again: false,
-            read_at,
+            read_at: None,
             resumes_at: None,
             is_drained: false,
             told: Told::default(),
-            since,
-            unbroken,
-            longest_life,
+            since: DateTime::UNIX_EPOCH,
+            unbroken: Instant::now(),
+            longest_life: lives,
         }
     }
 
@@ -196,10 +193,8 @@ impl Presence {
     fn leaves_descriptions_out(&mut self) -> bool {
         let declares = to_text(self.declared.iter().map(|declared| (&declared.times, "")));
         let had = declares != self.announcement.declares;
-        let id = hash(&[&declares]).cast_signed();
-        self.declarations =
-            Declarations::new(id, self.declared.iter().map(|declared| declared.times.clone()).collect());
-        (self.announcement.declares, self.announcement.declares_id) = (declares, id);
+        self.declarations = Declarations::new(&declares);
+        (self.announcement.declares, self.announcement.declares_id) = (declares, self.declarations.own);
         had
     }
 

@@ -11,7 +11,6 @@ use crate::{
     key::Key,
     schedule::{
         declarations::{Declarations, Word, from_text, to_text},
-        hash::hash,
         instances::{Declared, JUDGES, Judge},
         steps::Step,
         view::View,
@@ -32,12 +31,14 @@ pub struct Release {
     /// The same as the others read it.
     pub read: Vec<Times>,
     pub id: i64,
+    declarations: Declarations,
 }
 
 impl Release {
     pub fn new(declared: Vec<Declared>) -> Self {
         let text = to_text(declared.iter().map(|declared| (&declared.times, "")));
-        Self { declared, read: from_text(&text), id: hash(&[&text]).cast_signed() }
+        let declarations = Declarations::new(&text);
+        Self { declared, read: from_text(&text), id: declarations.own, declarations }
     }
 
     pub fn of(&self, name: &Key) -> Option<&Times> {
@@ -96,7 +97,7 @@ impl Machine {
             runs: Vec::new(),
             beats: None,
             since: now,
-            declarations: Declarations::new(release.id, release.read.clone()),
+            declarations: release.declarations.clone(),
             release,
             seen: Vec::new(),
             contested: true,
