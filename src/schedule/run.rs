@@ -55,7 +55,7 @@ impl<DB: Database> Clone for Job<DB> {
 }
 
 /// How a run is ended from outside.
-#[derive(Clone)]
+#[derive(Clone, Debug, Default)]
 pub struct StopTokens {
     /// No run begins any more.
     pub closed: CancellationToken,

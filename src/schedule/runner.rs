@@ -52,10 +52,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[must_use = "dropping it stops the schedules"]
 #[derive(Debug)]
 pub struct Running {
-    /// No more claims.
-    closed: CancellationToken,
-    /// Runs are stopped.
-    stopped: CancellationToken,
+    tokens: StopTokens,
     /// An operator has ordered that it ends.
     drained: CancellationToken,
     pub(super) busy: Arc<Busy>,
@@ -71,18 +68,15 @@ impl Running {
         presence: Presence,
         busy: Arc<Busy>,
     ) -> Self {
-        let (closed, stopped, drained) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
-        let tokens = StopTokens { closed: closed.clone(), stopped: stopped.clone() };
+        let (tokens, drained) = (StopTokens::default(), CancellationToken::new());
         let (pauses, works) = (poll_backoff(core.poll_interval), Arc::new(()));
-        let known = jobs.values().map(|job| core.known(&job.schedule)).collect();
         let runner = Runner {
             core,
             jobs,
-            known,
             presence,
             busy: busy.clone(),
             works: works.clone(),
-            tokens,
+            tokens: tokens.clone(),
             drained: drained.clone(),
             pauses,
             failing: None,
@@ -91,7 +85,7 @@ impl Running {
             unheard: 0,
             subscriber: Subscriber::current(),
         };
-        Self { closed, stopped, drained, busy, works, driver: Some(tokio::spawn(runner.drive())) }
+        Self { tokens, drained, busy, works, driver: Some(tokio::spawn(runner.drive())) }
     }
 
     /// Stops claiming ticks, and waits for the runs to end. A run that waits for its key does not
@@ -107,10 +101,10 @@ impl Running {
     /// # Cancel safety
     /// If the future is dropped, the runs are stopped and handed back in the background.
     pub async fn shutdown(mut self, limit: Duration) -> bool {
-        self.closed.cancel();
+        self.tokens.closed.cancel();
         let Some(mut driver) = self.driver.take() else { return true };
         let ended = timeout(limit, &mut driver).await;
-        self.stopped.cancel();
+        self.tokens.stopped.cancel();
         if ended.is_err() {
             driver.await.ok();
         }
@@ -130,15 +124,14 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.closed.cancel();
-        self.stopped.cancel();
+        self.tokens.closed.cancel();
+        self.tokens.stopped.cancel();
     }
 }
 
 struct Runner<DB: Database> {
     core: Arc<Core<DB>>,
     jobs: HashMap<Key, Job<DB>>,
-    known: Arc<[Known]>,
     presence: Presence,
     busy: Arc<Busy>,
     works: Arc<()>,
@@ -324,10 +317,9 @@ impl<DB: Database> Runner<DB> {
     /// limit is a set.
     fn claimable(&self, most: u32) -> Vec<(Vec<Known>, u32)> {
         let busy = self.busy.groups();
-        let group_of = |name: &Key| self.jobs.get(name).and_then(|job| job.schedule.group.as_ref());
         let mut sets: HashMap<Option<&Key>, Vec<Known>> = HashMap::new();
-        for known in self.known.iter().filter(|known| !busy.contains_key(&known.times.name)) {
-            sets.entry(group_of(&known.times.name)).or_default().push(known.clone());
+        for (_, Job { schedule, .. }) in self.jobs.iter().filter(|(name, _)| !busy.contains_key(*name)) {
+            sets.entry(schedule.group.as_ref()).or_default().push(self.core.known(schedule));
         }
         let room = |group: Option<&Key>| {
             let Some(limit) = group.and_then(|group| self.core.max_runs.get(group)) else { return most };
