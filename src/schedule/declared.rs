@@ -76,17 +76,8 @@ impl InstanceInfo {
         let mut declares: Vec<DeclaredTimes> = declares.iter().map(declared).collect();
         declares.sort_by(|one, other| one.name.cmp(&other.name));
         let alive = listed.is_alive();
-        Self {
-            id: listed.id,
-            label: listed.label,
-            build: listed.build,
-            calls: listed.calls,
-            since: listed.since,
-            beat: listed.beat_at,
-            alive,
-            declares,
-            now: listed.now,
-        }
+        let ListedInstance { id, label, build, calls, since, beat_at: beat, now, .. } = listed;
+        Self { id, label, build, calls, since, beat, alive, declares, now }
     }
 }
 
@@ -172,7 +163,7 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, the schedule may be removed.
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
-        if self.inspect(name.as_str()).await?.is_none() {
+        if core.row(&name).await?.0.is_none() {
             return Err(not_found(&name, None));
         }
         let declared = declared(&core).await?.remove(&name).unwrap_or_default();
@@ -189,7 +180,7 @@ impl<DB: Database> Schedules<DB> {
         };
         let removed = core.change(Action::Forget, ("removed", name.as_str()), remove).await?;
         // A removal whose reply was lost is sent again, and finds no row.
-        if !removed && self.inspect(name.as_str()).await?.is_some() {
+        if !removed && core.row(&name).await?.0.is_some() {
             return Err(refused(&name, "a run is under way: it can be removed after that"));
         }
         Ok(())
