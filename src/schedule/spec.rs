@@ -58,7 +58,7 @@ pub(super) enum Timing {
 pub struct Schedule {
     pub(super) name: Key,
     pub(super) timing: Timing,
-    /// The times as the row keeps them, without the zone.
+    /// The times as the row keeps them, without the shift and the zone.
     pub(super) text: String,
     /// How much later than its times each tick comes.
     pub(super) shift: TimeDelta,
@@ -187,7 +187,8 @@ impl Schedule {
             return self;
         }
         let part = hash(&["jitter", self.name.as_str()]) % (most.as_secs() + 1);
-        self.shifted(Duration::from_secs(part))
+        self.shift = TimeDelta::from_std(Duration::from_secs(part)).unwrap_or_default();
+        self
     }
 
     /// Sets a description for operators, such as the purpose of the schedule and whom to ask. It is

@@ -27,8 +27,8 @@ impl Schedule {
     /// removed.
     pub(super) fn of(times: &Times) -> Option<Self> {
         let (spec, shift) = match times.spec.rsplit_once(SHIFTED) {
-            Some((spec, shift)) => (spec, duration(shift)?),
-            None => (times.spec.as_str(), Duration::ZERO),
+            Some((spec, shift)) => (spec, TimeDelta::from_std(duration(shift)?).ok()?),
+            None => (times.spec.as_str(), TimeDelta::zero()),
         };
         let (kind, rest) = spec.split_once(' ')?;
         let name = times.name.as_str();
@@ -38,27 +38,22 @@ impl Schedule {
             "after" => Self::after(name, duration(rest)?),
             _ => return None,
         };
-        schedule.check().is_ok().then(|| schedule.shifted(shift))
+        schedule.check().is_ok().then_some(Self { shift, ..schedule })
     }
 
     /// Returns the times as the row keeps them.
     pub(super) fn times(&self) -> Times {
-        Times { name: self.name.clone(), spec: self.text.clone(), zone: self.zone_name().to_owned() }
+        let shift = self.shift.to_std().ok().filter(|shift| !shift.is_zero());
+        let shifted = shift.map(|shift| format!("{SHIFTED}{shift:?}")).unwrap_or_default();
+        let spec = format!("{}{shifted}", self.text);
+        Times { name: self.name.clone(), spec, zone: self.zone_name().to_owned() }
     }
 
     /// Returns by how much later each tick comes than the same tick of another schedule. `None` if
     /// they differ in more than that.
     pub(super) fn later_than(&self, other: &Self) -> Option<TimeDelta> {
-        let plain = |schedule: &Self| schedule.text.split(SHIFTED).next().map(str::to_owned);
-        let same = plain(self) == plain(other) && self.zone_name() == other.zone_name();
+        let same = self.text == other.text && self.zone_name() == other.zone_name();
         same.then(|| self.shift - other.shift)
-    }
-
-    pub(super) fn shifted(mut self, shift: Duration) -> Self {
-        let plain = self.text.split(SHIFTED).next().unwrap_or_default();
-        self.text = if shift.is_zero() { plain.to_owned() } else { format!("{plain}{SHIFTED}{shift:?}") };
-        self.shift = TimeDelta::from_std(shift).unwrap_or_default();
-        self
     }
 
     /// Returns the ticks that come after `after`, without end: an iterator.
