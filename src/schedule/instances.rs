@@ -338,8 +338,5 @@ fn moved(
 }
 
 #[cfg(test)]
-#[path = "instances_slot_tests.rs"]
-mod slot_tests;
-#[cfg(test)]
 #[path = "instances_tests.rs"]
 mod tests;

@@ -1,5 +1,8 @@
 //! Every cell of the decisions, and every case of the slot.
 
+#[path = "instances_slot_tests.rs"]
+mod slots;
+
 use std::time::Duration;
 
 use super::*;

@@ -24,6 +24,10 @@ fn moved(to: &str, missed: u32, skipped: u32) -> Start {
     Start::Move { to: at(to), missed, skipped }
 }
 
+fn skip(next: &str, skipped: u32) -> Start {
+    Start::Skip { next: at(next), skipped }
+}
+
 /// Every 30 seconds has become every minute.
 #[test]
 fn a_slot_of_other_times_is_followed_by_ticks_of_the_present_ones() {
@@ -42,7 +46,6 @@ fn a_slot_of_other_times_is_followed_by_ticks_of_the_present_ones() {
 
 #[test]
 fn what_a_fresh_claim_runs() {
-    let skip = |next, skipped| Start::Skip { next: at(next), skipped };
     let cells = [
         // On time, and late within the grace or without a later tick.
         (CatchUp::Skip, "10:00:00", Start::Run),
@@ -85,26 +88,25 @@ fn a_fixed_delay_misses_nothing() {
 
 #[test]
 fn a_tick_is_not_late_at_the_poll_that_finds_it() {
-    let skip = Schedule::every("k", MINUTE).catch_up(CatchUp::Skip).grace(Duration::ZERO);
-    let start = |now| start(&skip, &row("10:00:00"), at(now));
+    let prompt = Schedule::every("k", MINUTE).catch_up(CatchUp::Skip).grace(Duration::ZERO);
+    let start = |now| start(&prompt, &row("10:00:00"), at(now));
     assert_eq!(start("10:00:01"), Start::Run);
-    assert_eq!(start("10:00:02"), Start::Skip { next: at("10:01:00"), skipped: 1 });
+    assert_eq!(start("10:00:02"), skip("10:01:00", 1));
 }
 
 #[test]
 fn a_tick_that_was_begun_is_finished_however_late() {
     for schedule in [CatchUp::Skip, CatchUp::Once, CatchUp::All(2)].into_iter().flat_map(minutely) {
-        let retried = Row { attempt: 2, ..row("10:00:00") };
-        assert_eq!(start(&schedule, &retried, at("11:00:00")), Start::Run, "after a failure");
-        let lost = Row { lost_since: Some(at("10:00:00")), ..retried };
-        assert_eq!(start(&schedule, &lost, at("11:00:00")), Start::Run, "after a crash");
-        let again = Row { attempt: 3, lost_since: Some(at("10:50:00")), ..row("10:00:00") };
-        assert_eq!(start(&schedule, &again, at("11:00:00")), Start::Run, "after another crash");
-        let triggered = Row { own: false, ..row("10:00:00") };
-        assert_eq!(start(&schedule, &triggered, at("11:00:00")), Start::Run, "triggered");
-        let lost_since = Some(at("10:30:00"));
-        let replaced = Row { own: false, attempt: 2, lost_since, ..row("10:00:00") };
-        assert_eq!(start(&schedule, &replaced, at("11:00:00")), Start::Run, "of replaced times");
+        for (what, own, attempt, lost_at) in [
+            ("after a failure", true, 2, None),
+            ("after a crash", true, 2, Some("10:00:00")),
+            ("after another crash", true, 3, Some("10:50:00")),
+            ("triggered", false, 1, None),
+            ("of replaced times", false, 2, Some("10:30:00")),
+        ] {
+            let row = Row { own, attempt, lost_since: lost_at.map(at), ..row("10:00:00") };
+            assert_eq!(start(&schedule, &row, at("11:00:00")), Start::Run, "{what}");
+        }
     }
 }
 
@@ -202,7 +204,6 @@ fn the_last_ticks_are_the_last_ones_however_many_there_are() {
 #[test]
 fn skipped_ticks_are_passed_over_and_those_after_them_run() {
     let skipped = |until: &str| Row { skip: Some((at("09:00:00"), at(until))), missed: 2, ..row("10:00:00") };
-    let skip = |next, skipped| Start::Skip { next: at(next), skipped };
     for catch_up in [CatchUp::Skip, CatchUp::Once, CatchUp::All(3)] {
         let schedule = Schedule::every("k", MINUTE).catch_up(catch_up).grace(Duration::from_secs(3600));
         let start = |until, now| start(&schedule, &skipped(until), at(now));
@@ -210,7 +211,6 @@ fn skipped_ticks_are_passed_over_and_those_after_them_run() {
         assert_eq!(start("12:00:00", "10:00:30"), skip("10:01:00", 1), "each when it is due");
         assert_eq!(start("12:00:00", "10:02:30"), skip("10:03:00", 3));
         assert_eq!(start("10:01:30", "10:01:45"), skip("10:02:00", 2));
-        let moved = |to, missed, skipped| Start::Move { to: at(to), missed, skipped };
         assert_eq!(start("10:01:00", "10:02:30"), moved("10:02:00", 2, 2), "{catch_up:?}");
         let rest = match catch_up {
             CatchUp::Skip => moved("10:04:00", 0, 4),

@@ -119,14 +119,9 @@ const CASES: [Case; 9] = [
 
 #[test]
 fn a_year_is_the_same_minute_by_minute() {
-    let mut slots = 0;
-    for name in ["America/Santiago"] {
-        let zone = zone(name);
-        let clocks = clocks(&zone, utc("2026-01-01T00:00:00Z"), utc("2027-01-01T00:00:00Z"));
-        for (text, matches) in CASES {
-            slots += compare(&zone, &clocks, text, matches);
-        }
-    }
+    let zone = zone("America/Santiago");
+    let clocks = clocks(&zone, utc("2026-01-01T00:00:00Z"), utc("2027-01-01T00:00:00Z"));
+    let slots: usize = CASES.map(|(text, matches)| compare(&zone, &clocks, text, matches)).into_iter().sum();
     assert!(slots > 14_000, "{slots}");
 }
 
