@@ -12,11 +12,11 @@ mod world;
 
 use std::{rc::Rc, time::Duration};
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::TimeDelta;
 use fastrand::Rng;
 
 use self::{
-    machine::{Changed, Release, Shared},
+    machine::{Release, Shared},
     world::{LATE, OPEN, World},
 };
 use crate::{
@@ -85,19 +85,13 @@ fn history(seed: u64) -> (Figures, Vec<String>) {
     world.start(first);
     let seconds = 5.0 + 115.0 * world.shared.rng.f64();
     world.run(seconds);
-    let ended = events(&mut world);
+    let figures = events(&mut world);
     world.check_at_the_end();
-    let changes = || world.records.values().flat_map(|record| &record.changes);
-    let settled = changes().map(|changed| changed.at - ended).max().unwrap_or_default().max(TimeDelta::zero());
-    if settled > LATE {
-        world.wrong.push(format!("the times changed {settled} after the last event"));
-    }
-    let ticks = world.shared.db.done.values().map(Vec::len).sum();
-    (Figures { changes: changes().count() - world.records.len(), ticks, settled }, world.wrong)
+    (figures, world.wrong)
 }
 
-/// Many things happen to the instances, and then nothing for a while. Returns when it began.
-fn events(world: &mut World) -> DateTime<Utc> {
+/// Many things happen to the instances, and then nothing for a while.
+fn events(world: &mut World) -> Figures {
     for _ in 0..world.shared.rng.usize(8..26) {
         event(world);
         let pause = one_of(&mut world.shared.rng, &[0.5, 2.0, 7.0, 15.0, 40.0, 90.0]);
@@ -114,7 +108,13 @@ fn events(world: &mut World) -> DateTime<Utc> {
     }
     let ended = world.shared.now;
     world.run(OPEN.as_seconds_f64() + 200.0);
-    ended
+    let changes: Vec<_> = world.records.values().flat_map(|record| &record.changes).collect();
+    let settled = changes.iter().map(|changed| changed.at - ended).max().unwrap_or_default().max(TimeDelta::zero());
+    if settled > LATE {
+        world.wrong.push(format!("the times or names changed {settled} after the last event"));
+    }
+    let ticks = world.shared.db.done.values().map(Vec::len).sum();
+    Figures { changes: changes.len() - world.records.len(), ticks, settled }
 }
 
 /// A history of a schedule that has the name `x`, and `y` in some releases.
@@ -132,17 +132,11 @@ fn history_of_renames(seed: u64) -> (Figures, Vec<String>) {
         // Both names had ticks until the older one was removed.
         world.shared.db.done.clear();
     }
-    let ended = events(&mut world);
-    let mut changes: Vec<&Changed> = world.records.values().flat_map(|record| &record.changes).collect();
-    changes.sort_by_key(|changed| changed.at);
-    let settled = changes.last().map_or(TimeDelta::zero(), |last| (last.at - ended).max(TimeDelta::zero()));
+    let figures = events(&mut world);
     let mut slots: Vec<_> = world.shared.db.done.values().flatten().map(|done| done.slot).collect();
     slots.retain(|slot| !is_trigger(*slot));
     slots.sort_unstable();
     let mut wrong = world.wrong;
-    if settled > LATE {
-        wrong.push(format!("the names changed {settled} after the last event"));
-    }
     let gaps = slots.windows(2).filter(|pair| pair[1] - pair[0] != TimeDelta::seconds(40));
     wrong.extend(gaps.map(|pair| format!("{} is followed by {}", pair[0], pair[1])));
     if slots.last().is_none_or(|last| *last < world.shared.now - OPEN) {
@@ -152,7 +146,7 @@ fn history_of_renames(seed: u64) -> (Figures, Vec<String>) {
     if in_effect != 1 {
         wrong.push(format!("{in_effect} names are in effect"));
     }
-    (Figures { changes: changes.len(), ticks: slots.len(), settled }, wrong)
+    (figures, wrong)
 }
 
 /// Three instances have the schedule `x` each 600 seconds; a newer release has it each 420.

@@ -57,35 +57,32 @@ pub struct World {
 
 impl World {
     pub fn new(seed: u64) -> Self {
-        // The database's clock has more digits than a slot.
-        let now = DateTime::from_timestamp(1_767_600_000, 123_000).unwrap();
-        let mut rng = Rng::with_seed(seed);
-        let db = Tables::new(rng.bool());
-        let mut releases: Vec<Rc<Release>> = Vec::new();
+        let mut world = Self::of(seed, Vec::new());
+        let Shared { rng, releases, .. } = &mut world.shared;
         for _ in 0..rng.usize(2..=4) {
-            let release = Release::new(declared(&mut rng));
+            let release = Release::new(declared(rng));
             if releases.iter().all(|other| other.id != release.id) {
                 releases.push(Rc::new(release));
             }
         }
-        Self::with(db, releases, rng, now)
+        world
     }
 
     /// A schedule that gets another name, and its old name back. A release need not say which name
     /// it had.
     pub fn of_renames(seed: u64) -> Self {
-        let now = DateTime::from_timestamp(1_767_600_000, 123_000).unwrap();
-        let mut rng = Rng::with_seed(seed);
-        let db = Tables::new(rng.bool());
         let every = |name| Schedule::every(name, Duration::from_secs(40));
         let renamed = |name, old| Declared::all_of(&every(name).renamed_from(old));
         let releases =
             [vec![Declared::new(&every("x"))], renamed("y", "x"), renamed("x", "y"), vec![Declared::new(&every("y"))]];
-        let releases = releases.into_iter().map(|declared| Rc::new(Release::new(declared))).collect();
-        Self::with(db, releases, rng, now)
+        Self::of(seed, releases.map(|declared| Rc::new(Release::new(declared))).to_vec())
     }
 
-    fn with(db: Tables, releases: Vec<Rc<Release>>, rng: Rng, now: DateTime<Utc>) -> Self {
+    fn of(seed: u64, releases: Vec<Rc<Release>>) -> Self {
+        // The database's clock has more digits than a slot.
+        let now = DateTime::from_timestamp(1_767_600_000, 123_000).unwrap();
+        let mut rng = Rng::with_seed(seed);
+        let db = Tables::new(rng.bool());
         let shared = Shared { db, releases, rng, is_down: false, now, changes: Vec::new() };
         Self {
             shared,
