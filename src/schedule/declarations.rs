@@ -48,23 +48,19 @@ pub fn to_text<'a>(declared: impl Iterator<Item = (&'a Times, &'a str)>) -> Stri
     declared.map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Reads the descriptions of what an instance declares.
-pub fn descriptions(text: &str) -> impl Iterator<Item = (Key, String)> + '_ {
+/// Reads what an instance declares: times, and descriptions, which may be empty. Lines that another
+/// version wrote in another form are left out.
+pub fn from_text(text: &str) -> impl Iterator<Item = (Times, String)> {
     text.lines().filter_map(|line| {
-        let about = unescaped(line.split('\t').nth(3)?);
-        Some((times_of(line)?.name, about))
+        let mut fields = line.split('\t').map(unescaped);
+        let (name, spec, zone) = (Key::new(&fields.next()?).ok()?, fields.next()?, fields.next()?);
+        Some((Times { name, spec, zone }, fields.next().unwrap_or_default()))
     })
 }
 
-/// Reads what an instance declares. Lines that another version wrote in another form are left out.
-pub fn from_text(text: &str) -> Vec<Times> {
-    text.lines().filter_map(times_of).collect()
-}
-
-fn times_of(line: &str) -> Option<Times> {
-    let mut fields = line.split('\t').map(unescaped);
-    let (name, spec, zone) = (Key::new(&fields.next()?).ok()?, fields.next()?, fields.next()?);
-    Some(Times { name, spec, zone })
+/// The same without the descriptions.
+pub fn times_from(text: &str) -> Vec<Times> {
+    from_text(text).map(|(times, _)| times).collect()
 }
 
 fn unescaped(field: &str) -> String {
@@ -94,7 +90,7 @@ impl Declarations {
     /// Returns what an instance knows that announces this text.
     pub fn new(text: &str) -> Self {
         let own = hash(&[text]).cast_signed();
-        Self { own, of: HashMap::from([(own, from_text(text))]) }
+        Self { own, of: HashMap::from([(own, times_from(text))]) }
     }
 
     /// Forgets the sets that are no longer there. Returns the ids of those that are not known yet.
@@ -104,8 +100,9 @@ impl Declarations {
         ids.filter(|id| !self.of.contains_key(id)).collect()
     }
 
-    pub fn learn(&mut self, read: impl IntoIterator<Item = (i64, Vec<Times>)>) {
-        self.of.extend(read);
+    /// Adds sets, with the texts that were read of them.
+    pub fn learn<T: AsRef<str>>(&mut self, texts: impl IntoIterator<Item = (i64, T)>) {
+        self.of.extend(texts.into_iter().map(|(id, text)| (id, times_from(text.as_ref()))));
     }
 
     /// Returns what all instances declare of each schedule.

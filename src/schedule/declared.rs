@@ -11,10 +11,10 @@ use crate::{
     key::Key,
     schedule::{
         core::{Core, answered, not_found, refused},
-        declarations::{Word, descriptions, from_text},
+        declarations::{Word, from_text, times_from},
         info::Said,
         instances::{AHEAD, Decision, Declared, is_live},
-        presence::{INSTANCES, declared_by, texts_of},
+        presence::{INSTANCES, texts_of},
         schedules::Schedules,
         spec::Schedule,
     },
@@ -67,13 +67,9 @@ pub struct DeclaredTimes {
 }
 
 impl InstanceInfo {
-    fn new(listed: ListedInstance, declares: &[Times]) -> Self {
-        let declared = |Times { name, spec, zone }: &Times| DeclaredTimes {
-            name: name.as_str().to_owned(),
-            times: spec.clone(),
-            zone: zone.clone(),
-        };
-        let mut declares: Vec<DeclaredTimes> = declares.iter().map(declared).collect();
+    fn new(listed: ListedInstance, text: &str) -> Self {
+        let declared = |Times { name, spec, zone }| DeclaredTimes { name: name.as_str().to_owned(), times: spec, zone };
+        let mut declares: Vec<DeclaredTimes> = times_from(text).into_iter().map(declared).collect();
         declares.sort_by(|one, other| one.name.cmp(&other.name));
         let alive = listed.is_alive();
         let ListedInstance { id, label, build, calls, since, beat_at: beat, now, .. } = listed;
@@ -90,12 +86,12 @@ pub async fn declared<DB: Database>(core: &Core<DB>) -> Result<HashMap<Key, Said
     let mut said: HashMap<Key, Said> = HashMap::new();
     for set in living {
         let Some(text) = texts.get(&set.declares_id) else { continue };
-        for times in from_text(text) {
+        for (times, description) in from_text(text) {
             let said = said.entry(times.name.clone()).or_default();
             said.times.push((times, u32::try_from(set.alive).unwrap_or(u32::MAX)));
-        }
-        for (name, description) in descriptions(text) {
-            said.entry(name).or_default().description = description;
+            if !description.is_empty() {
+                said.description = description;
+            }
         }
     }
     Ok(said)
@@ -131,10 +127,10 @@ impl<DB: Database> Schedules<DB> {
         let core = self.core()?;
         let listed = answered!(&*core, Action::Inspect, INSTANCES, conn => DB::instances(conn))?;
         let sets: BTreeSet<i64> = listed.iter().map(|instance| instance.declares_id).collect();
-        let declares = declared_by(&core, sets.into_iter().collect()).await?;
+        let texts = texts_of(&core, sets.into_iter().collect()).await?;
         let info = |instance: ListedInstance| {
-            let declares = declares.get(&instance.declares_id).map_or(&[][..], Vec::as_slice);
-            InstanceInfo::new(instance, declares)
+            let text = texts.get(&instance.declares_id).map_or("", String::as_str);
+            InstanceInfo::new(instance, text)
         };
         Ok(listed.into_iter().map(info).collect())
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::schedule::{
-    declarations::{descriptions, from_text, gone_names, to_text},
+    declarations::{from_text, gone_names, times_from, to_text},
     hash::hash,
 };
 
@@ -345,18 +345,16 @@ fn what_is_declared_is_read_as_it_was_written() {
     let mut all: Vec<Times> = names.into_iter().map(spec).collect();
     let berlin = Schedule::cron("k", "30 2 * * *").zone("Europe/Berlin");
     all.extend([Declared::new(&berlin).times, removed().times]);
-    assert_eq!(from_text(&to_text(all.iter().map(|times| (times, "")))), all);
-    assert_eq!(to_text(all.iter().map(|times| (times, ""))).lines().count(), all.len());
-    assert_eq!((to_text(std::iter::empty()), from_text("")), (String::new(), Vec::new()));
-    let described = all.iter().map(|times| (times, "for\n\tall\\"));
-    let text = to_text(described);
-    assert_eq!(from_text(&text), all);
-    let about: Vec<(Key, String)> = descriptions(&text).collect();
-    assert!(about.len() == all.len() && about.iter().all(|(_, about)| about == "for\n\tall\\"), "{about:?}");
+    assert_eq!((to_text(std::iter::empty()), times_from("")), (String::new(), Vec::new()));
+    for about in ["", "for\n\tall\\"] {
+        let text = to_text(all.iter().map(|times| (times, about)));
+        assert_eq!(text.lines().count(), all.len());
+        assert!(from_text(&text).eq(all.iter().map(|times| (times.clone(), about.to_owned()))), "{text}");
+    }
     let another = "k\tevery 60s\tUTC\tmore\n\nk\n k\tevery 60s\tUTC\nk\tevery 60s";
-    assert_eq!(from_text(another), [spec("k")], "lines of another form are left out");
+    assert_eq!(times_from(another), [spec("k")], "lines of another form are left out");
     let long = "n".repeat(Key::MAX_BYTES);
-    assert_eq!(from_text(&to_text([(&spec(&long), "")].into_iter())), [spec(&long)]);
+    assert_eq!(times_from(&to_text([(&spec(&long), "")].into_iter())), [spec(&long)]);
 }
 
 /// Rows keep the hashes, and other versions of the library read them.

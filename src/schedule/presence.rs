@@ -16,7 +16,7 @@ use crate::{
     key::{Holder, Key},
     schedule::{
         core::{Core, answered},
-        declarations::{Declarations, Word, from_text, renamed_to, to_text},
+        declarations::{Declarations, Word, renamed_to, to_text},
         hash::hash,
         instances::{Decision, Declared, JUDGES, Judge},
         spec::Schedule,
@@ -28,7 +28,7 @@ use crate::{
         Database,
         instances::{Announcement, Beat, DeclaredSet},
         orders::{Given, What},
-        schedule::{ListedSchedule, Times},
+        schedule::ListedSchedule,
     },
 };
 
@@ -270,7 +270,7 @@ impl Presence {
     /// Reads what sets of instances declare that are not known yet.
     async fn learn<DB: Database>(&mut self, core: &Core<DB>, sets: &[DeclaredSet]) -> Result<(), Error> {
         let unknown = self.declarations.unknown(sets);
-        self.declarations.learn(declared_by(core, unknown).await?);
+        self.declarations.learn(texts_of(core, unknown).await?);
         Ok(())
     }
 
@@ -351,12 +351,6 @@ async fn read<DB: Database>(
             return Ok((rows, now));
         }
     }
-}
-
-/// Reads what sets of instances declare.
-pub async fn declared_by<DB: Database>(core: &Core<DB>, sets: Vec<i64>) -> Result<HashMap<i64, Vec<Times>>, Error> {
-    let texts = texts_of(core, sets).await?;
-    Ok(texts.into_iter().map(|(id, text)| (id, from_text(&text))).collect())
 }
 
 /// Reads the texts in which sets of instances declare their schedules.

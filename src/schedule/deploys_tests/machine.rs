@@ -10,7 +10,7 @@ use super::tables::{LEASE, LIVES, Run, Tables};
 use crate::{
     key::Key,
     schedule::{
-        declarations::{Declarations, Word, from_text, to_text},
+        declarations::{Declarations, Word, times_from, to_text},
         instances::{Declared, JUDGES, Judge},
         steps::Step,
         view::View,
@@ -31,6 +31,7 @@ pub struct Release {
     /// The same as the others read it.
     pub read: Vec<Times>,
     pub id: i64,
+    text: String,
     declarations: Declarations,
 }
 
@@ -38,7 +39,7 @@ impl Release {
     pub fn new(declared: Vec<Declared>) -> Self {
         let text = to_text(declared.iter().map(|declared| (&declared.times, "")));
         let declarations = Declarations::new(&text);
-        Self { declared, read: from_text(&text), id: declarations.own, declarations }
+        Self { declared, read: times_from(&text), id: declarations.own, text, declarations }
     }
 
     pub fn of(&self, name: &Key) -> Option<&Times> {
@@ -198,7 +199,7 @@ impl Machine {
     fn learn(&mut self, shared: &Shared, sets: &[DeclaredSet]) {
         let unknown = self.declarations.unknown(sets);
         let read = shared.releases.iter().filter(|release| unknown.contains(&release.id));
-        self.declarations.learn(read.map(|release| (release.id, release.read.clone())));
+        self.declarations.learn(read.map(|release| (release.id, &release.text)));
     }
 
     fn look_at(&mut self, shared: &mut Shared, Beat { sets, now, .. }: Beat) {
