@@ -289,9 +289,8 @@ impl<DB: Database> Schedules<DB> {
             let step = answered!(&*core, Action::Forget, HISTORY, conn => DB::forget_history(conn, older_than))?;
             rows += step;
             if step < STEP.unsigned_abs() {
-                break;
+                return Ok(rows);
             }
         }
-        Ok(rows)
     }
 }

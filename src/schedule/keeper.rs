@@ -26,7 +26,6 @@ use crate::{
     },
     store::{
         Database, Outcome, Reply, TooLate,
-        failure::Failure,
         schedule::{Extended, Extension},
     },
     sync::lock,
@@ -145,14 +144,8 @@ impl Keeper {
     }
 }
 
-/// Makes the claim's lease end after this time from now.
-struct Extend<'a> {
-    claim: &'a Claim,
-    lease: TimeDelta,
-    is_stopped: bool,
-}
-
-impl<DB: Database> Request<DB> for Extend<'_> {
+/// Makes the lease end after its time from now.
+impl<DB: Database> Request<DB> for Kept {
     type Reply = Extended;
 
     fn send(
@@ -160,7 +153,8 @@ impl<DB: Database> Request<DB> for Extend<'_> {
         conn: &mut DB::Connection,
         not_after: Option<DateTime<Utc>>,
     ) -> impl Future<Output = Reply<Extended>> + Send {
-        DB::extend_run(conn, self.claim, Extension { lease: self.lease, is_stopped: self.is_stopped, not_after })
+        let is_stopped = self.stopped.is_cancelled();
+        DB::extend_run(conn, &self.claim, Extension { lease: self.lease, is_stopped, not_after })
     }
 
     fn too_late(&self, extended: &Extended, _: Option<DateTime<Utc>>) -> Option<TooLate> {
@@ -186,7 +180,8 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
         if waited.is_none() || kept.lost.is_cancelled() {
             return;
         }
-        let reply = extend(&core, &kept, Instant::now() + pacing::attempt(whole)).await;
+        let limit = Instant::now() + pacing::attempt(whole);
+        let reply = exchange(None, &core.renewals, pacing::hedge_delay(whole), limit, &*kept).await.reply;
         let soon = Instant::now() + pacing::renewal_retry(whole);
         match reply {
             Ok(Answer { sent, reply: Extended::Is(Outcome::Done) }) => {
@@ -215,10 +210,4 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
             }
         }
     }
-}
-
-async fn extend<DB: Database>(core: &Core<DB>, kept: &Kept, limit: Instant) -> Result<Answer<Extended>, Failure> {
-    let silence = pacing::hedge_delay(kept.lease.to_std().unwrap_or_default());
-    let extend = Extend { claim: &kept.claim, lease: kept.lease, is_stopped: kept.stopped.is_cancelled() };
-    exchange(None, &core.renewals, silence, limit, &extend).await.reply
 }
