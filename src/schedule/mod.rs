@@ -9,8 +9,7 @@
 //!   ticks that are late or fail.
 //! - Several instances: `declarations.rs` has what they declare, `instances.rs` decides which times
 //!   apply if they declare different ones, `view.rs` what follows for each schedule, `steps.rs`
-//!   carries that out, and `presence.rs`
-//!   announces the instance and beats.
+//!   carries that out, and `presence.rs` announces the instance and beats.
 //! - Operators: `admin.rs`, `orders.rs`, `declared.rs`, `selection.rs`, `info.rs`.
 //! - One tick without a loop: `try_tick.rs`, and `for_test.rs` for the tests of applications.
 //!

@@ -30,7 +30,6 @@ pub(super) enum Timing {
     /// Without a pattern if it is not possible.
     Cron {
         pattern: Option<Box<Pattern>>,
-        zone: Zone,
     },
     Every(TimeDelta),
     After(TimeDelta),
@@ -58,6 +57,8 @@ pub(super) enum Timing {
 pub struct Schedule {
     pub(super) name: Key,
     pub(super) timing: Timing,
+    /// That of a cron pattern; of other times, UTC.
+    pub(super) zone: Zone,
     /// The times as the row keeps them, without the shift and the zone.
     pub(super) text: String,
     /// How much later than its times each tick comes.
@@ -95,7 +96,7 @@ impl Schedule {
             let pattern = text.chars().take(80).collect::<String>();
             Invalid::new(format!("the cron pattern {pattern:?}: {wrong}"))
         });
-        let timing = Timing::Cron { pattern: parsed.ok().map(Box::new), zone: Zone::UTC };
+        let timing = Timing::Cron { pattern: parsed.ok().map(Box::new) };
         Self::new(name, timing, format!("cron {text}"), fault)
     }
 
@@ -114,19 +115,19 @@ impl Schedule {
     }
 
     fn new(name: &str, timing: Timing, text: String, fault: Option<Invalid>) -> Self {
-        let grace = TimeDelta::minutes(5);
-        let (catch_up, retries, mut faults) = (CatchUp::default(), Retries::default(), Faults::default());
+        let mut faults = Faults::default();
         let name = Key::checked(name, &mut faults);
         fault.into_iter().for_each(|fault| faults.add(fault));
         Self {
             name,
             timing,
+            zone: Zone::UTC,
             text,
             shift: TimeDelta::zero(),
             description: String::new(),
-            catch_up,
-            grace,
-            retries,
+            catch_up: CatchUp::default(),
+            grace: TimeDelta::minutes(5),
+            retries: Retries::default(),
             timeout: None,
             lease: None,
             group: None,
@@ -142,8 +143,8 @@ impl Schedule {
     /// machine is not used. The name may be in upper or lower case. A schedule without a cron
     /// pattern has no time zone.
     pub fn zone(mut self, name: &str) -> Self {
-        match (&mut self.timing, Zone::named(name)) {
-            (Timing::Cron { zone, .. }, Some(named)) => *zone = named,
+        match (&self.timing, Zone::named(name)) {
+            (Timing::Cron { .. }, Some(zone)) => self.zone = zone,
             (Timing::Cron { .. }, None) => {
                 let name = name.chars().take(80).collect::<String>();
                 self.faults

@@ -40,8 +40,8 @@ fn what_is_wrong_is_said_where_it_is_set() {
 #[test]
 fn the_row_keeps_the_times_in_one_form() {
     let cron = Schedule::cron("k", " 30  2 * * * ");
-    assert_eq!((cron.text.as_str(), cron.zone_name()), ("cron 30 2 * * *", "UTC"));
-    assert_eq!(cron.zone("Europe/Berlin").zone_name(), "Europe/Berlin");
+    assert_eq!((cron.text.as_str(), cron.zone.name()), ("cron 30 2 * * *", "UTC"));
+    assert_eq!(cron.zone("Europe/Berlin").zone.name(), "Europe/Berlin");
     assert_eq!(Schedule::every("k", DAY).text, "every 86400s");
     assert_eq!(Schedule::after("k", LEAST).text, "after 100ms");
 }

@@ -46,13 +46,13 @@ impl Schedule {
         let shift = self.shift.to_std().ok().filter(|shift| !shift.is_zero());
         let shifted = shift.map(|shift| format!("{SHIFTED}{shift:?}")).unwrap_or_default();
         let spec = format!("{}{shifted}", self.text);
-        Times { name: self.name.clone(), spec, zone: self.zone_name().to_owned() }
+        Times { name: self.name.clone(), spec, zone: self.zone.name().to_owned() }
     }
 
     /// Returns by how much later each tick comes than the same tick of another schedule. `None` if
     /// they differ in more than that.
     pub(super) fn later_than(&self, other: &Self) -> Option<TimeDelta> {
-        let same = self.text == other.text && self.zone_name() == other.zone_name();
+        let same = self.text == other.text && self.zone.name() == other.zone.name();
         same.then(|| self.shift - other.shift)
     }
 
@@ -88,11 +88,7 @@ impl Schedule {
     /// Returns what the clocks in the schedule's time zone show at an instant: in UTC, if the zone
     /// is not possible.
     pub fn in_zone(&self, at: DateTime<Utc>) -> DateTime<FixedOffset> {
-        let offset = match &self.timing {
-            Timing::Cron { zone, .. } => zone.offset(at),
-            Timing::Every(_) | Timing::After(_) => TimeDelta::zero(),
-        };
-        let east = i32::try_from(offset.num_seconds()).ok().and_then(FixedOffset::east_opt);
+        let east = i32::try_from(self.zone.offset(at).num_seconds()).ok().and_then(FixedOffset::east_opt);
         at.with_timezone(&east.unwrap_or(Utc.fix()))
     }
 
@@ -102,14 +98,6 @@ impl Schedule {
     /// ticks.
     pub fn zones_release() -> &'static str {
         RELEASE
-    }
-
-    /// Returns the name of the time zone.
-    pub(super) fn zone_name(&self) -> &str {
-        match &self.timing {
-            Timing::Cron { zone, .. } => zone.name(),
-            Timing::Every(_) | Timing::After(_) => "UTC",
-        }
     }
 
     /// Returns the first slot of a schedule that is registered at `now`.
@@ -131,8 +119,8 @@ impl Schedule {
 
     fn next_unshifted(&self, after: DateTime<Utc>) -> DateTime<Utc> {
         match &self.timing {
-            Timing::Cron { pattern, zone } => {
-                let next = pattern.as_ref().and_then(|pattern| zone.next(pattern, after));
+            Timing::Cron { pattern } => {
+                let next = pattern.as_ref().and_then(|pattern| self.zone.next(pattern, after));
                 next.unwrap_or(NEVER).min(NEVER)
             }
             Timing::Every(period) => {
