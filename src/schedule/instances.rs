@@ -163,9 +163,9 @@ pub fn is_live(row: &ListedSchedule, now: DateTime<Utc>) -> bool {
 pub struct Declared {
     pub times: Times,
     /// `None` for a schedule that is removed.
-    schedule: Option<Schedule>,
+    pub schedule: Option<Schedule>,
     /// The schedule that takes the place of one that is removed.
-    heir: Option<Box<Declared>>,
+    pub heir: Option<Box<Declared>>,
 }
 
 impl Declared {
@@ -193,15 +193,6 @@ impl Declared {
         let spec = format!("{RENAMED}{}", heir.times.name.as_str());
         let times = Times { name, spec, zone: "UTC".to_owned() };
         Self { times, schedule: None, heir: Some(Box::new(heir.clone())) }
-    }
-
-    /// Returns the schedule that takes the place of this one, which is removed.
-    pub fn heir(&self) -> Option<&Self> {
-        self.heir.as_deref()
-    }
-
-    pub fn is_removed(&self) -> bool {
-        self.schedule.is_none()
     }
 
     /// Returns what becomes of the heir of a row that is removed now. `None` if it is in effect,

@@ -37,8 +37,9 @@ impl View {
     /// the place of one that is still in effect: it gets what is due there, and does not begin
     /// before.
     pub fn waits(&self, declared: &Declared, all: &[Declared]) -> bool {
-        let olds = all.iter().filter(|old| old.heir().is_some_and(|heir| heir.times.name == declared.times.name));
-        !self.is_in_effect(&declared.times.name) && olds.into_iter().any(|old| self.is_in_effect(&old.times.name))
+        let name = &declared.times.name;
+        let is_old = |old: &Declared| old.heir.as_ref().is_some_and(|heir| heir.times.name == *name);
+        !self.is_in_effect(name) && all.iter().any(|old| is_old(old) && self.is_in_effect(&old.times.name))
     }
 
     /// Decides what an instance that declares all of these does about the row of one of them. A
@@ -47,10 +48,9 @@ impl View {
     pub fn decide(&self, declared: &Declared, all: &[Declared]) -> Decision {
         let decision = self.decide_alone(declared);
         let source = self.source(declared, all).filter(|_| is_change(decision));
-        match (source, declared.heir()) {
+        match (source, &declared.heir) {
             (Some(_), Some(heir)) if self.has_other_times(heir) => match self.decide_alone(heir) {
-                Decision::Leave => Decision::Leave,
-                Decision::Wait => Decision::Wait,
+                kept @ (Decision::Leave | Decision::Wait) => kept,
                 _ => decision,
             },
             // Only a declaration takes the place of a name from instances that live.
@@ -101,10 +101,10 @@ impl View {
     /// Returns the schedule in effect whose place this one takes: the one that it was renamed from,
     /// or the one to which it was renamed before a rollback.
     fn source(&self, declared: &Declared, all: &[Declared]) -> Option<Declared> {
-        let source = match declared.heir() {
-            Some(_) => declared.clone(),
-            None if declared.is_removed() => return None,
-            None => {
+        let source = match (&declared.heir, &declared.schedule) {
+            (Some(_), _) => declared.clone(),
+            (None, None) => return None,
+            (None, Some(_)) => {
                 let other = self.successor(&declared.times)?;
                 // A name that is used again is a schedule of its own.
                 if all.iter().any(|declared| declared.times.name == other) {
@@ -126,7 +126,7 @@ impl View {
     ) -> Result<Option<Step<'a>>, &ListedSchedule> {
         let name = &declared.times.name;
         if let Some(source) = self.source(declared, all).filter(|_| is_change(decision))
-            && let (Some(heir), Some(from)) = (source.heir(), self.rows.get(&source.times.name))
+            && let (Some(heir), Some(from)) = (&source.heir, self.rows.get(&source.times.name))
         {
             let its = self.rows.get(&heir.times.name);
             if let Some(live) = [Some(from), its].into_iter().flatten().find(|row| is_live(row, self.now)) {
