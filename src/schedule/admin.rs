@@ -59,7 +59,7 @@ async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Fail
 
 /// Says that there is no schedule of this name, and which name it has now.
 async fn unknown<DB: Database>(core: &Core<DB>, name: &Key) -> Error {
-    not_found(name, core.row(name).await.ok().and_then(|(row, _)| row).as_ref())
+    not_found(name, core.row(name).await.ok().flatten().as_ref())
 }
 
 fn infos(rows: Vec<ListedSchedule>, declared: &HashMap<Key, Said>) -> Vec<ScheduleInfo> {

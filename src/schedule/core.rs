@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::TimeDelta;
 
 use crate::{
     action::{Action, Certainty},
@@ -131,11 +131,11 @@ impl<DB: Database> Core<DB> {
         answered!(self, action, &subject, conn => recorded::<DB>(conn, &change, statements))
     }
 
-    /// Reads the row of a schedule, if there is one, and the database's time.
-    pub async fn row(&self, name: &Key) -> Result<(Option<ListedSchedule>, DateTime<Utc>), Error> {
+    /// Reads the row of a schedule, if there is one.
+    pub async fn row(&self, name: &Key) -> Result<Option<ListedSchedule>, Error> {
         let names = std::slice::from_ref(name);
         let found = answered!(self, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names))?;
-        Ok((found.rows.into_iter().next(), found.now))
+        Ok(found.rows.into_iter().next())
     }
 
     /// Reads an order that an operator has given for a schedule.

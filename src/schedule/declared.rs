@@ -159,7 +159,7 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, the schedule may be removed.
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
-        if core.row(&name).await?.0.is_none() {
+        if core.row(&name).await?.is_none() {
             return Err(not_found(&name, None));
         }
         let declared = declared(&core).await?.remove(&name).unwrap_or_default();
@@ -176,7 +176,7 @@ impl<DB: Database> Schedules<DB> {
         };
         let removed = core.change(Action::Forget, ("removed", name.as_str()), remove).await?;
         // A removal whose reply was lost is sent again, and finds no row.
-        if !removed && core.row(&name).await?.0.is_some() {
+        if !removed && core.row(&name).await?.is_some() {
             return Err(refused(&name, "a run is under way: it can be removed after that"));
         }
         Ok(())
@@ -195,8 +195,8 @@ impl<DB: Database> Schedules<DB> {
     pub async fn reset(&self, name: &str) -> Result<DateTime<Utc>, Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
         loop {
-            let (row, now) = core.row(&name).await?;
-            let row = row.ok_or_else(|| not_found(&name, None))?;
+            let row = core.row(&name).await?.ok_or_else(|| not_found(&name, None))?;
+            let now = row.now;
             let Some(schedule) = Schedule::of(&row.times) else {
                 return Err(refused(&name, format!("its times {:?} have no next tick", row.times.spec)));
             };

@@ -97,7 +97,7 @@ async fn say<DB: Database>(core: &Core<DB>, claim: &Claim, text: &str) {
 /// Returns whether the schedule is known to be paused.
 async fn is_paused<DB: Database>(core: &Core<DB>, name: &Key) -> bool {
     match core.row(name).await {
-        Ok((row, _)) => row.is_some_and(|row| row.paused),
+        Ok(row) => row.is_some_and(|row| row.paused),
         Err(error) => {
             tracing::warn!(schedule = %name, ?error, "it is unknown whether it was paused; it is run");
             false

@@ -18,23 +18,23 @@ use crate::{
     },
 };
 
-/// Returns the row of a schedule that is not removed, and the database's time.
-async fn in_effect<DB: Database>(core: &Core<DB>, name: &Key) -> Result<(ListedSchedule, DateTime<Utc>), Error> {
+/// Returns the row of a schedule that is not removed.
+async fn in_effect<DB: Database>(core: &Core<DB>, name: &Key) -> Result<ListedSchedule, Error> {
     match core.row(name).await? {
-        (Some(row), now) if !row.times.are_removed() => Ok((row, now)),
-        (row, _) => Err(not_found(name, row.as_ref())),
+        Some(row) if !row.times.are_removed() => Ok(row),
+        row => Err(not_found(name, row.as_ref())),
     }
 }
 
 /// Returns the next tick: of a row whose tick is under way, the first one that is still to come.
-fn next_of(row: &ListedSchedule, is_begun: bool, now: DateTime<Utc>) -> Result<DateTime<Utc>, Error> {
+fn next_of(row: &ListedSchedule, is_begun: bool) -> Result<DateTime<Utc>, Error> {
     let name = &row.times.name;
     match Schedule::of(&row.times) {
         _ if !is_begun => Ok(row.slot),
         Some(Schedule { timing: Timing::After(_), .. }) => {
             Err(refused(name, "a run is under way, after which its next tick is known"))
         }
-        Some(schedule) => Ok(schedule.next(row.slot.max(now))),
+        Some(schedule) => Ok(schedule.next(row.slot.max(row.now))),
         None => Err(refused(name, format!("its times {:?} have no next tick", row.times.spec))),
     }
 }
@@ -78,7 +78,7 @@ impl<DB: Database> Schedules<DB> {
         let (core, name) = (self.core()?, Key::new(name)?);
         let mut tried = None;
         loop {
-            let row = core.row(&name).await?.0.ok_or_else(|| not_found(&name, None))?;
+            let row = core.row(&name).await?.ok_or_else(|| not_found(&name, None))?;
             let Some(until) = row.run_slot.filter(|_| row.attempt > 0) else {
                 // An order whose reply was lost may have ended the tick.
                 let Some(tried) = tried else { return Ok(false) };
@@ -143,7 +143,7 @@ impl<DB: Database> Schedules<DB> {
         // As the databases keep it.
         let (wanted, mut tried) = (until.map(|until| until.trunc_subsecs(6)), None);
         loop {
-            let (row, now) = in_effect(&core, name).await?;
+            let row = in_effect(&core, name).await?;
             // An order whose reply was lost may stand, and the tick be passed over since.
             if let Some(tried) = tried
                 && has_ordered(&core, What::Skip, name, tried).await?
@@ -153,7 +153,7 @@ impl<DB: Database> Schedules<DB> {
             let is_begun = row.attempt > 0 && row.run_slot == Some(row.slot);
             let until = match wanted {
                 Some(until) => until,
-                None => next_of(&row, is_begun, now)?,
+                None => next_of(&row, is_begun)?,
             };
             if until < row.slot || (is_begun && until == row.slot) {
                 return Err(refused(
@@ -191,8 +191,7 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, the schedule may be paused.
     pub async fn pause_until(&self, name: &str, until: DateTime<Utc>) -> Result<(), Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
-        let (_, now) = in_effect(&core, &name).await?;
-        if until <= now {
+        if until <= in_effect(&core, &name).await?.now {
             return Err(refused(&name, format!("it cannot be paused until {until}, which has passed")));
         }
         self.set_paused(&name, Some(until)).await
