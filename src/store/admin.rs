@@ -25,10 +25,10 @@ pub struct Listed {
     pub now: DateTime<Utc>,
 }
 
-/// Reads a row, whose key is in this column.
-pub fn listed(row: &impl StoredRow, key: &str, terms: &Terms) -> Reply<Listed> {
+/// Reads a row with its key.
+pub fn listed(row: &impl StoredRow, terms: &Terms) -> Reply<Listed> {
     Ok(Listed {
-        key: row.text(key)?,
+        key: row.text("key_resource")?,
         row: read(row, terms)?,
         end_time: row.time_or_null("end_time")?.map(|time| to_utc(time, terms.offset())),
         now: row.time("now")?,

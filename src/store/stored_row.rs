@@ -1,7 +1,6 @@
 //! Rows as the databases return them. Each database keeps times and flags in types of its own. What
 //! the columns of a row mean is said once.
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use std::collections::HashMap;
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -10,7 +9,7 @@ use uuid::Uuid;
 use crate::{
     key::{PreviousClaim, Token},
     rules::{Row, Terms},
-    store::{ClaimReply, Reply, RowSnapshot, to_utc},
+    store::{ClaimReply, ClaimRequest, Reply, RowSnapshot, to_utc},
 };
 
 /// A row of a table of the library.
@@ -102,9 +101,14 @@ pub fn seen(row: Option<&impl StoredRow>, terms: &Terms) -> Reply<ClaimReply> {
 }
 
 /// Returns rows of the lock's table by their keys.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub fn by_key<R: StoredRow>(rows: &[R]) -> Reply<HashMap<String, &R>> {
     rows.iter().map(|row| Ok((row.text("key_resource")?, row))).collect()
+}
+
+/// Returns the replies to requests of which none was granted, whose keys have these rows.
+pub fn seen_each(rows: &[impl StoredRow], requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
+    let by_key = by_key(rows)?;
+    requests.iter().map(|request| seen(by_key.get(request.key.as_str()).copied(), terms)).collect()
 }
 
 /// Reads the claim that a claim took over.

@@ -20,18 +20,14 @@ use crate::{
 static LIST: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
-SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW} FROM t_resource_lock
+SELECT {ROW} FROM t_resource_lock
 WHERE key_resource > ? AND LOCATE(?, key_resource) = 1 AND (lock_flag = 1 OR NOT ?)
-ORDER BY key_resource LIMIT ?"
+ORDER BY t_resource_lock.key_resource LIMIT ?"
     )
 });
 
 static LOOK: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "
-SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW} FROM t_resource_lock
-WHERE key_resource BETWEEN ? AND ? AND (lock_flag = 1 OR ?)"
-    )
+    format!("SELECT {ROW} FROM t_resource_lock WHERE key_resource BETWEEN ? AND ? AND (lock_flag = 1 OR ?)")
 });
 
 /// The same on MariaDB. A node of a Galera cluster first applies all that any node has committed.
@@ -79,7 +75,7 @@ impl AdminStore for MySql {
     async fn list(conn: &mut MySqlConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, "name", terms)).collect()
+        rows.iter().map(|row| listed(row, terms)).collect()
     }
 
     async fn read_range(
@@ -94,7 +90,7 @@ impl AdminStore for MySql {
             Freshness::Before => after_the_group(conn, query).await,
             Freshness::Plain | Freshness::SyncWait | Freshness::Primary => query.fetch_all(conn).await,
         };
-        rows?.iter().map(|row| listed(row, "name", terms)).collect()
+        rows?.iter().map(|row| listed(row, terms)).collect()
     }
 
     async fn force(

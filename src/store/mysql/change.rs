@@ -229,7 +229,7 @@ fn bind_change(query: Query<'_>, change: Change) -> Query<'_> {
 
 fn snapshot_statement(named: &[&Claim], lock: &str) -> String {
     format!(
-        "SELECT CONVERT(key_resource USING utf8mb4) AS name, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
+        "SELECT CONVERT(key_resource USING utf8mb4) AS key_resource, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
                 CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS SIGNED) AS stands,
                 COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), 0) AS left_micros, UTC_TIMESTAMP(6) AS now
          FROM t_resource_lock WHERE key_resource IN ({}) {lock}",
@@ -242,11 +242,7 @@ async fn snapshots(conn: &mut MySqlConnection, named: &[&Claim], lock: &str) -> 
 }
 
 fn snapshots_of(rows: &[MySqlRow]) -> Reply<HashMap<String, RowSnapshot>> {
-    let mut snapshots = HashMap::with_capacity(rows.len());
-    for row in rows {
-        snapshots.insert(row.text("name")?, snapshot(row)?);
-    }
-    Ok(snapshots)
+    rows.iter().map(|row| Ok((row.text("key_resource")?, snapshot(row)?))).collect()
 }
 
 /// Reads the count of a claim's confirmations, while the claim stands. The read locks the row, so

@@ -1,6 +1,6 @@
 //! Claims: the granting half of the rules (`rules.rs`), as one statement.
 
-use std::{collections::HashMap, sync::LazyLock, time::Duration};
+use std::{sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
@@ -15,7 +15,7 @@ use crate::{
     store::{
         ClaimReply, ClaimRequest, ClaimStore, Form, Reply, is_apart, limit_micros,
         mysql::create,
-        stored_row::{StoredRow as _, previous, seen},
+        stored_row::{StoredRow as _, by_key, previous, seen, seen_each},
         transaction, unanswered,
     },
 };
@@ -155,18 +155,6 @@ fn take_several(asker: &str, [status, begin_time, end_time, client_ip]: [&str; 4
     )
 }
 
-const TAKEN_OVER: &str = "prior_token, CONVERT(prior_client_ip USING utf8mb4) AS prior_client_ip";
-
-static READ_ROW: LazyLock<String> =
-    LazyLock::new(|| format!("SELECT {ROW}, {TAKEN_OVER} FROM t_resource_lock WHERE key_resource = ?"));
-
-fn read_several_statement(count: usize) -> String {
-    let keys = marks("?", count);
-    format!(
-        "SELECT CONVERT(key_resource USING utf8mb4) AS name, {ROW}, {TAKEN_OVER} FROM t_resource_lock WHERE key_resource IN ({keys})"
-    )
-}
-
 fn bind_rules<'q>(query: Query<'q>, terms: &Terms) -> Query<'q> {
     let (recover, offset) = (terms.rules == Rules::Recover, micros(terms.offset()));
     query
@@ -212,7 +200,7 @@ fn bind_claim_nowait<'q>(request: &'q ClaimRequest, Asked { terms, limit, .. }: 
 /// the reason.
 async fn claim_one(conn: &mut MySqlConnection, request: &ClaimRequest, asked: Asked<'_>) -> Reply<ClaimReply> {
     if request.waited {
-        let seen = read_one(conn, &request.key, asked.terms).await?;
+        let seen = look_at(conn, request, asked.terms).await?;
         if let ClaimReply::Seen { row: Some(row), now } = &seen
             && let Verdict::Refuse(..) = judge(Some(row), *now, request.holder, asked.terms)
         {
@@ -221,13 +209,12 @@ async fn claim_one(conn: &mut MySqlConnection, request: &ClaimRequest, asked: As
     }
     match grant_one(conn, request, asked).await? {
         Some(granted) => Ok(granted),
-        None => read_one(conn, &request.key, asked.terms).await,
+        None => look_at(conn, request, asked.terms).await,
     }
 }
 
 /// Claims the key. Returns `None` if it was not granted.
 async fn grant_one(conn: &mut MySqlConnection, request: &ClaimRequest, asked: Asked<'_>) -> Reply<Option<ClaimReply>> {
-    let (key, holder) = (request.key.as_str(), *request.holder.as_uuid());
     let nowait = asked.nowait.then(|| bind_claim_nowait(request, asked));
     let reply = execute_nowait_first(conn, nowait, || bind_claim(request, asked)).await?;
     if reply.rows_affected() == 0 {
@@ -241,16 +228,16 @@ async fn grant_one(conn: &mut MySqlConnection, request: &ClaimRequest, asked: As
     }
     // If the read fails, the grant is reported as a lost reply, so that the same holder claims
     // again.
-    let row = sqlx::query(READ_ROW.as_str()).bind(key).fetch_optional(conn).await.map_err(unanswered)?;
-    let held = row.as_ref().map(|row| held(row, holder)).transpose()?.flatten();
+    let rows = read(conn, std::slice::from_ref(request)).await.map_err(unanswered)?;
+    let held = rows.first().map(|row| held(row, *request.holder.as_uuid())).transpose()?.flatten();
     // The claim may have been lost since, and its token is then unknown.
     let token = token.or(held.as_ref().map(|held| held.0)).ok_or_else(|| unanswered(sqlx::Error::RowNotFound))?;
     Ok(Some(ClaimReply::Granted { token, prior: held.and_then(|held| held.1) }))
 }
 
-async fn read_one(conn: &mut MySqlConnection, key: &Key, terms: &Terms) -> Reply<ClaimReply> {
-    let row = sqlx::query(READ_ROW.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
-    seen(row.as_ref(), terms)
+async fn look_at(conn: &mut MySqlConnection, request: &ClaimRequest, terms: &Terms) -> Reply<ClaimReply> {
+    let rows = read(conn, std::slice::from_ref(request)).await?;
+    seen(rows.first(), terms)
 }
 
 /// Claims for independent holders: all keys that are free, in one statement. A takeover requires a
@@ -300,10 +287,11 @@ async fn tell_apart(
     terms: &Terms,
     granted: u64,
 ) -> Reply<Vec<ClaimReply>> {
-    let rows = read_several(conn, requests).await?;
+    let rows = read(conn, requests).await?;
+    let by_key = by_key(&rows)?;
     let (mut answers, mut found) = (Vec::with_capacity(requests.len()), 0);
     for request in requests {
-        let row = rows.get(request.key.as_str());
+        let row = by_key.get(request.key.as_str()).copied();
         let mut answer = seen(row, terms)?;
         if let (Some(row), ClaimReply::Seen { row: read, now }) = (row, &answer)
             && judge(read.as_ref(), *now, request.holder, terms) == Verdict::Same
@@ -319,11 +307,15 @@ async fn tell_apart(
     if found == granted { Ok(answers) } else { Err(sqlx::Error::RowNotFound) }
 }
 
-async fn read_several(conn: &mut MySqlConnection, requests: &[ClaimRequest]) -> Reply<HashMap<String, MySqlRow>> {
+/// Reads the rows without locking them.
+async fn read(conn: &mut MySqlConnection, requests: &[ClaimRequest]) -> Reply<Vec<MySqlRow>> {
     let named = padded(requests);
-    let query = sqlx::query(AssertSqlSafe(read_several_statement(named.len())));
-    let rows = bind_keys(query, &named).fetch_all(conn).await?;
-    rows.into_iter().map(|row| Ok((row.try_get("name")?, row))).collect()
+    let keys = marks("?", named.len());
+    let sql = format!(
+        "SELECT {ROW}, prior_token, CONVERT(prior_client_ip USING utf8mb4) AS prior_client_ip
+         FROM t_resource_lock WHERE key_resource IN ({keys})"
+    );
+    bind_keys(sqlx::query(AssertSqlSafe(sql)), &named).fetch_all(conn).await
 }
 
 /// Claims all keys in one transaction, which is rolled back at the first refusal. No claim waits
@@ -348,7 +340,7 @@ async fn claim_together(
         return Ok(granted);
     }
     let mut replies = vec![ClaimReply::Withheld; requests.len()];
-    replies[refused] = read_one(conn, &requests[refused].key, asked.terms).await?;
+    replies[refused] = look_at(conn, &requests[refused], asked.terms).await?;
     Ok(replies)
 }
 
@@ -398,9 +390,7 @@ impl ClaimStore for MySql {
         }
     }
 
-    /// Reads the rows without locking them. A locking read would lock those that it passes over.
     async fn look(conn: &mut MySqlConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-        let rows = read_several(conn, requests).await?;
-        requests.iter().map(|request| seen(rows.get(request.key.as_str()), terms)).collect()
+        seen_each(&read(conn, requests).await?, requests, terms)
     }
 }

@@ -43,10 +43,10 @@ pub(super) const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR"
 pub(super) const JOINED: &str =
     "STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource";
 
-/// A row in the form of `rules::Row`, and the time. Zero dates, which the driver cannot read,
-/// become NULL.
+/// A row with its key, in the form of `rules::Row`, and the time. Zero dates, which the driver
+/// cannot read, become NULL.
 pub(super) const ROW: &str = "
-CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
+CONVERT(key_resource USING utf8mb4) AS key_resource, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
 IF(begin_time >= '1000-01-01', begin_time, NULL) AS begin_time, IF(end_time >= '1000-01-01', end_time, NULL) AS end_time,
 CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, end_time IS NOT NULL AS ended, CAST(0 AS SIGNED) AS awaited, UTC_TIMESTAMP(6) AS now";
 

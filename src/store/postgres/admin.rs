@@ -118,7 +118,7 @@ impl AdminStore for Postgres {
     async fn list(conn: &mut PgConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(i64::from(page.limit)).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, "key_resource", terms)).collect()
+        rows.iter().map(|row| listed(row, terms)).collect()
     }
 
     async fn read_range(
@@ -130,12 +130,12 @@ impl AdminStore for Postgres {
         let sql = if freshness == Freshness::Primary { LOOK_AT_PRIMARY.as_str() } else { LOOK.as_str() };
         let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, "key_resource", terms)).collect()
+        rows.iter().map(|row| listed(row, terms)).collect()
     }
 
     async fn inspect(conn: &mut PgConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
         let row = sqlx::query(INSPECT.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
-        row.map(|row| listed(&row, "key_resource", terms)).transpose()
+        row.map(|row| listed(&row, terms)).transpose()
     }
 
     async fn force(

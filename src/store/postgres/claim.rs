@@ -12,7 +12,7 @@ use crate::{
     store::{
         ClaimReply, ClaimRequest, ClaimStore, Form, Reply, is_apart,
         postgres::row::{FEW, Query, ROW, in_time, once_ended},
-        stored_row::{by_key, previous, seen},
+        stored_row::{previous, seen, seen_each},
     },
 };
 
@@ -193,7 +193,6 @@ impl ClaimStore for Postgres {
     async fn look(conn: &mut PgConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
         let keys: Vec<&str> = requests.iter().map(|request| request.key.as_str()).collect();
         let rows = sqlx::query(LOOK.as_str()).bind(keys).fetch_all(conn).await?;
-        let by_key = by_key(&rows)?;
-        requests.iter().map(|request| seen(by_key.get(request.key.as_str()).copied(), terms)).collect()
+        seen_each(&rows, requests, terms)
     }
 }

@@ -66,7 +66,7 @@ impl AdminStore for Sqlite {
     async fn list(conn: &mut SqliteConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, "key_resource", terms)).collect()
+        rows.iter().map(|row| listed(row, terms)).collect()
     }
 
     async fn read_range(
@@ -77,7 +77,7 @@ impl AdminStore for Sqlite {
     ) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LOOK).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, "key_resource", terms)).collect()
+        rows.iter().map(|row| listed(row, terms)).collect()
     }
 
     async fn force(

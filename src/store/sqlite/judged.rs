@@ -14,7 +14,7 @@ use crate::{
         fault::{Fault, fault},
         hex, is_apart,
         sqlite::row::{as_micros, json, kept, keys, listed, micros, read_rows, sql},
-        stored_row::{StoredRow as _, by_key, previous, read, seen},
+        stored_row::{StoredRow as _, by_key, previous, read, seen_each},
         unanswered,
     },
 };
@@ -237,9 +237,7 @@ pub(super) async fn look(
     terms: &Terms,
 ) -> Reply<Vec<ClaimReply>> {
     let keys = keys(requests.iter().map(|request| &request.key));
-    let rows = sqlx::query(read_rows!()).bind(keys).fetch_all(conn).await?;
-    let by_key = by_key(&rows)?;
-    requests.iter().map(|request| seen(by_key.get(request.key.as_str()).copied(), terms)).collect()
+    seen_each(&sqlx::query(read_rows!()).bind(keys).fetch_all(conn).await?, requests, terms)
 }
 
 #[cfg(test)]
