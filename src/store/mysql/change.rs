@@ -47,10 +47,10 @@ fn locked(named: &[&Claim], more: &str) -> String {
     )
 }
 
-/// Builds the update of those of the claims that stand; `limit` is a further condition.
-fn change_statement(named: &[&Claim], set: &str, limit: &str) -> String {
+/// Builds the update of those of the claims that stand.
+fn change_statement(named: &[&Claim], set: &str) -> String {
     let locked = locked(named, "");
-    format!("UPDATE ({locked}) j {JOINED} SET {set} {limit}")
+    format!("UPDATE ({locked}) j {JOINED} SET {set}")
 }
 
 /// Builds the same update for MariaDB. It changes nothing if one of the rows is locked, or one that
@@ -75,41 +75,31 @@ fn bind_claims<'q>(query: Query<'q>, named: &[&Claim]) -> Query<'q> {
     named.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()))
 }
 
-/// Extends the claims in one statement. The reply has only the number of rows. If some were
-/// extended, a later read cannot tell which: the others are not reported as too late.
-async fn extend(
+/// Extends the claims, or ends a single one. The reply has only the number of rows. If it does not
+/// show that all were changed, a later read tells what became of each. If some were extended, the
+/// read cannot tell which: the others are not reported as too late.
+async fn change_in_one(
     conn: &mut MySqlConnection,
     claims: &[Claim],
     change: Change,
     not_after: Option<DateTime<Utc>>,
+    nowait: bool,
 ) -> Reply<Vec<Outcome>> {
-    let named = padded(claims);
-    let sql = change_statement(&named, set_of(change), &format!("WHERE {IN_TIME}"));
-    let query = bind_change(bind_claims(sqlx::query(AssertSqlSafe(sql)), &named), change).bind(limit_micros(not_after));
-    let reply = query.execute(&mut *conn).await?;
-    if is_all(&reply, claims) {
-        return Ok(vec![Outcome::Done; claims.len()]);
-    }
-    let not_after = not_after.filter(|_| reply.rows_affected() == 0);
-    Ok(outcomes(change, claims, &snapshots(conn, &named, "").await?, not_after))
-}
-
-/// Ends a claim in one statement. If the reply does not show that it was ended, a later read does.
-async fn end_one(conn: &mut MySqlConnection, claims: &[Claim], change: Change, nowait: bool) -> Reply<Vec<Outcome>> {
     let (named, set) = (padded(claims), set_of(change));
     let nowait = nowait.then(|| {
         let query = sqlx::query(AssertSqlSafe(change_nowait_statement(&named, set)));
-        bind_claims(bind_change(query, change), &named)
+        bind_claims(bind_change(query, change, not_after), &named)
     });
     let for_both = || {
-        let query = sqlx::query(AssertSqlSafe(change_statement(&named, set, "")));
-        bind_change(bind_claims(query, &named), change)
+        let query = sqlx::query(AssertSqlSafe(change_statement(&named, set)));
+        bind_change(bind_claims(query, &named), change, not_after)
     };
     let reply = execute_nowait_first(conn, nowait, for_both).await?;
     if is_all(&reply, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
     }
-    Ok(outcomes(change, claims, &snapshots(conn, &named, "").await?, None))
+    let not_after = not_after.filter(|_| reply.rows_affected() == 0);
+    Ok(outcomes(change, claims, &snapshots(conn, &named, "").await?, not_after))
 }
 
 /// Derives the outcomes of a change that did not match all rows.
@@ -128,7 +118,7 @@ fn outcomes(
 async fn end_several(conn: &mut MySqlConnection, claims: &[Claim], change: Change) -> Reply<Vec<Outcome>> {
     let named = padded(claims);
     let query = bind_claims(sqlx::query(AssertSqlSafe(change_all_statement(&named, set_of(change)))), &named);
-    let query = bind_change(query, change).bind(i64::try_from(claims.len()).unwrap_or(i64::MAX));
+    let query = bind_change(query, change, None).bind(i64::try_from(claims.len()).unwrap_or(i64::MAX));
     let reply = query.execute(&mut *conn).await?;
     if is_all(&reply, claims) {
         return Ok(vec![Outcome::Done; claims.len()]);
@@ -151,7 +141,7 @@ async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], chan
     };
     let sql = format!(
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION; {}; {}; {}",
-        change_statement(&named, set_of(change), ""),
+        change_statement(&named, set_of(change)),
         snapshot_statement(&named, ""),
         commit!()
     );
@@ -197,9 +187,12 @@ fn fill(sql: &str, mut values: impl Iterator<Item = String>) -> String {
 }
 
 static RENEW: LazyLock<String> = LazyLock::new(|| {
-    format!("t.expires_at = GREATEST(IFNULL(t.expires_at, t.claimed_at), {NOW} + INTERVAL ? MICROSECOND)")
+    format!(
+        "t.expires_at = GREATEST(IFNULL(t.expires_at, t.claimed_at), {NOW} + INTERVAL ? MICROSECOND) WHERE {IN_TIME}"
+    )
 });
 
+/// Returns the assignments of a change, and the condition of one that has a limit.
 fn set_of(change: Change) -> &'static str {
     match change {
         Change::Renew(_) => &RENEW,
@@ -219,9 +212,10 @@ fn is_all(reply: &MySqlQueryResult, claims: &[Claim]) -> bool {
     usize::try_from(reply.rows_affected()).is_ok_and(|rows| rows == claims.len())
 }
 
-fn bind_change(query: Query<'_>, change: Change) -> Query<'_> {
+fn bind_change(query: Query<'_>, change: Change, not_after: Option<DateTime<Utc>>) -> Query<'_> {
     match change {
-        Change::Renew(time) | Change::Abandon(time) => query.bind(micros(time)),
+        Change::Renew(lease) => query.bind(micros(lease)).bind(limit_micros(not_after)),
+        Change::Abandon(delay) => query.bind(micros(delay)),
         Change::Release { status, offset, .. } => query.bind(status.letter()).bind(micros(offset)),
         Change::PutBack => query,
     }
@@ -258,7 +252,7 @@ impl HeldStore for MySql {
     async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
         let named = padded(std::slice::from_ref(claim));
         // The reply carries the count, as the last insert id.
-        let sql = change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)", "");
+        let sql = change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)");
         let query = bind_claims(sqlx::query(AssertSqlSafe(sql)), &named);
         let reply = query.execute(&mut *conn).await?;
         if reply.rows_affected() > 0 {
@@ -298,8 +292,8 @@ impl HeldStore for MySql {
         form: Form,
     ) -> Reply<Vec<Outcome>> {
         match change {
-            Change::Renew(_) => extend(conn, claims, change, not_after).await,
-            _ if claims.len() == 1 => end_one(conn, claims, change, form == Form::NoWait).await,
+            Change::Renew(_) => change_in_one(conn, claims, change, not_after, false).await,
+            _ if claims.len() == 1 => change_in_one(conn, claims, change, None, form == Form::NoWait).await,
             Change::Release { .. } | Change::Abandon(_) | Change::PutBack => end_several(conn, claims, change).await,
         }
     }
