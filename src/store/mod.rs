@@ -176,6 +176,9 @@ pub trait Store: sqlx::Database {
     /// `None` if the session cannot be used, and the application's pool is to be used instead.
     fn begin_session(conn: &mut Self::Connection) -> impl Future<Output = Reply<Option<DateTime<Utc>>>> + Send;
 
+    /// Reads the database's clock.
+    fn now(conn: &mut Self::Connection) -> impl Future<Output = Reply<DateTime<Utc>>> + Send;
+
     /// Ensures that the next statement commits by itself: ends a transaction that the application,
     /// or a hook of its pool, has left open. Returns `false` if there was one. A session that has
     /// the mark of own ones begins its transactions at READ COMMITTED from then on.

@@ -273,7 +273,19 @@ pub struct RunPage {
 /// The schedules' operations of a [`Store`].
 pub trait ScheduleStore: Store {
     /// Reads the rows of the named schedules.
-    fn registered(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Registered>> + Send;
+    fn rows(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Vec<ListedSchedule>>> + Send;
+
+    /// Reads the same, and the database's clock.
+    fn registered(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Registered>> + Send {
+        async move {
+            let rows = Self::rows(conn, names).await?;
+            let now = match rows.first() {
+                Some(row) => row.now,
+                None => Self::now(conn).await?,
+            };
+            Ok(Registered { rows, now })
+        }
+    }
 
     /// Claims the known schedules that are due, and records the runs whose lease ended.
     fn claim_due(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<DueReply>> + Send;
@@ -371,8 +383,8 @@ pub trait ScheduleStore: Store {
     fn runs(conn: &mut Self::Connection, page: &RunPage) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
 
     /// Deletes at most [`STEP`] runs that ended before `older_than`, with what they printed, and
-    /// returns their number. The
-    /// last success of each schedule stays, and so do the attempts at a tick that goes on.
+    /// returns their number. The last success of each schedule stays, and so do the attempts at a
+    /// tick that goes on.
     fn forget_history(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
 

@@ -126,9 +126,6 @@ pub trait SeenStore: ScheduleStore {
         ask: &DueRequest<'_>,
         seen: &Seen,
     ) -> impl Future<Output = Reply<bool>> + Send;
-
-    /// Reads the database's clock.
-    fn now(conn: &mut Self::Connection) -> impl Future<Output = Reply<DateTime<Utc>>> + Send;
 }
 
 /// Claims the earliest of what is due, up to as many as are asked for. If none of them could be

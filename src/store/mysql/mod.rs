@@ -113,6 +113,11 @@ impl Store for MySql {
         Ok(Some(now.and_utc()))
     }
 
+    async fn now(conn: &mut MySqlConnection) -> Reply<DateTime<Utc>> {
+        let now: NaiveDateTime = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
+        Ok(now.and_utc())
+    }
+
     /// The server does not report whether ROLLBACK undid a transaction. Without autocommit, the
     /// next transaction would begin at once.
     async fn leave_transaction(conn: &mut MySqlConnection) -> Reply<bool> {

@@ -1,13 +1,13 @@
 //! Tickets of waiters, and notifications of releases.
 
-use chrono::{DateTime, NaiveDateTime, Utc};
+use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 
 use crate::store::queue::{ALIVE_SECONDS, FRONT, QueueEntry, QueueStore};
 use crate::{
     key::Key,
     store::{
-        Reply, TooLate, limit_micros,
+        Reply, Store as _, TooLate, limit_micros,
         mysql::row::{IN_TIME, NOW, Query, marks, padded},
     },
 };
@@ -41,8 +41,7 @@ impl QueueStore for MySql {
         if usize::try_from(added).is_ok_and(|added| added == keys.len()) {
             return Ok(Ok(number));
         }
-        let now: NaiveDateTime = sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?;
-        Ok(Err(TooLate { now: now.and_utc() }))
+        Ok(Err(TooLate { now: Self::now(conn).await? }))
     }
 
     async fn front(conn: &mut MySqlConnection, keys: &[Key], number: i64) -> Reply<Vec<QueueEntry>> {

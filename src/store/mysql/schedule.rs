@@ -17,8 +17,8 @@ use crate::{
         },
         not_extended,
         schedule::{
-            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, ListedSchedule, Pass, Registered, RunInfo,
-            RunPage, STEP, ScheduleStore, operations, to_stored_count,
+            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, ListedSchedule, Pass, RunInfo, RunPage, STEP,
+            ScheduleStore, operations, to_stored_count,
         },
         schedule_row::{listed, run},
         schedule_seen::claim_due,
@@ -29,16 +29,11 @@ use crate::{
 impl ScheduleStore for MySql {
     operations!(MySqlConnection);
 
-    async fn registered(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Registered> {
+    async fn rows(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
         let query = sqlx::query(AssertSqlSafe(format!("{REGISTERED} ({})", marks("?", names.len().max(1)))));
         let names = names.iter().map(Key::as_str).chain(names.is_empty().then_some(""));
-        let rows = names.fold(query, |query, name| query.bind(name)).fetch_all(&mut *conn).await?;
-        let rows = rows.iter().map(listed).collect::<Reply<Vec<_>>>()?;
-        let now = match rows.first() {
-            Some(row) => row.now,
-            None => NaiveDateTime::and_utc(&sqlx::query_scalar("SELECT UTC_TIMESTAMP(6)").fetch_one(conn).await?),
-        };
-        Ok(Registered { rows, now })
+        let rows = names.fold(query, |query, name| query.bind(name)).fetch_all(conn).await?;
+        rows.iter().map(listed).collect()
     }
 
     async fn claim_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {

@@ -1,6 +1,6 @@
 //! The claim of what is due: a read, and a compare-and-set of the whole of what was seen.
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::TimeDelta;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection};
 use uuid::Uuid;
 
@@ -12,7 +12,6 @@ use crate::store::{
     },
     schedule::{DueRequest, Known, LOST, to_stored_count},
     schedule_seen::{SEEN, Seen, SeenStore},
-    stored_row::StoredRow as _,
     unanswered,
 };
 
@@ -64,10 +63,6 @@ impl SeenStore for MySql {
 
     async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<bool> {
         changed::<Self>(conn, async |conn| take_lost(conn, ask, seen).await).await
-    }
-
-    async fn now(conn: &mut MySqlConnection) -> Reply<DateTime<Utc>> {
-        sqlx::query("SELECT UTC_TIMESTAMP(6) AS now").fetch_one(conn).await?.time("now")
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     rules::{Rules, Terms},
     store::{
         ClaimReply, ClaimRequest, ClaimStore, Form, Reply, is_apart,
-        postgres::row::{FEW, Query, ROW, in_time, once_ended},
+        postgres::row::{FEW, Query, ROW, in_time, names, once_ended},
         stored_row::{previous, seen, seen_each},
     },
 };
@@ -159,9 +159,8 @@ fn bind_requests<'q>(sql: &'static str, requests: &'q [ClaimRequest], terms: &'q
 
 impl ClaimStore for Postgres {
     async fn create(conn: &mut PgConnection, keys: &[Key], minutes: i32, lock_timeout: Duration, _: Form) -> Reply<()> {
-        let keys: Vec<&str> = keys.iter().map(Key::as_str).collect();
         let lock_timeout = format!("{}ms", lock_timeout.as_millis().max(1));
-        sqlx::query(CREATE).bind(keys).bind(minutes).bind(lock_timeout).execute(conn).await.map(drop)
+        sqlx::query(CREATE).bind(names(keys)).bind(minutes).bind(lock_timeout).execute(conn).await.map(drop)
     }
 
     async fn claim(

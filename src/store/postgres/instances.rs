@@ -8,7 +8,7 @@ use crate::{
     store::{
         Reply,
         instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
-        postgres::row::finite,
+        postgres::row::{finite, names},
         schedule::{LOST, Times, from_stored_count, to_stored_count},
     },
 };
@@ -191,9 +191,8 @@ impl InstanceStore for Postgres {
         sqlx::query_as(DECLARES).bind(declares_ids).fetch_all(conn).await
     }
 
-    async fn mark_gone(conn: &mut PgConnection, names: &[Key]) -> Reply<()> {
-        let names: Vec<&str> = names.iter().map(Key::as_str).collect();
-        sqlx::query(GONE).bind(names).execute(conn).await.map(drop)
+    async fn mark_gone(conn: &mut PgConnection, keys: &[Key]) -> Reply<()> {
+        sqlx::query(GONE).bind(names(keys)).execute(conn).await.map(drop)
     }
 
     async fn forget_runs_ahead(conn: &mut PgConnection, name: &Key) -> Reply<()> {

@@ -93,7 +93,11 @@ impl Store for Postgres {
 
     async fn begin_session(conn: &mut PgConnection) -> Reply<Option<DateTime<Utc>>> {
         sqlx::raw_sql(BEGIN_SESSION).execute(&mut *conn).await?;
-        sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(conn).await.map(Some)
+        Self::now(conn).await.map(Some)
+    }
+
+    async fn now(conn: &mut PgConnection) -> Reply<DateTime<Utc>> {
+        sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(conn).await
     }
 
     async fn leave_transaction(conn: &mut PgConnection) -> Reply<bool> {

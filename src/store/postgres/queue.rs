@@ -14,7 +14,10 @@ use crate::{
     key::Key,
     store::{
         Reply, Store as _, TooLate,
-        postgres::{OWN_SESSION, row::in_time},
+        postgres::{
+            OWN_SESSION,
+            row::{in_time, names},
+        },
     },
 };
 
@@ -156,8 +159,4 @@ impl QueueStore for Postgres {
     async fn sweep(conn: &mut PgConnection) -> Reply<()> {
         sqlx::query(SWEEP).execute(conn).await.map(drop)
     }
-}
-
-fn names(keys: &[Key]) -> Vec<&str> {
-    keys.iter().map(Key::as_str).collect()
 }

@@ -6,9 +6,12 @@ use sqlx::{
     postgres::{PgArguments, PgRow},
 };
 
-use crate::store::{
-    Reply, RowSnapshot,
-    stored_row::{StoredRow, plain_columns, snapshot},
+use crate::{
+    key::Key,
+    store::{
+        Reply, RowSnapshot,
+        stored_row::{StoredRow, plain_columns, snapshot},
+    },
 };
 
 /// Converts an infinite time, which another program may write, to a far one. (`least` alone would
@@ -54,6 +57,10 @@ pub(super) const ROW: &str = concat!(
 /// for which it would read all of a table that has few rows when the statement is planned. The plan
 /// is kept while the table grows.
 pub(super) const FEW: &str = "(SELECT * FROM asked WHERE place = abs(place))";
+
+pub(super) fn names(keys: &[Key]) -> Vec<&str> {
+    keys.iter().map(Key::as_str).collect()
+}
 
 /// Converts a time for the tables.
 #[cfg(feature = "schedule")]

@@ -9,7 +9,7 @@ use crate::{
     store::{
         Outcome, Reply, TooLate, not_extended,
         postgres::{
-            row::{Query, once_ended, stored},
+            row::{Query, names, once_ended, stored},
             schedule_sql::{
                 CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, LAST_SUCCESSES, LATEST,
                 LIST, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE, TRIGGER,
@@ -17,7 +17,7 @@ use crate::{
         },
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, Pass,
-            Registered, RunInfo, RunPage, STEP, ScheduleStore, Times, named, operations, to_stored_count,
+            RunInfo, RunPage, STEP, ScheduleStore, Times, named, operations, to_stored_count,
         },
         schedule_row::{listed, run},
         stored_row::StoredRow as _,
@@ -31,15 +31,9 @@ fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
 impl ScheduleStore for Postgres {
     operations!(PgConnection);
 
-    async fn registered(conn: &mut PgConnection, names: &[Key]) -> Reply<Registered> {
-        let names: Vec<&str> = names.iter().map(Key::as_str).collect();
-        let rows = sqlx::query(REGISTERED).bind(names).fetch_all(&mut *conn).await?;
-        let rows = rows.iter().map(listed).collect::<Reply<Vec<_>>>()?;
-        let now = match rows.first() {
-            Some(row) => row.now,
-            None => sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(conn).await?,
-        };
-        Ok(Registered { rows, now })
+    async fn rows(conn: &mut PgConnection, keys: &[Key]) -> Reply<Vec<ListedSchedule>> {
+        let rows = sqlx::query(REGISTERED).bind(names(keys)).fetch_all(conn).await?;
+        rows.iter().map(listed).collect()
     }
 
     async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
@@ -62,9 +56,8 @@ impl ScheduleStore for Postgres {
         Ok(reply)
     }
 
-    async fn put_back(conn: &mut PgConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<bool> {
-        let names: Vec<&str> = names.iter().map(Key::as_str).collect();
-        let query = sqlx::query(PUT_BACK).bind(holder.as_uuid()).bind(names).bind(vacant.as_uuid());
+    async fn put_back(conn: &mut PgConnection, holder: Holder, vacant: Holder, keys: &[Key]) -> Reply<bool> {
+        let query = sqlx::query(PUT_BACK).bind(holder.as_uuid()).bind(names(keys)).bind(vacant.as_uuid());
         Ok(query.execute(conn).await?.rows_affected() > 0)
     }
 

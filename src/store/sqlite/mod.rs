@@ -49,7 +49,7 @@ use sqlx::{
 };
 use sqlx_core::transaction::TransactionManager as _;
 
-use crate::store::{Reply, Store, unanswered};
+use crate::store::{Reply, Store, stored_row::StoredRow as _, unanswered};
 
 const MODES: &str = "SELECT journal_mode, locking_mode FROM pragma_journal_mode, pragma_locking_mode";
 
@@ -69,6 +69,10 @@ impl Store for Sqlite {
         in_memory::end_transactions(conn).await?;
         let (journal, locking): (String, String) = sqlx::query_as(MODES).fetch_one(conn).await?;
         Ok((journal == "wal" && locking == "normal").then(Utc::now))
+    }
+
+    async fn now(conn: &mut SqliteConnection) -> Reply<DateTime<Utc>> {
+        sqlx::query(row::sql!("SELECT " now " AS now")).fetch_one(conn).await?.time("now")
     }
 
     async fn leave_transaction(conn: &mut SqliteConnection) -> Reply<bool> {

@@ -7,9 +7,9 @@ use crate::store::queue::{ALIVE_SECONDS, FRONT, Notification, QueueEntry, QueueS
 use crate::{
     key::Key,
     store::{
-        Reply, TooLate, limit_micros,
+        Reply, Store as _, TooLate, limit_micros,
         sqlite::{
-            row::{self, json, read_now, sql, written},
+            row::{self, json, sql, written},
             watch::FileWatch,
         },
     },
@@ -59,7 +59,7 @@ impl QueueStore for Sqlite {
             sqlx::query(JOIN).bind(row::keys(keys)).bind(ALIVE_SECONDS.cast_signed()).bind(limit_micros(not_after));
         match written(query, conn).await? {
             Some(row) => Ok(Ok(row.try_get(0)?)),
-            None => Ok(Err(TooLate { now: read_now(conn).await? })),
+            None => Ok(Err(TooLate { now: Self::now(conn).await? })),
         }
     }
 

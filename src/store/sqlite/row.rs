@@ -100,10 +100,6 @@ fn to_time(micros: i64) -> DateTime<Utc> {
     DateTime::from_timestamp_micros(micros).unwrap_or(beyond)
 }
 
-pub(super) async fn read_now(conn: &mut SqliteConnection) -> Reply<DateTime<Utc>> {
-    sqlx::query(sql!("SELECT " now " AS now")).fetch_one(conn).await?.time("now")
-}
-
 /// Converts a time for the tables.
 pub(super) fn stored(time: DateTime<Utc>) -> i64 {
     time.timestamp_micros()

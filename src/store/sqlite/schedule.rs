@@ -10,13 +10,13 @@ use crate::{
     store::{
         Outcome, Reply, Store as _, changed, hex, limit_micros, not_extended,
         schedule::{
-            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, Registered,
-            RunInfo, RunPage, STEP, ScheduleStore, operations, to_stored_count,
+            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, RunInfo,
+            RunPage, STEP, ScheduleStore, operations, to_stored_count,
         },
         schedule_row::{listed, run},
         schedule_seen::{SEEN, Seen, SeenStore, claim_due},
         sqlite::{
-            row::{Query, json, keys, micros, read_now, stored, written},
+            row::{Query, json, keys, micros, stored, written},
             schedule_sql::{
                 CLAIM, END, END_WITHIN, EXTEND, FORGET, FORGET_DETAILS, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED,
                 HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE,
@@ -30,14 +30,9 @@ use crate::{
 impl ScheduleStore for Sqlite {
     operations!(SqliteConnection);
 
-    async fn registered(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Registered> {
-        let rows = sqlx::query(REGISTERED).bind(keys(names)).fetch_all(&mut *conn).await?;
-        let rows = rows.iter().map(listed).collect::<Reply<Vec<_>>>()?;
-        let now = match rows.first() {
-            Some(row) => row.now,
-            None => read_now(conn).await?,
-        };
-        Ok(Registered { rows, now })
+    async fn rows(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
+        let rows = sqlx::query(REGISTERED).bind(keys(names)).fetch_all(conn).await?;
+        rows.iter().map(listed).collect()
     }
 
     async fn claim_due(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
@@ -171,9 +166,5 @@ impl SeenStore for Sqlite {
         let query = query.bind(micros(ask.lease_of(&seen.times.name))).bind(stored(seen.now));
         let query = query.bind(limit_micros(ask.not_after)).bind(&seen.label).bind(stored(seen.began()));
         transaction(query.bind(LOST), conn).await
-    }
-
-    async fn now(conn: &mut SqliteConnection) -> Reply<DateTime<Utc>> {
-        read_now(conn).await
     }
 }
