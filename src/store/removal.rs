@@ -17,8 +17,7 @@ pub fn removal(
     if ours.is_empty() && schema.tables().next().is_none() && schema.routines.is_empty() {
         return Vec::new();
     }
-    let path = |place: &String| Step { sql: format!("SET LOCAL search_path = {place}"), locks: "none" };
-    let mut steps: Vec<Step> = schema.place.iter().map(path).collect();
+    let mut steps = Vec::new();
     if !schema.columns.is_empty() && !before.is_empty() {
         let tables = schema.tables().chain(["t_resource_lock"]).collect::<Vec<_>>().join(between);
         steps.push(Step { sql: format!("{before}{tables}{after}"), locks: "exclusive, on these, up to the end" });

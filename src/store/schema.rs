@@ -14,7 +14,7 @@ pub struct Schema {
     pub columns: Vec<Column>,
     /// Whether this database needs the column `awaited`.
     pub has_awaited: bool,
-    /// The other tables of rowlock that exist, and indexes.
+    /// The tables of rowlock that exist, and indexes.
     pub relations: Vec<String>,
     /// PostgreSQL: those of them that are in another schema than the table.
     pub apart: Vec<String>,
@@ -192,9 +192,10 @@ impl Part {
     }
 }
 
-/// Tables and indexes beside `t_resource_lock`.
+/// All tables and indexes.
 #[cfg(feature = "postgres")]
-pub const RELATIONS: [&str; 12] = [
+pub const RELATIONS: [&str; 13] = [
+    "t_resource_lock",
     QUEUE,
     "t_resource_lock_queue_ticket",
     CHANGES,
@@ -209,7 +210,7 @@ pub const RELATIONS: [&str; 12] = [
     "t_resource_schedule_detail",
 ];
 
-/// Those of them that are tables. Schedules need all but the first.
+/// The tables beside `t_resource_lock`. Schedules need all but the first.
 pub const TABLES: [&str; 8] = [
     QUEUE,
     CHANGES,
@@ -300,11 +301,11 @@ pub fn additions(schema: &Schema, ours: &[(&str, &str)], new: &str) -> Vec<Strin
 /// What a new table locks.
 pub const NEW_TABLE: &str = "none on what exists";
 
-/// Returns the statements of a migration's file that create tables and indexes which do not exist
+/// Returns the statements of a migration's files that create tables and indexes which do not exist
 /// yet.
-pub fn creations(file: &str, exists: impl Fn(&str) -> bool) -> Vec<Step> {
+pub fn creations(schema: &Schema, files: &[&str]) -> Vec<Step> {
     let mut steps = Vec::new();
-    let mut lines = file.lines();
+    let mut lines = files.iter().flat_map(|file| file.lines());
     while let Some(first) = lines.next() {
         let Some((_, rest)) = first.trim_start().split_once("CREATE ").filter(|(before, _)| before.is_empty()) else {
             continue;
@@ -317,7 +318,7 @@ pub fn creations(file: &str, exists: impl Fn(&str) -> bool) -> Vec<Step> {
             sql.push_str(line.get(indent..).unwrap_or_default().trim_end());
         }
         let name = rest.split_once(" EXISTS ").and_then(|(_, rest)| rest.split_whitespace().next());
-        if !name.is_some_and(&exists) {
+        if !name.is_some_and(|name| schema.has(name)) {
             steps.push(Step { sql: sql.trim_end_matches(';').to_owned(), locks: NEW_TABLE });
         }
     }

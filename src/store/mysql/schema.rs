@@ -164,11 +164,10 @@ impl SchemaStore for MySql {
     }
 
     fn steps(schema: &Schema, part: Part) -> Vec<Step> {
-        let exists = |name: &str| schema.has(name);
         let mut steps = match part {
-            Part::Locks => LOCKS.iter().flat_map(|file| creations(file, exists)).collect(),
+            Part::Locks => creations(schema, &LOCKS),
             #[cfg(feature = "schedule")]
-            Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
+            Part::Schedules => creations(schema, &SCHEDULES),
             Part::Removal => {
                 let end = Step { sql: "UNLOCK TABLES".to_owned(), locks: "none" };
                 return removal(schema, true, "PROCEDURE", ("LOCK TABLES ", " WRITE, ", " WRITE"), Some(end));

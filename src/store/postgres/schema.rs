@@ -137,13 +137,12 @@ impl SchemaStore for Postgres {
     }
 
     fn steps(schema: &Schema, part: Part) -> Vec<Step> {
-        let exists = |name: &str| schema.has(name) || (name == "t_resource_lock" && !schema.columns.is_empty());
         let mut steps = match part {
-            Part::Locks => LOCKS.iter().flat_map(|file| creations(file, exists)).collect(),
+            Part::Locks => creations(schema, &LOCKS),
             #[cfg(feature = "schedule")]
-            Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
+            Part::Schedules => creations(schema, &SCHEDULES),
             Part::Removal => {
-                return removal(schema, true, "FUNCTION", ("LOCK TABLE ", ", ", " IN ACCESS EXCLUSIVE MODE"), None);
+                removal(schema, true, "FUNCTION", ("LOCK TABLE ", ", ", " IN ACCESS EXCLUSIVE MODE"), None)
             }
             Part::Functions => vec![Step { sql: without_end(FUNCTIONS_FILE), locks: "none: callers go on" }],
         };

@@ -110,11 +110,10 @@ impl SchemaStore for Sqlite {
     }
 
     fn steps(schema: &Schema, part: Part) -> Vec<Step> {
-        let exists = |name: &str| schema.has(name);
         let mut steps = match part {
-            Part::Locks => LOCKS.iter().flat_map(|file| creations(file, exists)).collect(),
+            Part::Locks => creations(schema, &LOCKS),
             #[cfg(feature = "schedule")]
-            Part::Schedules => SCHEDULES.iter().flat_map(|file| creations(file, exists)).collect(),
+            Part::Schedules => creations(schema, &SCHEDULES),
             Part::Functions => Vec::new(),
             Part::Removal => return removal(schema, false, "", ("", "", ""), None),
         };
