@@ -3,7 +3,7 @@
 
 use std::{any::type_name, future::Future};
 
-use sqlx::{Row as _, ValueRef as _, error::BoxDynError};
+use sqlx::{Row as _, ValueRef as _, error::BoxDynError, query::Query};
 use uuid::Uuid;
 
 use crate::store::{Reply, Store};
@@ -365,22 +365,22 @@ macro_rules! operations {
     };
 }
 
+pub(super) use operations;
+
 /// Binds a key in the type of its column.
-macro_rules! bind_key {
-    ($database:ty) => {
-        type Query<'q> = sqlx::query::Query<'q, $database, <$database as sqlx::Database>::Arguments>;
-
-        fn bind_key<'q>(query: Query<'q>, key: &KeyValue) -> Query<'q> {
-            match key {
-                KeyValue::Text(text) => query.bind(text.clone()),
-                KeyValue::Integer(number) => query.bind(*number),
-                KeyValue::Uuid(uuid) => query.bind(*uuid),
-            }
-        }
-    };
+pub fn bind_key<'q, DB>(query: Query<'q, DB, DB::Arguments>, key: &KeyValue) -> Query<'q, DB, DB::Arguments>
+where
+    DB: sqlx::Database,
+    String: Value<DB>,
+    i64: Value<DB>,
+    Uuid: Value<DB>,
+{
+    match key {
+        KeyValue::Text(text) => query.bind(text.clone()),
+        KeyValue::Integer(number) => query.bind(*number),
+        KeyValue::Uuid(uuid) => query.bind(*uuid),
+    }
 }
-
-pub(super) use {bind_key, operations};
 
 #[cfg(all(test, feature = "sqlite"))]
 mod tests {

@@ -23,8 +23,6 @@ FROM information_schema.columns c
 JOIN information_schema.tables t ON t.table_schema = c.table_schema AND t.table_name = c.table_name
 WHERE c.table_schema = COALESCE(?, DATABASE()) AND c.table_name = ?";
 
-bind_key!(MySql);
-
 impl VersionStore for MySql {
     const QUOTE: char = '`';
     const EXACT_NAMES: bool = false;

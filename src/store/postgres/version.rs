@@ -28,8 +28,6 @@ SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type, fo
 FROM pg_attribute a JOIN made_of m ON m.attnum = a.attnum JOIN pg_type t ON t.oid = m.type AND t.typtype <> 'd'
 WHERE a.attrelid = to_regclass($1)";
 
-bind_key!(Postgres);
-
 impl VersionStore for Postgres {
     const QUOTE: char = '"';
     const EXACT_NAMES: bool = true;

@@ -24,8 +24,6 @@ SELECT EXISTS (SELECT 1 FROM `{}`.sqlite_master WHERE type = 'trigger' AND tbl_n
                UNION ALL
                SELECT 1 FROM sqlite_temp_master WHERE type = 'trigger' AND tbl_name = ?1 COLLATE NOCASE)";
 
-bind_key!(Sqlite);
-
 impl VersionStore for Sqlite {
     const QUOTE: char = '`';
     const EXACT_NAMES: bool = false;
