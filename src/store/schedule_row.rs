@@ -1,10 +1,12 @@
 //! Rows of schedules and of their history.
 
+use chrono::TimeDelta;
+
 use crate::{
     key::Token,
     store::{
-        Reply,
-        schedule::{ListedSchedule, RunInfo, RunStatus, Times, named},
+        Outcome, Reply, not_extended,
+        schedule::{Extended, Extension, ListedSchedule, RunInfo, RunStatus, Times, named},
         stored_row::StoredRow,
     },
 };
@@ -37,6 +39,16 @@ pub fn listed(row: &impl StoredRow) -> Reply<ListedSchedule> {
         gone_at: row.time_or_null("gone_at")?,
         now: row.time("now")?,
     })
+}
+
+/// Derives the outcome of a renewal that changed nothing from the row of its claim, if that stands.
+pub fn unextended(row: Option<&impl StoredRow>, extension: Extension) -> Reply<Extended> {
+    let Some(row) = row else { return Ok(Extended::Is(Outcome::Lost)) };
+    if !extension.is_stopped && row.is("stopped")? {
+        return Ok(Extended::Stopped);
+    }
+    let left = TimeDelta::microseconds(row.number("left_micros")?);
+    Ok(Extended::Is(not_extended(left, row.time("now")?, extension.not_after)))
 }
 
 pub fn run(row: &impl StoredRow) -> Reply<RunInfo> {

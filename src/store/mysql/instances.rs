@@ -9,7 +9,10 @@ use crate::{
     store::{
         Reply,
         instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
-        mysql::row::{marks, stored},
+        mysql::{
+            row::{marks, stored},
+            schedule_sql::LOSE,
+        },
         schedule::{LOST, Times, to_stored_count},
     },
 };
@@ -55,14 +58,6 @@ SET holder = IF(? AND due_at <= UTC_TIMESTAMP(6), NULL, holder),
     triggered_at = IF(? AND holder IS NULL, NULL, triggered_at), run_slot = IF(? AND holder IS NULL, NULL, run_slot),
     slot = ?, spec = ?, zone = ?
 WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ? AND slot = ?";
-
-/// Records the run of a schedule as lost, if its lease has ended. It is there already if it was
-/// handed back.
-const LOSE: &str = "
-INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-SELECT name, run_slot, attempt, token, client_ip, begin_time, UTC_TIMESTAMP(6), 'L', missed, ?
-FROM t_resource_schedule WHERE name = ? AND holder IS NOT NULL AND due_at <= UTC_TIMESTAMP(6) FOR UPDATE
-ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name";
 
 /// The parameters are the schedule whose place is taken, and the one that takes it. A tick that was
 /// begun goes on there.

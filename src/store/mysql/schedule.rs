@@ -15,12 +15,11 @@ use crate::{
                 SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK, forget_statement,
             },
         },
-        not_extended,
         schedule::{
             DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, ListedSchedule, Pass, RunInfo, RunPage, STEP,
             ScheduleStore, operations, to_stored_count,
         },
-        schedule_row::{listed, run},
+        schedule_row::{listed, run, unextended},
         schedule_seen::claim_due,
         transaction,
     },
@@ -55,23 +54,14 @@ impl ScheduleStore for MySql {
         Ok(query.execute(conn).await?.rows_affected() > 0)
     }
 
-    async fn extend_run(
-        conn: &mut MySqlConnection,
-        claim: &Claim,
-        Extension { lease, is_stopped, not_after }: Extension,
-    ) -> Reply<Extended> {
-        let query = bind_claim(sqlx::query(EXTEND.as_str()), claim).bind(micros(lease)).bind(limit_micros(not_after));
-        if query.bind(is_stopped).execute(&mut *conn).await?.rows_affected() > 0 {
+    async fn extend_run(conn: &mut MySqlConnection, claim: &Claim, extension: Extension) -> Reply<Extended> {
+        let query = bind_claim(sqlx::query(EXTEND.as_str()), claim).bind(micros(extension.lease));
+        let query = query.bind(limit_micros(extension.not_after)).bind(extension.is_stopped);
+        if query.execute(&mut *conn).await?.rows_affected() > 0 {
             return Ok(Extended::Is(Outcome::Done));
         }
-        let Some(row) = bind_claim(sqlx::query(LEFT), claim).fetch_optional(conn).await? else {
-            return Ok(Extended::Is(Outcome::Lost));
-        };
-        if !is_stopped && row.try_get::<i64, _>(2)? == 1 {
-            return Ok(Extended::Stopped);
-        }
-        let now: NaiveDateTime = row.try_get(1)?;
-        Ok(Extended::Is(not_extended(TimeDelta::microseconds(row.try_get(0)?), now.and_utc(), not_after)))
+        let row = bind_claim(sqlx::query(LEFT), claim).fetch_optional(conn).await?;
+        unextended(row.as_ref(), extension)
     }
 
     async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {

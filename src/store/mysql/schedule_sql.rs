@@ -127,19 +127,31 @@ UPDATE t_resource_schedule SET due_at = UTC_TIMESTAMP(6), holder = ? WHERE name 
 pub(super) const WAS_HANDED_BACK: &str =
     "SELECT 1 FROM t_resource_schedule_run WHERE name = ? AND token = ? AND status = 'L' AND error = ? LIMIT 1";
 
-/// Adds the run that was handed back to the history.
-pub(super) const RECORD_HANDED_BACK: &str = "
-INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-SELECT name, run_slot, attempt, token, client_ip, begin_time, UTC_TIMESTAMP(6), 'L', missed, ?
-FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?
-ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name";
+/// Adds the run of a row to the history as lost. One that is there already stays. The parameters
+/// are the error, the name, and those of the condition.
+macro_rules! record_lost {
+    ($condition:literal) => {
+        concat!(
+            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+             SELECT name, run_slot, attempt, token, client_ip, begin_time, UTC_TIMESTAMP(6), 'L', missed, ?
+             FROM t_resource_schedule WHERE name = ? AND ",
+            $condition,
+            " ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name"
+        )
+    };
+}
+
+pub(super) const RECORD_HANDED_BACK: &str = record_lost!("holder = ? AND token = ?");
+
+/// A run whose lease has ended.
+pub(super) const LOSE: &str = record_lost!("holder IS NOT NULL AND due_at <= UTC_TIMESTAMP(6) FOR UPDATE");
 
 pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT COUNT(*) FROM t_resource_schedule_run WHERE name = ? AND slot = ? AND status = 'L' AND error = ?";
 
 pub(super) const LEFT: &str = "
-SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), due_at), UTC_TIMESTAMP(6),
-       CAST(EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot) AS SIGNED)
+SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), due_at) AS left_micros, UTC_TIMESTAMP(6) AS now,
+       CAST(EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot) AS SIGNED) AS stopped
 FROM t_resource_schedule s WHERE name = ? AND holder = ? AND token = ?";
 
 /// The end of what a run printed.

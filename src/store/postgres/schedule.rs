@@ -7,7 +7,7 @@ use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 use crate::{
     key::{Claim, Holder, Key, PreviousClaim, Token},
     store::{
-        Outcome, Reply, TooLate, not_extended,
+        Outcome, Reply, TooLate,
         postgres::{
             row::{Query, names, once_ended, stored},
             schedule_sql::{
@@ -19,7 +19,7 @@ use crate::{
             ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, Pass,
             RunInfo, RunPage, STEP, ScheduleStore, Times, named, operations, to_stored_count,
         },
-        schedule_row::{listed, run},
+        schedule_row::{listed, run, unextended},
         stored_row::StoredRow as _,
     },
 };
@@ -45,7 +45,7 @@ impl ScheduleStore for Postgres {
         let rows = once_ended(conn, rows).await?;
         let mut reply = DueReply::default();
         for row in &rows {
-            reply.next_in = interval(row, "next_in")?;
+            reply.next_in = row.number_or_null("next_in_micros")?.map(TimeDelta::microseconds);
             if row.try_get::<Option<&str>, _>("name")?.is_some() {
                 reply.claimed.push(claimed(row)?);
             }
@@ -61,22 +61,14 @@ impl ScheduleStore for Postgres {
         Ok(query.execute(conn).await?.rows_affected() > 0)
     }
 
-    async fn extend_run(
-        conn: &mut PgConnection,
-        claim: &Claim,
-        Extension { lease, is_stopped, not_after }: Extension,
-    ) -> Reply<Extended> {
-        let query = bind_claim(EXTEND, claim).bind(lease).bind(not_after).bind(is_stopped);
-        let row = query.fetch_one(conn).await?;
-        if row.try_get("stopped")? {
-            return Ok(Extended::Stopped);
-        }
-        if row.try_get("done")? {
+    async fn extend_run(conn: &mut PgConnection, claim: &Claim, extension: Extension) -> Reply<Extended> {
+        let query = bind_claim(EXTEND, claim).bind(extension.lease).bind(extension.not_after);
+        let row = query.bind(extension.is_stopped).fetch_one(conn).await?;
+        if row.is("done")? {
             return Ok(Extended::Is(Outcome::Done));
         }
-        let now = row.try_get("now")?;
-        let outcome = interval(&row, "left")?.map_or(Outcome::Lost, |left| not_extended(left, now, not_after));
-        Ok(Extended::Is(outcome))
+        let stands = row.number_or_null("left_micros")?.is_some();
+        unextended(stands.then_some(&row), extension)
     }
 
     async fn hand_back(conn: &mut PgConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
@@ -110,15 +102,6 @@ impl ScheduleStore for Postgres {
     async fn forget_history(conn: &mut PgConnection, older_than: TimeDelta) -> Reply<u64> {
         Ok(sqlx::query(FORGET).bind(older_than).bind(STEP).execute(conn).await?.rows_affected())
     }
-}
-
-/// A difference of two times has days and microseconds; the driver has no type that adds them.
-fn interval(row: &PgRow, name: &str) -> Reply<Option<TimeDelta>> {
-    let interval: Option<sqlx::postgres::types::PgInterval> = row.try_get(name)?;
-    Ok(interval.map(|interval| {
-        let days = i64::from(interval.days) + 30 * i64::from(interval.months);
-        TimeDelta::days(days) + TimeDelta::microseconds(interval.microseconds)
-    }))
 }
 
 fn claimed(row: &PgRow) -> Reply<ClaimedRow> {

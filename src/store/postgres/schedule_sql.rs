@@ -70,9 +70,9 @@ SELECT t.name::text AS name, t.token, t.own, t.attempt, t.missed, t.now, clock_t
     finite!("t.run_slot"),
     " AS run_slot, ",
     finite!("t.prior_begin"),
-    " AS prior_begin, ",
+    " AS prior_begin, (extract(epoch FROM ",
     finite!("next.due_at"),
-    " - clock_timestamp() AS next_in
+    " - clock_timestamp()) * 1000000)::bigint AS next_in_micros
 FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
       WHERE NOT s.paused AND NOT EXISTS (SELECT FROM claimed c WHERE c.name = s.name)) next
 LEFT JOIN claimed t ON true"
@@ -107,9 +107,9 @@ WITH locked AS MATERIALIZED (
     " RETURNING 1
 )
 SELECT EXISTS (SELECT FROM extended) AS done, coalesce((SELECT stopped FROM locked), false) AS stopped, clock_timestamp() AS now,
-       (SELECT ",
+       (SELECT (extract(epoch FROM ",
     finite!("due_at"),
-    " - clock_timestamp() FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left"
+    " - clock_timestamp()) * 1000000)::bigint FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left_micros"
 );
 
 /// $4 the holder until the takeover, $5 the error. A request that was sent before is in the

@@ -8,12 +8,12 @@ use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
 use crate::{
     key::{Claim, Holder, Key},
     store::{
-        Outcome, Reply, Store as _, changed, hex, limit_micros, not_extended,
+        Outcome, Reply, Store as _, changed, hex, limit_micros,
         schedule::{
             DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, RunInfo,
             RunPage, STEP, ScheduleStore, operations, to_stored_count,
         },
-        schedule_row::{listed, run},
+        schedule_row::{listed, run, unextended},
         schedule_seen::{SEEN, Seen, SeenStore, claim_due},
         sqlite::{
             row::{Query, json, keys, micros, stored, written},
@@ -44,24 +44,12 @@ impl ScheduleStore for Sqlite {
         Ok(query.execute(conn).await?.rows_affected() > 0)
     }
 
-    async fn extend_run(
-        conn: &mut SqliteConnection,
-        claim: &Claim,
-        Extension { lease, is_stopped, not_after }: Extension,
-    ) -> Reply<Extended> {
-        let query = bind_claim(EXTEND, claim).bind(micros(lease)).bind(limit_micros(not_after)).bind(is_stopped);
-        let extended = query.execute(&mut *conn).await?;
-        if extended.rows_affected() > 0 {
+    async fn extend_run(conn: &mut SqliteConnection, claim: &Claim, extension: Extension) -> Reply<Extended> {
+        let query = bind_claim(EXTEND, claim).bind(micros(extension.lease)).bind(limit_micros(extension.not_after));
+        if query.bind(extension.is_stopped).execute(&mut *conn).await?.rows_affected() > 0 {
             return Ok(Extended::Is(Outcome::Done));
         }
-        let Some(row) = bind_claim(LEFT, claim).fetch_optional(conn).await? else {
-            return Ok(Extended::Is(Outcome::Lost));
-        };
-        if !is_stopped && row.try_get("stopped")? {
-            return Ok(Extended::Stopped);
-        }
-        let now = row.time("now")?;
-        Ok(Extended::Is(not_extended(TimeDelta::microseconds(row.try_get(0)?), now, not_after)))
+        unextended(bind_claim(LEFT, claim).fetch_optional(conn).await?.as_ref(), extension)
     }
 
     async fn hand_back(conn: &mut SqliteConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {

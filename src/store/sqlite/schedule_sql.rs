@@ -121,7 +121,7 @@ pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND status = 'L' AND error = ?3";
 
 pub(super) const LEFT: &str = sql!("
-SELECT due_at - " now ", " now " AS now,
+SELECT due_at - " now " AS left_micros, " now " AS now,
     EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot) AS stopped
 FROM t_resource_schedule AS s WHERE " {held!()});
 
