@@ -1,5 +1,7 @@
 //! The instances of schedules.
 
+use std::sync::LazyLock;
+
 use sqlx::{PgConnection, Postgres, Row as _};
 use uuid::Uuid;
 
@@ -63,64 +65,52 @@ WITH me AS (
 const DECLARES: &str = "
 SELECT declares_id, min(declares) FROM t_resource_schedule_instance WHERE declares_id = ANY ($1::bigint[]) GROUP BY declares_id";
 
-/// $1 to $3 the times, $4 the slot, $5 what is known, $6 whether the times are new ones.
-const CREATE: &str = "
-WITH changed AS (
-    INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES ($1, $2, $3, $4, $4)
-    ON CONFLICT (name) DO NOTHING RETURNING name
-), remembered AS (
+/// Remembers the times of the row that was changed. $5 what is known, $6 whether the times are new
+/// ones.
+const REMEMBERED: &str = "
+remembered AS (
     INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT name, $5, clock_timestamp() FROM changed
     ON CONFLICT (name) DO UPDATE
     SET known = excluded.known, times_at = CASE WHEN $6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL
 )
 SELECT EXISTS (SELECT FROM changed)";
 
+/// $1 to $3 the times, $4 the slot.
+static CREATE: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "
+WITH changed AS (
+    INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES ($1, $2, $3, $4, $4)
+    ON CONFLICT (name) DO NOTHING RETURNING name
+), {REMEMBERED}"
+    )
+});
+
 /// No run is under way whose lease has not ended.
-macro_rules! idle {
-    () => {
-        "(holder IS NULL OR due_at <= clock_timestamp())"
-    };
-}
+const IDLE: &str = "(holder IS NULL OR due_at <= clock_timestamp())";
 
 /// As above; $7 to $10 and $13 what was seen, $11 whether it is afresh, $12 whether the last run is
 /// forgotten.
 ///
 /// Another trigger may have replaced that of a run that waits for its next attempt.
-const CHANGE: &str = concat!(
-    "
+static CHANGE: LazyLock<String> = LazyLock::new(|| {
+    let (run_slot, seen_slot) = (finite!("run_slot"), finite!("slot"));
+    format!(
+        "
 WITH changed AS (
     UPDATE t_resource_schedule
-    SET spec = $2, zone = $3, slot = $4, run_slot = CASE WHEN $12 AND ",
-    idle!(),
-    " THEN NULL ELSE run_slot END,
-        attempt = CASE WHEN $11 AND ",
-    idle!(),
-    " THEN 0 ELSE attempt END, missed = CASE WHEN $11 AND ",
-    idle!(),
-    " THEN 0 ELSE missed END,
-        triggered_at = CASE WHEN $11 AND ",
-    idle!(),
-    " THEN NULL ELSE triggered_at END, holder = CASE WHEN $11 AND ",
-    idle!(),
-    " THEN NULL ELSE holder END,
-        due_at = CASE WHEN $11 AND ",
-    idle!(),
-    " THEN $4 WHEN holder IS NOT NULL OR attempt > 0 THEN due_at
+    SET spec = $2, zone = $3, slot = $4, run_slot = CASE WHEN $12 AND {IDLE} THEN NULL ELSE run_slot END,
+        attempt = CASE WHEN $11 AND {IDLE} THEN 0 ELSE attempt END, missed = CASE WHEN $11 AND {IDLE} THEN 0 ELSE missed END,
+        triggered_at = CASE WHEN $11 AND {IDLE} THEN NULL ELSE triggered_at END,
+        holder = CASE WHEN $11 AND {IDLE} THEN NULL ELSE holder END,
+        due_at = CASE WHEN $11 AND {IDLE} THEN $4 WHEN holder IS NOT NULL OR attempt > 0 THEN due_at
                       WHEN triggered_at IS NOT NULL THEN clock_timestamp() ELSE $4 END
     WHERE name = $1 AND spec = $7 AND zone = $8 AND attempt = $10
-      AND ",
-    finite!("run_slot"),
-    " IS NOT DISTINCT FROM $9 AND ",
-    finite!("slot"),
-    " = $13
+      AND {run_slot} IS NOT DISTINCT FROM $9 AND {seen_slot} = $13
     RETURNING name
-), remembered AS (
-    INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT name, $5, clock_timestamp() FROM changed
-    ON CONFLICT (name) DO UPDATE
-    SET known = excluded.known, times_at = CASE WHEN $6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL
-)
-SELECT EXISTS (SELECT FROM changed)"
-);
+), {REMEMBERED}"
+    )
+});
 
 /// Records the run of a schedule as lost, with the error $1, if its lease has ended. It is there
 /// already if it was handed back.
@@ -208,8 +198,8 @@ async fn change_times(conn: &mut PgConnection, times: &Times, change: &TimesChan
     if change.afresh {
         sqlx::query(LOSE).bind(LOST).bind(times.name.as_str()).execute(&mut *conn).await?;
     }
-    let sql = if change.seen.is_some() { CHANGE } else { CREATE };
-    let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
+    let sql = if change.seen.is_some() { &CHANGE } else { &CREATE };
+    let query = sqlx::query(sql.as_str()).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
     let query = query.bind(change.slot).bind(&change.known).bind(change.new_times);
     let query = match &change.seen {
         None => query,
