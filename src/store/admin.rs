@@ -29,7 +29,7 @@ pub struct Listed {
 pub fn listed(row: &impl StoredRow, terms: &Terms) -> Reply<Listed> {
     Ok(Listed {
         key: row.text("key_resource")?,
-        row: read(row, terms)?,
+        row: read(row, terms.offset())?,
         end_time: row.time_or_null("end_time")?.map(|time| to_utc(time, terms.offset())),
         now: row.time("now")?,
     })

@@ -74,11 +74,11 @@ macro_rules! plain_columns {
 
 pub(super) use plain_columns;
 
-/// Reads a row of the lock's table, in the form in which the rules judge it.
-pub fn read(row: &impl StoredRow, terms: &Terms) -> Reply<Row> {
-    let utc = |column| -> Reply<Option<DateTime<Utc>>> {
-        Ok(row.time_or_null(column)?.map(|time| to_utc(time, terms.offset())))
-    };
+/// Reads a row of the lock's table, in the form in which the rules judge it. `ahead` is how far the
+/// table's times are ahead of UTC.
+pub fn read(row: &impl StoredRow, ahead: TimeDelta) -> Reply<Row> {
+    let utc =
+        |column| -> Reply<Option<DateTime<Utc>>> { Ok(row.time_or_null(column)?.map(|time| to_utc(time, ahead))) };
     Ok(Row {
         locked: row.is("locked")?,
         status: row.text_or_null("status")?.unwrap_or_default(),
@@ -97,7 +97,7 @@ pub fn read(row: &impl StoredRow, terms: &Terms) -> Reply<Row> {
 /// Returns the reply to a request that was not granted, whose key has this row.
 pub fn seen(row: Option<&impl StoredRow>, terms: &Terms) -> Reply<ClaimReply> {
     let Some(row) = row else { return Ok(ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }) };
-    Ok(ClaimReply::Seen { row: Some(read(row, terms)?), now: row.time("now")? })
+    Ok(ClaimReply::Seen { row: Some(read(row, terms.offset())?), now: row.time("now")? })
 }
 
 /// Returns rows of the lock's table by their keys.
@@ -118,14 +118,7 @@ pub fn previous(row: &impl StoredRow) -> Reply<Option<PreviousClaim>> {
     Ok(Some(PreviousClaim { token: Token::new(token), label }))
 }
 
-/// Reads what a claim's row has after a change did not match it.
+/// Reads a claim's row after a change did not match it.
 pub fn snapshot(row: &impl StoredRow) -> Reply<RowSnapshot> {
-    Ok(RowSnapshot {
-        holder: row.uuid_or_null("holder")?,
-        token: row.number("token")?,
-        locked: row.is("locked")?,
-        stands: row.is("stands")?,
-        left: TimeDelta::microseconds(row.number("left_micros")?),
-        now: row.time("now")?,
-    })
+    Ok(RowSnapshot { row: read(row, TimeDelta::zero())?, now: row.time("now")? })
 }

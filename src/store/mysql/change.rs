@@ -8,7 +8,9 @@ use sqlx::{
     mysql::{MySqlQueryResult, MySqlRow},
 };
 
-use crate::store::mysql::row::{IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded};
+use crate::store::mysql::row::{
+    IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded, read_statement,
+};
 use crate::{
     key::Claim,
     store::{
@@ -109,7 +111,7 @@ fn outcomes(
     seen: &HashMap<String, RowSnapshot>,
     not_after: Option<DateTime<Utc>>,
 ) -> Vec<Outcome> {
-    claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()).copied(), not_after)).collect()
+    claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()), not_after)).collect()
 }
 
 /// Ends all claims in one statement, if all of them stand. A row that it frees could be claimed by
@@ -142,7 +144,7 @@ async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], chan
     let sql = format!(
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION; {}; {}; {}",
         change_statement(&named, set_of(change)),
-        snapshot_statement(&named, ""),
+        read_statement(named.len(), ""),
         commit!()
     );
     let sql = fill(&sql, keys().chain(holders).chain(set).chain(keys()));
@@ -221,18 +223,9 @@ fn bind_change(query: Query<'_>, change: Change, not_after: Option<DateTime<Utc>
     }
 }
 
-fn snapshot_statement(named: &[&Claim], lock: &str) -> String {
-    format!(
-        "SELECT CONVERT(key_resource USING utf8mb4) AS key_resource, holder, token, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked,
-                CAST(COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS SIGNED) AS stands,
-                COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), expires_at), 0) AS left_micros, UTC_TIMESTAMP(6) AS now
-         FROM t_resource_lock WHERE key_resource IN ({}) {lock}",
-        marks("?", named.len())
-    )
-}
-
 async fn snapshots(conn: &mut MySqlConnection, named: &[&Claim], lock: &str) -> Reply<HashMap<String, RowSnapshot>> {
-    snapshots_of(&bind_keys(sqlx::query(AssertSqlSafe(snapshot_statement(named, lock))), named).fetch_all(conn).await?)
+    let sql = read_statement(named.len(), lock);
+    snapshots_of(&bind_keys(sqlx::query(AssertSqlSafe(sql)), named).fetch_all(conn).await?)
 }
 
 fn snapshots_of(rows: &[MySqlRow]) -> Reply<HashMap<String, RowSnapshot>> {
@@ -263,14 +256,14 @@ impl HeldStore for MySql {
             };
             return Ok(Confirmed::Done(count));
         }
-        let seen = unconfirmed(claim, snapshots(conn, &named, "").await?.into_values().next());
+        let seen = unconfirmed(claim, snapshots(conn, &named, "").await?.values().next());
         if seen == Confirmed::Lost {
             return Ok(seen);
         }
         // A plain read returns the row as of the transaction's snapshot, a locking read as it is
         // now. The locking read finds no row that another transaction has locked.
-        let now = snapshots(conn, &named, "FOR UPDATE SKIP LOCKED").await?.into_values().next();
-        Ok(if now.is_some() { unconfirmed(claim, now) } else { seen })
+        let now = snapshots(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
+        Ok(now.values().next().map_or(seen, |now| unconfirmed(claim, Some(now))))
     }
 
     async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {

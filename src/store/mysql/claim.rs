@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
 use crate::store::mysql::row::{
-    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, ROW, execute_nowait_first, marks, micros, padded,
+    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded, read_statement,
 };
 use crate::{
     key::{Key, PreviousClaim, Token},
@@ -310,11 +310,7 @@ async fn tell_apart(
 /// Reads the rows without locking them.
 async fn read(conn: &mut MySqlConnection, requests: &[ClaimRequest]) -> Reply<Vec<MySqlRow>> {
     let named = padded(requests);
-    let keys = marks("?", named.len());
-    let sql = format!(
-        "SELECT {ROW}, prior_token, CONVERT(prior_client_ip USING utf8mb4) AS prior_client_ip
-         FROM t_resource_lock WHERE key_resource IN ({keys})"
-    );
+    let sql = read_statement(named.len(), "");
     bind_keys(sqlx::query(AssertSqlSafe(sql)), &named).fetch_all(conn).await
 }
 

@@ -43,12 +43,13 @@ pub(super) const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR"
 pub(super) const JOINED: &str =
     "STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource";
 
-/// A row with its key, in the form of `rules::Row`, and the time. Zero dates, which the driver
-/// cannot read, become NULL.
+/// A row with its key, in the form of `rules::Row`, the claim that was taken over, and the time. Zero
+/// dates, which the driver cannot read, become NULL.
 pub(super) const ROW: &str = "
 CONVERT(key_resource USING utf8mb4) AS key_resource, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
 IF(begin_time >= '1000-01-01', begin_time, NULL) AS begin_time, IF(end_time >= '1000-01-01', end_time, NULL) AS end_time,
-CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, end_time IS NOT NULL AS ended, CAST(0 AS SIGNED) AS awaited, UTC_TIMESTAMP(6) AS now";
+CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claimed_at, end_time IS NOT NULL AS ended, CAST(0 AS SIGNED) AS awaited,
+prior_token, CONVERT(prior_client_ip USING utf8mb4) AS prior_client_ip, UTC_TIMESTAMP(6) AS now";
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
 
@@ -61,6 +62,11 @@ pub(super) fn padded<T>(named: &[T]) -> Vec<&T> {
 
 pub(super) fn marks(mark: &str, count: usize) -> String {
     vec![mark; count].join(", ")
+}
+
+/// Builds the read of the rows of so many keys, with a lock if one is named.
+pub(super) fn read_statement(keys: usize, lock: &str) -> String {
+    format!("SELECT {ROW} FROM t_resource_lock WHERE key_resource IN ({}) {lock}", marks("?", keys))
 }
 
 /// Executes the statement with [`NOWAIT`], if there is one. If there is none, or it met a locked

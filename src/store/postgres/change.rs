@@ -10,12 +10,10 @@ use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Form, HeldStore, Outcome, Reply,
-        postgres::row::{FEW, finite, in_time, snapshot_of},
+        postgres::row::{FEW, ROW, in_time, snapshot_of},
         unconfirmed, unmatched,
     },
 };
-
-const EXPIRES_AT: &str = finite!("t.expires_at");
 
 const ONE_CLAIM: &str =
     "NOT MATERIALIZED (SELECT $1::text AS key, $2::uuid AS holder, $3::bigint AS token, 1 AS place)";
@@ -68,11 +66,7 @@ done AS (
 )
 SELECT d.place IS NOT NULL AS done, d.confirms, s.*, current_setting('transaction_isolation') <> 'read committed' AS snapshot{notified}
 FROM asked r LEFT JOIN done d ON d.place = r.place LEFT JOIN LATERAL (
-    SELECT true AS seen, t.holder, t.token, t.lock_flag = 1 AS locked,
-           coalesce(t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL, false) AS stands,
-           coalesce((extract(epoch FROM {EXPIRES_AT} - clock_timestamp()) * 1000000)::bigint, 0) AS left_micros,
-           clock_timestamp() AS now
-    FROM t_resource_lock t WHERE t.key_resource = r.key AND d.place IS NULL) s ON true
+    SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock t WHERE t.key_resource = r.key AND d.place IS NULL) s ON true
 ORDER BY r.place"
     )
 }
@@ -134,7 +128,7 @@ impl HeldStore for Postgres {
             None => match snapshot_of(&row)? {
                 // The transaction's own snapshot may be older than the row.
                 None if row.try_get("snapshot")? => Confirmed::TooOld,
-                seen => unconfirmed(claim, seen),
+                seen => unconfirmed(claim, seen.as_ref()),
             },
         })
     }
@@ -183,7 +177,7 @@ impl HeldStore for Postgres {
                 if row.try_get("done")? {
                     return Ok(Outcome::Done);
                 }
-                Ok(unmatched(change, claim, snapshot_of(row)?, not_after))
+                Ok(unmatched(change, claim, snapshot_of(row)?.as_ref(), not_after))
             })
             .collect()
     }

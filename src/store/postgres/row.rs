@@ -92,5 +92,5 @@ impl StoredRow for PgRow {
 }
 
 pub(super) fn snapshot_of(row: &PgRow) -> Reply<Option<RowSnapshot>> {
-    row.is("seen")?.then(|| snapshot(row)).transpose()
+    row.text_or_null("key_resource")?.map(|_| snapshot(row)).transpose()
 }

@@ -66,7 +66,7 @@ struct Found {
 
 impl Found {
     fn read(found: &SqliteRow, request: &ClaimRequest, terms: &Terms) -> Reply<Self> {
-        let row = read(found, terms)?;
+        let row = read(found, terms.offset())?;
         let now = found.time("now")?;
         let verdict = match judge(Some(&row), now, request.holder, terms) {
             Verdict::Acquire => Some("acquired"),

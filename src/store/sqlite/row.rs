@@ -51,10 +51,8 @@ macro_rules! read_from {
     ($source:expr) => {
         sql!("
 SELECT key_resource, COALESCE(lock_flag = 1, 0) AS locked, status, time AS minutes, client_ip, holder, token, expires_at, prior_token, prior_client_ip,
-       end_time IS NOT NULL AS ended, 0 AS awaited, COALESCE(lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL, 0) AS stands,
-       " {as_micros!("begin_time")} " AS begin_time, " {as_micros!("claimed_at")} " AS claimed_at,
-       " {as_micros!("end_time")} " AS end_time,
-       COALESCE(expires_at - " now ", 0) AS left_micros, " now " AS now
+       end_time IS NOT NULL AS ended, 0 AS awaited, " {as_micros!("begin_time")} " AS begin_time,
+       " {as_micros!("claimed_at")} " AS claimed_at, " {as_micros!("end_time")} " AS end_time, " now " AS now
 FROM " {$source})
     };
 }
