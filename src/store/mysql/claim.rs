@@ -326,29 +326,20 @@ async fn claim_together(
 ) -> Reply<Vec<ClaimReply>> {
     // A statement that fails at a locked row may end the transaction (innodb_rollback_on_timeout).
     let asked = Asked { nowait: false, ..asked };
-    let mut refused = 0;
+    let mut granted = Vec::with_capacity(requests.len());
     let grant = async |conn: &mut MySqlConnection| {
-        let granted = grant_each(conn, requests, asked).await?;
-        refused = granted.len();
-        Ok((refused == requests.len()).then_some(granted))
+        for request in requests {
+            let Some(reply) = grant_one(conn, request, asked).await? else { return Ok(None) };
+            granted.push(reply);
+        }
+        Ok(Some(()))
     };
-    if let Some(granted) = transaction::<MySql, _>(conn, grant).await? {
+    if transaction::<MySql, _>(conn, grant).await?.is_some() {
         return Ok(granted);
     }
+    let refused = granted.len();
     let mut replies = vec![ClaimReply::Withheld; requests.len()];
     replies[refused] = look_at(conn, &requests[refused], asked.terms).await?;
-    Ok(replies)
-}
-
-/// Claims the keys in order, up to the first that is not granted.
-async fn grant_each(conn: &mut MySqlConnection, requests: &[ClaimRequest], asked: Asked<'_>) -> Reply<Vec<ClaimReply>> {
-    let mut replies = Vec::with_capacity(requests.len());
-    for request in requests {
-        match grant_one(conn, request, asked).await? {
-            Some(granted) => replies.push(granted),
-            None => break,
-        }
-    }
     Ok(replies)
 }
 

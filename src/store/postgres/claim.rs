@@ -188,7 +188,6 @@ impl ClaimStore for Postgres {
         rows.iter().map(|row| answer_of_set(row, terms)).collect()
     }
 
-    /// Reads the rows, and takes no lock.
     async fn look(conn: &mut PgConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
         let keys: Vec<&str> = requests.iter().map(|request| request.key.as_str()).collect();
         let rows = sqlx::query(LOOK.as_str()).bind(keys).fetch_all(conn).await?;
