@@ -62,6 +62,28 @@ pub trait ChangeStore: Store {
     fn forget_changes(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
 
+/// Implements the operations, which are the same on every database except for the statements, which
+/// are constants beside it, and the types of its driver.
+macro_rules! operations {
+    ($connection:ty) => {
+        async fn record(conn: &mut $connection, change: &Change<'_>, detail: &str) -> Reply<()> {
+            let query = sqlx::query(RECORD).bind(change.who).bind(change.what).bind(change.name);
+            query.bind(detail).execute(conn).await.map(drop)
+        }
+
+        async fn changes(conn: &mut $connection, name: Option<&str>, limit: u32) -> Reply<Vec<ChangeInfo>> {
+            let rows = sqlx::query(LIST).bind(name).bind(name).bind(i64::from(limit)).fetch_all(conn).await?;
+            rows.iter().map(listed_change).collect()
+        }
+
+        async fn forget_changes(conn: &mut $connection, older_than: TimeDelta) -> Reply<u64> {
+            Ok(sqlx::query(FORGET).bind(micros(older_than)).execute(conn).await?.rows_affected())
+        }
+    };
+}
+
+pub(super) use operations;
+
 /// Executes statements in a transaction, which records what they return as the detail of the
 /// change. If they return `None`, they are undone. Returns whether they were not.
 pub async fn recorded<DB: ChangeStore>(

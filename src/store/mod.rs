@@ -133,7 +133,6 @@ fn limit_micros(not_after: Option<DateTime<Utc>>) -> i64 {
 }
 
 /// Returns a length of time in microseconds.
-#[cfg(any(feature = "mysql", feature = "sqlite", feature = "schedule"))]
 fn micros(time: TimeDelta) -> i64 {
     time.num_microseconds().unwrap_or(i64::MAX)
 }

@@ -409,6 +409,11 @@ macro_rules! operations {
             Ok(query.fetch_optional(conn).await?.is_some())
         }
 
+        async fn pause(conn: &mut $connection, name: &Key, paused: bool) -> Reply<bool> {
+            let query = sqlx::query(PAUSE).bind(paused).bind(paused).bind(name.as_str());
+            Ok(query.execute(conn).await?.rows_affected() > 0)
+        }
+
         async fn trigger(conn: &mut $connection, name: &Key) -> Reply<bool> {
             Ok(sqlx::query(TRIGGER).bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
         }
@@ -431,6 +436,13 @@ macro_rules! operations {
 
         async fn runs_since(conn: &mut $connection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<RunInfo>> {
             let rows = sqlx::query(SINCE).bind(stored(since)).bind(i64::from(limit)).fetch_all(conn).await?;
+            rows.iter().map(run).collect()
+        }
+
+        async fn runs(conn: &mut $connection, page: &RunPage) -> Reply<Vec<RunInfo>> {
+            let (name, within) = (page.name.as_ref().map(Key::as_str), page.within.map($crate::store::micros));
+            let query = sqlx::query(SELECTED).bind(name).bind(name).bind(page.unsuccessful).bind(within).bind(within);
+            let rows = query.bind(i64::from(page.limit)).fetch_all(conn).await?;
             rows.iter().map(run).collect()
         }
     };

@@ -79,18 +79,6 @@ impl ScheduleStore for MySql {
         changed::<Self>(conn, async |conn| end_run(conn, claim, end).await).await
     }
 
-    async fn pause(conn: &mut MySqlConnection, name: &Key, paused: bool) -> Reply<bool> {
-        let query = sqlx::query(PAUSE).bind(paused).bind(paused);
-        Ok(query.bind(name.as_str()).execute(conn).await?.rows_affected() > 0)
-    }
-
-    async fn runs(conn: &mut MySqlConnection, page: &RunPage) -> Reply<Vec<RunInfo>> {
-        let (name, within) = (page.name.as_ref().map(Key::as_str), page.within.map(micros));
-        let query = sqlx::query(SELECTED).bind(name).bind(name).bind(page.unsuccessful).bind(within).bind(within);
-        let rows = query.bind(page.limit).fetch_all(conn).await?;
-        rows.iter().map(run).collect()
-    }
-
     async fn forget_history(conn: &mut MySqlConnection, older_than: TimeDelta) -> Reply<u64> {
         let old = sqlx::query_as::<_, (Vec<u8>, NaiveDateTime, i32)>(OLD).bind(micros(older_than)).bind(STEP);
         let old = old.fetch_all(&mut *conn).await?;

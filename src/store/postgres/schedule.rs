@@ -88,17 +88,6 @@ impl ScheduleStore for Postgres {
         query.bind(end.error).bind(end.output).fetch_one(conn).await?.try_get(0)
     }
 
-    async fn pause(conn: &mut PgConnection, name: &Key, paused: bool) -> Reply<bool> {
-        let reply = sqlx::query(PAUSE).bind(name.as_str()).bind(paused).execute(conn).await?;
-        Ok(reply.rows_affected() > 0)
-    }
-
-    async fn runs(conn: &mut PgConnection, page: &RunPage) -> Reply<Vec<RunInfo>> {
-        let query = sqlx::query(SELECTED).bind(page.name.as_ref().map(Key::as_str)).bind(page.unsuccessful);
-        let rows = query.bind(page.within).bind(i64::from(page.limit)).fetch_all(conn).await?;
-        rows.iter().map(run).collect()
-    }
-
     async fn forget_history(conn: &mut PgConnection, older_than: TimeDelta) -> Reply<u64> {
         Ok(sqlx::query(FORGET).bind(older_than).bind(STEP).execute(conn).await?.rows_affected())
     }

@@ -177,8 +177,8 @@ pub(super) const HAS_ENDED: &str = "
 SELECT FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND attempt = $3 AND token = $4 AND status = $5";
 
 pub(super) const PAUSE: &str = "
-UPDATE t_resource_schedule SET paused = $2, due_at = CASE WHEN paused AND NOT $2 THEN greatest(due_at, clock_timestamp()) ELSE due_at END
-WHERE name = $1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
+UPDATE t_resource_schedule SET due_at = CASE WHEN paused AND NOT $1 THEN greatest(due_at, clock_timestamp()) ELSE due_at END, paused = $2
+WHERE name = $3 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
 /// A trigger has a time of its own. It is later than the last run, and never that of a slot,
 /// because slots have whole milliseconds. A trigger that waits keeps its time. A trigger during a
@@ -229,9 +229,9 @@ pub(super) const SINCE: &str =
 
 pub(super) const SELECTED: &str = select_runs!(
     "FROM t_resource_schedule_run r
-     WHERE ($1::text IS NULL OR r.name = $1) AND (NOT $2::boolean OR r.status <> 'S')
-       AND ($3::interval IS NULL OR r.end_time >= now() - $3::interval)
-     ORDER BY r.end_time DESC LIMIT $4"
+     WHERE ($1::text IS NULL OR r.name = $2) AND (NOT $3::boolean OR r.status <> 'S')
+       AND ($4::bigint IS NULL OR r.end_time >= now() - $5::bigint * interval '1 microsecond')
+     ORDER BY r.end_time DESC LIMIT $6"
 );
 
 pub(super) const FORGET: &str = "

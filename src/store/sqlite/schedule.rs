@@ -73,16 +73,6 @@ impl ScheduleStore for Sqlite {
         if within { Ok(written(query, conn).await?.is_some()) } else { transaction(query, conn).await }
     }
 
-    async fn pause(conn: &mut SqliteConnection, name: &Key, paused: bool) -> Reply<bool> {
-        Ok(sqlx::query(PAUSE).bind(name.as_str()).bind(paused).execute(conn).await?.rows_affected() > 0)
-    }
-
-    async fn runs(conn: &mut SqliteConnection, page: &RunPage) -> Reply<Vec<RunInfo>> {
-        let query = sqlx::query(SELECTED).bind(page.name.as_ref().map(Key::as_str)).bind(page.unsuccessful);
-        let rows = query.bind(page.within.map(micros)).bind(page.limit).fetch_all(conn).await?;
-        rows.iter().map(run).collect()
-    }
-
     async fn forget_history(conn: &mut SqliteConnection, older_than: TimeDelta) -> Reply<u64> {
         let mut deleted = 0;
         let forget = async |conn: &mut SqliteConnection| {

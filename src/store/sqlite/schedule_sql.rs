@@ -179,8 +179,8 @@ pub(super) const END_WITHIN: &str = end!();
 
 pub(super) const PAUSE: &str = sql!("
 UPDATE t_resource_schedule
-SET paused = ?2, due_at = CASE WHEN paused AND NOT ?2 THEN max(due_at, " now ") ELSE due_at END
-WHERE name = ?1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'");
+SET due_at = CASE WHEN paused AND NOT ?1 THEN max(due_at, " now ") ELSE due_at END, paused = ?2
+WHERE name = ?3 AND spec <> 'none' AND spec NOT LIKE 'renamed %'");
 
 /// A trigger has a time of its own: later than the last run, and never that of a slot, which has
 /// whole milliseconds. A trigger that waits keeps its time. A trigger during a triggered run is
@@ -221,8 +221,8 @@ pub(super) const SINCE: &str =
 
 pub(super) const SELECTED: &str = select_runs!(sql!(
     "FROM t_resource_schedule_run r
-     WHERE (?1 IS NULL OR r.name = ?1) AND (NOT ?2 OR r.status <> 'S') AND (?3 IS NULL OR r.end_time >= " now " - ?3)
-     ORDER BY r.end_time DESC LIMIT ?4"
+     WHERE (?1 IS NULL OR r.name = ?2) AND (NOT ?3 OR r.status <> 'S') AND (?4 IS NULL OR r.end_time >= " now " - ?5)
+     ORDER BY r.end_time DESC LIMIT ?6"
 ));
 
 pub(super) const FORGET: &str = sql!("
