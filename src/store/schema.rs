@@ -192,29 +192,11 @@ impl Part {
     }
 }
 
-/// All tables and indexes.
-#[cfg(feature = "postgres")]
-pub const RELATIONS: [&str; 13] = [
-    "t_resource_lock",
-    QUEUE,
-    "t_resource_lock_queue_ticket",
-    CHANGES,
-    "t_resource_change_name",
-    "t_resource_schedule",
-    "t_resource_schedule_due",
-    "t_resource_schedule_run",
-    "t_resource_schedule_run_end",
-    INSTANCES,
-    "t_resource_schedule_times",
-    "t_resource_order",
-    "t_resource_schedule_detail",
-];
-
 /// The tables beside `t_resource_lock`. Schedules need all but the first.
 pub const TABLES: [&str; 8] = [
     QUEUE,
     CHANGES,
-    "t_resource_schedule",
+    SCHEDULE,
     "t_resource_schedule_run",
     INSTANCES,
     "t_resource_schedule_times",

@@ -1,6 +1,6 @@
 //! Renewals, releases, abandonments and confirmations: changes of claims that stand.
 
-use std::{collections::HashMap, sync::LazyLock};
+use std::{iter, sync::LazyLock};
 
 use chrono::{DateTime, Utc};
 use sqlx::{
@@ -9,15 +9,15 @@ use sqlx::{
 };
 
 use crate::store::mysql::row::{
-    IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded, read_statement,
+    IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded, read, read_statement,
 };
 use crate::{
-    key::Claim,
+    key::{Claim, Key},
     store::{
         Change, Confirmed, Form, HeldStore, Outcome, Reply, RowSnapshot,
         fault::{Fault, fault},
         hex, limit_micros,
-        stored_row::{StoredRow as _, snapshot},
+        stored_row::{by_key, snapshot},
         unanswered, unconfirmed, unmatched,
     },
 };
@@ -68,12 +68,12 @@ fn change_all_statement(named: &[&Claim], set: &str) -> String {
     format!("UPDATE ({locked}) j {JOINED} SET {set} WHERE j.standing = ?")
 }
 
-fn bind_keys<'q>(query: Query<'q>, named: &[&Claim]) -> Query<'q> {
-    named.iter().fold(query, |query, claim| query.bind(claim.key.as_str().to_owned()))
+fn keys_of(claims: &[Claim]) -> impl Iterator<Item = &Key> {
+    claims.iter().map(|claim| &claim.key)
 }
 
 fn bind_claims<'q>(query: Query<'q>, named: &[&Claim]) -> Query<'q> {
-    let query = bind_keys(query, named);
+    let query = named.iter().fold(query, |query, claim| query.bind(claim.key.as_str().to_owned()));
     named.iter().fold(query, |query, claim| query.bind(*claim.holder.as_uuid()).bind(claim.token.get()))
 }
 
@@ -101,17 +101,22 @@ async fn change_in_one(
         return Ok(vec![Outcome::Done; claims.len()]);
     }
     let not_after = not_after.filter(|_| reply.rows_affected() == 0);
-    Ok(outcomes(change, claims, &snapshots(conn, &named, "").await?, not_after))
+    outcomes(change, claims, &read(conn, keys_of(claims), "").await?, not_after)
 }
 
 /// Derives the outcomes of a change that did not match all rows.
 fn outcomes(
     change: Change,
     claims: &[Claim],
-    seen: &HashMap<String, RowSnapshot>,
+    rows: &[MySqlRow],
     not_after: Option<DateTime<Utc>>,
-) -> Vec<Outcome> {
-    claims.iter().map(|claim| unmatched(change, claim, seen.get(claim.key.as_str()), not_after)).collect()
+) -> Reply<Vec<Outcome>> {
+    let by_key = by_key(rows)?;
+    let outcome = |claim: &Claim| {
+        let seen = by_key.get(claim.key.as_str()).map(|row| snapshot(*row)).transpose()?;
+        Ok(unmatched(change, claim, seen.as_ref(), not_after))
+    };
+    claims.iter().map(outcome).collect()
 }
 
 /// Ends all claims in one statement, if all of them stand. A row that it frees could be claimed by
@@ -152,7 +157,7 @@ async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], chan
         Ok(rows) => rows,
         Err(error) => return Err(undone(conn, claims, change, error).await),
     };
-    Ok(outcomes(change, claims, &snapshots_of(&rows).map_err(unanswered)?, None))
+    outcomes(change, claims, &rows, None).map_err(unanswered)
 }
 
 /// Returns the statement's own error if nothing was committed, which is certain where all claims
@@ -167,8 +172,9 @@ async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, er
     if matches!(fault(&error), Fault::Contention | Fault::MissingTable) {
         return error;
     }
-    let Ok(seen) = snapshots(conn, &padded(claims), "").await else { return unanswered(error) };
-    let stand = outcomes(change, claims, &seen, None).iter().all(|outcome| matches!(outcome, Outcome::Skipped { .. }));
+    let Ok(rows) = read(conn, keys_of(claims), "").await else { return unanswered(error) };
+    let Ok(outcomes) = outcomes(change, claims, &rows, None) else { return unanswered(error) };
+    let stand = outcomes.iter().all(|outcome| matches!(outcome, Outcome::Skipped { .. }));
     if stand { error } else { unanswered(error) }
 }
 
@@ -223,13 +229,8 @@ fn bind_change(query: Query<'_>, change: Change, not_after: Option<DateTime<Utc>
     }
 }
 
-async fn snapshots(conn: &mut MySqlConnection, named: &[&Claim], lock: &str) -> Reply<HashMap<String, RowSnapshot>> {
-    let sql = read_statement(named.len(), lock);
-    snapshots_of(&bind_keys(sqlx::query(AssertSqlSafe(sql)), named).fetch_all(conn).await?)
-}
-
-fn snapshots_of(rows: &[MySqlRow]) -> Reply<HashMap<String, RowSnapshot>> {
-    rows.iter().map(|row| Ok((row.text("key_resource")?, snapshot(row)?))).collect()
+async fn snapshot_of(conn: &mut MySqlConnection, claim: &Claim, lock: &str) -> Reply<Option<RowSnapshot>> {
+    read(conn, iter::once(&claim.key), lock).await?.first().map(snapshot).transpose()
 }
 
 /// Reads the count of a claim's confirmations, while the claim stands. The read locks the row, so
@@ -256,14 +257,14 @@ impl HeldStore for MySql {
             };
             return Ok(Confirmed::Done(count));
         }
-        let seen = unconfirmed(claim, snapshots(conn, &named, "").await?.values().next());
+        let seen = unconfirmed(claim, snapshot_of(conn, claim, "").await?.as_ref());
         if seen == Confirmed::Lost {
             return Ok(seen);
         }
         // A plain read returns the row as of the transaction's snapshot, a locking read as it is
         // now. The locking read finds no row that another transaction has locked.
-        let now = snapshots(conn, &named, "FOR UPDATE SKIP LOCKED").await?;
-        Ok(now.values().next().map_or(seen, |now| unconfirmed(claim, Some(now))))
+        let now = snapshot_of(conn, claim, "FOR UPDATE SKIP LOCKED").await?;
+        Ok(now.map_or(seen, |now| unconfirmed(claim, Some(&now))))
     }
 
     async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {

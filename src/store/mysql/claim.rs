@@ -1,13 +1,13 @@
 //! Claims: the granting half of the rules (`rules.rs`), as one statement.
 
-use std::{sync::LazyLock, time::Duration};
+use std::{iter, sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
 use crate::store::mysql::row::{
-    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded, read_statement,
+    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded, read,
 };
 use crate::{
     key::{Key, PreviousClaim, Token},
@@ -228,7 +228,7 @@ async fn grant_one(conn: &mut MySqlConnection, request: &ClaimRequest, asked: As
     }
     // If the read fails, the grant is reported as a lost reply, so that the same holder claims
     // again.
-    let rows = read(conn, std::slice::from_ref(request)).await.map_err(unanswered)?;
+    let rows = read(conn, iter::once(&request.key), "").await.map_err(unanswered)?;
     let held = rows.first().map(|row| held(row, *request.holder.as_uuid())).transpose()?.flatten();
     // The claim may have been lost since, and its token is then unknown.
     let token = token.or(held.as_ref().map(|held| held.0)).ok_or_else(|| unanswered(sqlx::Error::RowNotFound))?;
@@ -236,7 +236,7 @@ async fn grant_one(conn: &mut MySqlConnection, request: &ClaimRequest, asked: As
 }
 
 async fn look_at(conn: &mut MySqlConnection, request: &ClaimRequest, terms: &Terms) -> Reply<ClaimReply> {
-    let rows = read(conn, std::slice::from_ref(request)).await?;
+    let rows = read(conn, iter::once(&request.key), "").await?;
     seen(rows.first(), terms)
 }
 
@@ -287,7 +287,7 @@ async fn tell_apart(
     terms: &Terms,
     granted: u64,
 ) -> Reply<Vec<ClaimReply>> {
-    let rows = read(conn, requests).await?;
+    let rows = read(conn, requests.iter().map(|request| &request.key), "").await?;
     let by_key = by_key(&rows)?;
     let (mut answers, mut found) = (Vec::with_capacity(requests.len()), 0);
     for request in requests {
@@ -305,13 +305,6 @@ async fn tell_apart(
     }
     // A claim has been lost since, or another server answered the read.
     if found == granted { Ok(answers) } else { Err(sqlx::Error::RowNotFound) }
-}
-
-/// Reads the rows without locking them.
-async fn read(conn: &mut MySqlConnection, requests: &[ClaimRequest]) -> Reply<Vec<MySqlRow>> {
-    let named = padded(requests);
-    let sql = read_statement(named.len(), "");
-    bind_keys(sqlx::query(AssertSqlSafe(sql)), &named).fetch_all(conn).await
 }
 
 /// Claims all keys in one transaction, which is rolled back at the first refusal. No claim waits
@@ -378,6 +371,6 @@ impl ClaimStore for MySql {
     }
 
     async fn look(conn: &mut MySqlConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-        seen_each(&read(conn, requests).await?, requests, terms)
+        seen_each(&read(conn, requests.iter().map(|request| &request.key), "").await?, requests, terms)
     }
 }

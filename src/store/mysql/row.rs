@@ -2,15 +2,18 @@
 
 use chrono::{DateTime, NaiveDateTime, Utc};
 use sqlx::{
-    MySql, MySqlConnection, Row as _,
+    AssertSqlSafe, MySql, MySqlConnection, Row as _,
     mysql::{MySqlArguments, MySqlQueryResult, MySqlRow},
 };
 
 pub(super) use crate::store::micros;
-use crate::store::{
-    Reply,
-    fault::{Fault, fault},
-    stored_row::{StoredRow, plain_columns},
+use crate::{
+    key::Key,
+    store::{
+        Reply,
+        fault::{Fault, fault},
+        stored_row::{StoredRow, plain_columns},
+    },
 };
 
 /// The clock for tokens. SYSDATE is read when the row is locked (UTC_TIMESTAMP is the statement's
@@ -67,6 +70,18 @@ pub(super) fn marks(mark: &str, count: usize) -> String {
 /// Builds the read of the rows of so many keys, with a lock if one is named.
 pub(super) fn read_statement(keys: usize, lock: &str) -> String {
     format!("SELECT {ROW} FROM t_resource_lock WHERE key_resource IN ({}) {lock}", marks("?", keys))
+}
+
+/// Reads the rows of these keys, with a lock if one is named.
+pub(super) async fn read(
+    conn: &mut MySqlConnection,
+    keys: impl Iterator<Item = &Key>,
+    lock: &str,
+) -> Reply<Vec<MySqlRow>> {
+    let keys: Vec<&Key> = keys.collect();
+    let named = padded(&keys);
+    let query = sqlx::query(AssertSqlSafe(read_statement(named.len(), lock)));
+    named.iter().fold(query, |query, key| query.bind(key.as_str())).fetch_all(conn).await
 }
 
 /// Executes the statement with [`NOWAIT`], if there is one. If there is none, or it met a locked

@@ -5,8 +5,8 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, Row as _};
 use crate::store::Reply;
 use crate::store::removal::{removal, until_locked, uses};
 use crate::store::schema::{
-    Column, FUNCTIONS, Freshness, Installed, MARKER, NO_KEY, Part, RELATIONS, Schema, SchemaStore, Step, TABLES,
-    additions, creations, unfit, without_end,
+    Column, FUNCTIONS, Freshness, Installed, MARKER, NO_KEY, Part, Schema, SchemaStore, Step, TABLES, additions,
+    creations, unfit, without_end,
 };
 
 const LOCKS: [&str; 2] = [
@@ -20,6 +20,13 @@ const SCHEDULES: [&str; 3] = [
     include_str!("../../../migrations/postgres/20261128000001_orders.sql"),
 ];
 const FUNCTIONS_FILE: &str = include_str!("../../../functions/postgres/20261201000000_functions.sql");
+
+const INDEXES: [&str; 4] = [
+    "t_resource_lock_queue_ticket",
+    "t_resource_change_name",
+    "t_resource_schedule_due",
+    "t_resource_schedule_run_end",
+];
 
 /// The columns that a table of another program lacks.
 const ADDED: [(&str, &str); 11] = [
@@ -93,7 +100,8 @@ impl SchemaStore for Postgres {
     }
 
     async fn schema(conn: &mut PgConnection) -> Reply<Schema> {
-        let rows = sqlx::query(SCHEMA).bind(&RELATIONS[..]).fetch_all(conn).await?;
+        let relations: Vec<_> = tables().chain(INDEXES).collect();
+        let rows = sqlx::query(SCHEMA).bind(relations).fetch_all(conn).await?;
         let mut schema = Schema::default();
         (schema.has_awaited, schema.hides_columns) = (true, true);
         for row in rows {
@@ -163,8 +171,7 @@ impl SchemaStore for Postgres {
     }
 
     async fn blocker(conn: &mut PgConnection) -> Reply<Option<String>> {
-        let tables: Vec<_> = TABLES.into_iter().chain(["t_resource_lock"]).collect();
-        sqlx::query_scalar(BLOCKER).bind(tables).fetch_optional(conn).await
+        sqlx::query_scalar(BLOCKER).bind(tables().collect::<Vec<_>>()).fetch_optional(conn).await
     }
 
     async fn ahead(conn: &mut PgConnection, offset: i64) -> Reply<Option<String>> {
@@ -200,6 +207,10 @@ impl SchemaStore for Postgres {
         }
         Ok(Some(installed))
     }
+}
+
+fn tables() -> impl Iterator<Item = &'static str> {
+    TABLES.into_iter().chain(["t_resource_lock"])
 }
 
 /// Describes a queue in another schema: the statements would use this queue, and connections with
