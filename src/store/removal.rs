@@ -1,6 +1,6 @@
 //! What takes the tables, the columns and the functions away, and what stands in its way.
 
-use crate::store::schema::{INSTANCES, OURS, SCHEDULE, Schema, Step};
+use crate::store::schema::{INSTANCES, SCHEDULE, Schema, Step};
 
 /// Returns the statements that leave the article's table alone: between the lock and its end the
 /// tables, which takes the right that is likeliest to lack, and the columns; then the functions.
@@ -12,8 +12,7 @@ pub fn removal(
     end: Option<Step>,
 ) -> Vec<Step> {
     let (before, between, after) = lock;
-    let is_ours = |name: &&str| schema.column(name).is_some() && (schema.has_awaited || *name != "awaited");
-    let ours: Vec<_> = OURS.into_iter().filter(is_ours).collect();
+    let ours: Vec<_> = schema.ours().filter(|name| schema.column(name).is_some()).collect();
     if ours.is_empty() && schema.tables().next().is_none() && schema.routines.is_empty() {
         return Vec::new();
     }

@@ -95,7 +95,7 @@ pub const CHANGES: &str = "t_resource_change";
 pub const THEIRS: [&str; 7] = ["key_resource", "status", "lock_flag", "begin_time", "end_time", "client_ip", "time"];
 
 /// The columns that rowlock adds. The last one is PostgreSQL's alone.
-pub const OURS: [&str; 11] = [
+const OURS: [&str; 11] = [
     "holder",
     "token",
     "expires_at",
@@ -125,10 +125,14 @@ impl Schema {
         self.columns.iter().find(|has| has.name.eq_ignore_ascii_case(wanted))
     }
 
+    /// Returns the columns that rowlock adds on this database.
+    pub fn ours(&self) -> impl Iterator<Item = &'static str> {
+        OURS.into_iter().filter(|name| self.has_awaited || *name != "awaited")
+    }
+
     /// Returns the columns that the table lacks.
     pub fn missing_columns(&self) -> Vec<&'static str> {
-        let wanted = THEIRS.into_iter().chain(OURS).filter(|wanted| self.has_awaited || *wanted != "awaited");
-        wanted.filter(|wanted| self.column(wanted).is_none()).collect()
+        THEIRS.into_iter().chain(self.ours()).filter(|wanted| self.column(wanted).is_none()).collect()
     }
 
     /// Returns what locks need and do not find.
