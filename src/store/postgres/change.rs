@@ -10,7 +10,7 @@ use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Form, HeldStore, Outcome, Reply,
-        postgres::row::{FEW, ROW, in_time, snapshot_of},
+        postgres::row::{FEW, ROW, bind_claim, in_time, snapshot_of},
         unconfirmed, unmatched,
     },
 };
@@ -117,12 +117,7 @@ WHERE t.key_resource = $1 AND {OURS} FOR UPDATE OF t"
 
 impl HeldStore for Postgres {
     async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Confirmed> {
-        let row = sqlx::query(CONFIRM.as_str())
-            .bind(claim.key.as_str())
-            .bind(claim.holder.as_uuid())
-            .bind(claim.token.get())
-            .fetch_one(conn)
-            .await?;
+        let row = bind_claim(CONFIRM.as_str(), claim).fetch_one(conn).await?;
         Ok(match row.try_get("confirms")? {
             Some(count) => Confirmed::Done(count),
             None => match snapshot_of(&row)? {
@@ -134,8 +129,8 @@ impl HeldStore for Postgres {
     }
 
     async fn confirms(conn: &mut PgConnection, claim: &Claim) -> Reply<Option<i64>> {
-        let query = sqlx::query_scalar(CONFIRMS.as_str()).bind(claim.key.as_str());
-        query.bind(claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
+        let row = bind_claim(CONFIRMS.as_str(), claim).fetch_optional(conn).await?;
+        row.map(|row| row.try_get(0)).transpose()
     }
 
     async fn change(
@@ -152,9 +147,7 @@ impl HeldStore for Postgres {
             Change::PutBack => &PUT_BACK,
         };
         let query = match claims {
-            [Claim { key, holder, token }] => {
-                sqlx::query(one.as_str()).bind(key.as_str()).bind(holder.as_uuid()).bind(token.get())
-            }
+            [claim] => bind_claim(one.as_str(), claim),
             _ => {
                 let keys: Vec<&str> = claims.iter().map(|claim| claim.key.as_str()).collect();
                 let holders: Vec<Uuid> = claims.iter().map(|claim| *claim.holder.as_uuid()).collect();

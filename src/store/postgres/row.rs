@@ -7,7 +7,7 @@ use sqlx::{
 };
 
 use crate::{
-    key::Key,
+    key::{Claim, Key},
     store::{
         Reply, RowSnapshot,
         stored_row::{StoredRow, plain_columns, snapshot},
@@ -69,6 +69,10 @@ pub(super) fn stored(time: DateTime<Utc>) -> DateTime<Utc> {
 }
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, Postgres, PgArguments>;
+
+pub(super) fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
+    sqlx::query(sql).bind(claim.key.as_str()).bind(claim.holder.as_uuid()).bind(claim.token.get())
+}
 
 /// Waits for the end of the transaction of a statement that failed. The server reports an error
 /// before it releases the locks, and the next statement would skip the rows that are still locked.

@@ -9,7 +9,7 @@ use crate::{
     store::{
         Outcome, Reply, TooLate,
         postgres::{
-            row::{Query, names, once_ended, stored},
+            row::{bind_claim, names, once_ended, stored},
             schedule_sql::{
                 CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, LAST_SUCCESSES, LATEST,
                 LIST, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE, TRIGGER,
@@ -23,10 +23,6 @@ use crate::{
         stored_row::StoredRow as _,
     },
 };
-
-fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
-    sqlx::query(sql).bind(claim.key.as_str()).bind(claim.holder.as_uuid()).bind(claim.token.get())
-}
 
 impl ScheduleStore for Postgres {
     operations!(PgConnection);
