@@ -235,6 +235,7 @@ async fn grant_one(conn: &mut MySqlConnection, request: &ClaimRequest, asked: As
     Ok(Some(ClaimReply::Granted { token, prior: held.and_then(|held| held.1) }))
 }
 
+/// Reads the reason why a key is not granted.
 async fn look_at(conn: &mut MySqlConnection, request: &ClaimRequest, terms: &Terms) -> Reply<ClaimReply> {
     let rows = read(conn, iter::once(&request.key), "").await?;
     seen(rows.first(), terms)
