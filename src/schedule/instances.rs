@@ -80,7 +80,7 @@ pub fn decide(
     now: DateTime<Utc>,
 ) -> Decision {
     // A removal that came first would lose to older instances, whose times the row never had.
-    let Some(row) = row else { return if mine.is_removed() { Decision::Leave } else { Decision::Create } };
+    let Some(row) = row else { return if mine.schedule.is_none() { Decision::Leave } else { Decision::Create } };
     let is_removed = row.times.are_removed() && mine.schedule.is_none();
     if is_long_gone(row, now) && !is_removed {
         return Decision::Fresh;
