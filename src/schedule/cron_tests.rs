@@ -144,6 +144,7 @@ fn seven_is_sunday_everywhere() {
         ("5L,7L", "0#L,FRI#L"),
         ("7#2", "SUN#2"),
         ("5-7", "FRI,SAT,SUN"),
+        ("0-7", "*"),
         ("5-7#L", "5L,6L,0L"),
     ] {
         let [seven, zero] = [seven, zero].map(|days| after(&format!("0 0 * * {days}"), begin, 20));
@@ -266,6 +267,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("*/5/5 * * * *", "a step is a number"),
     // Other programs' patterns.
     ("0 22-6 * * *", "a range does not go beyond 23: write 22-23,0-6"),
+    ("0 0 1 11-2 *", "a range does not go beyond 12: write 11-12,1-2"),
     ("0 0 * * FRI-MON", "write FRI-SAT,SUN-MON"),
     ("0 0 * * 5-1", "write 5-6,0-1"),
     ("0 0 * NOV-FEB *", "write NOV-DEC,JAN-FEB"),
@@ -289,7 +291,7 @@ fn what_is_refused_says_what_to_write_instead() {
         Pattern::parse(&format!("0 0 1 * {days}")).unwrap();
     }
     for text in
-        ["0 0 1 NOV-DEC,JAN-FEB *", "0 0 L * *", "0 0 15W * *", "0 0 29 2 *", "*/10 * * * * *", "0 0 */32 * MON"]
+        ["0 0 1 NOV-DEC,JAN-FEB *", "0 0 L * *", "5-5/1 * * * *", "0 0 29 2 *", "*/10 * * * * *", "0 0 */32 * MON"]
     {
         Pattern::parse(text).unwrap();
     }

@@ -98,6 +98,7 @@ fn what_becomes_of_a_row_that_is_contested() {
         (OLD, vec![&old, &mine], &all, &none, Decision::Leave),
         (OLD, vec![&old, &other, &mine], &[&other, &mine], &none, Decision::Leave),
         (OLD, vec![&old, &mine], &[&other, &mine], &none, Decision::Leave),
+        (OLD, vec![&mine, &old], &[&other, &mine], &none, Decision::Leave),
         // The word of those that have newer times does not count.
         (OLD, vec![&old, &mine], &[&mine], &[&old], Decision::Apply),
         (OLD, vec![&old, &mine], &[&mine], &[&other, &old], Decision::Apply),
@@ -140,6 +141,14 @@ fn a_slot_is_put_back_if_the_clock_was_ahead() {
         }
     }
     assert_eq!(decision(&after(60), &row(&after(60), ahead)), Decision::PutBack);
+    for (attempt, due_at, expected) in [
+        (0, at("11:10:00"), Decision::Leave),
+        (0, at("11:11:00"), Decision::PutBack),
+        (1, at("11:11:00"), Decision::Leave),
+    ] {
+        let row = ListedSchedule { attempt, due_at, ..row(&every(60), at("10:09:00")) };
+        assert_eq!(decision(&every(60), &row), expected, "due at {due_at}, attempt {attempt}");
+    }
     assert_eq!(decision(&removed(), &row(&removed(), NEVER)), Decision::Leave);
     assert_eq!(decide(None, &removed(), OLD, &word, now), Decision::Leave);
 }

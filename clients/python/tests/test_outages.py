@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import queue
 import sqlite3
 import sys
 import threading
@@ -268,10 +269,10 @@ def test_a_lease_without_a_thread_is_given_up(
 
 
 @SQLITE
-def test_a_message_without_a_thread_ends_no_renewal(
-    db: Database, monkeypatch: pytest.MonkeyPatch
+def test_what_gets_no_thread_is_told_and_ends_no_renewal(
+    db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The warning of a renewal that waits for the file is lost, and its lease is not."""
+    """The warning of a renewal that waits for the file, and the loss of its lease."""
     start = threading.Thread.start
 
     def broken_start(thread: threading.Thread) -> None:
@@ -279,7 +280,11 @@ def test_a_message_without_a_thread_ends_no_renewal(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    with rowlock.lock(db.url, "k", lease=6) as lease:
+    losses: queue.Queue[rowlock.Lost] = queue.Queue()
+    with (
+        contextlib.suppress(rowlock.Lost),
+        rowlock.lock(db.url, "k", lease=6, on_lost=losses.put) as lease,
+    ):
         monkeypatch.setattr(threading.Thread, "start", broken_start)
         other = sqlite3.connect(db.url.removeprefix("sqlite:"), isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -287,6 +292,11 @@ def test_a_message_without_a_thread_ends_no_renewal(
         other.execute("ROLLBACK")
         time.sleep(6)
         assert lease.owned()
+        other.execute("UPDATE t_resource_lock SET token = token + 1")
+        assert losses.get(timeout=20).key == "k"
+    warnings = [record.getMessage() for record in caplog.records]
+    assert any("is not renewed" in text for text in warnings), warnings
+    assert any("is lost" in text for text in warnings), warnings
 
 
 def test_what_would_fail_again_is_not_waited_for(

@@ -303,7 +303,7 @@ def _log_failure(_: None, error: BaseException | None) -> None:
 def tell(work: Callable[[], object]) -> None:
     """Runs what belongs to the application, where it holds up no request and no renewal.
 
-    In a process that can start no thread it does not run: renewals go on.
+    In a process that can start no thread it runs at once, on the thread of the caller.
     """
 
     def steps() -> Steps[None]:
@@ -311,8 +311,10 @@ def tell(work: Callable[[], object]) -> None:
         return
         yield
 
-    with contextlib.suppress(RuntimeError):
+    try:
         _EVENTS.run(Task(steps(), 0.0, _log_failure))
+    except RuntimeError:
+        work()
 
 
 _known: weakref.WeakValueDictionary[Hashable, Database] = weakref.WeakValueDictionary()

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def prepare(connection: psycopg.Connection[Any], seconds: float) -> None:
     """Makes a connection one for leases: it commits each statement, and its waits have a limit."""
+    limit(connection, seconds)
     connection.commit()  # What opened it may have begun a transaction.
     connection.autocommit = True
     # PgBouncer in transaction mode changes the server between two executions.
     connection.prepare_threshold = None
-    limit(connection, seconds)
 
 
 def limit(connection: psycopg.Connection[Any], seconds: float) -> None:

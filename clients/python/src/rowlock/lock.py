@@ -160,8 +160,8 @@ class Lock(BaseLock):
     def __init__(self, access: Access, wanted: Wanted) -> None:
         super().__init__(access, wanted)
         self._lease: Lease | None = None
-        self._is_entered = threading.Lock()
-        self._process = os.getpid()
+        #: By process: a thread may have been inside at a fork.
+        self._entered_in: dict[int, threading.Lock] = {}
 
     def acquire(self, wait: Seconds | None = OWN) -> Lease | Refusal:
         """Waits for the key, as long as the lock does, or as ``wait`` says; ``None`` has no end.
@@ -191,16 +191,15 @@ class Lock(BaseLock):
         return held
 
     def __enter__(self) -> Lease:
-        if self._process != os.getpid():  # A thread may have been inside at the fork.
-            self._is_entered, self._process = threading.Lock(), os.getpid()
-        if not self._is_entered.acquire(blocking=False):
+        is_entered = self._entered_in.setdefault(os.getpid(), threading.Lock())
+        if not is_entered.acquire(blocking=False):
             raise self._entered()
         try:
             acquired = self.acquire()
             if isinstance(acquired, Refusal):
                 raise Refused(acquired)
         except BaseException:
-            self._is_entered.release()
+            is_entered.release()
             raise
         self._lease = acquired
         return acquired
@@ -213,7 +212,9 @@ class Lock(BaseLock):
     ) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
-            self._is_entered.release()
+            is_entered = self._entered_in.get(os.getpid())
+            if is_entered is not None:  # Else it was entered before the fork.
+                is_entered.release()
             lease.__exit__(kind, error, trace)
 
 
