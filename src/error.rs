@@ -139,8 +139,8 @@ impl Error {
 
     /// Returns whether the same call may succeed a little later without any intervention.
     ///
-    /// It is `false` for a change of a value and for a commit that may have been carried out,
-    /// because they must not be repeated.
+    /// It is `false` for a change of a value, a commit and a forced release that may have been
+    /// carried out, because they must not be repeated.
     ///
     /// # Examples
     ///

@@ -151,7 +151,8 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::Setup`], and [`Error::Database`], also if other transactions
-    /// had the row locked until the time limit.
+    /// had the row locked until the time limit. If the reply is lost, the key may have been
+    /// released, and claimed since: [`inspect`](Self::inspect) it before the call is repeated.
     ///
     /// # Cancel safety
     /// If the future is dropped, the key may have been released.

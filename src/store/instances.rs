@@ -172,6 +172,13 @@ pub trait InstanceStore: OrderStore {
         change: &TimesChange,
     ) -> impl Future<Output = Reply<bool>> + Send;
 
+    /// Does the same as a part of a transaction.
+    fn change_within(
+        conn: &mut Self::Connection,
+        times: &Times,
+        change: &TimesChange,
+    ) -> impl Future<Output = Reply<bool>> + Send;
+
     /// Removes a schedule, and gives its pause, its trigger and its token to another one, whose
     /// times and slot change as well. A run of either whose lease has ended is lost. Returns
     /// `false`, and changes nothing, if one of the rows has changed since it was seen.
@@ -202,11 +209,23 @@ pub trait InstanceStore: OrderStore {
 }
 
 /// Implements those operations that are the same on every database except for the statements, which
-/// are constants beside them, and the types of its driver. `change_times` stands beside them too.
+/// are constants beside them, and the types of its driver. `change_row` stands beside them too.
 macro_rules! operations {
     ($connection:ty) => {
         async fn change_times(conn: &mut $connection, times: &Times, change: &TimesChange) -> Reply<bool> {
-            crate::store::changed::<Self>(conn, async |conn| change_times(conn, times, change).await).await
+            crate::store::changed::<Self>(conn, async |conn| Self::change_within(conn, times, change).await).await
+        }
+
+        async fn change_within(conn: &mut $connection, times: &Times, change: &TimesChange) -> Reply<bool> {
+            let name = times.name.as_str();
+            if change.afresh {
+                sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
+            }
+            let is_changed = change_row(conn, times, change).await?;
+            if is_changed && change.afresh {
+                sqlx::query(AFRESH).bind(change.run_ahead).bind(name).execute(conn).await?;
+            }
+            Ok(is_changed)
         }
 
         async fn rename(
@@ -217,7 +236,7 @@ macro_rules! operations {
             let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
             crate::store::changed::<Self>(conn, async |conn| {
                 for (times, change) in [old, new] {
-                    if !change_times(conn, times, change).await? {
+                    if !Self::change_within(conn, times, change).await? {
                         return Ok(false);
                     }
                 }

@@ -144,7 +144,12 @@ impl<'a, DB: Database> Claiming<'a, DB> {
     }
 
     fn print_not_recorded(&self, why: impl fmt::Display) {
-        out::print_error(format_args!("{}: its end was not recorded: {why}", self.key()));
+        let key = self.key();
+        let next = match self.rules {
+            RuleSet::Recover => "it is free when its lease ends".to_owned(),
+            RuleSet::Article => format!("`rowlock release {key} --force` frees it"),
+        };
+        out::print_error(format_args!("{key}: its end was not recorded: {why}; {next}"));
     }
 }
 

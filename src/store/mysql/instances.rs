@@ -48,16 +48,19 @@ const DECLARES: &str =
 
 const CREATE: &str = "INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?, ?, ?, ?, ?)";
 
-/// The parameters of the conditions: whether it is afresh. The assignments are made in their order.
 const CHANGE: &str = "
 UPDATE t_resource_schedule
-SET holder = IF(? AND due_at <= UTC_TIMESTAMP(6), NULL, holder),
-    due_at = CASE WHEN holder IS NOT NULL OR (attempt > 0 AND NOT ?) THEN due_at
-                  WHEN triggered_at IS NOT NULL AND NOT ? THEN UTC_TIMESTAMP(6) ELSE ? END,
-    missed = IF(? AND holder IS NULL, 0, missed), attempt = IF(? AND holder IS NULL, 0, attempt),
-    triggered_at = IF(? AND holder IS NULL, NULL, triggered_at), run_slot = IF(? AND holder IS NULL, NULL, run_slot),
-    slot = ?, spec = ?, zone = ?
+SET due_at = CASE WHEN holder IS NOT NULL OR attempt > 0 THEN due_at WHEN triggered_at IS NOT NULL THEN UTC_TIMESTAMP(6) ELSE ? END,
+    run_slot = IF(? AND holder IS NULL, NULL, run_slot), slot = ?, spec = ?, zone = ?
 WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ? AND slot = ?";
+
+/// The parameters are whether the last run is forgotten, and the name. A run that goes on is in no
+/// history yet.
+const AFRESH: &str = "
+UPDATE t_resource_schedule s
+SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot, run_slot = IF(?, NULL, run_slot)
+WHERE name = ? AND (holder IS NULL OR EXISTS (
+    SELECT 1 FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt))";
 
 /// The parameters are the schedule whose place is taken, and the one that takes it. A tick that was
 /// begun goes on there.
@@ -149,17 +152,13 @@ impl InstanceStore for MySql {
     }
 }
 
-async fn change_times(conn: &mut MySqlConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-    if change.afresh {
-        sqlx::query(LOSE).bind(LOST).bind(times.name.as_str()).execute(&mut *conn).await?;
-    }
+async fn change_row(conn: &mut MySqlConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
     let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, stored(change.slot));
     let query = match &change.seen {
         None => sqlx::query(CREATE).bind(name).bind(spec).bind(zone).bind(slot).bind(slot),
         Some(seen) => {
-            let query = sqlx::query(CHANGE).bind(change.afresh).bind(change.afresh).bind(change.afresh).bind(slot);
-            let query = query.bind(change.afresh).bind(change.afresh).bind(change.afresh).bind(change.run_ahead);
-            let query = query.bind(slot).bind(spec).bind(zone).bind(name).bind(&seen.times.spec).bind(&seen.times.zone);
+            let query = sqlx::query(CHANGE).bind(slot).bind(change.run_ahead).bind(slot).bind(spec).bind(zone);
+            let query = query.bind(name).bind(&seen.times.spec).bind(&seen.times.zone);
             query.bind(seen.run_slot.map(stored)).bind(to_stored_count(seen.attempt)).bind(stored(seen.slot))
         }
     };

@@ -86,11 +86,7 @@ WITH changed AS (
     )
 });
 
-/// No run is under way whose lease has not ended.
-const IDLE: &str = "(holder IS NULL OR due_at <= clock_timestamp())";
-
-/// As above; $7 to $10 and $13 what was seen, $11 whether it is afresh, $12 whether the last run is
-/// forgotten.
+/// As above; $7 to $10 and $12 what was seen, $11 whether the last run is forgotten.
 ///
 /// Another trigger may have replaced that of a run that waits for its next attempt.
 static CHANGE: LazyLock<String> = LazyLock::new(|| {
@@ -99,14 +95,11 @@ static CHANGE: LazyLock<String> = LazyLock::new(|| {
         "
 WITH changed AS (
     UPDATE t_resource_schedule
-    SET spec = $2, zone = $3, slot = $4, run_slot = CASE WHEN $12 AND {IDLE} THEN NULL ELSE run_slot END,
-        attempt = CASE WHEN $11 AND {IDLE} THEN 0 ELSE attempt END, missed = CASE WHEN $11 AND {IDLE} THEN 0 ELSE missed END,
-        triggered_at = CASE WHEN $11 AND {IDLE} THEN NULL ELSE triggered_at END,
-        holder = CASE WHEN $11 AND {IDLE} THEN NULL ELSE holder END,
-        due_at = CASE WHEN $11 AND {IDLE} THEN $4 WHEN holder IS NOT NULL OR attempt > 0 THEN due_at
+    SET spec = $2, zone = $3, slot = $4, run_slot = CASE WHEN $11 AND holder IS NULL THEN NULL ELSE run_slot END,
+        due_at = CASE WHEN holder IS NOT NULL OR attempt > 0 THEN due_at
                       WHEN triggered_at IS NOT NULL THEN clock_timestamp() ELSE $4 END
     WHERE name = $1 AND spec = $7 AND zone = $8 AND attempt = $10
-      AND {run_slot} IS NOT DISTINCT FROM $9 AND {seen_slot} = $13
+      AND {run_slot} IS NOT DISTINCT FROM $9 AND {seen_slot} = $12
     RETURNING name
 ), {REMEMBERED}"
     )
@@ -118,6 +111,14 @@ const LOSE: &str = "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $1
 FROM t_resource_schedule WHERE name = $2 AND holder IS NOT NULL AND due_at <= clock_timestamp() FOR UPDATE ON CONFLICT DO NOTHING";
+
+/// $1 whether the last run is forgotten, $2 the name. A run that goes on is in no history yet.
+const AFRESH: &str = "
+UPDATE t_resource_schedule s
+SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot,
+    run_slot = CASE WHEN $1 THEN NULL ELSE run_slot END
+WHERE name = $2 AND (holder IS NULL OR EXISTS (
+    SELECT FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt))";
 
 /// $1 the schedule whose place is taken, $2 the one that takes it. A tick that was begun goes on
 /// there.
@@ -194,10 +195,7 @@ impl InstanceStore for Postgres {
     }
 }
 
-async fn change_times(conn: &mut PgConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-    if change.afresh {
-        sqlx::query(LOSE).bind(LOST).bind(times.name.as_str()).execute(&mut *conn).await?;
-    }
+async fn change_row(conn: &mut PgConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
     let sql = if change.seen.is_some() { &CHANGE } else { &CREATE };
     let query = sqlx::query(sql.as_str()).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
     let query = query.bind(change.slot).bind(&change.known).bind(change.new_times);
@@ -205,7 +203,7 @@ async fn change_times(conn: &mut PgConnection, times: &Times, change: &TimesChan
         None => query,
         Some(seen) => {
             let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot);
-            query.bind(to_stored_count(seen.attempt)).bind(change.afresh).bind(change.run_ahead).bind(seen.slot)
+            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead).bind(seen.slot)
         }
     };
     query.fetch_one(conn).await?.try_get(0)

@@ -58,26 +58,12 @@ INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?1, ?2,
 ON CONFLICT (name) DO NOTHING RETURNING 1;
 " {remember!()});
 
-/// No run is under way whose lease has not ended.
-macro_rules! idle {
-    () => {
-        sql!("(holder IS NULL OR due_at <= " now ")")
-    };
-}
-
-/// As above; ?7 to ?10 and ?13 what was seen, ?11 whether it is afresh, ?12 whether the last run is
-/// forgotten.
+/// As above; ?7 to ?10 and ?12 what was seen, ?11 whether the last run is forgotten.
 const CHANGE: &str = sql!("
 UPDATE t_resource_schedule
-SET spec = ?2, zone = ?3, slot = ?4,
-    run_slot = CASE WHEN ?12 AND " {idle!()} " THEN NULL ELSE run_slot END,
-    attempt = CASE WHEN ?11 AND " {idle!()} " THEN 0 ELSE attempt END,
-    missed = CASE WHEN ?11 AND " {idle!()} " THEN 0 ELSE missed END,
-    triggered_at = CASE WHEN ?11 AND " {idle!()} " THEN NULL ELSE triggered_at END,
-    holder = CASE WHEN ?11 AND " {idle!()} " THEN NULL ELSE holder END,
-    due_at = CASE WHEN ?11 AND " {idle!()} " THEN ?4 WHEN holder IS NOT NULL OR attempt > 0 THEN due_at
-                  WHEN triggered_at IS NOT NULL THEN " now " ELSE ?4 END
-WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10 AND slot = ?13 RETURNING 1;
+SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?11 AND holder IS NULL THEN NULL ELSE run_slot END,
+    due_at = CASE WHEN holder IS NOT NULL OR attempt > 0 THEN due_at WHEN triggered_at IS NOT NULL THEN " now " ELSE ?4 END
+WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10 AND slot = ?12 RETURNING 1;
 " {remember!()});
 
 /// Records the run of a schedule as lost, with the error ?1, if its lease has ended. It is there
@@ -86,6 +72,14 @@ const LOSE: &str = sql!("
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 SELECT name, run_slot, attempt, token, client_ip, begin_time, " now ", 'L', missed, ?1
 FROM t_resource_schedule WHERE name = ?2 AND holder IS NOT NULL AND due_at <= " now " ON CONFLICT DO NOTHING");
+
+/// ?1 whether the last run is forgotten, ?2 the name. A run that goes on is in no history yet.
+const AFRESH: &str = "
+UPDATE t_resource_schedule AS s
+SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot,
+    run_slot = CASE WHEN ?1 THEN NULL ELSE run_slot END
+WHERE name = ?2 AND (holder IS NULL OR EXISTS (
+    SELECT 1 FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt))";
 
 /// ?1 the schedule whose place is taken, ?2 the one that takes it. A tick that was begun goes on
 /// there.
@@ -156,10 +150,7 @@ impl InstanceStore for Sqlite {
     }
 }
 
-async fn change_times(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
-    if change.afresh {
-        sqlx::query(LOSE).bind(LOST).bind(times.name.as_str()).execute(&mut *conn).await?;
-    }
+async fn change_row(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
     let sql = if change.seen.is_some() { CHANGE } else { CREATE };
     let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
     let query = query.bind(stored(change.slot)).bind(&change.known).bind(change.new_times);
@@ -167,8 +158,7 @@ async fn change_times(conn: &mut SqliteConnection, times: &Times, change: &Times
         None => query,
         Some(seen) => {
             let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot.map(stored));
-            let query = query.bind(to_stored_count(seen.attempt)).bind(change.afresh).bind(change.run_ahead);
-            query.bind(stored(seen.slot))
+            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead).bind(stored(seen.slot))
         }
     };
     written(query, conn).await.map(|row| row.is_some())
