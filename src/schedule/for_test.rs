@@ -92,8 +92,7 @@ impl<DB: Database> Tick<DB> {
         }
         let declared = Declared::new(&schedule);
         let change = declared.change_to(slot, Decision::Fresh, row, &Word::default(), now);
-        let times = schedule.times();
-        if !answered!(&*core, Action::Update, &subject, conn => DB::change_times(conn, &times, &change))? {
+        if !answered!(&*core, Action::Update, &subject, conn => DB::change_times(conn, &change))? {
             return Err(refused("another instance changed its row"));
         }
         let (known, holder) = (core.known(&schedule), Holder::unique());

@@ -269,6 +269,7 @@ impl Declared {
         // What was left of it when it was removed is over.
         let was_removed = row.is_some_and(|row| row.times.are_removed());
         TimesChange {
+            times: self.times.clone(),
             seen: row.cloned().map(Box::new),
             slot,
             afresh: decision == Decision::Fresh || (run_ahead && is_tried) || was_removed,

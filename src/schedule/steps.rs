@@ -14,26 +14,21 @@ use crate::{
         instances::Decision,
     },
     session::time::Instant,
-    store::{
-        Database,
-        instances::TimesChange,
-        orders::What,
-        schedule::{ListedSchedule, Times},
-    },
+    store::{Database, instances::TimesChange, orders::What, schedule::ListedSchedule},
 };
 
 /// A change of one or two rows.
-pub enum Step<'a> {
-    Change(&'a Times, Decision, TimesChange),
+pub enum Step {
+    Change(Decision, TimesChange),
     /// The first one is removed, and the second one takes its place.
-    Rename(Box<[(Times, TimesChange); 2]>),
+    Rename(Box<[TimesChange; 2]>),
 }
 
 /// Carries the steps out, until a time if there is one. Returns whether rows were changed. What is
 /// left is found again at the next beat, since each step is of a row that is contested.
 pub async fn carry_out_all<DB: Database>(
     core: &Core<DB>,
-    mut steps: Vec<Step<'_>>,
+    mut steps: Vec<Step>,
     until: Option<Instant>,
 ) -> Result<bool, Error> {
     // A row that another transaction has locked keeps no others waiting for good.
@@ -80,16 +75,15 @@ pub async fn end_pauses<DB: Database>(
 }
 
 /// Changes rows. Returns `false` if one has changed since it was read.
-async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step<'_>) -> Result<bool, Error> {
+async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step) -> Result<bool, Error> {
     match step {
-        Step::Change(times, decision, change) => change_one(core, times, *decision, change).await,
+        Step::Change(decision, change) => change_one(core, *decision, change).await,
         Step::Rename(both) => {
-            let [(old, removal), (new, change)] = &**both;
-            let names = format!("{} and {}", old.name.quoted(), new.name.quoted());
-            let renamed =
-                answered!(core, Action::Update, &names, conn => DB::rename(conn, (old, removal), (new, change)))?;
+            let [old, new] = &**both;
+            let names = format!("{} and {}", old.times.name.quoted(), new.times.name.quoted());
+            let renamed = answered!(core, Action::Update, &names, conn => DB::rename(conn, old, new))?;
             if renamed {
-                tracing::info!(schedule = %new.name, before = %old.name, slot = %change.slot, "the schedule was renamed");
+                tracing::info!(schedule = %new.times.name, before = %old.times.name, slot = %new.slot, "the schedule was renamed");
             }
             Ok(renamed)
         }
@@ -113,13 +107,8 @@ async fn resume<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<Utc>)
     core.change(Action::Update, ("resumed", name.as_str()), resume).await
 }
 
-async fn change_one<DB: Database>(
-    core: &Core<DB>,
-    times: &Times,
-    decision: Decision,
-    change: &TimesChange,
-) -> Result<bool, Error> {
-    let name = times.name.quoted();
+async fn change_one<DB: Database>(core: &Core<DB>, decision: Decision, change: &TimesChange) -> Result<bool, Error> {
+    let (times, name) = (&change.times, change.times.name.quoted());
     if decision == Decision::PutBack {
         tracing::warn!(schedule = %times.name, slot = %change.slot, "the database's clock was ahead: the slot is corrected");
     }
@@ -130,7 +119,7 @@ async fn change_one<DB: Database>(
             tracing::warn!(schedule = %times.name, ?error, "runs whose slot is in the future were not deleted from the history");
         }
     }
-    let changed = answered!(core, Action::Update, &name, conn => DB::change_times(conn, times, change))?;
+    let changed = answered!(core, Action::Update, &name, conn => DB::change_times(conn, change))?;
     if changed && decision == Decision::PutBack {
         metrics::slot_put_back(times.name.as_str());
     }

@@ -118,12 +118,12 @@ impl View {
 
     /// Returns what a decision about a row leads to. A run that is under way keeps its schedule
     /// from getting another name: it is the error.
-    pub fn step<'a>(
+    pub fn step(
         &self,
-        declared: &'a Declared,
+        declared: &Declared,
         all: &[Declared],
         decision: Decision,
-    ) -> Result<Option<Step<'a>>, &ListedSchedule> {
+    ) -> Result<Option<Step>, &ListedSchedule> {
         let name = &declared.times.name;
         if let Some(source) = self.source(declared, all).filter(|_| is_change(decision))
             && let (Some(heir), Some(from)) = (&source.heir, self.rows.get(&source.times.name))
@@ -137,11 +137,11 @@ impl View {
             let removal = if is_long_gone(from, self.now) { Decision::Fresh } else { Decision::Apply };
             let old = source.change(removal, Some(from), self.judge, word, self.now);
             if let Some((old, new)) = old.zip(new) {
-                return Ok(Some(Step::Rename(Box::new([(source.times.clone(), old), (heir.times.clone(), new)]))));
+                return Ok(Some(Step::Rename(Box::new([old, new]))));
             }
         }
         let change = declared.change(decision, self.rows.get(name), self.judge, self.word(name), self.now);
-        Ok(change.map(|change| Step::Change(&declared.times, decision, change)))
+        Ok(change.map(|change| Step::Change(decision, change)))
     }
 }
 

@@ -51,7 +51,7 @@ fn view(rows: Vec<ListedSchedule>) -> View {
 }
 
 /// Returns what follows for the name that the first of these declares, if its times apply.
-fn step_of<'a>(view: &View, declared: &'a [Declared]) -> Step<'a> {
+fn step_of(view: &View, declared: &[Declared]) -> Step {
     view.step(&declared[0], declared, Decision::Apply).ok().flatten().unwrap()
 }
 
@@ -72,11 +72,11 @@ fn remembers(view: &mut View, name: &str, times: &[&Times]) {
 }
 
 /// Returns the names of a rename, and what the new one gets.
-fn rename(step: Step<'_>) -> (String, String, TimesChange) {
+fn rename(step: Step) -> (String, String, TimesChange) {
     let Step::Rename(both) = step else { panic!("it is a change of one row") };
-    let [(old, removal), (new, change)] = *both;
-    assert!(removal.seen.is_some() && old.are_removed());
-    (old.name.to_string(), new.name.to_string(), change)
+    let [old, new] = *both;
+    assert!(old.seen.is_some() && old.times.are_removed());
+    (old.times.name.to_string(), new.times.name.to_string(), new)
 }
 
 /// Returns the slot that the new name gets from rows like these, in seconds.
@@ -162,7 +162,7 @@ fn a_rollback_is_a_rename() {
     }
     // If the other name is gone, the old one begins with what it can have missed itself.
     let alone = view(vec![replaced("old", "new")]);
-    assert!(matches!(step_of(&alone, &declared), Step::Change(_, _, change) if change.slot == at(0)));
+    assert!(matches!(step_of(&alone, &declared), Step::Change(_, change) if change.slot == at(0)));
 }
 
 #[test]
@@ -194,8 +194,10 @@ fn a_name_that_is_used_again_is_a_schedule_of_its_own() {
     let view = view(vec![ran(replaced("old", "new"), -120), ran(row("new", -60), -120)]);
     for old in [Declared::new(&schedule("old")), Declared::removed(Key::new("old").unwrap())] {
         let declared = [old, Declared::new(&schedule("new"))];
-        let Step::Change(times, ..) = step_of(&view, &declared) else { panic!("it takes nothing from another name") };
-        assert_eq!(*times, declared[0].times);
+        let Step::Change(_, TimesChange { times, .. }) = step_of(&view, &declared) else {
+            panic!("it takes nothing from another name")
+        };
+        assert_eq!(times, declared[0].times);
     }
     // Times that it never had are those of another schedule.
     let other = Declared::new(&Schedule::every("old", Duration::from_secs(30)));

@@ -88,6 +88,8 @@ pub struct Beat {
 /// A change of the times of a row, or of its slot.
 #[derive(Clone, Debug)]
 pub struct TimesChange {
+    /// The times that the row has from now on.
+    pub times: Times,
     /// The row when the change was decided. If it has other times, another slot or attempt by then,
     /// it is left alone. `None`: it does not exist, and is created.
     pub seen: Option<Box<ListedSchedule>>,
@@ -105,8 +107,8 @@ pub struct TimesChange {
 
 #[cfg(all(test, feature = "sqlite"))]
 impl TimesChange {
-    pub fn creation(slot: DateTime<Utc>) -> Self {
-        Self { seen: None, slot, afresh: false, run_ahead: false, known: String::new(), new_times: true }
+    pub fn creation(times: Times, slot: DateTime<Utc>) -> Self {
+        Self { times, seen: None, slot, afresh: false, run_ahead: false, known: String::new(), new_times: true }
     }
 }
 
@@ -166,26 +168,18 @@ pub trait InstanceStore: OrderStore {
 
     /// Creates a row, or changes its times or its slot. A run that is under way goes on. Returns
     /// `false` if the row has changed since it was seen.
-    fn change_times(
-        conn: &mut Self::Connection,
-        times: &Times,
-        change: &TimesChange,
-    ) -> impl Future<Output = Reply<bool>> + Send;
+    fn change_times(conn: &mut Self::Connection, change: &TimesChange) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Does the same as a part of a transaction.
-    fn change_within(
-        conn: &mut Self::Connection,
-        times: &Times,
-        change: &TimesChange,
-    ) -> impl Future<Output = Reply<bool>> + Send;
+    fn change_within(conn: &mut Self::Connection, change: &TimesChange) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Removes a schedule, and gives its pause, its trigger and its token to another one, whose
     /// times and slot change as well. A run of either whose lease has ended is lost. Returns
     /// `false`, and changes nothing, if one of the rows has changed since it was seen.
     fn rename(
         conn: &mut Self::Connection,
-        old: (&Times, &TimesChange),
-        new: (&Times, &TimesChange),
+        old: &TimesChange,
+        new: &TimesChange,
     ) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Marks schedules as gone. A change of the times or the slot ends the mark.
@@ -212,31 +206,27 @@ pub trait InstanceStore: OrderStore {
 /// are constants beside them, and the types of its driver. `change_row` stands beside them too.
 macro_rules! operations {
     ($connection:ty) => {
-        async fn change_times(conn: &mut $connection, times: &Times, change: &TimesChange) -> Reply<bool> {
-            crate::store::changed::<Self>(conn, async |conn| Self::change_within(conn, times, change).await).await
+        async fn change_times(conn: &mut $connection, change: &TimesChange) -> Reply<bool> {
+            crate::store::changed::<Self>(conn, async |conn| Self::change_within(conn, change).await).await
         }
 
-        async fn change_within(conn: &mut $connection, times: &Times, change: &TimesChange) -> Reply<bool> {
-            let name = times.name.as_str();
+        async fn change_within(conn: &mut $connection, change: &TimesChange) -> Reply<bool> {
+            let name = change.times.name.as_str();
             if change.afresh {
                 sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
             }
-            let is_changed = change_row(conn, times, change).await?;
+            let is_changed = change_row(conn, change).await?;
             if is_changed && change.afresh {
                 sqlx::query(AFRESH).bind(change.run_ahead).bind(name).execute(conn).await?;
             }
             Ok(is_changed)
         }
 
-        async fn rename(
-            conn: &mut $connection,
-            old: (&Times, &TimesChange),
-            new: (&Times, &TimesChange),
-        ) -> Reply<bool> {
-            let (from, to) = (old.0.name.as_str(), new.0.name.as_str());
+        async fn rename(conn: &mut $connection, old: &TimesChange, new: &TimesChange) -> Reply<bool> {
+            let (from, to) = (old.times.name.as_str(), new.times.name.as_str());
             crate::store::changed::<Self>(conn, async |conn| {
-                for (times, change) in [old, new] {
-                    if !Self::change_within(conn, times, change).await? {
+                for change in [old, new] {
+                    if !Self::change_within(conn, change).await? {
                         return Ok(false);
                     }
                 }

@@ -48,7 +48,7 @@ impl Release {
 }
 
 /// What was decided, and when: the changes of one row, or of two whose schedule gets another name.
-type Decided = (Vec<(Times, TimesChange)>, DateTime<Utc>);
+type Decided = (Vec<TimesChange>, DateTime<Utc>);
 
 /// A change that was made.
 pub struct Changed {
@@ -119,8 +119,8 @@ impl Machine {
         }
         for (changes, at) in std::mem::take(&mut self.decided) {
             if shared.db.change(&changes, now) {
-                let new = changes.into_iter().filter(|(_, change)| change.new_times);
-                shared.changes.extend(new.map(|(times, change)| Changed { times, fresh: change.afresh, at }));
+                let new = changes.into_iter().filter(|change| change.new_times);
+                shared.changes.extend(new.map(|change| Changed { times: change.times, fresh: change.afresh, at }));
             }
         }
         if now < self.poll_at {
@@ -230,7 +230,7 @@ impl Machine {
             let decision = view.decide(declared, all);
             self.contested |= view.is_contested(declared, decision);
             let changes = view.step(declared, all, decision).ok().flatten().map(|step| match step {
-                Step::Change(times, _, change) => vec![(times.clone(), change)],
+                Step::Change(_, change) => vec![change],
                 Step::Rename(both) => both.to_vec(),
             });
             self.decided.extend(changes.map(|changes| (changes, now)));

@@ -137,19 +137,19 @@ impl Tables {
 
     /// Changes one row, or two of which the second takes the place of the first, unless they are
     /// other ones than were seen.
-    pub fn change(&mut self, changes: &[(Times, TimesChange)], now: DateTime<Utc>) -> bool {
-        let are_seen = changes.iter().all(|(times, change)| self.is_seen(&times.name, change));
+    pub fn change(&mut self, changes: &[TimesChange], now: DateTime<Utc>) -> bool {
+        let are_seen = changes.iter().all(|change| self.is_seen(change));
         if are_seen {
-            changes.iter().for_each(|(times, change)| self.change_times(times, change, now));
-            if let [(old, _), (new, _)] = changes {
-                self.inherit(&old.name, &new.name, now);
+            changes.iter().for_each(|change| self.change_times(change, now));
+            if let [old, new] = changes {
+                self.inherit(&old.times.name, &new.times.name, now);
             }
         }
         are_seen
     }
 
-    fn is_seen(&self, name: &Key, change: &TimesChange) -> bool {
-        match (&change.seen, self.rows.get(name)) {
+    fn is_seen(&self, change: &TimesChange) -> bool {
+        match (&change.seen, self.rows.get(&change.times.name)) {
             (None, None) => true,
             (Some(seen), Some(Row { listed: row, .. })) => {
                 let parts = |row: &ListedSchedule| (row.times.clone(), row.slot, row.run_slot, row.attempt);
@@ -179,7 +179,8 @@ impl Tables {
     }
 
     /// Creates a row or changes it.
-    fn change_times(&mut self, times: &Times, change: &TimesChange, now: DateTime<Utc>) {
+    fn change_times(&mut self, change: &TimesChange, now: DateTime<Utc>) {
+        let times = &change.times;
         match &change.seen {
             None => drop(self.rows.insert(times.name.clone(), Row::new(times, change.slot, now))),
             Some(_) => {

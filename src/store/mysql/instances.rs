@@ -13,7 +13,7 @@ use crate::{
             row::{marks, stored},
             schedule_sql::LOSE,
         },
-        schedule::{LOST, Times, to_stored_count},
+        schedule::{LOST, to_stored_count},
     },
 };
 
@@ -152,7 +152,8 @@ impl InstanceStore for MySql {
     }
 }
 
-async fn change_row(conn: &mut MySqlConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+async fn change_row(conn: &mut MySqlConnection, change: &TimesChange) -> Reply<bool> {
+    let times = &change.times;
     let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, stored(change.slot));
     let query = match &change.seen {
         None => sqlx::query(CREATE).bind(name).bind(spec).bind(zone).bind(slot).bind(slot),

@@ -11,7 +11,7 @@ use crate::{
         Reply,
         instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
         postgres::row::{finite, names},
-        schedule::{LOST, Times, from_stored_count, to_stored_count},
+        schedule::{LOST, from_stored_count, to_stored_count},
     },
 };
 
@@ -195,7 +195,8 @@ impl InstanceStore for Postgres {
     }
 }
 
-async fn change_row(conn: &mut PgConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+async fn change_row(conn: &mut PgConnection, change: &TimesChange) -> Reply<bool> {
+    let times = &change.times;
     let sql = if change.seen.is_some() { &CHANGE } else { &CREATE };
     let query = sqlx::query(sql.as_str()).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
     let query = query.bind(change.slot).bind(&change.known).bind(change.new_times);

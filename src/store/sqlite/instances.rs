@@ -8,7 +8,7 @@ use crate::{
     store::{
         Reply,
         instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
-        schedule::{LOST, Times, from_stored_count, to_stored_count},
+        schedule::{LOST, from_stored_count, to_stored_count},
         sqlite::row::{json, keys, sql, stored, written},
     },
 };
@@ -150,7 +150,8 @@ impl InstanceStore for Sqlite {
     }
 }
 
-async fn change_row(conn: &mut SqliteConnection, times: &Times, change: &TimesChange) -> Reply<bool> {
+async fn change_row(conn: &mut SqliteConnection, change: &TimesChange) -> Reply<bool> {
+    let times = &change.times;
     let sql = if change.seen.is_some() { CHANGE } else { CREATE };
     let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
     let query = query.bind(stored(change.slot)).bind(&change.known).bind(change.new_times);

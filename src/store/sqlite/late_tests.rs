@@ -178,7 +178,7 @@ fn times(name: &str) -> Times {
 async fn due(conn: &mut Conn, names: &[&str]) -> Vec<Times> {
     for (minutes, name) in (0..).zip(names) {
         let slot = DateTime::UNIX_EPOCH + TimeDelta::minutes(minutes);
-        assert!(DB::change_times(conn, &times(name), &TimesChange::creation(slot)).await.unwrap());
+        assert!(DB::change_times(conn, &TimesChange::creation(times(name), slot)).await.unwrap());
     }
     names.iter().map(|name| times(name)).collect()
 }

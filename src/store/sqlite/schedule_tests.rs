@@ -32,7 +32,7 @@ async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueRepl
 /// Returns a connection to a database with a schedule that is due.
 async fn due() -> SqliteConnection {
     let mut conn = tables().await;
-    assert!(Sqlite::change_times(&mut conn, &times(), &TimesChange::creation(SLOT)).await.unwrap());
+    assert!(Sqlite::change_times(&mut conn, &TimesChange::creation(times(), SLOT)).await.unwrap());
     conn
 }
 
@@ -101,8 +101,8 @@ async fn claimed_under_other_times() -> (SqliteConnection, Claim) {
     let row = claim_due(&mut conn, holder).await.unwrap().claimed.remove(0);
     let (other, slot) = (Times { spec: "every 2m".into(), ..times() }, SLOT + TimeDelta::minutes(1));
     let seen = ListedSchedule { run_slot: Some(SLOT), attempt: 1, ..ListedSchedule::unrun(times(), SLOT) };
-    let change = TimesChange { seen: Some(Box::new(seen)), ..TimesChange::creation(slot) };
-    assert!(Sqlite::change_times(&mut conn, &other, &change).await.unwrap());
+    let change = TimesChange { seen: Some(Box::new(seen)), ..TimesChange::creation(other, slot) };
+    assert!(Sqlite::change_times(&mut conn, &change).await.unwrap());
     (conn, Claim { key: row.name, holder, token: row.token })
 }
 
