@@ -80,7 +80,10 @@ struct State<N> {
 impl<N> LocalQueue<N> {
     /// Waits for the permit, behind the waiters that entered without a ticket.
     pub async fn acquire(self: &Arc<Self>) -> Permit<N> {
-        self.enter(0).acquire().await
+        match self.try_take() {
+            Some(permit) => permit,
+            None => self.enter(0).acquire().await,
+        }
     }
 
     /// Returns the permit, if it is free. While it is free, no task waits.

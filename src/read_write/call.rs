@@ -135,9 +135,10 @@ impl<'a, DB: Database> Call<'a, DB> {
         loop {
             let read = RangeRead { keys: keys.clone(), key_terms: key_terms.clone() };
             if let Some(rows) = repeat.final_or_pause(shared.reads.send(read, limits).await).await {
-                let (subject, unchanged) = (keys.first.quoted(), Certainty::NothingChanged);
-                return rows
-                    .map_err(|failure| failure.into_error(Action::Inspect, subject, shared.time_limit, unchanged));
+                return rows.map_err(|failure| {
+                    let (subject, unchanged) = (keys.first.quoted(), Certainty::NothingChanged);
+                    failure.into_error(Action::Inspect, subject, shared.time_limit, unchanged)
+                });
             }
         }
     }

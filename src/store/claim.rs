@@ -16,6 +16,7 @@
 use std::{future::Future, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
+use uuid::Uuid;
 
 use crate::{
     key::{Claim, Holder, Key, PreviousClaim, Token},
@@ -203,17 +204,21 @@ pub enum Confirmed {
 }
 
 /// A snapshot of a claim's row, read after a [`Change`] or a confirmation did not match the row.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct RowSnapshot {
-    pub row: Row,
+    pub holder: Option<Uuid>,
+    pub token: i64,
+    pub locked: bool,
+    /// Locked by rowlock, and not overwritten by another program.
+    pub stands: bool,
+    pub left: TimeDelta,
     pub now: DateTime<Utc>,
 }
 
 impl RowSnapshot {
     /// Returns whether the claim stands.
     fn is_of(&self, claim: &Claim) -> bool {
-        let Row { token, holder, .. } = self.row;
-        self.row.is_rowlocks() && (token, holder) == (claim.token.get(), Some(*claim.holder.as_uuid()))
+        self.stands && (self.token, self.holder) == (claim.token.get(), Some(*claim.holder.as_uuid()))
     }
 }
 
@@ -221,12 +226,11 @@ impl RowSnapshot {
 pub fn unmatched(
     change: Change,
     claim: &Claim,
-    seen: Option<&RowSnapshot>,
+    seen: Option<RowSnapshot>,
     not_after: Option<DateTime<Utc>>,
 ) -> Outcome {
-    let Some(seen) = seen.filter(|seen| seen.row.token == claim.token.get()) else { return Outcome::Lost };
-    let (ours, freed) = (seen.is_of(claim), !seen.row.locked && seen.row.holder.is_none());
-    let left = seen.row.expires_at.map_or(TimeDelta::zero(), |end| end - seen.now);
+    let Some(seen) = seen.filter(|seen| seen.token == claim.token.get()) else { return Outcome::Lost };
+    let (ours, freed, left) = (seen.is_of(claim), !seen.locked && seen.holder.is_none(), seen.left);
     match change {
         // A token is never issued twice: an earlier request for this claim freed the row, and its
         // reply was lost. Another program that frees the row does not know the column `holder`, and
@@ -246,9 +250,9 @@ pub fn not_extended(left: TimeDelta, now: DateTime<Utc>, not_after: Option<DateT
 
 /// Derives the outcome of a confirmation that matched no row. Tokens never decrease: a token below
 /// the claim's is from before the claim.
-pub fn unconfirmed(claim: &Claim, seen: Option<&RowSnapshot>) -> Confirmed {
+pub fn unconfirmed(claim: &Claim, seen: Option<RowSnapshot>) -> Confirmed {
     match seen {
-        Some(seen) if seen.row.token < claim.token.get() => Confirmed::TooOld,
+        Some(seen) if seen.token < claim.token.get() => Confirmed::TooOld,
         Some(seen) if seen.is_of(claim) => Confirmed::Skipped,
         _ => Confirmed::Lost,
     }

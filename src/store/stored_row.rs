@@ -118,7 +118,18 @@ pub fn previous(row: &impl StoredRow) -> Reply<Option<PreviousClaim>> {
     Ok(Some(PreviousClaim { token: Token::new(token), label }))
 }
 
-/// Reads a claim's row after a change did not match it.
+/// Reads a claim's row after a change did not match it. Other programs may have written what cannot
+/// be read: their row is not the claim's, and takes no other row of a batch with it.
 pub fn snapshot(row: &impl StoredRow) -> Reply<RowSnapshot> {
-    Ok(RowSnapshot { row: read(row, TimeDelta::zero())?, now: row.time("now")? })
+    let (locked, now) = (row.is("locked")?, row.time("now")?);
+    let time = |column| row.time_or_null(column).ok().flatten();
+    let is_begun = time("begin_time").is_some_and(|begun| time("claimed_at") == Some(begun));
+    Ok(RowSnapshot {
+        holder: row.uuid_or_null("holder")?,
+        token: row.number("token")?,
+        locked,
+        stands: locked && is_begun && !row.is("ended")?,
+        left: time("expires_at").map_or(TimeDelta::zero(), |end| end - now),
+        now,
+    })
 }

@@ -114,7 +114,7 @@ fn outcomes(
     let by_key = by_key(rows)?;
     let outcome = |claim: &Claim| {
         let seen = by_key.get(claim.key.as_str()).map(|row| snapshot(*row)).transpose()?;
-        Ok(unmatched(change, claim, seen.as_ref(), not_after))
+        Ok(unmatched(change, claim, seen, not_after))
     };
     claims.iter().map(outcome).collect()
 }
@@ -257,14 +257,14 @@ impl HeldStore for MySql {
             };
             return Ok(Confirmed::Done(count));
         }
-        let seen = unconfirmed(claim, snapshot_of(conn, claim, "").await?.as_ref());
+        let seen = unconfirmed(claim, snapshot_of(conn, claim, "").await?);
         if seen == Confirmed::Lost {
             return Ok(seen);
         }
         // A plain read returns the row as of the transaction's snapshot, a locking read as it is
         // now. The locking read finds no row that another transaction has locked.
         let now = snapshot_of(conn, claim, "FOR UPDATE SKIP LOCKED").await?;
-        Ok(now.map_or(seen, |now| unconfirmed(claim, Some(&now))))
+        Ok(now.map_or(seen, |now| unconfirmed(claim, Some(now))))
     }
 
     async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {

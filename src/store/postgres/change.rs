@@ -10,7 +10,7 @@ use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Form, HeldStore, Outcome, Reply,
-        postgres::row::{FEW, ROW, bind_claim, in_time, snapshot_of},
+        postgres::row::{FEW, bind_claim, finite, in_time, snapshot_of},
         unconfirmed, unmatched,
     },
 };
@@ -32,7 +32,7 @@ macro_rules! notified {
         concat!(
             "CASE WHEN ",
             $row,
-            ".awaited AND (SELECT pg_notification_queue_usage() < 0.9) THEN pg_notify('rowlock', ",
+            ".awaited IS TRUE AND (SELECT pg_notification_queue_usage() < 0.9) THEN pg_notify('rowlock', ",
             $row,
             ".key_resource) END IS NULL AS notified"
         )
@@ -41,6 +41,17 @@ macro_rules! notified {
 pub(super) use notified;
 
 const NOTIFIED: &str = concat!(", ", notified!("d"));
+
+/// Of a row that was not changed.
+const SEEN: &str = concat!(
+    "true AS seen, holder, token, lock_flag = 1 AS locked, end_time IS NOT NULL AS ended, ",
+    finite!("begin_time"),
+    " AS begin_time, ",
+    finite!("claimed_at"),
+    " AS claimed_at, ",
+    finite!("expires_at"),
+    " AS expires_at"
+);
 
 /// The statements of one kind of change, for one claim and for many.
 struct ChangeStatement {
@@ -66,7 +77,7 @@ done AS (
 )
 SELECT d.place IS NOT NULL AS done, d.confirms, s.*, current_setting('transaction_isolation') <> 'read committed' AS snapshot{notified}
 FROM asked r LEFT JOIN done d ON d.place = r.place LEFT JOIN LATERAL (
-    SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock t WHERE t.key_resource = r.key AND d.place IS NULL) s ON true
+    SELECT {SEEN}, clock_timestamp() AS now FROM t_resource_lock t WHERE t.key_resource = r.key AND d.place IS NULL) s ON true
 ORDER BY r.place"
     )
 }
@@ -123,7 +134,7 @@ impl HeldStore for Postgres {
             None => match snapshot_of(&row)? {
                 // The transaction's own snapshot may be older than the row.
                 None if row.try_get("snapshot")? => Confirmed::TooOld,
-                seen => unconfirmed(claim, seen.as_ref()),
+                seen => unconfirmed(claim, seen),
             },
         })
     }
@@ -170,7 +181,7 @@ impl HeldStore for Postgres {
                 if row.try_get("done")? {
                     return Ok(Outcome::Done);
                 }
-                Ok(unmatched(change, claim, snapshot_of(row)?.as_ref(), not_after))
+                Ok(unmatched(change, claim, snapshot_of(row)?, not_after))
             })
             .collect()
     }

@@ -96,5 +96,5 @@ impl StoredRow for PgRow {
 }
 
 pub(super) fn snapshot_of(row: &PgRow) -> Reply<Option<RowSnapshot>> {
-    row.text_or_null("key_resource")?.map(|_| snapshot(row)).transpose()
+    row.is("seen")?.then(|| snapshot(row)).transpose()
 }

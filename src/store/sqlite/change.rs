@@ -94,7 +94,7 @@ impl HeldStore for Sqlite {
     async fn confirm(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Confirmed> {
         Ok(match still_confirms(conn, confirms!("confirms + 1"), claim).await? {
             Some(count) => Confirmed::Done(count),
-            None => unconfirmed(claim, read_snapshot(conn, claim).await?.as_ref()),
+            None => unconfirmed(claim, read_snapshot(conn, claim).await?),
         })
     }
 
@@ -149,7 +149,7 @@ impl HeldStore for Sqlite {
                 // The changes are committed: an error must not be read as if they had been undone.
                 let seen = read_snapshot(conn, claim).await;
                 let seen = if done.is_empty() { seen? } else { seen.map_err(unanswered)? };
-                unmatched(change, claim, seen.as_ref(), not_after)
+                unmatched(change, claim, seen, not_after)
             });
         }
         Ok(outcomes)

@@ -1,12 +1,13 @@
 //! Batches in which some rows are free and others are not.
 
+use chrono::TimeDelta;
 use sqlx::{Sqlite, SqliteConnection};
 
 use crate::{
-    key::Holder,
+    key::{Claim, Holder},
     rules::Terms,
     store::{
-        ClaimReply, ClaimRequest, ClaimStore as _, Form, Reply,
+        Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, Reply,
         sqlite::for_tests::{execute, request, tables},
     },
 };
@@ -136,4 +137,26 @@ async fn a_row_that_cannot_be_read_beside_one_that_was_granted_is_a_lost_reply()
     assert!(is_locked(&claims(conn, &["free"]).await.unwrap()[0]));
     let error = claims(conn, &["unreadable"]).await.unwrap_err();
     assert!(matches!(error, sqlx::Error::ColumnDecode { .. }), "{error:?}");
+}
+
+/// Another program has written a time that no version reads. The leases beside it are renewed.
+#[tokio::test]
+async fn a_row_that_was_overwritten_takes_no_other_renewal_with_it() {
+    let conn = &mut tables().await;
+    free(conn, &["theirs", "ours"]).await;
+    let requests = ["theirs", "ours"].map(|key| request(key, Holder::unique()));
+    let replies = send(conn, &requests).await.unwrap();
+    let claim = |(request, reply): (&ClaimRequest, &ClaimReply)| match reply {
+        ClaimReply::Granted { token, .. } => Claim { key: request.key.clone(), holder: request.holder, token: *token },
+        refused => panic!("{refused:?}"),
+    };
+    let claims: Vec<Claim> = requests.iter().zip(&replies).map(claim).collect();
+    // The application's own table, without STRICT.
+    execute(conn, "CREATE TABLE theirs AS SELECT * FROM t_resource_lock").await;
+    execute(conn, "DROP TABLE t_resource_lock").await;
+    execute(conn, "ALTER TABLE theirs RENAME TO t_resource_lock").await;
+    execute(conn, "UPDATE t_resource_lock SET begin_time = '10:00 JST' WHERE key_resource = 'theirs'").await;
+    let change = Change::Renew(TimeDelta::seconds(60));
+    let outcomes = Sqlite::change(conn, &claims, change, None, Form::IntegerTimes).await.unwrap();
+    assert_eq!(outcomes, [Outcome::Lost, Outcome::Done]);
 }
