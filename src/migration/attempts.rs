@@ -116,7 +116,8 @@ impl Attempts {
     }
 }
 
-#[cfg(all(test, feature = "sqlite"))]
+#[cfg(test)]
+#[cfg(feature = "sqlite")]
 mod tests {
     use super::*;
     use crate::session::sessions::Purpose;

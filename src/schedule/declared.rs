@@ -21,7 +21,7 @@ use crate::{
     store::{
         Database,
         changes::Change,
-        instances::{Beat, ListedInstance},
+        instances::{Beat, ListedInstance, TimesChange},
         orders::OF_SCHEDULES,
         schedule::Times,
     },
@@ -32,15 +32,16 @@ use crate::{
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct InstanceInfo {
-    /// A random id, which no two starts have in common.
+    /// A random id, which no two starts have in common. Calls have that of their times.
     pub id: Uuid,
     /// The [label](Schedules::label) of the instance.
     pub label: String,
     /// The [build](Schedules::build) of the application.
     pub build: String,
-    /// It stands for all processes that call [`try_tick`](Schedules::try_tick) with the same times.
+    /// It stands for all processes that call [`try_tick`](Schedules::try_tick), or
+    /// [`run_now`](Schedules::run_now), with the same times.
     pub calls: bool,
-    /// When the instance was started.
+    /// When the instance was started; of calls, the first.
     pub since: DateTime<Utc>,
     /// When it was last heard of.
     pub beat: DateTime<Utc>,
@@ -206,6 +207,8 @@ impl<DB: Database> Schedules<DB> {
             let (slot, none) = (schedule.next(now), Word::default());
             let decision = if row.running { Decision::Fresh } else { Decision::PutBack };
             let change = Declared::new(&schedule).change_to(slot, decision, Some(&row), &none, now);
+            // Another version may write the same times in another form.
+            let change = TimesChange { times: row.times.clone(), ..change };
             answered!(&*core, Action::Forget, &name.quoted(), conn => DB::forget_runs_ahead(conn, &name))?;
             // A run that has just begun or ended has changed the row.
             if answered!(&*core, Action::Update, &name.quoted(), conn => DB::change_times(conn, &change))? {

@@ -7,7 +7,7 @@
 //!
 //! | row | instances declare | this one | then |
 //! |---|---|---|---|
-//! | none | | | it is created |
+//! | none | | | it is created, unless it is declared as removed |
 //! | gone for more than a week | | declares it | it begins afresh, unless it is removed already |
 //! | gone for less | | has its times | it is back, with its slot |
 //! | its times | | | nothing, or its slot is corrected if the clock was ahead |

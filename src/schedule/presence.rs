@@ -283,8 +283,10 @@ impl Presence {
     ) -> Result<bool, Error> {
         let names = self.declared.iter().map(|declared| declared.times.name.clone()).collect();
         let (rows, now) = read(core, names).await?;
-        let has_own =
-            |declared: &Declared| rows.get(&declared.times.name).is_some_and(|row| row.times == declared.times);
+        let has_own = |declared: &Declared| match rows.get(&declared.times.name) {
+            Some(row) => row.times == declared.times,
+            None => declared.schedule.is_none(),
+        };
         if self.announcement.calls && !self.declared.iter().all(has_own) {
             self.learn(core, sets).await?;
         }

@@ -1,5 +1,5 @@
 //! How an instance renews what it holds: many leases in one statement, at the times that the code
-//! computes (`src/lease/renewer.rs`, `src/hedge.rs`).
+//! computes (`src/lease/renewer.rs`, `src/session/exchange.rs`).
 
 use std::time::Duration;
 

@@ -146,8 +146,10 @@ impl<'a, DB: Database> Claiming<'a, DB> {
     fn print_not_recorded(&self, why: impl fmt::Display) {
         let key = self.key();
         let next = match self.rules {
-            RuleSet::Recover => "it is free when its lease ends".to_owned(),
-            RuleSet::Article => format!("`rowlock release {key} --force` frees it"),
+            RuleSet::Recover => "it is free when its lease ends",
+            RuleSet::Article => {
+                "`rowlock list --held` shows what stays closed, and `rowlock release --force --status S` frees it"
+            }
         };
         out::print_error(format_args!("{key}: its end was not recorded: {why}; {next}"));
     }

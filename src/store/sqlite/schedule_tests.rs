@@ -111,6 +111,24 @@ async fn has(conn: &mut SqliteConnection, condition: &str) -> bool {
     sqlx::query_scalar::<_, bool>(row).fetch_one(conn).await.unwrap()
 }
 
+/// What begins afresh leaves a run alone until the history has it, whatever the clock says.
+#[tokio::test]
+async fn a_run_is_cleared_once_it_is_recorded() {
+    let mut conn = due().await;
+    let claim = claim_due(&mut conn, Holder::unique()).await.unwrap().claimed.remove(0);
+    let seen = ListedSchedule { run_slot: Some(SLOT), attempt: 1, ..ListedSchedule::unrun(times(), SLOT) };
+    let seen = Some(Box::new(seen));
+    let change = TimesChange { seen, afresh: true, ..TimesChange::creation(times(), SLOT) };
+    assert!(Sqlite::change_times(&mut conn, &change).await.unwrap());
+    assert!(has(&mut conn, "attempt = 1 AND holder IS NOT NULL AND run_slot = 0").await);
+    execute(&mut conn, "UPDATE t_resource_schedule SET due_at = 1").await;
+    assert!(Sqlite::change_times(&mut conn, &change).await.unwrap());
+    assert!(has(&mut conn, "attempt = 0 AND holder IS NULL AND due_at = 0 AND run_slot = 0").await);
+    let lost = "SELECT count(*) FROM t_resource_schedule_run WHERE status = 'L' AND token = ?1";
+    let lost = sqlx::query_scalar::<_, i64>(lost).bind(claim.token.get());
+    assert_eq!(lost.fetch_one(&mut conn).await.unwrap(), 1);
+}
+
 #[tokio::test]
 async fn a_claim_that_is_put_back_after_other_times_took_effect_is_due() {
     let (mut conn, claim) = claimed_under_other_times().await;

@@ -31,7 +31,7 @@ LINGER = 30.0
 EXIT = 5.0
 #: Runs what belongs to the application: callbacks, and handlers of the log.
 _EVENTS = Loop("rowlock events")
-#: Watches the deadlines. Nothing of the application runs here.
+#: Watches the deadlines. Nothing of the application runs here if threads can be started.
 _WATCH = Loop("rowlock watch")
 
 log = logging.getLogger("rowlock")
@@ -279,8 +279,13 @@ def ended_of(on: Database, result: Result[None]) -> None:
 
 
 def told(callback: Callable[[Lost], object]) -> Callable[[Lost], object]:
-    """Returns a callback that runs where it holds up nothing."""
-    return lambda error: tell(lambda: callback(error))
+    """Returns a callback that runs where it holds up nothing, or on the watch without a thread."""
+
+    def call(error: Lost) -> None:
+        if not tell(lambda: callback(error)):
+            callback(error)
+
+    return call
 
 
 def wait_of(seconds: float | None) -> Wait:
@@ -300,10 +305,10 @@ def _log_failure(_: None, error: BaseException | None) -> None:
         log.error("on_lost failed", exc_info=error)
 
 
-def tell(work: Callable[[], object]) -> None:
+def tell(work: Callable[[], object]) -> bool:
     """Runs what belongs to the application, where it holds up no request and no renewal.
 
-    In a process that can start no thread it runs at once, on the thread of the caller.
+    Returns ``False``, and does not run it, in a process that can start no thread.
     """
 
     def steps() -> Steps[None]:
@@ -314,7 +319,8 @@ def tell(work: Callable[[], object]) -> None:
     try:
         _EVENTS.run(Task(steps(), 0.0, _log_failure))
     except RuntimeError:
-        work()
+        return False
+    return True
 
 
 _known: weakref.WeakValueDictionary[Hashable, Database] = weakref.WeakValueDictionary()
