@@ -135,8 +135,8 @@
 //! Threads of the library's own send requests, renew leases and wait for keys. The first call
 //! starts them, and they live as long as the process: `rowlock`, `rowlock-renew` (two),
 //! `rowlock-events` and `rowlock-clock`. A lease is therefore renewed, and its loss reported, while
-//! the application's runtime is blocked, paused, driven by turns or shut down. The calls may be
-//! awaited on any executor. Jobs run on the tokio runtime that starts them, and
+//! the application's runtime is blocked, paused, driven for one call at a time or shut down. The
+//! calls may be awaited on any executor. Jobs run on the tokio runtime that starts them, and
 //! [`LeaseLock::connect`] needs one.
 //!
 //! A process that was forked after the first call has none of these threads. There each call fails

@@ -53,7 +53,7 @@ const OLD: Judge = Judge { judges: true, ..YOUNG };
 const CALLS: Judge = Judge { calls: true, ..YOUNG };
 
 #[test]
-fn what_becomes_of_a_row_that_nobody_contests() {
+fn decisions_about_an_uncontested_row() {
     let (old, mine) = (every(60), every(90));
     for judge in [YOUNG, OLD, CALLS] {
         let word = word(&[&mine], &[]);
@@ -79,7 +79,7 @@ fn what_becomes_of_a_row_that_nobody_contests() {
 }
 
 #[test]
-fn what_becomes_of_a_row_that_is_contested() {
+fn decisions_about_a_contested_row() {
     let [old, mine, other] = [60, 90, 120].map(every);
     let (none, all): ([&Declared; 0], _) = ([], [&old, &mine]);
     let cells = [

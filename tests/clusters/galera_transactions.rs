@@ -26,7 +26,7 @@ crate::suite::tests!(GALERA(
     no_update_is_lost_with_workers_on_all_nodes,
     a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lease,
     a_holder_that_another_node_took_over_from_cannot_commit,
-    a_node_that_is_behind_is_not_believed_about_a_commit,
+    a_node_that_is_behind_does_not_decide_a_commit,
     a_commit_whose_node_is_killed_is_not_guessed
 ));
 
@@ -113,7 +113,7 @@ pub async fn a_holder_that_another_node_took_over_from_cannot_commit(folder: Pat
 
 /// Behind a balancer the query for the outcome of a COMMIT reaches another node. That node has the
 /// claim, and does not have the COMMIT yet.
-pub async fn a_node_that_is_behind_is_not_believed_about_a_commit(folder: PathBuf) {
+pub async fn a_node_that_is_behind_does_not_decide_a_commit(folder: PathBuf) {
     let cluster = Arc::new(Cluster::new(folder).await);
     let relay = Arc::new(Relay::before(&cluster.urls[..1]).await);
     let lock = LeaseLock::new(pool_of(&relay.url(&cluster.urls[0]), 1)).retry(PERSISTENT);

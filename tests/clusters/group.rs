@@ -18,7 +18,7 @@ use crate::{
     galera_transactions::{
         a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lease,
         a_commit_whose_node_is_killed_is_not_guessed, a_holder_that_another_node_took_over_from_cannot_commit,
-        a_node_that_is_behind_is_not_believed_about_a_commit, no_update_is_lost_with_workers_on_all_nodes,
+        a_node_that_is_behind_does_not_decide_a_commit, no_update_is_lost_with_workers_on_all_nodes,
     },
     nodes::{Cluster, Trouble, Wandering},
     partition::a_cluster_without_a_majority_grants_nothing,
@@ -39,7 +39,7 @@ crate::suite::tests!(GROUP(
     no_update_is_lost_with_workers_on_all_nodes,
     a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lease,
     a_holder_that_another_node_took_over_from_cannot_commit,
-    a_node_that_is_behind_is_not_believed_about_a_commit,
+    a_node_that_is_behind_does_not_decide_a_commit,
     a_commit_whose_node_is_killed_is_not_guessed,
     each_tick_runs_once_while_nodes_stop_and_return,
     a_node_that_is_behind_makes_no_success_of_a_rollback,

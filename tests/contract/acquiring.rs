@@ -13,7 +13,7 @@ harness::tests!(everywhere(
     it_waits_until_the_lease_of_a_crashed_holder_ends,
     it_gives_up_at_its_limit,
     it_refuses_at_once_within_a_window,
-    a_version_is_granted_to_everybody,
+    a_version_is_granted_to_every_caller,
     work_runs_under_a_key,
     work_is_cancelled_when_its_lease_is_lost
 ));
@@ -77,7 +77,7 @@ async fn it_refuses_at_once_within_a_window<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// A version excludes no caller. A missing row has no version.
-async fn a_version_is_granted_to_everybody<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_version_is_granted_to_every_caller<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let [_, (name, lock)] = locks(&db.pool);
     let grants = [acquired(lock.acquire(name, Duration::ZERO).await), acquired(lock.acquire(name, MINUTE).await)];

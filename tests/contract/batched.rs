@@ -19,12 +19,12 @@ use crate::line::{Line, standing, token};
 
 harness::tests!(
     everywhere(
-        those_who_come_at_the_same_moment_go_together,
+        requests_at_the_same_moment_share_statements,
         switched_off_each_takes_its_own,
         each_is_answered_by_itself,
         a_token_that_is_ahead_of_the_clock_grows_all_the_same,
         of_those_who_want_an_expired_key_one_takes_over,
-        of_those_who_want_the_same_key_one_gets_it,
+        of_requests_for_the_same_key_one_is_granted,
         each_release_has_its_own_status,
         a_release_of_what_is_lost_is_that_ones_alone,
         a_row_that_the_server_refuses_to_change_harms_no_other,
@@ -174,7 +174,7 @@ async fn more_than_fit_in_one_statement_take_a_few<DB: TestDatabase>(db: TestDb<
     assert_eq!(standing(&db).await, 0);
 }
 
-async fn those_who_come_at_the_same_moment_go_together<DB: TestDatabase>(db: TestDb<DB>) {
+async fn requests_at_the_same_moment_share_statements<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = numbered(64);
     // The first ones may be sent before the last ones have come.
     let few = |count| (1..=16).contains(&count);
@@ -255,7 +255,7 @@ async fn of_those_who_want_an_expired_key_one_takes_over<DB: TestDatabase>(db: T
     assert_eq!(priors, [crashed.token()]);
 }
 
-async fn of_those_who_want_the_same_key_one_gets_it<DB: TestDatabase>(db: TestDb<DB>) {
+async fn of_requests_for_the_same_key_one_is_granted<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = ["first", "k"].map(String::from);
     let (pool, lock) = set_up(&db, &keys).await;
     let wanted = std::iter::once("first").chain(std::iter::repeat_n("k", 20));

@@ -28,7 +28,7 @@ harness::tests!(
         releases_whose_connection_the_server_ends_are_all_done
     ),
     servers(
-        releases_that_were_done_unheard_say_so_where_they_know,
+        releases_whose_replies_are_lost_are_done_or_unknown,
         a_concurrent_change_at_read_committed,
         a_concurrent_change_at_repeatable_read,
         a_concurrent_change_at_serializable,
@@ -134,7 +134,7 @@ async fn releases_whose_connection_the_server_ends_are_all_done<DB: TestDatabase
 
 /// The releases are executed, and their replies are lost. When they are sent again, another client
 /// holds two of the keys.
-async fn releases_that_were_done_unheard_say_so_where_they_know<DB: TestDatabase>(db: TestDb<DB>) {
+async fn releases_whose_replies_are_lost_are_done_or_unknown<DB: TestDatabase>(db: TestDb<DB>) {
     for key in KEYS {
         acquired(db.lock().try_acquire(key).await).release().await.unwrap();
     }

@@ -36,7 +36,7 @@ harness::tests!(
         the_leaders_are_a_stream
     ),
     servers(an_outage_ends_a_term_and_not_the_campaign),
-    postgres[SESSION](an_observer_asks_for_word_of_a_resignation)
+    postgres[SESSION](an_observer_requests_a_notification_of_a_resignation)
 );
 
 const LEASE: Duration = Duration::from_secs(3);
@@ -236,7 +236,7 @@ async fn an_outage_ends_a_term_and_not_the_campaign<DB: TestDatabase>(db: TestDb
     assert_eq!(terms.load(Ordering::SeqCst), 2);
 }
 
-async fn an_observer_asks_for_word_of_a_resignation<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_observer_requests_a_notification_of_a_resignation<DB: TestDatabase>(db: TestDb<DB>) {
     let leadership = db.lock().election("k").campaign().await.unwrap();
     let mut leaders = db.lock().election("k").observe();
     assert!(next(&mut leaders).await.is_some());

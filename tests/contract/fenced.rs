@@ -24,7 +24,7 @@ harness::tests!(
         a_second_transaction_under_a_claim_waits_for_the_first,
         a_lease_confirmed_in_a_transaction_that_is_rolled_back_stands
     ),
-    everywhere.each(a_claim_that_was_taken_over_or_passed_is_told_so)
+    everywhere.each(a_stale_claim_is_lost_or_a_conflict)
 );
 
 /// Begins a transaction that writes.
@@ -47,7 +47,7 @@ async fn confirms<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> i64 {
     db.number(&format!("SELECT confirms FROM t_resource_lock WHERE key_resource = '{key}'")).await.unwrap()
 }
 
-async fn a_claim_that_was_taken_over_or_passed_is_told_so<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_stale_claim_is_lost_or_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     for (name, lock) in locks(&db.pool) {
         let stale = acquired(lock.acquire(name, Duration::ZERO).await);

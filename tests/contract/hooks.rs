@@ -18,7 +18,7 @@ use crate::ledger::{COLUMNS, ledger, row};
 
 harness::tests!(
     servers(a_transaction_that_a_hook_began_undoes_nothing),
-    postgres[DIRECT](a_hook_that_begins_a_transaction_is_named, a_shared_pool_that_answers_nothing_is_told_of)
+    postgres[DIRECT](a_hook_that_begins_a_transaction_is_named, a_shared_pool_without_a_usable_connection_is_reported)
 );
 
 /// Longer than a connection is kept between statements.
@@ -94,7 +94,7 @@ async fn a_hook_that_begins_a_transaction_is_named<DB: TestDatabase>(db: TestDb<
 }
 
 /// Each connection of a pool that is shared is refused by the server, or in a transaction.
-async fn a_shared_pool_that_answers_nothing_is_told_of<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_shared_pool_without_a_usable_connection_is_reported<DB: TestDatabase>(db: TestDb<DB>) {
     for (hook, told) in [("BEGIN; SELECT 1 / 0", "current transaction is aborted"), ("BEGIN", HOOKS)] {
         let opened = Arc::new(AtomicU32::new(0));
         let counted = opened.clone();

@@ -20,8 +20,8 @@ harness::tests!(
     ),
     everywhere(
         a_lease_is_lost_when_another_program_takes_the_row,
-        loss_is_told_before_another_gets_in,
-        a_trampled_claim_is_lost,
+        loss_is_reported_before_the_next_grant,
+        a_claim_that_another_program_overwrites_is_lost,
         releasing_a_lost_lease_changes_nothing,
         a_release_waits_for_a_transaction_at_the_row,
         releasing_twice_over_a_lost_reply_is_done,
@@ -70,7 +70,7 @@ async fn a_lease_is_lost_when_another_program_takes_the_row<DB: TestDatabase>(db
 
 /// The holder cannot reach the database. It learns of its loss before another caller can claim the
 /// key.
-async fn loss_is_told_before_another_gets_in<DB: TestDatabase>(db: TestDb<DB>) {
+async fn loss_is_reported_before_the_next_grant<DB: TestDatabase>(db: TestDb<DB>) {
     let own = db.pool_of(2).await;
     let holder = LeaseLock::new(own.clone()).lease(2 * SHORT);
     let lease = acquired(holder.try_acquire("k").await);
@@ -136,7 +136,7 @@ async fn a_renewal_that_fails_is_unknown_and_tried_again<DB: TestDatabase>(db: T
 
 /// Another program, which does not know this crate's columns, claims the key and releases it. The
 /// claim is lost, and does not become valid again.
-async fn a_trampled_claim_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_claim_that_another_program_overwrites_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     let lease = acquired(lock.try_acquire("k").await);
     db.set("k", &format!("lock_flag = 1, status = 'P', begin_time = {}", DB::ago(-50))).await;

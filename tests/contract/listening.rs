@@ -26,9 +26,9 @@ harness::tests!(
         a_listener_that_receives_nothing_any_more_hangs_no_waiter,
         a_listener_that_never_opens_hangs_no_waiter,
         a_release_is_notified_once_if_awaited_and_never_otherwise,
-        a_row_in_a_transactions_hands_is_asked_for_with_pauses
+        a_row_that_a_transaction_has_locked_is_requested_with_pauses
     ),
-    postgres[SESSION].alone(word_of_a_release_comes_before_the_next_question),
+    postgres[SESSION].alone(a_notification_of_a_release_precedes_the_next_request),
     postgres[POOLER](behind_a_pooler_no_connection_listens_or_is_disturbed)
 );
 
@@ -118,7 +118,7 @@ async fn a_connection_that_listens_is_kept_for_the_next_who_waits<DB: TestDataba
 
 /// The waiters have waited for so long that they poll only once a second: without a notification,
 /// hardly any of them would be granted its key that quickly.
-async fn word_of_a_release_comes_before_the_next_question<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_notification_of_a_release_precedes_the_next_request<DB: TestDatabase>(db: TestDb<DB>) {
     const QUICK: Duration = Duration::from_millis(150);
     let lock = LeaseLock::new(db.pool_of(2).await);
     let mut pairs = Vec::new();
@@ -243,7 +243,7 @@ async fn a_release_is_notified_once_if_awaited_and_never_otherwise<DB: TestDatab
 
 /// Another transaction has locked the row, for example the holder's. The waiter cannot mark the row
 /// then, and that is not a notification.
-async fn a_row_in_a_transactions_hands_is_asked_for_with_pauses<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_row_that_a_transaction_has_locked_is_requested_with_pauses<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(db.lock().try_acquire("k").await);
     let mut transaction = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut transaction, DB::BEGIN).await.unwrap();

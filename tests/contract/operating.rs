@@ -20,7 +20,7 @@ harness::tests!(
         a_forced_release_of_what_was_seen_frees_nothing_else,
         a_claim_that_is_replaced_while_it_is_forced_stands,
         forget_deletes_unused_rows_and_nothing_else,
-        forget_clears_the_places_of_those_who_died_long_ago,
+        forget_deletes_the_tickets_of_waiters_that_died_long_ago,
         forget_goes_through_more_rows_than_a_page
     ),
     everywhere.alone(a_forced_release_does_not_pass_a_transaction_at_the_row)
@@ -230,7 +230,7 @@ async fn forget_deletes_unused_rows_and_nothing_else<DB: TestDatabase>(db: TestD
     assert!(matches!(lock.forget(Duration::MAX).await, Err(Error::Invalid(_))));
 }
 
-async fn forget_clears_the_places_of_those_who_died_long_ago<DB: TestDatabase>(db: TestDb<DB>) {
+async fn forget_deletes_the_tickets_of_waiters_that_died_long_ago<DB: TestDatabase>(db: TestDb<DB>) {
     let place = |number: i64, millis: i64| format!("('k', {number}, {})", DB::ago(millis));
     let places = [place(1, 3_660_000), place(2, 3_540_000), place(3, -12_000)].join(", ");
     db.execute(&format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES {places}")).await;

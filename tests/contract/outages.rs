@@ -26,7 +26,7 @@ harness::tests!(
     servers(
         a_wait_outlives_an_outage,
         a_wait_outlives_an_outage_that_was_there_before_it,
-        a_grant_that_goes_unheard_in_an_outage_is_found_after_it,
+        a_grant_whose_reply_is_lost_in_an_outage_is_found_after_it,
         a_wait_that_ends_in_an_outage_tells_what_is_known,
         a_waiter_whose_turn_comes_in_an_outage_is_not_refused
     ),
@@ -97,7 +97,7 @@ async fn a_wait_outlives_an_outage_that_was_there_before_it<DB: TestDatabase>(db
 
 /// The server grants the claim, and the reply never arrives. No other client could acquire the key
 /// for an hour.
-async fn a_grant_that_goes_unheard_in_an_outage_is_found_after_it<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_grant_whose_reply_is_lost_in_an_outage_is_found_after_it<DB: TestDatabase>(db: TestDb<DB>) {
     let line = Line::with_free_row(&db, Duration::from_secs(3600), LIMIT).await;
     line.proxy.hold(Way::Replies);
     let mut task = waiting(&line.lock, "k", Duration::MAX);

@@ -32,7 +32,7 @@ harness::tests!(
         terms_that_do_not_fit_are_refused
     ),
     everywhere.alone(a_release_wakes_the_writer),
-    postgres[SESSION](a_writer_asks_for_word_of_every_reader),
+    postgres[SESSION](a_writer_requests_a_notification_of_every_reader),
     everywhere.long(all_numbers_are_used_and_no_more)
 );
 
@@ -408,7 +408,7 @@ async fn a_release_wakes_the_writer<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(waits[1] < most, "{waits:?}, and without a wait {at_once:?}");
 }
 
-async fn a_writer_asks_for_word_of_every_reader<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_writer_requests_a_notification_of_every_reader<DB: TestDatabase>(db: TestDb<DB>) {
     let readers = [
         acquired(other(&db).readers().acquire(PATIENCE).await),
         acquired(other(&db).readers().acquire(PATIENCE).await),

@@ -26,7 +26,7 @@ harness::tests!(
     ),
     servers(
         neither_side_is_let_in_beside_the_other_however_late_it_is,
-        a_lost_message_lets_no_one_in_beside_the_other,
+        no_reader_is_beside_a_writer_after_a_lost_message,
         a_reader_whose_claim_may_stand_is_not_told_that_nothing_changed,
         a_reader_whose_claim_may_stand_is_not_refused,
         a_reader_is_not_put_back_by_the_late_reply_of_its_batch,
@@ -279,7 +279,7 @@ async fn late<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: u
 }
 
 /// One of the messages of one side is lost, and is repeated.
-async fn a_lost_message_lets_no_one_in_beside_the_other<DB: TestDatabase>(db: TestDb<DB>) {
+async fn no_reader_is_beside_a_writer_after_a_lost_message<DB: TestDatabase>(db: TestDb<DB>) {
     for way in [Way::Requests, Way::Replies] {
         for writes in [false, true] {
             for trip in 0.. {

@@ -9,7 +9,7 @@
 //! |---|---|---|---|---|
 //! | claim | *`a_free_key_is_acquired`, *`an_expired_claim_is_taken_over_and_named` | *`every_cell_of_the_rules_table` | *`a_try_does_not_wait_for_a_locked_row`, `a_claim_whose_reply_is_lost_is_never_called_busy` | `a_claim_…`, `a_takeover_whose_reply_is_lost…`, `a_refusal_whose_reply_is_lost…` |
 //! | create | *`tokens_grow_and_never_fall` | `a_row_that_another_creates_first…`, *`sixteen_processes_create_the_same_key_once` | *`a_try_ends_at_its_time_limit_behind_an_uncommitted_insert` | `a_create_…` |
-//! | renew | *`a_lease_is_renewed_in_the_background` | *`a_lease_is_lost_when_another_program_takes_the_row`, *`a_trampled_claim_is_lost` | *`a_renewal_that_finds_the_row_locked_is_unknown_not_lost` | `a_renewal_…`, `renewals_that_are_never_answered…` |
+//! | renew | *`a_lease_is_renewed_in_the_background` | *`a_lease_is_lost_when_another_program_takes_the_row`, *`a_claim_that_another_program_overwrites_is_lost` | *`a_renewal_that_finds_the_row_locked_is_unknown_not_lost` | `a_renewal_…`, `renewals_that_are_never_answered…` |
 //! | release | *`a_released_key_is_free_at_once` | *`releasing_a_lost_lease_changes_nothing`, *`releasing_twice_over_a_lost_reply_is_done`, `a_release_that_was_done_before_another_came_is_unknown` | *`a_release_waits_for_a_transaction_at_the_row`, `a_release_that_never_gets_at_the_row_is_unknown` | `a_release_…` |
 //! | abandon | *`an_abandoned_claim_is_taken_over_at_once` | `abandoning_a_lost_lease_changes_nothing`, `an_abandonment_that_was_done_before_another_came_is_unknown` | `an_abandonment_waits_for_a_transaction_at_the_row` | `an_abandonment_…` |
 //!

@@ -23,7 +23,7 @@ harness::tests!(sqlite[examples::EXAMPLES](
     of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_clock,
     a_scheduler_of_the_application_runs_each_tick,
     a_scheduler_of_the_application_finishes_a_tick_after_a_kill,
-    asked_to_stop_it_gives_the_key_back_at_once
+    a_job_that_is_stopped_frees_its_key_at_once
 ));
 
 fn example(name: &str, arguments: &[&str]) -> Child {
@@ -181,7 +181,7 @@ async fn a_scheduler_of_the_application_finishes_a_tick_after_a_kill<DB: TestDat
     assert_eq!(runs[0].slot, runs[1].slot);
 }
 
-async fn asked_to_stop_it_gives_the_key_back_at_once<DB: TestDatabase>(_: TestDb<DB>) {
+async fn a_job_that_is_stopped_frees_its_key_at_once<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
     let mut job = example("graceful_shutdown", &[&file, "9", "3600000"]);

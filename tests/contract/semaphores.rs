@@ -27,7 +27,7 @@ harness::tests!(
     sqlite(only_the_key_of_a_permit_has_a_number),
     everywhere.alone(a_release_of_any_permit_wakes_a_waiter),
     servers(a_wait_without_answers_is_no_refusal),
-    postgres[SESSION](a_waiter_asks_for_word_of_every_permit)
+    postgres[SESSION](a_waiter_requests_a_notification_of_every_permit)
 );
 
 const LONG: Duration = Duration::from_secs(60);
@@ -180,7 +180,7 @@ async fn a_release_of_any_permit_wakes_a_waiter<DB: TestDatabase>(db: TestDb<DB>
     assert!(waits[3] < most, "{waits:?}, and without a wait {at_once:?}");
 }
 
-async fn a_waiter_asks_for_word_of_every_permit<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_waiter_requests_a_notification_of_every_permit<DB: TestDatabase>(db: TestDb<DB>) {
     let semaphore = db.lock_for(LONG).semaphore("k", 3);
     let mut permits = Vec::new();
     for _ in 0..3 {

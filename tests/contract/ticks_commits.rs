@@ -28,7 +28,7 @@ use crate::{
 };
 
 harness::tests!(servers(
-    a_commit_without_a_reply_is_found_out_about,
+    a_commit_without_a_reply_is_resolved,
     a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for,
     a_stop_after_a_commit_leaves_a_success_without_a_server,
     a_commit_that_did_not_arrive_is_repeated,
@@ -74,7 +74,7 @@ fn before_commit<DB: TestDatabase>(db: &TestDb<DB>) -> usize {
     if db.server.name == "postgres" { 2 } else { 3 }
 }
 
-async fn a_commit_without_a_reply_is_found_out_about<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_commit_without_a_reply_is_resolved<DB: TestDatabase>(db: TestDb<DB>) {
     table(&db).await;
     let (outcome, done, runs) = run_held(&db, (Way::Replies, before_commit(&db)), async |proxy| {
         assert_eq!(effects(&db).await, 1, "it is committed, and the run does not know it yet");

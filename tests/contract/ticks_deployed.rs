@@ -15,7 +15,7 @@ use crate::ticks::{LONG, SHORT, back, idle, info, instance, runs, steal, told};
 harness::tests!(
     everywhere(
         the_newest_times_of_a_living_instance_apply,
-        times_that_nobody_contests_apply_at_once,
+        uncontested_times_apply_at_once,
         an_instance_that_dies_gives_way,
         what_was_due_stays_due,
         a_failed_attempt_is_made_again_under_other_times,
@@ -84,7 +84,7 @@ async fn the_newest_times_of_a_living_instance_apply<DB: TestDatabase>(db: TestD
     ends(again).await;
 }
 
-async fn times_that_nobody_contests_apply_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+async fn uncontested_times_apply_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     ends(every(&db, "old", LONG).start().await.unwrap()).await;
     let slot = info(&db, "k").await.slot;
     ends(every(&db, "the same", LONG).start().await.unwrap()).await;

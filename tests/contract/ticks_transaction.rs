@@ -40,7 +40,7 @@ harness::tests!(
     ),
     servers(a_lost_run_commits_nothing, a_transaction_may_take_longer_than_the_lease),
     mysql_and_mariadb(
-        work_that_commits_without_a_word_makes_no_success,
+        work_that_commits_implicitly_makes_no_success,
         a_deadlock_within_an_own_transaction_makes_no_success
     )
 );
@@ -160,7 +160,7 @@ async fn a_transaction_that_has_ended_before_commits_no_tick<DB: TestDatabase>(d
 }
 
 /// What came before the implicit commit stands. The tick does not succeed.
-async fn work_that_commits_without_a_word_makes_no_success<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_commits_implicitly_makes_no_success<DB: TestDatabase>(db: TestDb<DB>) {
     table(&db).await;
     let (outcome, done) = run(&db, async |mut tx| {
         DB::execute_on(&mut tx, EFFECT).await?;

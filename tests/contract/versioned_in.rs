@@ -27,7 +27,7 @@ harness::tests!(
         a_balance_is_changed_under_a_claim_from_the_first_use_on,
         a_transfer_is_made_as_a_whole_or_not_at_all
     ),
-    everywhere[DIRECT](a_row_in_another_transactions_hands_is_a_conflict),
+    everywhere[DIRECT](a_row_that_another_transaction_has_locked_is_a_conflict),
     servers(a_deadlock_is_a_conflict_for_one_of_the_two)
 );
 
@@ -124,7 +124,7 @@ async fn a_snapshot_that_is_too_old_is_a_conflict<DB: TestDatabase>(db: TestDb<D
 }
 
 /// The row stays locked for longer than the session's lock timeout.
-async fn a_row_in_another_transactions_hands_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_row_that_another_transaction_has_locked_is_a_conflict<DB: TestDatabase>(db: TestDb<DB>) {
     let table = ledger(&db).await;
     let impatient = match db.server.name {
         "sqlite" => "PRAGMA busy_timeout = 20",

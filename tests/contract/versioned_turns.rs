@@ -16,7 +16,7 @@ use crate::ledger::{COLUMNS, insert, ledger, row, updated};
 harness::tests!(
     everywhere(
         four_deductions_one_after_the_other_read_the_row_once,
-        what_is_left_to_one_who_goes_away_is_left_to_the_next,
+        what_is_passed_to_a_dropped_call_is_passed_to_the_next,
         the_only_connection_is_never_kept,
         what_a_trigger_made_of_a_balance_counts_and_not_what_was_written
     ),
@@ -93,7 +93,7 @@ async fn four_deductions_one_after_the_other_read_the_row_once<DB: TestDatabase>
     assert_eq!(row(&db).await, (90, 10));
 }
 
-async fn what_is_left_to_one_who_goes_away_is_left_to_the_next<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_is_passed_to_a_dropped_call_is_passed_to_the_next<DB: TestDatabase>(db: TestDb<DB>) {
     let (pool, table) = set_up(&db, 2).await;
     let mut deductions = ones(&table, 3);
     let work = async {

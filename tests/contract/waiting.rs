@@ -18,7 +18,7 @@ harness::tests!(
     everywhere(
         tasks_are_served_in_the_order_of_their_coming,
         no_request_is_sent_while_the_process_holds_the_key,
-        a_thousand_tasks_ask_like_one,
+        a_thousand_tasks_send_as_many_queries_as_one,
         it_does_not_wait_past_its_limit,
         a_refusal_names_the_holder_of_this_process,
         a_lost_lease_lets_the_next_one_ask,
@@ -86,7 +86,7 @@ async fn no_request_is_sent_while_the_process_holds_the_key<DB: TestDatabase>(db
 }
 
 /// Another lock represents another process. The polling interval grows to a second.
-async fn a_thousand_tasks_ask_like_one<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_thousand_tasks_send_as_many_queries_as_one<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = db.pool_of(1).await;
     let Some(_) = DB::statements(&pool).await else { return };
     let holder = holding(&LeaseLock::new(db.pool_of(1).await)).await;

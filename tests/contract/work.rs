@@ -27,7 +27,7 @@ use crate::{
 harness::tests!(
     everywhere(
         the_works_own_error_comes_back_and_rolls_back,
-        work_that_swallows_an_error_is_found_out,
+        work_that_ignores_an_error_is_found_out,
         work_that_rolls_back_is_found_out,
         work_that_commits_is_found_out,
         work_that_commits_and_begins_anew_is_found_out,
@@ -36,14 +36,14 @@ harness::tests!(
         work_that_forgets_an_inner_transaction_and_fails_leaves_the_pool_clean,
         inner_transactions_are_the_works_own,
         work_that_keeps_the_transaction_is_found_out,
-        a_key_that_is_not_to_be_had_is_refused_after_the_time,
+        a_key_that_stays_held_is_refused_after_the_time,
         a_lease_with_a_window_is_kept_for_the_next_attempt,
         a_transaction_of_conflicts_leaves_the_key_open,
         a_panic_in_the_work_rolls_back_and_abandons_the_key
     ),
     everywhere.alone(retries_that_are_used_up_are_a_conflict),
     servers(a_transaction_that_does_not_begin_leaves_the_key_open),
-    mysql_and_mariadb(work_that_commits_without_a_word_is_found_out)
+    mysql_and_mariadb(work_that_commits_implicitly_is_found_out)
 );
 
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -120,7 +120,7 @@ where
 }
 
 /// After this error the transaction is over, even if the work ignores the error.
-async fn work_that_swallows_an_error_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_ignores_an_error_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         is_found_out(&lock, name, |tx| end_by_an_error(&db, tx)).await;
         nothing_happened(&db, name).await;
@@ -258,7 +258,7 @@ async fn work_that_keeps_the_transaction_is_found_out<DB: TestDatabase>(db: Test
 
 /// MySQL and MariaDB commit before a statement that changes the schema. The statement itself is
 /// refused.
-async fn work_that_commits_without_a_word_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
+async fn work_that_commits_implicitly_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
         let shape = format!("CREATE TABLE by_{name} (id int)");
         is_found_out(&lock, name, async |mut tx| assert!(DB::execute_on(&mut tx, &shape).await.is_err())).await;
@@ -333,7 +333,7 @@ async fn a_transaction_of_conflicts_leaves_the_key_open<DB: TestDatabase>(db: Te
     }
 }
 
-async fn a_key_that_is_not_to_be_had_is_refused_after_the_time<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_key_that_stays_held_is_refused_after_the_time<DB: TestDatabase>(db: TestDb<DB>) {
     let _held = acquired(db.lock().try_acquire("k").await);
     let within = Duration::from_millis(600);
     let lock = db.lock().retry(Retry { attempts: 5, within });

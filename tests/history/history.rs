@@ -17,7 +17,7 @@ use crate::{
 harness::tests! {
     DB: Books;
     everywhere(
-        promises_hold_while_processes_are_troubled,
+        promises_hold_under_faults,
         a_stopped_holders_unfenced_write_overwrites_the_next_ones,
         a_stopped_holders_fenced_write_loses_nothing,
         a_stopped_transaction_that_is_cut_off_writes_nothing,
@@ -39,7 +39,7 @@ pub fn number(variable: &str) -> Option<u64> {
 }
 
 /// Injects every fault once, in any order, and repeats this until the time is over.
-async fn promises_hold_while_processes_are_troubled<DB: Books>(db: TestDb<DB>) {
+async fn promises_hold_under_faults<DB: Books>(db: TestDb<DB>) {
     troubled(&db, Used::Keys).await;
 }
 

@@ -19,7 +19,7 @@ use crate::{
 harness::tests!(
     everywhere(
         a_command_sees_its_tick_and_its_output_has_its_name,
-        asked_to_stop_it_lets_runs_end,
+        a_signal_lets_runs_end,
         what_does_not_end_within_the_grace_is_stopped_and_run_elsewhere,
         a_run_that_is_lost_is_stopped,
         a_run_that_takes_too_long_is_stopped_and_fails,
@@ -34,7 +34,7 @@ harness::tests!(
         the_file_is_read_again_when_the_database_has_failed,
         a_wrong_file_is_refused_with_its_line,
         jobs_that_cannot_all_start_claim_no_tick,
-        what_waiting_cannot_mend_ends_the_program
+        an_error_that_does_not_pass_ends_the_program
     ),
     sqlite(
         a_name_is_no_option,
@@ -105,7 +105,7 @@ async fn a_command_sees_its_tick_and_its_output_has_its_name<DB: TestDatabase>(d
     assert!(ended.err.contains("\nnightly report: oh\n"), "{ended:?}");
 }
 
-async fn asked_to_stop_it_lets_runs_end<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_signal_lets_runs_end<DB: TestDatabase>(db: TestDb<DB>) {
     for signal in [Signal::TERM, Signal::INT] {
         let stage = Stage::new();
         let job_name = format!("job-{}", signal.as_raw());
@@ -439,7 +439,7 @@ async fn jobs_that_cannot_all_start_claim_no_tick<DB: TestDatabase>(db: TestDb<D
     }
 }
 
-async fn what_waiting_cannot_mend_ends_the_program<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_error_that_does_not_pass_ends_the_program<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let file = job(&stage, "k", "every = \"1s\"", "true");
     let mut command = db.command("cron", &[file.to_str().unwrap()]);

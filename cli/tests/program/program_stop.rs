@@ -11,7 +11,7 @@ use crate::program::{PROGRAM, Program as _, STAYS, Stage, Started, start};
 
 harness::tests!(
     everywhere(
-        a_command_that_obeys_is_waited_for_and_the_next_may_run_at_once,
+        a_command_that_stops_is_waited_for_and_the_next_may_run_at_once,
         a_command_that_does_not_listen_is_killed_after_the_grace,
         a_command_keeps_its_key_through_its_grace,
         a_paused_holder_finds_out_and_stops_its_command,
@@ -19,8 +19,8 @@ harness::tests!(
         a_forced_release_stops_the_command,
         an_end_after_a_forced_release_is_a_loss,
         a_holder_that_cannot_renew_stops_its_command,
-        asked_to_stop_while_it_waits_it_stops,
-        asked_again_it_does_not_wait_for_the_database
+        a_signal_ends_a_wait,
+        a_repeated_signal_does_not_wait_for_the_database
     ),
     sqlite(the_commands_descendants_are_stopped_too, a_signal_that_was_ignored_stays_ignored)
 );
@@ -31,7 +31,7 @@ const OBEYS: &str =
 /// A command that ignores these signals.
 const IGNORES: &str = r#"trap '' TERM INT HUP QUIT; echo "$ROWLOCK_HOLDER" > "$0/new"; mv "$0/new" "$0/up"; while :; do sleep 0.05; done"#;
 
-async fn a_command_that_obeys_is_waited_for_and_the_next_may_run_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_command_that_stops_is_waited_for_and_the_next_may_run_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let stage = Stage::new();
         let job = db.start("run k --min-interval 1h --lease 1h --grace 1h -- sh -c", &[OBEYS, stage.path()]);
@@ -156,7 +156,7 @@ async fn a_holder_that_cannot_renew_stops_its_command<DB: TestDatabase>(db: Test
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
 }
 
-async fn asked_to_stop_while_it_waits_it_stops<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_signal_ends_a_wait<DB: TestDatabase>(db: TestDb<DB>) {
     db.rowlock("acquire k --lease 1h", &[]).await.with(0);
     let row = db.show("k").await;
     let mut waiting = db.start("run k --wait 1h -vv -- echo", &["it runs"]);
@@ -179,7 +179,7 @@ async fn the_commands_descendants_are_stopped_too<DB: TestDatabase>(db: TestDb<D
 
 /// Another transaction has the row locked, so that the end cannot be written. A repeated signal
 /// ends the program without waiting for the end of the lease.
-async fn asked_again_it_does_not_wait_for_the_database<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_repeated_signal_does_not_wait_for_the_database<DB: TestDatabase>(db: TestDb<DB>) {
     let ends = format!(r#"{STAYS}; trap '' TERM; touch "$0/gone""#);
     for (script, code) in [(ends.as_str(), 0), (OBEYS, 7)] {
         let stage = Stage::new();

@@ -28,7 +28,7 @@ harness::tests!(
         what_cannot_be_served_is_refused
     ),
     everywhere.each(keys_are_shown_as_text),
-    servers.each(a_lost_database_is_told_and_comes_back),
+    servers.each(a_database_that_is_lost_and_comes_back_is_reported),
     postgres(a_time_that_is_none_stops_nothing)
 );
 
@@ -361,7 +361,7 @@ async fn what_cannot_be_served_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     ui.program.ended().await.with(0);
 }
 
-async fn a_lost_database_is_told_and_comes_back<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_database_that_is_lost_and_comes_back_is_reported<DB: TestDatabase>(db: TestDb<DB>) {
     let _held = acquired(db.lock().try_acquire("k").await);
     let proxy = db.proxy().await;
     let ui = open_at(&db, &proxy.url, "").await;

@@ -21,7 +21,7 @@ use crate::{
 
 harness::tests! {
     DB: Books;
-    everywhere(each_tick_runs_once_while_processes_are_troubled),
+    everywhere(each_tick_runs_once_under_faults),
     servers.long(each_tick_runs_once_at_serializable),
 }
 
@@ -29,7 +29,7 @@ const PROCESSES: usize = 3;
 /// The least time of faults.
 const SECONDS: u64 = 20;
 
-async fn each_tick_runs_once_while_processes_are_troubled<DB: Books>(db: TestDb<DB>) {
+async fn each_tick_runs_once_under_faults<DB: Books>(db: TestDb<DB>) {
     troubled(&db, Level::Default).await;
 }
 

@@ -24,7 +24,7 @@ tests!(
     a_tick_that_new_times_lose_is_caught,
     a_claim_with_times_that_were_replaced_is_caught,
     an_attempt_that_new_times_end_is_caught,
-    times_that_nobody_has_are_caught,
+    times_that_no_version_has_are_caught,
     times_that_do_not_apply_are_caught,
     times_that_go_back_are_caught,
     an_instance_with_older_times_is_counted,
@@ -229,7 +229,7 @@ fn a_claim_with_times_that_were_replaced_is_caught() {
     claims(1).with("6000 0 seen k 170 t3", "6000 0 seen k 170 t5").breaks(&[]);
 }
 
-fn times_that_nobody_has_are_caught() {
+fn times_that_no_version_has_are_caught() {
     let new = [Rule::NewTimesApply];
     replaced().and("6000 0 seen k 160 t2 cron_*/1_*_*_*_*_*|UTC", "").breaks(&new);
     // An instance that has them starts later.
