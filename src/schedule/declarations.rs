@@ -187,3 +187,7 @@ pub fn gone_names(departing: &[Times], living: &[&[Times]]) -> Vec<Key> {
     let left = departing.into_iter().filter(|name| living.iter().all(|declared| !declared.contains(name)));
     left.cloned().collect()
 }
+
+#[cfg(test)]
+#[path = "declarations_tests.rs"]
+mod tests;

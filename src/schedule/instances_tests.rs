@@ -6,10 +6,7 @@ mod slots;
 use std::time::Duration;
 
 use super::*;
-use crate::schedule::{
-    declarations::{from_text, gone_names, times_from, to_text},
-    hash::hash,
-};
+use crate::schedule::hash::hash;
 
 const LIVES: TimeDelta = TimeDelta::seconds(24);
 const NOW: &str = "10:10:30.000123";
@@ -75,6 +72,12 @@ fn decisions_about_an_uncontested_row() {
             assert_eq!(decide(gone(of_mine(&[&old, &mine]))), to_own, "{gone_at}");
             assert_eq!(decide(gone(of_old(&[&old, &mine]))), to_other, "{gone_at}");
         }
+        let gone_at = Some(a_week - TimeDelta::microseconds(1));
+        let gone = |times: &Declared| ListedSchedule { gone_at, ..row(&[times], times, at("10:11:00")) };
+        assert_eq!(decide(gone(&removed())), Decision::Fresh);
+        let removes = |row: ListedSchedule| super::decide(Some(&row), &removed(), judge, &word, at(NOW));
+        assert_eq!(removes(gone(&old)), Decision::Fresh);
+        assert_eq!(removes(gone(&removed())), Decision::Return, "it begins nothing afresh");
     }
 }
 
@@ -322,48 +325,6 @@ fn a_restart_keeps_the_times_in_effect() {
     };
     assert_eq!(decision(true), Decision::Leave);
     assert_eq!(decision(false), Decision::Apply);
-}
-
-#[test]
-fn schedules_are_gone_if_their_service_lives_on_without_them() {
-    let times = |names: &str| -> Vec<Times> {
-        names.split_whitespace().map(|name| Declared::removed(Key::new(name).unwrap()).times).collect()
-    };
-    for (departing, living, gone) in [
-        ("x y", vec!["x"], "y"),
-        ("y x z", vec!["x"], ""),
-        ("y x z", vec!["x z"], "y"),
-        ("x y", vec!["x", "y"], ""),
-        ("x y z a", vec!["x", "y"], ""),
-        ("x y", vec!["x", "a"], "y"),
-        ("x y", vec!["a", "b"], ""),
-        ("x y", vec!["x y z"], ""),
-        ("x y", vec![], ""),
-        ("", vec!["x"], ""),
-    ] {
-        let living: Vec<Vec<Times>> = living.into_iter().map(times).collect();
-        let names = gone_names(&times(departing), &living.iter().map(Vec::as_slice).collect::<Vec<_>>());
-        assert_eq!(names.iter().map(Key::as_str).collect::<Vec<_>>().join(" "), gone, "{departing}");
-    }
-}
-
-#[test]
-fn what_is_declared_is_read_as_it_was_written() {
-    let spec = |name: &str| Times { name: Key::new(name).unwrap(), spec: "every 60s".into(), zone: "UTC".into() };
-    let names = ["k", "a\tb", "a\nb", "a\\b", "a\\tb", "a\\\\nb", "a\r\nb", "\\", "größe 時間 🕰", "t", "n"];
-    let mut all: Vec<Times> = names.into_iter().map(spec).collect();
-    let berlin = Schedule::cron("k", "30 2 * * *").zone("Europe/Berlin");
-    all.extend([Declared::new(&berlin).times, removed().times]);
-    assert_eq!((to_text(std::iter::empty()), times_from("")), (String::new(), Vec::new()));
-    for about in ["", "for\n\tall\\"] {
-        let text = to_text(all.iter().map(|times| (times, about)));
-        assert_eq!(text.lines().count(), all.len());
-        assert!(from_text(&text).eq(all.iter().map(|times| (times.clone(), about.to_owned()))), "{text}");
-    }
-    let another = "k\tevery 60s\tUTC\tmore\n\nk\n k\tevery 60s\tUTC\nk\tevery 60s";
-    assert_eq!(times_from(another), [spec("k")], "lines of another form are left out");
-    let long = "n".repeat(Key::MAX_BYTES);
-    assert_eq!(times_from(&to_text([(&spec(&long), "")].into_iter())), [spec(&long)]);
 }
 
 /// Rows keep the hashes, and other versions of the library read them.
