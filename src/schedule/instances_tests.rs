@@ -327,6 +327,34 @@ fn a_restart_keeps_the_times_in_effect() {
     assert_eq!(decision(false), Decision::Apply);
 }
 
+#[test]
+fn a_run_lives_until_its_lease_ends() {
+    let run = ListedSchedule { running: true, due_at: at(NOW), ..row(&[], &every(60), at(NOW)) };
+    assert!(is_live(&run, at(NOW) - TimeDelta::microseconds(1)) && !is_live(&run, at(NOW)));
+}
+
+#[test]
+fn what_is_said_of_a_schedule() {
+    let schedule = Schedule::every("k", Duration::from_secs(60)).description("sums");
+    assert_eq!(Declared::new(&schedule).description(), "sums");
+    assert_eq!(every(60).until_next(at("10:10:30")), TimeDelta::seconds(30));
+    assert_eq!((removed().description(), removed().until_next(at(NOW))), ("", TimeDelta::zero()));
+}
+
+#[test]
+fn an_heir_that_has_not_run_later_inherits() {
+    let (heir, word) = (every(60), word(&[], &[]));
+    let source = Declared::renamed(Key::new("old").unwrap(), &heir);
+    let from = ListedSchedule::unrun(Times { name: source.times.name.clone(), ..heir.times.clone() }, at("10:11:00"));
+    let its = row(&[&heir], &heir, at("10:15:00"));
+    let slot = |its: ListedSchedule| Some(source.inheritance(&from, Some(&its), (OLD, &word), at(NOW))?.slot);
+    assert_eq!(slot(its.clone()), Some(from.slot), "none of them has run");
+    assert_eq!(slot(ListedSchedule { begin_time: Some(at(NOW)), ..its.clone() }), None);
+    let ran = |slot| ListedSchedule { run_slot: Some(at(slot)), ..its.clone() };
+    assert_eq!(slot(ran("10:12:00")), Some(at("10:13:00")));
+    assert_eq!(slot(ran("10:12:00.000123")), Some(from.slot), "a trigger is no tick");
+}
+
 /// Rows keep the hashes, and other versions of the library read them.
 #[test]
 fn a_hash_is_the_same_in_every_version() {
