@@ -218,13 +218,21 @@ fn skipped_ticks_are_passed_over_and_those_after_them_run() {
             CatchUp::All(_) => moved("10:02:00", 2, 2),
         };
         assert_eq!(start("10:01:00", "10:04:30"), rest, "{catch_up:?}");
+        assert_eq!(start("10:00:00", "10:01:00"), moved("10:01:00", 2, 1), "it is due just now");
         assert_eq!(start("09:59:59", "10:00:30"), Start::Run, "it was for an earlier one");
         // One that was ordered while the tick was run is for those after it, also if the run dies.
         let during = Row { skip: Some((at("10:00:01"), at("12:00:00"))), ..row("10:00:00") };
         let died = Row { attempt: 2, lost_since: Some(at("10:00:05")), ..during.clone() };
         assert_eq!(super::start(&schedule, &during, at("10:00:30")), Start::Run);
+        assert_eq!(super::start(&schedule, &during, at("10:03:30")), Start::Run, "it stands for none of those");
         assert_eq!(super::start(&schedule, &died, at("10:00:30")), Start::Run);
     }
+    let late = Schedule::every("k", MINUTE).catch_up(CatchUp::Skip).grace(Duration::from_secs(20));
+    assert_eq!(
+        start(&late, &skipped("10:00:00"), at("10:03:30")),
+        skip("10:04:00", 4),
+        "those after them are too late"
+    );
     let schedule = Schedule::every("k", MINUTE);
     let triggered = Row { own: false, ..skipped("10:00:00") };
     assert_eq!(start(&schedule, &triggered, at("10:00:30")), Start::Run);
