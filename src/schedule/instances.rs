@@ -308,8 +308,8 @@ impl Declared {
         let floor = since.map_or(floor, |since| floor.max((*since).min(now)));
         // The ticks from before a trigger may have run.
         let floor = row.run_slot.map_or(floor, |run| run.max(floor));
-        // The slot is still to come. The old ticks before it have ended, also if a triggered run came
-        // after them or they were passed over, of which the row knows nothing.
+        // The slot is still to come. The old ticks before it have ended, also if a triggered run
+        // came after them or they were passed over, of which the row knows nothing.
         let tick_after = |tick: &DateTime<Utc>| old.as_ref().map(|old| old.next(*tick));
         let ended = std::iter::successors(Some(floor), tick_after).take_while(|tick| *tick <= now);
         schedule.next(ended.last().unwrap_or(floor))

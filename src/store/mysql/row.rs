@@ -46,8 +46,8 @@ pub(super) const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR"
 pub(super) const JOINED: &str =
     "STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource";
 
-/// A row with its key, in the form of `rules::Row`, the claim that was taken over, and the time. Zero
-/// dates, which the driver cannot read, become NULL.
+/// A row with its key, in the form of `rules::Row`, the claim that was taken over, and the time.
+/// Zero dates, which the driver cannot read, become NULL.
 pub(super) const ROW: &str = "
 CONVERT(key_resource USING utf8mb4) AS key_resource, CAST(COALESCE(lock_flag = 1, 0) AS SIGNED) AS locked, CONVERT(status USING utf8mb4) AS status, CAST(time AS SIGNED) AS minutes,
 IF(begin_time >= '1000-01-01', begin_time, NULL) AS begin_time, IF(end_time >= '1000-01-01', end_time, NULL) AS end_time,
