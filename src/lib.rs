@@ -234,7 +234,7 @@ pub mod admin {
     };
     pub use crate::store::changes::ChangeInfo;
     #[cfg(feature = "schedule")]
-    pub use crate::store::schedule::{RunInfo, RunStatus};
+    pub use crate::store::run_info::{RunInfo, RunStatus};
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub use crate::store::servers::accept_any_server;
 }

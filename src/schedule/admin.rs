@@ -22,7 +22,8 @@ use crate::{
         changes::{Change, recorded},
         failure::Failure,
         orders::{Order, What},
-        schedule::{ListedSchedule, RunInfo, RunPage, STEP},
+        run_info::{RunInfo, RunPage},
+        schedule::{ListedSchedule, STEP},
     },
 };
 

@@ -27,6 +27,8 @@ mod postgres;
 pub mod queue;
 mod removal;
 #[cfg(feature = "schedule")]
+pub mod run_info;
+#[cfg(feature = "schedule")]
 pub mod schedule;
 #[cfg(feature = "schedule")]
 mod schedule_row;

@@ -6,7 +6,8 @@ use crate::{
     key::Token,
     store::{
         Outcome, Reply, not_extended,
-        schedule::{Extended, Extension, ListedSchedule, RunInfo, RunStatus, Times, named},
+        run_info::{RunInfo, RunStatus},
+        schedule::{Extended, Extension, ListedSchedule, Times, named},
         stored_row::StoredRow,
     },
 };

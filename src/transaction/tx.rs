@@ -42,8 +42,8 @@ pub struct Tx<DB: Database> {
 }
 
 impl<DB: Database> Tx<DB> {
-    /// The receiver gets the connection when the transaction is dropped. If it does not wait any more,
-    /// the connection is closed.
+    /// The receiver gets the connection when the transaction is dropped. If it does not wait any
+    /// more, the connection is closed.
     pub(super) fn lend(conn: Loan<DB>, claim: Claim) -> (Self, oneshot::Receiver<Loan<DB>>) {
         let (back, returned) = oneshot::channel();
         (Self { claim, lent: Some((conn, back)) }, returned)

@@ -388,7 +388,8 @@ async fn a_tick_whose_processes_died_too_often_is_given_up<DB: TestDatabase>(db:
 async fn hanging<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedules<DB>, Arc<AtomicUsize>, Arc<AtomicBool>) {
     let (begun, hangs) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
     let (count, waits) = (begun.clone(), hangs.clone());
-    // The timeout leaves a busy machine the time to begin the work, which would be dropped otherwise.
+    // The timeout leaves a busy machine the time to begin the work, which would be dropped
+    // otherwise.
     let schedules = instance(db, "one").lease(15 * SHORT).on(due(db, "k").await.timeout(10 * SHORT), move |_| {
         let (count, waits) = (count.clone(), waits.clone());
         async move {

@@ -15,9 +15,10 @@ use crate::{
                 SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK, forget_statement,
             },
         },
+        run_info::{RunInfo, RunPage},
         schedule::{
-            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, ListedSchedule, Pass, RunInfo, RunPage, STEP,
-            ScheduleStore, operations, to_stored_count,
+            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, ListedSchedule, Pass, STEP, ScheduleStore,
+            operations, to_stored_count,
         },
         schedule_row::{listed, run, unextended},
         schedule_seen::claim_due,

@@ -15,9 +15,10 @@ use crate::{
                 LIST, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE, TRIGGER,
             },
         },
+        run_info::{RunInfo, RunPage},
         schedule::{
-            ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, Pass,
-            RunInfo, RunPage, STEP, ScheduleStore, Times, named, operations, to_stored_count,
+            ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, Pass, STEP,
+            ScheduleStore, Times, named, operations, to_stored_count,
         },
         schedule_row::{listed, run, unextended},
         stored_row::StoredRow as _,

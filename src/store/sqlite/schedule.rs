@@ -9,9 +9,10 @@ use crate::{
     key::{Claim, Holder, Key},
     store::{
         Outcome, Reply, Store as _, changed, hex, limit_micros,
+        run_info::{RunInfo, RunPage},
         schedule::{
-            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, RunInfo,
-            RunPage, STEP, ScheduleStore, operations, to_stored_count,
+            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, STEP,
+            ScheduleStore, operations, to_stored_count,
         },
         schedule_row::{listed, run, unextended},
         schedule_seen::{SEEN, Seen, SeenStore, claim_due},

@@ -1,0 +1,66 @@
+//! The runs in the history of schedules, as operators see them.
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+use crate::key::{Key, Token};
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum RunStatus {
+    /// The work succeeded: `S`.
+    Succeeded,
+    /// The work failed: `F`.
+    Failed,
+    /// The process died, or the run was handed back because its work was stopped: `L`.
+    Lost,
+    /// Ticks that were passed over: `M`.
+    Missed,
+}
+
+/// A row of the history: one attempt at one tick. Times are from the database's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct RunInfo {
+    /// The schedule's name.
+    pub name: String,
+    /// The tick, or the time of a trigger. Of ticks that were passed over, the first.
+    pub slot: DateTime<Utc>,
+    /// The number of the attempt, from 1; 0 for ticks that were passed over.
+    pub attempt: u32,
+    /// How the run ended.
+    pub status: RunStatus,
+    /// How many earlier ticks the run stands for; of [`RunStatus::Missed`], how many were passed
+    /// over. Of a cron pattern, 10,000 and more means at least as many.
+    pub missed: u32,
+    /// The error of the work, or why the run was lost.
+    pub error: Option<String>,
+    /// The label of the instance.
+    pub by: String,
+    /// When the run was begun.
+    pub began: DateTime<Utc>,
+    /// When the run ended; of a lost run, when it was taken over or handed back.
+    pub ended: DateTime<Utc>,
+    /// The fencing token of the run.
+    pub token: Token,
+}
+
+impl RunInfo {
+    /// What the history is ordered by, and what no two runs have in common.
+    pub fn order(&self) -> (&str, DateTime<Utc>, u32) {
+        (&self.name, self.slot, self.attempt)
+    }
+}
+
+/// Which runs are read.
+#[derive(Clone, Debug)]
+pub struct RunPage {
+    pub name: Option<Key>,
+    pub unsuccessful: bool,
+    /// How long ago a run ended at most.
+    pub within: Option<TimeDelta>,
+    pub limit: u32,
+}
