@@ -149,6 +149,9 @@ async fn two_keys_do_not_keep_both_connections<DB: TestDatabase>(db: TestDb<DB>)
     table.deduct("a", 1).await.unwrap();
     let mut deductions: Vec<Deduction<'_>> =
         ["a", "a", "b", "b"].iter().map(|key| Box::pin(table.deduct(key, 1)) as Deduction<'_>).collect();
+    // No deduction completes before all of them have begun.
+    let mut rows = db.pool.begin().await.unwrap();
+    DB::execute_on(&mut rows, "SELECT 1 FROM account FOR UPDATE").await.unwrap();
     poll_fn(|context| {
         for deduction in &mut deductions {
             assert!(deduction.as_mut().poll(context).is_pending(), "it waits");
@@ -156,6 +159,7 @@ async fn two_keys_do_not_keep_both_connections<DB: TestDatabase>(db: TestDb<DB>)
         Poll::Ready(())
     })
     .await;
+    rows.rollback().await.unwrap();
     for first in [0, 2] {
         deductions[first].as_mut().await.unwrap();
     }
