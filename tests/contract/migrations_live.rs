@@ -138,9 +138,10 @@ async fn a_program_that_is_killed_at_any_moment_leaves_what_can_be_completed<DB:
 
 async fn a_removal_that_is_killed_can_be_repeated<DB: TestDatabase>(db: TestDb<DB>) {
     let shape = &shapes(db.server.name)[0];
-    drop_all(&db).await;
-    db.execute(shape).await;
+    // MariaDB's rows keep room for each column that was ever removed, so the table is a new one.
     let begin = async || {
+        drop_all(&db).await;
+        db.execute(shape).await;
         rowlock::migrate(&db.pool).await.unwrap();
         if db.server.name != "sqlite" {
             rowlock::migration::migrate_functions(&db.pool).await.unwrap();

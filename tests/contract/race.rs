@@ -7,7 +7,7 @@ use rowlock::{Attempt, Reason};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::Child,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use crate::child::{self, VICTIMS_LEASE};
@@ -70,18 +70,19 @@ async fn a_killed_process_is_replaced_within_its_lease<DB: TestDatabase>(db: Tes
     sleep(2 * VICTIMS_LEASE).await;
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
     holder.kill().await.unwrap();
-    let killed = Instant::now();
+    // A renewal that was in flight may extend the claim after the first refusal.
+    let mut refusals = 0;
     let next = loop {
         match lock.try_acquire("k").await.unwrap() {
             Attempt::Acquired(lease) => break lease,
-            Attempt::Refused(_) => sleep(Duration::from_millis(5)).await,
+            Attempt::Refused(refusal) => {
+                let left = refusal.retry_after.unwrap();
+                refusals += 1;
+                assert!(left <= VICTIMS_LEASE && refusals <= 2, "{refusals} refusals, the last one for {left:?}");
+                sleep(left).await;
+            }
         }
     };
-    assert!(
-        killed.elapsed() < VICTIMS_LEASE + Duration::from_secs(1),
-        "the lease and a second: {:?}",
-        killed.elapsed()
-    );
     let prior = next.taken_over_from().unwrap();
     assert_eq!((prior.token.get(), prior.label.as_str()), (token, "victim"));
     assert!(next.token() > prior.token);

@@ -73,13 +73,18 @@ pub async fn due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
     schedule
 }
 
+/// An instance that only reads, and waits for the server for as long as a test does.
+pub fn reader<DB: TestDatabase>(db: &TestDb<DB>) -> Schedules<DB> {
+    instance(db, "reader").time_limit(PATIENCE)
+}
+
 pub async fn info<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> ScheduleInfo {
-    let all = instance(db, "reader").list().await.unwrap();
+    let all = reader(db).list().await.unwrap();
     all.into_iter().find(|schedule| schedule.name == name).unwrap()
 }
 
 pub async fn runs<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Vec<RunInfo> {
-    let mut runs = instance(db, "reader").history(name, 1_000).await.unwrap();
+    let mut runs = reader(db).history(name, 1_000).await.unwrap();
     runs.reverse();
     runs
 }

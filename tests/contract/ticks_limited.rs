@@ -15,7 +15,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::ticks::{LONG, SHORT, back, due, info, instance, told};
+use crate::ticks::{LONG, SHORT, back, due, info, instance, reader, told};
 
 harness::tests!(everywhere(
     a_group_runs_no_more_than_its_limit,
@@ -72,7 +72,7 @@ impl Drop for Inside {
 }
 
 async fn listed<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<ScheduleInfo> {
-    instance(db, "reader").list().await.unwrap()
+    reader(db).list().await.unwrap()
 }
 
 async fn a_group_runs_no_more_than_its_limit<DB: TestDatabase>(db: TestDb<DB>) {

@@ -11,7 +11,7 @@ use rowlock::{
 };
 use tokio::{sync::watch, time::sleep};
 
-use crate::ticks::{LONG, SHORT, back, idle, info, instance, runs, told};
+use crate::ticks::{LONG, SHORT, back, idle, info, instance, reader, runs, told};
 
 harness::tests!(
     everywhere(
@@ -58,7 +58,7 @@ async fn ends(running: Running) {
 }
 
 async fn is_renamed<DB: TestDatabase>(db: &TestDb<DB>) -> bool {
-    let schedules = instance(db, "reader");
+    let schedules = reader(db);
     schedules.inspect("new").await.unwrap().is_some() && info(db, "old").await.is_removed()
 }
 
