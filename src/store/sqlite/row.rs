@@ -69,10 +69,10 @@ macro_rules! read_rows {
 /// The items of the list ?1, to be joined with the table in an UPDATE, which knows no CROSS JOIN.
 ///
 /// In a table that was analyzed while it was small, the planner would look for each row of the
-/// table in the list. It takes this list for a single item, and looks for each item in the index.
+/// table in the list. It looks for each item of a materialized list in the index.
 macro_rules! listed {
     () => {
-        "WITH j AS MATERIALIZED (SELECT value FROM json_each(?1) WHERE likelihood(value IS NOT NULL, 0.000001)) "
+        "WITH j AS MATERIALIZED (SELECT value FROM json_each(?1)) "
     };
 }
 
