@@ -17,9 +17,9 @@ pub struct Cron {
     pub file: PathBuf,
     /// How long a command that is to stop may take before it is killed
     #[arg(long, value_name = "D", default_value = "20s", value_parser = duration)]
-    pub grace: Duration,
+    pub stop_timeout: Duration,
     /// How long runs may go on after SIGTERM or SIGINT; a second signal ends it [default: as
-    /// --grace]
+    /// --stop-timeout]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub drain: Option<Duration>,
     /// The name of this instance that operators see [default: host/process id]

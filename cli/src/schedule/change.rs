@@ -73,7 +73,7 @@ fn who_stops(info: &ScheduleInfo, instances: &[InstanceInfo]) -> String {
             info.by,
             clock(beat)
         ),
-        _ => format!("{} stops its command within 20 seconds and its --grace; {seen}", info.by),
+        _ => format!("{} stops its command within 20 seconds and its --stop-timeout; {seen}", info.by),
     }
 }
 

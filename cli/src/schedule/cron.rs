@@ -88,7 +88,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     let (commands, no_commands) = mpsc::channel(1);
     let (works, no_works) = mpsc::channel(1);
     let (ordered, mut is_ordered) = watch::channel(false);
-    let shared = Shared { source, grace: cron.grace, stop: stopped, commands: commands.downgrade() };
+    let shared = Shared { source, stop_timeout: cron.stop_timeout, stop: stopped, commands: commands.downgrade() };
     let mut instance = Instance {
         pool,
         cron: &cron,
@@ -359,7 +359,7 @@ impl<DB: Database> Instance<'_, DB> {
 
     /// How long runs may go on at the end of the program.
     fn drain(&self) -> Duration {
-        self.cron.drain.unwrap_or(self.cron.grace)
+        self.cron.drain.unwrap_or(self.cron.stop_timeout)
     }
 
     /// Says why the program ends, and what it waits for.

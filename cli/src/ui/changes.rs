@@ -59,7 +59,7 @@ impl Verb {
             ),
             Self::Stop => (
                 "Stop",
-                "The instance that runs the job notices the stop within 20 seconds. A command then has its --grace to \
+                "The instance that runs the job notices the stop within 20 seconds. A command then has its --stop-timeout to \
                  end. The tick counts as failed, and is not tried again. The ticks that follow are run.",
             ),
         }

@@ -249,7 +249,7 @@ async fn a_log_that_cannot_be_written_stops_nothing<DB: TestDatabase>(db: TestDb
     let stage = Stage::new();
     let obeys = r#"trap 'echo bye; exit 7' TERM; touch "$0/up"; while :; do sleep 0.05; done"#;
     let mut shell = tokio::process::Command::new("sh");
-    let script = r#"exec "$0" run k --lease 1s --grace 1h -vv -- sh -c "$1" "$2" 2> /dev/full"#;
+    let script = r#"exec "$0" run k --lease 1s --stop-timeout 1h -vv -- sh -c "$1" "$2" 2> /dev/full"#;
     shell.args(["-c", script, crate::program::PROGRAM, obeys, stage.path()]).env("DATABASE_URL", &db.url);
     let job = start(shell);
     stage.up().await;

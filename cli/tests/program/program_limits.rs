@@ -45,11 +45,11 @@ async fn several_keys_are_taken_together_or_not_at_all<DB: TestDatabase>(db: Tes
     assert_eq!(db.show("b").await["status"], "F");
 }
 
-/// Ignores SIGTERM, so that the grace period passes too.
+/// Ignores SIGTERM, so that the stop timeout passes too.
 async fn a_command_that_takes_too_long_is_stopped_and_has_failed<DB: TestDatabase>(db: TestDb<DB>) {
     let (stage, began) = (Stage::new(), Instant::now());
     let ignores = r#"trap 'touch "$0/asked"' TERM; while :; do sleep 0.05; done"#;
-    let job = db.start("run k --lease 1h --timeout 700ms --grace 500ms -- sh -c", &[ignores, stage.path()]);
+    let job = db.start("run k --lease 1h --timeout 700ms --stop-timeout 500ms -- sh -c", &[ignores, stage.path()]);
     let ended = job.ended().await.with(124);
     assert!(began.elapsed() >= Duration::from_millis(1200), "{:?}", began.elapsed());
     assert!(

@@ -211,7 +211,8 @@ async fn what_operators_changed_is_shown<DB: TestDatabase>(db: TestDb<DB>) {
 /// The machine is suspended, or its tick took so long that the next one is due.
 async fn a_stop_says_what_it_cannot_do<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let running = cron(&db, "--label node-1 --grace 2s", &job(&stage, "k", "every = \"1s\"\nlease = \"10s\"", STAYS));
+    let running =
+        cron(&db, "--label node-1 --stop-timeout 2s", &job(&stage, "k", "every = \"1s\"\nlease = \"10s\"", STAYS));
     stage.up().await;
     let asked = db.rowlock("output k", &[]).await.with(75);
     assert!(asked.err.contains("k: attempt 1 runs now on node-1: its output is kept at its end"), "{asked:?}");

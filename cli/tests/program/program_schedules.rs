@@ -195,7 +195,7 @@ async fn a_tick_that_is_stopped_keeps_its_lease_until_its_command_has_ended<DB: 
     for (by_operator, code, error) in [(true, 74, "stopped by "), (false, 7, "handed back: ")] {
         due(&db).await;
         let stage = Stage::new();
-        let program = db.start("run k --lease 6s --grace 1h", &yearly(&script, &stage));
+        let program = db.start("run k --lease 6s --stop-timeout 1h", &yearly(&script, &stage));
         stage.up().await;
         match by_operator {
             true => drop(db.rowlock("stop k", &[]).await.with(0)),

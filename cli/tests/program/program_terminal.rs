@@ -198,7 +198,7 @@ async fn a_command_that_is_suspended_keeps_its_key<DB: TestDatabase>(db: TestDb<
 async fn a_suspended_command_whose_claim_is_lost_does_not_go_on<DB: TestDatabase>(db: TestDb<DB>) {
     let (terminal, stage) = (Terminal::new(&db), Stage::new());
     terminal.enters(&format!(
-        r#"sleep 1000 | "$ROWLOCK" run k --lease 1s --grace 200ms -- sh -c 'trap "" TERM; {TICKS}' {}"#,
+        r#"sleep 1000 | "$ROWLOCK" run k --lease 1s --stop-timeout 200ms -- sh -c 'trap "" TERM; {TICKS}' {}"#,
         stage.path()
     ));
     let command = stage.up().await;
@@ -221,14 +221,14 @@ async fn the_interrupt_key_reaches_the_command_once<DB: TestDatabase>(db: TestDb
 }
 
 /// The first key press is the command's own affair. The second one stops it as SIGTERM does, and
-/// the grace period counts from there.
+/// the stop timeout counts from there.
 async fn a_command_handles_one_interrupt_and_a_second_one_ends_it<DB: TestDatabase>(db: TestDb<DB>) {
     let handles = format!(r#"trap 'echo >> "$0/interrupts"' INT; trap 'touch "$0/asked"' TERM; {TICKS}"#);
     for twice in [false, true] {
         let (terminal, stage) = (Terminal::new(&db), Stage::new());
         std::fs::write(stage.file("handles"), &handles).unwrap();
         terminal.enters(&format!(
-            r#""$ROWLOCK" run k --lease 1h --grace 2s -- sh -c "$(cat {0}/handles)" {0}; echo $? > {0}/code"#,
+            r#""$ROWLOCK" run k --lease 1h --stop-timeout 2s -- sh -c "$(cat {0}/handles)" {0}; echo $? > {0}/code"#,
             stage.path()
         ));
         let command = stage.up().await;
@@ -241,7 +241,7 @@ async fn a_command_handles_one_interrupt_and_a_second_one_ends_it<DB: TestDataba
         if twice {
             terminal.types(INTERRUPT);
             // The program sees two signals as one if they come before it runs, and counts those of
-            // one grace period. So there may be another one, but no three of them in that time.
+            // one stop timeout. So there may be another one, but no three of them in that time.
             eventually("it is asked to stop", async || {
                 tokio::time::sleep(std::time::Duration::from_millis(1_200)).await;
                 let is_asked = stage.file("asked").exists();
@@ -253,7 +253,7 @@ async fn a_command_handles_one_interrupt_and_a_second_one_ends_it<DB: TestDataba
             .await;
             eventually("the command is gone", async || state(&command).is_none()).await;
         } else {
-            // Longer than the grace period.
+            // Longer than the stop timeout.
             tokio::time::sleep(std::time::Duration::from_secs(3)).await;
             ticks_on(&stage).await;
             assert!(!stage.file("asked").exists(), "the command was left alone");
@@ -311,7 +311,7 @@ async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: TestDatabase>(db
         std::fs::write(stage.file("child"), child).unwrap();
         let starts = format!(r#"{own_session}sh -c "$(cat "$0/child")" "$0" & wait"#);
         terminal.enters(&format!(
-            r#""$ROWLOCK" run k --lease 1h --grace 300ms -- sh -c '{starts}' {0} & echo $! > {0}/pid"#,
+            r#""$ROWLOCK" run k --lease 1h --stop-timeout 300ms -- sh -c '{starts}' {0} & echo $! > {0}/pid"#,
             stage.path()
         ));
         let grandchild = stage.up().await;
