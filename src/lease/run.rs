@@ -41,7 +41,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// # Errors
     /// [`RunError::Work`] is the work's own error. [`RunError::Refused`] if the key was not granted
     /// in time, so that the work did not begin. [`RunError::Lost`] if the lease was lost, and the
-    /// work was cancelled. [`RunError::Failed`] for all other errors of
+    /// work was cancelled. [`RunError::Other`] for all other errors of
     /// [`acquire`](Self::acquire), after which the work did not begin. It contains
     /// [`Error::Invalid`] if there is a minimum interval and `wait` is not shorter: the wait could
     /// outlast the interval, and the same tick would run twice.

@@ -189,7 +189,7 @@ async fn a_transaction_that_gives_up_frees_the_key<DB: TestDatabase>(db: TestDb<
         async move { Err::<(), _>(contention(db, &mut tx).await) }
     });
     match timeout(2 * PATIENCE, done).await.unwrap() {
-        Err(RunError::Failed(Error::Conflict { attempts: 2, .. })) => {}
+        Err(RunError::Other(Error::Conflict { attempts: 2, .. })) => {}
         other => panic!("{other:?}"),
     }
     is_free(&db, &lock).await;
@@ -202,7 +202,7 @@ async fn a_transaction_that_fails_frees_the_key<DB: TestDatabase>(db: TestDb<DB>
         DB::execute_on(&mut tx, "ROLLBACK").await.map(|_| ())
     });
     match timeout(PATIENCE, done).await.unwrap() {
-        Err(RunError::Failed(Error::Transaction(TransactionFault::Over { .. }))) => {}
+        Err(RunError::Other(Error::Transaction(TransactionFault::Over { .. }))) => {}
         other => panic!("{other:?}"),
     }
     is_free(&db, &lock).await;

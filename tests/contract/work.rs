@@ -116,7 +116,7 @@ where
         }
     });
     let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
-    assert!(matches!(error, RunError::Failed(Error::Transaction(TransactionFault::Over { .. }))), "{name}: {error:?}");
+    assert!(matches!(error, RunError::Other(Error::Transaction(TransactionFault::Over { .. }))), "{name}: {error:?}");
 }
 
 /// After this error the transaction is over, even if the work ignores the error.
@@ -185,7 +185,7 @@ async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: TestDatabase>(
             Err::<(), _>(Reply::Code(8))
         });
         let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
-        assert!(matches!(error, RunError::Failed(Error::Transaction(TransactionFault::Over { .. }))), "{error:?}");
+        assert!(matches!(error, RunError::Other(Error::Transaction(TransactionFault::Over { .. }))), "{error:?}");
         assert!(error.to_string().contains("code 8"), "{error}");
         nothing_happened(&db, name).await;
     })
@@ -244,7 +244,7 @@ async fn work_that_keeps_the_transaction_is_found_out<DB: TestDatabase>(db: Test
             Err::<(), _>(Reply::Code(7))
         });
         let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
-        let RunError::Failed(error @ Error::Transaction(TransactionFault::Over { outcome: Certainty::Unknown, .. })) =
+        let RunError::Other(error @ Error::Transaction(TransactionFault::Over { outcome: Certainty::Unknown, .. })) =
             error
         else {
             panic!("{name}: {error:?}")
@@ -284,15 +284,15 @@ async fn retries_that_are_used_up_are_a_conflict<DB: TestDatabase>(db: TestDb<DB
             });
             let (done, runs) = (timeout(PATIENCE, done).await.unwrap(), runs.load(SeqCst));
             match done {
-                Err(RunError::Failed(Error::Conflict { attempts, key, .. })) => {
+                Err(RunError::Other(Error::Conflict { attempts, key, .. })) => {
                     assert_eq!((attempts, key.as_str()), (runs, name));
                 }
                 // The time was over in the middle of an attempt.
-                Err(RunError::Failed(Error::Database(DatabaseFault::TimedOut {
+                Err(RunError::Other(Error::Database(DatabaseFault::TimedOut {
                     outcome: Certainty::NothingChanged,
                     ..
                 }))) if retry == short => {}
-                Err(RunError::Failed(Error::Database(DatabaseFault::NoConnection { .. }))) if retry == short => {}
+                Err(RunError::Other(Error::Database(DatabaseFault::NoConnection { .. }))) if retry == short => {}
                 other => panic!("{name}: {other:?}"),
             }
             assert!(if retry == few { runs == 3 } else { since.elapsed() >= short.within }, "{runs}");
@@ -310,7 +310,7 @@ async fn a_transaction_that_does_not_begin_leaves_the_key_open<DB: TestDatabase>
     // The look at the table and the opening of a session do not count.
     acquired(lock.try_acquire("other").await).release().await.unwrap();
     let done = lock.transaction("k", async |_| -> Result<(), Infallible> { panic!("it does not begin") }).await;
-    assert!(matches!(done, Err(RunError::Failed(Error::Database(DatabaseFault::NoConnection { .. })))), "{done:?}");
+    assert!(matches!(done, Err(RunError::Other(Error::Database(DatabaseFault::NoConnection { .. })))), "{done:?}");
     drop(in_use);
     eventually("the key is open", || async { matches!(lock.try_acquire("k").await, Ok(Attempt::Acquired(_))) }).await;
 }
@@ -323,7 +323,7 @@ async fn a_transaction_of_conflicts_leaves_the_key_open<DB: TestDatabase>(db: Te
         let db = &db;
         let work = |mut tx: Tx<DB>| async move { Err::<(), _>(contention(db, &mut tx).await) };
         let done = lock.transaction("k", work).await;
-        assert!(matches!(done, Err(RunError::Failed(Error::Conflict { .. }))), "{done:?}");
+        assert!(matches!(done, Err(RunError::Other(Error::Conflict { .. }))), "{done:?}");
         let open = async || match lock.try_acquire("k").await {
             Ok(Attempt::Acquired(lease)) => lease.release().await.is_ok(),
             _ => false,
