@@ -255,7 +255,8 @@ impl Schedule {
     }
 
     /// Puts the schedule into a group, of which an instance runs at most so many ticks at the same
-    /// time as [`Schedules::max_runs`](crate::Schedules::max_runs) sets.
+    /// time as [`Schedules::max_concurrent_runs_in`](crate::Schedules::max_concurrent_runs_in)
+    /// sets.
     pub fn group(mut self, name: &str) -> Self {
         self.group = Some(Key::checked(name, &mut self.faults));
         self

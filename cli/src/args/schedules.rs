@@ -28,9 +28,10 @@ pub struct Cron {
     /// The version or the commit of what this instance runs, for operators
     #[arg(long, value_name = "TEXT")]
     pub build: Option<String>,
-    /// How many commands this machine runs at the same time [default: max_runs in the file, or 32]
+    /// How many commands this machine runs at the same time [default: max_concurrent_runs in the
+    /// file, or 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub max_runs: Option<u32>,
+    pub max_concurrent_runs: Option<u32>,
     /// Serve /metrics and /healthz at this address and port
     #[cfg(feature = "ui")]
     #[arg(long, value_name = "ADDRESS")]

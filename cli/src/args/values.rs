@@ -65,7 +65,7 @@ pub fn within(time: Duration, possible: RangeInclusive<Duration>, why: &str) -> 
 }
 
 /// How many commands a machine may run at the same time.
-pub const MAX_RUNS: RangeInclusive<u32> = 1..=10_000;
+pub const MAX_CONCURRENT_RUNS: RangeInclusive<u32> = 1..=10_000;
 
 /// The permissions that new files do not have, as octal digits.
 pub fn umask(text: &str) -> Result<u32, String> {

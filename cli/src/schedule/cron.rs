@@ -33,7 +33,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// The pause before another look for commands that this machine cannot run.
 const LOOK: Duration = Duration::from_secs(60);
 /// How many commands run at the same time, unless the arguments or the file say so.
-const MAX_RUNS: u32 = 32;
+const MAX_CONCURRENT_RUNS: u32 = 32;
 
 /// Opens the database, and waits until that is possible. An error that does not pass by itself is
 /// returned, as is one of the file.
@@ -288,9 +288,9 @@ impl<DB: Database> Instance<'_, DB> {
     }
 
     fn schedules(&self, jobs: &Jobs) -> Result<Schedules<DB>, Failure> {
-        let Cron { label, build, max_runs, .. } = self.cron;
-        let max_runs = max_runs.or(jobs.max_runs).unwrap_or(MAX_RUNS);
-        let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(max_runs);
+        let Cron { label, build, max_concurrent_runs, .. } = self.cron;
+        let max_concurrent_runs = max_concurrent_runs.or(jobs.max_concurrent_runs).unwrap_or(MAX_CONCURRENT_RUNS);
+        let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(max_concurrent_runs);
         if let Some(running) = &self.running {
             schedules = schedules.in_place_of(running);
         }

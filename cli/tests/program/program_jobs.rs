@@ -268,7 +268,7 @@ async fn the_file_says_how_many_commands_run<DB: TestDatabase>(db: TestDb<DB>) {
         let script = r#"echo "$ROWLOCK_JOB" >> "$0/said"; while [ ! -e "$0/go" ]; do sleep 0.05; done"#;
         format!("[{name}]\nafter = \"1h\"\ncommand = [\"sh\", \"-c\", '''{script}''', \"$STAGE\"]\n")
     };
-    let text = |most: u32| format!("max_runs = {most}\n{}{}{}", job("a"), job("b"), job("c"));
+    let text = |most: u32| format!("max_concurrent_runs = {most}\n{}{}{}", job("a"), job("b"), job("c"));
     let running = cron(&db, "", &file(&stage, &text(1)));
     said(&stage, 1).await;
     sleep(Duration::from_secs(1)).await;
@@ -459,9 +459,9 @@ async fn fewer_commands_run_once_others_have_ended<DB: TestDatabase>(db: TestDb<
         let script = r#"echo "$ROWLOCK_JOB" >> "$0/said"; while [ ! -e "$0/$ROWLOCK_JOB" ]; do sleep 0.05; done"#;
         format!("[{name}]\nafter = \"1h\"\ncommand = [\"sh\", \"-c\", '''{script}''', \"$STAGE\"]\n")
     };
-    let mut running = cron(&db, "", &file(&stage, &format!("max_runs = 2\n{}{}", job("a"), job("b"))));
+    let mut running = cron(&db, "", &file(&stage, &format!("max_concurrent_runs = 2\n{}{}", job("a"), job("b"))));
     said(&stage, 2).await;
-    file(&stage, &format!("max_runs = 1\n{}{}{}", job("a"), job("b"), job("c")));
+    file(&stage, &format!("max_concurrent_runs = 1\n{}{}{}", job("a"), job("b"), job("c")));
     running.signal(Signal::HUP);
     running.complains("3 jobs").await;
     std::fs::write(stage.file("a"), "").unwrap();
