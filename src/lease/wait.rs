@@ -175,7 +175,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
                 return Ok(PollEnd::YieldPermit(None));
             }
             let left = self.until - Instant::now();
-            if refusal.reason == Reason::WithinWindow {
+            if refusal.reason == Reason::WithinMinInterval {
                 return Ok(PollEnd::Finished(Attempt::Refused(refusal)));
             }
             if self.key_terms.fair && state.ticket.is_none() {

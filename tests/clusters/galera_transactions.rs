@@ -79,7 +79,7 @@ pub async fn a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lea
         }
     };
     lock.transaction("account", work).await.unwrap();
-    assert_eq!(runs.load(SeqCst), 2, "the lease stands, so its window is no obstacle");
+    assert_eq!(runs.load(SeqCst), 2, "the lease stands, so its minimum interval is no obstacle");
     assert_eq!(paid(&cluster).await, (101, 1));
 }
 

@@ -55,9 +55,9 @@ async fn a_handle_without_an_interval_is_not_refused_for_one<DB: TestDatabase>(d
     let lock = db.lock();
     let hourly = lock.clone().min_interval(HOUR);
     acquired(hourly.try_acquire("k").await).release().await.unwrap();
-    assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinWindow);
+    assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinMinInterval);
     acquired(lock.try_acquire("k").await).release().await.unwrap();
-    assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinWindow);
+    assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinMinInterval);
 }
 
 /// The first handle's shutdown ends the dropped leases of all handles.
@@ -142,7 +142,7 @@ async fn a_tick_whose_instance_dies_runs_elsewhere<DB: TestDatabase>(db: TestDb<
     let done = timeout(PATIENCE, done).await.unwrap().unwrap();
     done.unwrap();
     let refused = timeout(PATIENCE, refused).await.expect("it does not wait for the interval").unwrap();
-    assert!(matches!(&refused, Err(RunError::Refused(why)) if why.reason == Reason::WithinWindow), "{refused:?}");
+    assert!(matches!(&refused, Err(RunError::Refused(why)) if why.reason == Reason::WithinMinInterval), "{refused:?}");
     assert!(starts.try_recv().is_err(), "the tick ran once more");
 }
 
@@ -170,7 +170,7 @@ async fn a_run_within_the_interval_of_another_is_refused_at_once<DB: TestDatabas
     sleep(SHORT / 2).await;
     let since = Instant::now();
     let late = spaced(db.lock()).run("k", 8 * SHORT - SHORT / 10, async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(&late, Err(RunError::Refused(why)) if why.reason == Reason::WithinWindow), "{late:?}");
+    assert!(matches!(&late, Err(RunError::Refused(why)) if why.reason == Reason::WithinMinInterval), "{late:?}");
     assert!(since.elapsed() < 6 * SHORT, "{:?}", since.elapsed());
 }
 

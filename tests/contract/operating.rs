@@ -50,7 +50,7 @@ async fn list_shows_each_state_in_the_order_of_keys<DB: TestDatabase>(db: TestDb
         ("1 held", Held),
         ("2 expired", Expired),
         ("3 foreign", HeldByAnotherProgram),
-        ("4 window", WithinWindow),
+        ("4 window", WithinMinInterval),
         ("5 failed", Failed),
         ("6 free", Free),
     ];

@@ -37,7 +37,7 @@ harness::tests!(
         inner_transactions_are_the_works_own,
         work_that_keeps_the_transaction_is_found_out,
         a_key_that_stays_held_is_refused_after_the_time,
-        a_lease_with_a_window_is_kept_for_the_next_attempt,
+        a_lease_with_a_min_interval_is_kept_for_the_next_attempt,
         a_transaction_of_conflicts_leaves_the_key_open,
         a_panic_in_the_work_rolls_back_and_abandons_the_key
     ),
@@ -348,7 +348,7 @@ async fn a_key_that_stays_held_is_refused_after_the_time<DB: TestDatabase>(db: T
 
 /// If the lease were released for the second attempt, the attempt would be refused within the
 /// minimum interval.
-async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_with_a_min_interval_is_kept_for_the_next_attempt<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let lock = db.lock().min_interval(Duration::from_secs(3600));
     let tokens = Mutex::new(Vec::<Token>::new());
@@ -367,7 +367,7 @@ async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase>(db
     let since = Instant::now();
     let again = lock.transaction(LEASE, async |_| -> Result<(), Infallible> { panic!("it does not begin") });
     match again.await {
-        Err(RunError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::WithinWindow),
+        Err(RunError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::WithinMinInterval),
         other => panic!("{other:?}"),
     }
     assert!(since.elapsed() < PATIENCE / 4, "refused at once");

@@ -43,7 +43,7 @@ pub fn by_and_since(row: &LockInfo) -> String {
 pub fn style(state: LockState) -> Style {
     let colour = match state {
         LockState::Held => AnsiColor::Green,
-        LockState::Expired | LockState::WithinWindow => AnsiColor::Yellow,
+        LockState::Expired | LockState::WithinMinInterval => AnsiColor::Yellow,
         LockState::Failed => AnsiColor::Red,
         LockState::HeldByAnotherProgram => AnsiColor::Cyan,
         _ => return Style::new(),

@@ -95,9 +95,9 @@ async fn list_and_show_tell_every_field<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(
         list[2]["status"] == "S" && list[2]["until"].is_null() && time(&list[2]["ended"]) >= time(&list[2]["since"])
     );
-    let windowed = db.rowlock("list --json --min-interval 1h", &[]).await.with(0).json();
-    assert_eq!(windowed[2]["state"], "within_window");
-    assert_eq!(time(&windowed[2]["until"]) - time(&windowed[2]["since"]), TimeDelta::hours(1));
+    let within = db.rowlock("list --json --min-interval 1h", &[]).await.with(0).json();
+    assert_eq!(within[2]["state"], "within_min_interval");
+    assert_eq!(time(&within[2]["until"]) - time(&within[2]["since"]), TimeDelta::hours(1));
     assert_eq!(db.rowlock("list --json --held", &[]).await.with(0).json(), json!([list[0]]));
 
     let table = db.rowlock("list", &[]).await.with(0).out;

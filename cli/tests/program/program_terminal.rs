@@ -35,7 +35,7 @@ harness::tests!(
         a_terminal_that_is_closed_ends_the_command,
         without_a_shell_nothing_stays_suspended,
         the_suspend_key_does_not_stop_cron,
-        an_interrupted_command_closes_no_window
+        an_interrupted_command_begins_no_min_interval
     )
 );
 
@@ -292,7 +292,7 @@ async fn a_terminal_shows_who_holds_the_key<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// The command receives the key press before the program does, and has ended by then.
-async fn an_interrupted_command_closes_no_window<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_interrupted_command_begins_no_min_interval<DB: TestDatabase>(db: TestDb<DB>) {
     for round in 0..4 {
         let (terminal, stage, key) = (Terminal::new(&db), Stage::new(), format!("k{round}"));
         let command = format!(r#""$ROWLOCK" run {key} --min-interval 1h -- sh -c '{TICKS}' {}"#, stage.path());
