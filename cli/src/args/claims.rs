@@ -111,7 +111,7 @@ pub struct Run {
     pub timeout: Option<Duration>,
     /// Exit with 0 when refused, and say why only on a terminal
     #[arg(long, conflicts_with = "refused_exit_code")]
-    pub skip_ok: bool,
+    pub refused_ok: bool,
     /// Run this text with `sh -c`, in place of COMMAND
     #[arg(long, short = 'c', value_name = "TEXT", conflicts_with = "command")]
     pub shell: Option<OsString>,
@@ -133,7 +133,7 @@ impl Run {
 
     /// Returns the exit code of a refusal.
     pub fn refused(&self) -> u8 {
-        if self.skip_ok { OK } else { self.terms.refused_exit_code }
+        if self.refused_ok { OK } else { self.terms.refused_exit_code }
     }
 }
 

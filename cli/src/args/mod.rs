@@ -136,7 +136,7 @@ pub enum TableAction {
     )]
     Release(Release),
     /// List keys: who holds what, since when, until when
-    #[command(after_help = "Example: rowlock list --held")]
+    #[command(after_help = "Example: rowlock list --claimed")]
     List(List),
     /// Show one key: its claim, how long it lasted, the permits or readers of that name, and the
     /// last runs of the schedule of that name
@@ -146,7 +146,7 @@ pub enum TableAction {
     #[command(after_help = "Examples: rowlock changes\n          rowlock changes nightly-report --json")]
     Changes(Changes),
     /// Show the list, live
-    #[command(after_help = "Example: rowlock watch --held")]
+    #[command(after_help = "Example: rowlock watch --claimed")]
     Watch(Watch),
     /// Delete rows of keys that were not used for so long: never one that is held, failed, or
     /// within its minimum interval (the column `time`, an hour at least, and --min-interval); or
@@ -177,7 +177,7 @@ pub enum TableAction {
     },
     /// List the last runs of a schedule, or of all schedules
     #[command(
-        after_help = "Examples: rowlock runs nightly-report --limit 100\n          rowlock runs --failed --since 24h\n          rowlock runs --running\n          rowlock runs nightly-report --stats"
+        after_help = "Examples: rowlock runs nightly-report --limit 100\n          rowlock runs --unsuccessful --since 24h\n          rowlock runs --running\n          rowlock runs nightly-report --stats"
     )]
     Runs(Runs),
     /// Say why a schedule does not run: what it waits for, who runs it, how it ended last

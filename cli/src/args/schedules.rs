@@ -146,16 +146,16 @@ pub struct Runs {
     pub limit: u32,
     /// Only runs that have not succeeded: failed, lost and missed ones
     #[arg(long)]
-    pub failed: bool,
+    pub unsuccessful: bool,
     /// Only runs that ended at most this long ago
     #[arg(long, value_name = "D", value_parser = duration)]
     pub since: Option<Duration>,
     /// Print what runs now instead: where, since when, and under which token
-    #[arg(long, conflicts_with_all = ["limit", "failed", "since"])]
+    #[arg(long, conflicts_with_all = ["limit", "unsuccessful", "since"])]
     pub running: bool,
     /// Print for each day how many runs succeeded, and how long they took, of the last 30 days or
     /// --since
-    #[arg(long, requires = "name", conflicts_with_all = ["limit", "failed", "running"])]
+    #[arg(long, requires = "name", conflicts_with_all = ["limit", "unsuccessful", "running"])]
     pub stats: bool,
     /// Print one JSON array
     #[arg(long)]

@@ -87,7 +87,7 @@ impl<'a, DB: Database> Claiming<'a, DB> {
     async fn refuse_beside_readers(&self) -> Result<(), Failure> {
         for name in &self.keys {
             let prefix = format!("{name}#r");
-            let readers = ListOptions::default().held().prefix(&prefix).limit(MAX_READERS);
+            let readers = ListOptions::default().claimed().prefix(&prefix).limit(MAX_READERS);
             let is_in = |row: &LockInfo| row.state == LockState::Held && is_reader(&row.key, &prefix);
             if let Some(reader) = self.lock.list(&readers).await?.into_iter().find(is_in) {
                 let why = format!("{name} is read by {}: `rowlock run --exclusive` waits for readers", reader.by);
@@ -148,7 +148,7 @@ impl<'a, DB: Database> Claiming<'a, DB> {
         let next = match self.rules {
             RuleSet::Recover => "it is free when its lease ends",
             RuleSet::Article => {
-                "`rowlock list --held` shows what stays closed, and `rowlock release --force --status S` frees it"
+                "`rowlock list --claimed` shows what stays closed, and `rowlock release --force --status S` frees it"
             }
         };
         out::print_error(format_args!("{key}: its end was not recorded: {why}; {next}"));

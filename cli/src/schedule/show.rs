@@ -43,14 +43,16 @@ pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Run
         _ => {}
     }
     let mut options = RunOptions::default().limit(runs.limit);
-    if runs.failed {
+    if runs.unsuccessful {
         options = options.unsuccessful();
     }
     if let Some(since) = runs.since {
         options = options.within(since);
     }
     let history = match &runs.name {
-        Some(name) if !runs.failed && runs.since.is_none() => schedules.history(name.as_str(), runs.limit).await?,
+        Some(name) if !runs.unsuccessful && runs.since.is_none() => {
+            schedules.history(name.as_str(), runs.limit).await?
+        }
         Some(name) => schedules.runs(&options.of(name.as_str())).await?,
         None => schedules.runs(&options).await?,
     };

@@ -98,7 +98,7 @@ async fn list_and_show_tell_every_field<DB: TestDatabase>(db: TestDb<DB>) {
     let within = db.rowlock("list --json --min-interval 1h", &[]).await.with(0).json();
     assert_eq!(within[2]["state"], "within_min_interval");
     assert_eq!(time(&within[2]["until"]) - time(&within[2]["since"]), TimeDelta::hours(1));
-    assert_eq!(db.rowlock("list --json --held", &[]).await.with(0).json(), json!([list[0]]));
+    assert_eq!(db.rowlock("list --json --claimed", &[]).await.with(0).json(), json!([list[0]]));
 
     let table = db.rowlock("list", &[]).await.with(0).out;
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split("  ").map(str::trim).collect()).collect();

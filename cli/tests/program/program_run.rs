@@ -76,7 +76,7 @@ async fn a_refusal_is_one_line_and_an_exit_code<DB: TestDatabase>(db: TestDb<DB>
     assert_eq!((refused.out.as_str(), refused.err.lines().count()), ("", 1), "{refused:?}");
     assert!(refused.err.starts_with("rowlock: refused: k: held, by node-7, since 2"), "{refused:?}");
     // What is no error causes no mail of cron.
-    let skipped = db.rowlock("run k --skip-ok --", &["echo", "it runs"]).await.with(0);
+    let skipped = db.rowlock("run k --refused-ok --", &["echo", "it runs"]).await.with(0);
     assert_eq!((skipped.out.as_str(), skipped.err.as_str()), ("", ""));
 }
 

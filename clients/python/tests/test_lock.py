@@ -93,7 +93,7 @@ def test_a_claim_that_another_program_has_overwritten_is_lost(db: Database) -> N
 
 def test_a_claim_of_a_killed_program_is_taken_over(db: Database) -> None:
     killed = db.start("run", "k", "--lease", "2s", "--label", "rust", "--", "sleep", "1000")
-    eventually(lambda: db.run("list", "--held").stdout.count("rust") == 1)
+    eventually(lambda: db.run("list", "--claimed").stdout.count("rust") == 1)
     killed.kill()
     killed.wait()
     with rowlock.lock(db.url, "k", wait=30) as lease:
