@@ -212,7 +212,7 @@ impl Schedule {
     }
 
     /// Sets how late a run may start and still count as on time: five minutes by default. With
-    /// [`CatchUp::Skip`], a tick that is older is passed over. One that is up to a second old is
+    /// [`CatchUp::Skip`], a tick that is older is skipped. One that is up to a second old is
     /// run, whatever the grace: a poll comes a little later than its tick. At most 366 days.
     pub fn grace(mut self, grace: Duration) -> Self {
         let checked = within("a grace", grace, Duration::ZERO, YEAR, "it has to be at most 366 days");

@@ -18,7 +18,7 @@ pub(super) const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// use rowlock::{Schedule, jobs::CatchUp};
 /// use std::time::Duration;
 ///
-/// // A tick that is more than an hour late is passed over.
+/// // A tick that is more than an hour late is skipped.
 /// let backup = Schedule::cron("backup", "0 3 * * *").catch_up(CatchUp::Skip);
 /// let backup = backup.grace(Duration::from_secs(3600));
 /// // Each day is billed by a run of its own, up to the last 31 of them.
@@ -28,7 +28,7 @@ pub(super) const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 #[non_exhaustive]
 pub enum CatchUp {
     /// The last tick runs if it is not older than the [grace](crate::Schedule::grace). All others
-    /// are passed over, and the history counts them.
+    /// are skipped, and the history counts them.
     Skip,
     /// The last tick runs, and stands for all others.
     #[default]

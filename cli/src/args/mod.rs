@@ -192,7 +192,7 @@ pub enum TableAction {
     /// tried again
     #[command(after_help = "Example: rowlock stop nightly-report")]
     Stop(Named),
-    /// Pass the next tick of a schedule over, or all ticks up to a time; resume takes it back
+    /// Skip the next tick of a schedule, or all ticks up to a time; resume takes it back
     #[command(after_help = "Examples: rowlock skip nightly-report\n          rowlock skip nightly-report --until 8h")]
     Skip(Until),
     /// Pause a schedule: no run begins until it is resumed; one that is under way goes on
@@ -212,7 +212,7 @@ pub enum TableAction {
         #[arg(value_parser = key)]
         name: Key,
     },
-    /// Move the next tick of a schedule to the first one from now on: what was due is passed over,
+    /// Move the next tick of a schedule to the first one from now on: what was due is skipped,
     /// and one that a wrong clock moved far ahead is corrected
     #[command(after_help = "Example: rowlock reset nightly-report")]
     Reset(Named),

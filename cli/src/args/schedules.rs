@@ -118,7 +118,7 @@ pub const DEFAULT_MAX: u32 = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CatchUpWith {
-    /// A tick that is more than five minutes late is passed over
+    /// A tick that is more than five minutes late is skipped
     Skip,
     /// One run stands for all
     Once,

@@ -180,7 +180,7 @@ async fn refuse<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: Tic
             let text = format_args!("{name}: handed back before the command began, since the database failed");
             return Err(Failure::new(exit::UNAVAILABLE, text));
         }
-        TickOutcome::PassedOver => "its ticks were too old, and were passed over".to_owned(),
+        TickOutcome::Missed => "its ticks were too old, and were skipped".to_owned(),
         _ if info.paused => format!("paused: `rowlock resume {name}` ends that"),
         TickOutcome::NotDue { retry_after: None } if info.is_removed() => {
             "instances that are alive declare it as removed: `rowlock instances --json` shows which".to_owned()

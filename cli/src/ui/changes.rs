@@ -54,7 +54,7 @@ impl Verb {
             ),
             Self::Skip => (
                 "Skip the next tick",
-                "The next tick is passed over, and counts as missed. A run that is under way goes on. Resuming the job \
+                "The next tick is skipped, and counts as missed. A run that is under way goes on. Resuming the job \
                  takes it back.",
             ),
             Self::Stop => (

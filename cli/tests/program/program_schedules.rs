@@ -280,7 +280,7 @@ async fn a_tick_that_is_given_up_is_a_failure<DB: TestDatabase>(db: TestDb<DB>) 
     assert!(ended.err.contains("k: given up") && ended.out.is_empty(), "{ended:?}");
 }
 
-/// The ticks that were missed cannot be passed over.
+/// The ticks that were missed cannot be skipped.
 async fn a_tick_that_the_database_refuses_is_a_failure<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
     let ago = DB::ago(1000 * 60 * 60 * 24 * 366 * 3);
