@@ -180,12 +180,12 @@ async fn a_renewal_of_another_handle_shortens_no_lease<DB: TestDatabase>(db: Tes
     let lock = db.lock();
     let (quick, slow) = (lock.clone().lease(10 * SHORT), lock.clone().lease(HOUR));
     let first = acquired(quick.try_acquire("k").await);
-    let lease = slow.resume("k", first.claim().holder).await.unwrap();
+    let lease = slow.attach("k", first.claim().holder).await.unwrap();
     let until = async || lock.inspect("k").await.unwrap().unwrap().until.unwrap();
     let before = until().await;
     first.renew().await.unwrap();
     first.detach();
-    db.lock().lease(SHORT).resume("k", lease.claim().holder).await.unwrap().detach();
+    db.lock().lease(SHORT).attach("k", lease.claim().holder).await.unwrap().detach();
     assert!(lease.is_held());
     assert!(until().await >= before, "its holder counts on it");
     lease.release().await.unwrap();
