@@ -36,7 +36,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// [`Rules::Article`](crate::Rules::Article) leaves the key to an operator. `wait` is longer
     /// than the lease, because a crashed instance is replaced when its lease ends, and shorter than
     /// the interval, which begins when the work does. Half of the interval is a good value. A
-    /// `Schedule` makes up a tick that no instance ran; a minimum interval does not.
+    /// `Schedule` catches up on a tick that no instance ran; a minimum interval does not.
     ///
     /// # Errors
     /// [`RunError::Work`] is the work's own error. [`RunError::Refused`] if the key was not granted

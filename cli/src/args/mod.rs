@@ -102,7 +102,7 @@ pub enum TableAction {
         after_help = "Examples: rowlock migrate --dry-run    # changes and locks nothing\n          rowlock migrate\n          rowlock migrate --undo --yes"
     )]
     Migrate(Migrate),
-    /// Run a command while holding a key, or the tick of a schedule that is due
+    /// Run a command while holding a key, or a tick (a scheduled time) that is due
     #[command(
         after_help = "Examples: rowlock run nightly-report --min-interval 12h -- ./report.sh --all\n          rowlock run nightly-report --cron '30 2 * * *' --zone Europe/Berlin -- ./report.sh"
     )]

@@ -28,7 +28,7 @@ pub struct Cron {
     /// The version or the commit of what this instance runs, for operators
     #[arg(long, value_name = "TEXT")]
     pub build: Option<String>,
-    /// How many commands this machine runs at the same time [default: max_concurrent_runs in the
+    /// How many commands this instance runs at the same time [default: max_concurrent_runs in the
     /// file, or 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub max_concurrent_runs: Option<u32>,

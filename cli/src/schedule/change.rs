@@ -69,7 +69,7 @@ fn who_stops(info: &ScheduleInfo, instances: &[InstanceInfo]) -> String {
     let seen = "`rowlock why` shows it until then";
     match heard {
         Some((false, beat)) => format!(
-            "{} is silent since {}, and its command may go on; another machine ends the tick when the lease is over",
+            "{} is silent since {}, and its command may go on; another instance ends the tick when the lease is over",
             info.by,
             clock(beat)
         ),

@@ -103,7 +103,7 @@ async fn list_and_show_tell_every_field<DB: TestDatabase>(db: TestDb<DB>) {
     let table = db.rowlock("list", &[]).await.with(0).out;
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split("  ").map(str::trim).collect()).collect();
     let texts = |line: usize| lines[line].iter().filter(|text| !text.is_empty()).copied().collect::<Vec<_>>();
-    assert_eq!(texts(0), ["KEY", "STATE", "SINCE", "UNTIL", "WHO", "WAITING", "TOKEN"]);
+    assert_eq!(texts(0), ["KEY", "STATE", "SINCE", "UNTIL", "BY", "WAITING", "TOKEN"]);
     let clock = |value: &Value| time(value).format("%Y-%m-%d %H:%M:%SZ").to_string();
     let row = [clock(&list[0]["since"]), clock(&list[0]["until"]), list[0]["token"].to_string()];
     assert_eq!(texts(1), ["a", "held", &row[0], &row[1], "me", "-", &row[2]]);

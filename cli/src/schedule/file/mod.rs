@@ -33,7 +33,7 @@ pub struct Jobs {
     pub removed: Vec<Key>,
     /// The number of jobs that are not enabled.
     disabled: usize,
-    /// How many commands the machine runs at the same time.
+    /// How many commands the instance runs at the same time.
     pub max_concurrent_runs: Option<u32>,
     path: PathBuf,
     text: String,
