@@ -11,7 +11,7 @@ use crate::{
     schedule::{
         cron::Pattern,
         hash::hash,
-        terms::{CatchUp, Pauses, Retries, YEAR},
+        terms::{Backoff, CatchUp, Retries, YEAR},
         zones::Zone,
     },
 };
@@ -220,14 +220,14 @@ impl Schedule {
         self
     }
 
-    /// Sets how often, and after which [`Pauses`], a tick whose run failed is run again: never by
+    /// Sets how often, and after which [`Backoff`], a tick whose run failed is run again: never by
     /// default, and at most 1,000 times.
     ///
     /// A run whose process died, or that was handed back, counts as a retry. Such a run is always
     /// taken over. A tick that kills its processes ends as failed after its first attempt, its
     /// retries and ten further attempts.
-    pub fn retry(mut self, times: u32, pauses: impl Into<Pauses>) -> Self {
-        self.retries = self.faults.accept(Retries::new(times, pauses.into())).unwrap_or_default();
+    pub fn retry(mut self, times: u32, backoff: impl Into<Backoff>) -> Self {
+        self.retries = self.faults.accept(Retries::new(times, backoff.into())).unwrap_or_default();
         self
     }
 
