@@ -62,7 +62,7 @@ async fn on_tick(lock: &LeaseLock<Sqlite>) {
         Err(RunError::Work(error)) => println!("failed: {error}"),
         Err(RunError::Refused(refusal)) => println!("not now: {refusal}"),
         Err(RunError::Lost { key, .. }) => println!("lost {key}, and cancelled the work"),
-        Err(RunError::Failed(error)) => println!("the database: {error}"),
+        Err(RunError::Other(error)) => println!("the database: {error}"),
     }
 }
 

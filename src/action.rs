@@ -35,7 +35,7 @@ pub enum Action {
     Inspect,
     /// Freeing a row regardless of its holder.
     ForceRelease,
-    /// Deleting old rows.
+    /// Deleting rows.
     Forget,
     /// Beginning a transaction.
     Begin,
@@ -68,7 +68,7 @@ impl fmt::Display for Action {
             Self::Migrate => "migrating",
             Self::Inspect => "inspecting",
             Self::ForceRelease => "releasing by force",
-            Self::Forget => "forgetting old rows of",
+            Self::Forget => "deleting rows of",
             Self::Begin => "beginning a transaction under",
             Self::Confirm => "confirming",
             Self::Commit => "committing under",

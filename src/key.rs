@@ -96,7 +96,7 @@ impl AsRef<str> for Key {
 /// The identity of one claim: a UUID that is generated for the claim and never reused.
 ///
 /// A process that passes its claim to another process sends the key and the holder. The other
-/// process takes the claim up with [`LeaseLock::resume`](crate::LeaseLock::resume).
+/// process takes the claim up with [`LeaseLock::attach`](crate::LeaseLock::attach).
 ///
 /// ```
 /// use rowlock::leases::Holder;

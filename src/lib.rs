@@ -263,7 +263,7 @@ pub mod jobs {
     pub use crate::schedule::{
         end::TickOutcome,
         runner::Running,
-        terms::{CatchUp, Pauses},
+        terms::{Backoff, CatchUp},
     };
 }
 

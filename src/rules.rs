@@ -174,7 +174,7 @@ pub enum Verdict {
 ///     use Reason::*;
 ///     matches!(reason, TimedOutUnfinished | LastRunFailed | NotSucceeded)
 /// }
-/// assert_eq!(Reason::WithinWindow.name(), "within_window");
+/// assert_eq!(Reason::WithinMinInterval.name(), "within_min_interval");
 /// # assert!(!needs_operator(Reason::Held));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -190,7 +190,7 @@ pub enum Reason {
     /// to an operator ([`LeaseLock::force_release`](crate::LeaseLock::force_release)).
     TimedOutUnfinished,
     /// The key was claimed less than `min_interval` ago.
-    WithinWindow,
+    WithinMinInterval,
     /// The last run failed. [`Rules::Article`] leaves the key to an operator.
     LastRunFailed,
     /// The status is not `S`. [`Rules::Article`] leaves the key to an operator.
@@ -209,7 +209,7 @@ impl Reason {
             Self::Held => "held",
             Self::HeldByAnotherProgram => "held_by_another_program",
             Self::TimedOutUnfinished => "timed_out_unfinished",
-            Self::WithinWindow => "within_window",
+            Self::WithinMinInterval => "within_min_interval",
             Self::LastRunFailed => "last_run_failed",
             Self::NotSucceeded => "not_succeeded",
             Self::Queued => "queued",
@@ -224,7 +224,7 @@ impl std::fmt::Display for Reason {
             Self::Held => "held",
             Self::HeldByAnotherProgram => "held by another program",
             Self::TimedOutUnfinished => "timed out unfinished",
-            Self::WithinWindow => "within its min interval",
+            Self::WithinMinInterval => "within its min interval",
             Self::LastRunFailed => "the last run failed",
             Self::NotSucceeded => "the last run did not succeed",
             Self::Queued => "other waiters precede it",
@@ -265,12 +265,12 @@ pub fn judge(row: Option<&Row>, now: DateTime<Utc>, holder: Holder, terms: &Term
     }
     // Without a minimum interval, a begin_time in the future (rounded up by its column, or from a
     // clock that was set back) does not refuse the claim.
-    let window = (!terms.min_interval.is_zero()).then_some(terms.min_interval);
-    let window_ends = row.begin_time.zip(window).map(|(begin, window)| later(begin, window));
-    if window_ends.is_none_or(|end| now >= end) || (row.status == "F" && terms.retry_failed) {
+    let interval = (!terms.min_interval.is_zero()).then_some(terms.min_interval);
+    let interval_ends = row.begin_time.zip(interval).map(|(begin, interval)| later(begin, interval));
+    if interval_ends.is_none_or(|end| now >= end) || (row.status == "F" && terms.retry_failed) {
         Acquire
     } else {
-        Refuse(WithinWindow, window_ends)
+        Refuse(WithinMinInterval, interval_ends)
     }
 }
 
@@ -303,7 +303,7 @@ pub enum LockState {
     /// A program that does not know rowlock holds the key.
     HeldByAnotherProgram,
     /// The key is free, but was claimed less than `min_interval` ago.
-    WithinWindow,
+    WithinMinInterval,
     /// The key is free, and its last run failed.
     Failed,
     /// The key is free.
@@ -317,7 +317,7 @@ impl LockState {
             Self::Held => "held",
             Self::Expired => "expired",
             Self::HeldByAnotherProgram => "held_by_another_program",
-            Self::WithinWindow => "within_window",
+            Self::WithinMinInterval => "within_min_interval",
             Self::Failed => "failed",
             Self::Free => "free",
         }
@@ -330,7 +330,7 @@ impl std::fmt::Display for LockState {
             Self::Held => "held",
             Self::Expired => "expired",
             Self::HeldByAnotherProgram => "held by another program",
-            Self::WithinWindow => "within its min interval",
+            Self::WithinMinInterval => "within its min interval",
             Self::Failed => "failed",
             Self::Free => "free",
         })
@@ -346,10 +346,10 @@ pub fn state(row: &Row, now: DateTime<Utc>, terms: &Terms) -> (LockState, Option
     if row.locked {
         return (LockState::HeldByAnotherProgram, None);
     }
-    let window_ends = row.begin_time.map(|begin| later(begin, terms.min_interval)).filter(|end| now < *end);
-    match window_ends {
-        _ if row.status == "F" => (LockState::Failed, window_ends),
-        Some(end) => (LockState::WithinWindow, Some(end)),
+    let interval_ends = row.begin_time.map(|begin| later(begin, terms.min_interval)).filter(|end| now < *end);
+    match interval_ends {
+        _ if row.status == "F" => (LockState::Failed, interval_ends),
+        Some(end) => (LockState::WithinMinInterval, Some(end)),
         None => (LockState::Free, None),
     }
 }

@@ -104,7 +104,7 @@ fn a_lock_of_another_program_ends_where_its_minutes_are_known_to_count() {
 }
 
 #[test]
-fn a_free_row_is_acquired_unless_its_status_or_its_window_forbids_it() {
+fn a_free_row_is_acquired_unless_its_status_or_its_min_interval_forbids_it() {
     let article = Terms { rules: Rules::Article, ..terms() };
     for (status, under_article) in [
         ("S", Verdict::Acquire),
@@ -114,33 +114,33 @@ fn a_free_row_is_acquired_unless_its_status_or_its_window_forbids_it() {
         assert_eq!(judged(&free(status, Some(0)), &terms()), Verdict::Acquire, "{status}");
         assert_eq!(judged(&free(status, Some(0)), &article), under_article, "{status}");
     }
-    assert_eq!(judged(&free("S", Some(2 * NOW)), &terms()), Verdict::Acquire, "there is no window");
-    let window = Terms { min_interval: TimeDelta::seconds(100), ..terms() };
-    let retries = Terms { retry_failed: true, ..window.clone() };
-    let within = Verdict::Refuse(Reason::WithinWindow, Some(at(NOW + 1)));
-    assert_eq!(judged(&free("S", Some(NOW - 100)), &window), Verdict::Acquire);
-    assert_eq!(judged(&free("S", None), &window), Verdict::Acquire);
-    assert_eq!(judged(&free("S", Some(NOW - 99)), &window), within);
-    assert_eq!(judged(&free("F", Some(NOW - 99)), &window), within);
+    assert_eq!(judged(&free("S", Some(2 * NOW)), &terms()), Verdict::Acquire, "there is no minimum interval");
+    let interval = Terms { min_interval: TimeDelta::seconds(100), ..terms() };
+    let retries = Terms { retry_failed: true, ..interval.clone() };
+    let within = Verdict::Refuse(Reason::WithinMinInterval, Some(at(NOW + 1)));
+    assert_eq!(judged(&free("S", Some(NOW - 100)), &interval), Verdict::Acquire);
+    assert_eq!(judged(&free("S", None), &interval), Verdict::Acquire);
+    assert_eq!(judged(&free("S", Some(NOW - 99)), &interval), within);
+    assert_eq!(judged(&free("F", Some(NOW - 99)), &interval), within);
     assert_eq!(judged(&free("S", Some(NOW - 99)), &retries), within);
     assert_eq!(judged(&free("F", Some(NOW - 99)), &retries), Verdict::Acquire);
 }
 
 #[test]
 fn the_state_of_a_row_is_told() {
-    let window = Terms { min_interval: TimeDelta::seconds(100), ..terms() };
+    let interval = Terms { min_interval: TimeDelta::seconds(100), ..terms() };
     for (row, expected) in [
         (held(2, Some(NOW + 1)), (LockState::Held, Some(at(NOW + 1)))),
         (held(2, Some(NOW)), (LockState::Expired, Some(at(NOW)))),
         (held(2, None), (LockState::Held, None)),
         (by_another_program(0), (LockState::HeldByAnotherProgram, None)),
-        (free("S", Some(NOW - 99)), (LockState::WithinWindow, Some(at(NOW + 1)))),
+        (free("S", Some(NOW - 99)), (LockState::WithinMinInterval, Some(at(NOW + 1)))),
         (free("S", Some(NOW - 100)), (LockState::Free, None)),
         (free("S", None), (LockState::Free, None)),
         (free("F", Some(NOW - 99)), (LockState::Failed, Some(at(NOW + 1)))),
         (free("F", Some(NOW - 100)), (LockState::Failed, None)),
     ] {
-        assert_eq!(state(&row, at(NOW), &window), expected, "{row:?}");
+        assert_eq!(state(&row, at(NOW), &interval), expected, "{row:?}");
     }
 }
 
@@ -151,7 +151,7 @@ fn the_names_never_change() {
         (Reason::Held, "held", "held"),
         (Reason::HeldByAnotherProgram, "held_by_another_program", "held by another program"),
         (Reason::TimedOutUnfinished, "timed_out_unfinished", "timed out unfinished"),
-        (Reason::WithinWindow, "within_window", "within its min interval"),
+        (Reason::WithinMinInterval, "within_min_interval", "within its min interval"),
         (Reason::LastRunFailed, "last_run_failed", "the last run failed"),
         (Reason::NotSucceeded, "not_succeeded", "the last run did not succeed"),
         (Reason::Queued, "queued", "other waiters precede it"),
@@ -164,7 +164,7 @@ fn the_names_never_change() {
         (LockState::Held, "held", "held"),
         (LockState::Expired, "expired", "expired"),
         (LockState::HeldByAnotherProgram, "held_by_another_program", "held by another program"),
-        (LockState::WithinWindow, "within_window", "within its min interval"),
+        (LockState::WithinMinInterval, "within_min_interval", "within its min interval"),
         (LockState::Failed, "failed", "failed"),
         (LockState::Free, "free", "free"),
     ];

@@ -42,7 +42,9 @@ mod tests {
 
     #[test]
     fn states_are_written_by_their_names() {
-        for reason in [Reason::HeldByAnotherProgram, Reason::TimedOutUnfinished, Reason::WithinWindow, Reason::Busy] {
+        for reason in
+            [Reason::HeldByAnotherProgram, Reason::TimedOutUnfinished, Reason::WithinMinInterval, Reason::Busy]
+        {
             assert_eq!(to_value(reason).unwrap(), json!(reason.name()));
         }
         for state in [LockState::HeldByAnotherProgram, LockState::Expired, LockState::Free] {

@@ -71,7 +71,7 @@ pub fn ended<T, E>(span: &Span, result: &Result<T, RunError<E>>, done: &'static 
             span.record("reason", refusal.reason.name());
             "refused"
         }
-        Err(RunError::Failed(error)) => return failed(span, error),
+        Err(RunError::Other(error)) => return failed(span, error),
     };
     span.record("outcome", outcome);
 }

@@ -12,7 +12,7 @@ pub const OK: u8 = 0;
 pub const USAGE: u8 = 2;
 /// The database cannot be reached, or failed.
 pub const UNAVAILABLE: u8 = 69;
-/// A tick has failed without its command: the machines that ran it died too often.
+/// A tick has failed without its command: the instances that ran it died too often.
 pub const GIVEN_UP: u8 = 70;
 /// A file or stdout could not be written.
 pub const IO: u8 = 73;

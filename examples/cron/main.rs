@@ -27,7 +27,7 @@ async fn fired(jobs: &Schedules<Sqlite>) -> Result<TickOutcome, rowlock::Error> 
             TickOutcome::NotDue { retry_after: Some(left) } if left <= LEASE => {
                 sleep(left + Duration::from_millis(10)).await;
             }
-            // Succeeded, Failed, PassedOver, Lost, HandedBack, NotDue.
+            // Succeeded, Failed, Missed, Lost, HandedBack, NotDue.
             outcome => return Ok(outcome),
         }
     }

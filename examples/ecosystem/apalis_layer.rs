@@ -70,7 +70,7 @@ where
                     Ok(None)
                 }
                 Err(RunError::Lost { key, .. }) => Err(format!("lost {key}, and cancelled the work").into()),
-                Err(RunError::Failed(error)) => Err(error.into()),
+                Err(RunError::Other(error)) => Err(error.into()),
             }
         })
     }

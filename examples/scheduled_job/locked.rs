@@ -38,7 +38,7 @@ pub async fn instance<DB: Database>(
             Ok(token) => say("done", token, "recorded as S"),
             Err(RunError::Work(error)) => say("failed", "", &error),
             Err(RunError::Lost { token, .. }) => say("lost", token, "work cancelled"),
-            Err(RunError::Failed(error)) => return Err(error.into()),
+            Err(RunError::Other(error)) => return Err(error.into()),
             Err(RunError::Refused(refusal)) if tries == "once" => {
                 let until = refusal.until.map(|until| format!(" until {}", until.format("%H:%M:%S%.3f")));
                 say("refused", "", &format!("{}, by {}{}", refusal.reason, refusal.by, until.unwrap_or_default()));

@@ -203,7 +203,7 @@ claim: BEGIN
             ELSEIF NOT v_recover AND (v_status IS NULL OR CAST(v_status AS BINARY) <> 'S') THEN
                 SET v_reason = IF(CAST(v_status AS BINARY) = 'F', 'last_run_failed', 'not_succeeded');
             ELSEIF v_gap > 0 AND v_now - INTERVAL v_gap MICROSECOND < v_begun THEN
-                SET v_reason = 'within_window', v_until = v_begun + INTERVAL v_gap MICROSECOND;
+                SET v_reason = 'within_min_interval', v_until = v_begun + INTERVAL v_gap MICROSECOND;
             END IF;
             IF v_reason <> 'busy' THEN
                 LEAVE attempts;
@@ -473,7 +473,7 @@ BEGIN
     SELECT CONVERT(c.key_resource USING utf8mb4) AS `key`,
            CASE WHEN c.stands THEN IF(UTC_TIMESTAMP(6) >= c.expires_at, 'expired', 'held')
                 WHEN c.lock_flag = 1 THEN 'held_by_another_program'
-                WHEN CAST(c.status AS BINARY) = 'F' THEN 'failed' WHEN c.begun > UTC_TIMESTAMP(6) THEN 'within_window' ELSE 'free' END AS state,
+                WHEN CAST(c.status AS BINARY) = 'F' THEN 'failed' WHEN c.begun > UTC_TIMESTAMP(6) THEN 'within_min_interval' ELSE 'free' END AS state,
            c.begun AS since,
            CASE WHEN c.stands THEN c.expires_at WHEN c.lock_flag = 1 THEN NULL WHEN c.begun > UTC_TIMESTAMP(6) THEN c.begun END AS until,
            CONVERT(c.client_ip USING utf8mb4) AS `by`,

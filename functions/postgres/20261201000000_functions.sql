@@ -185,7 +185,7 @@ BEGIN
             ELSIF NOT recover AND seen.status IS DISTINCT FROM 'S' THEN
                 reason := CASE WHEN seen.status = 'F' THEN 'last_run_failed' ELSE 'not_succeeded' END;
             ELSIF gap <> interval '0' AND seen.now - gap < seen.begun THEN
-                reason := 'within_window';
+                reason := 'within_min_interval';
                 until := seen.begun + gap;
             ELSE
                 reason := 'busy';
@@ -366,7 +366,7 @@ END $body$;
 SELECT c.key_resource::text,
        CASE WHEN c.stands THEN CASE WHEN n.now >= c.expires_at THEN 'expired' ELSE 'held' END
             WHEN c.lock_flag = 1 THEN 'held_by_another_program'
-            WHEN c.status = 'F' THEN 'failed' WHEN c.begin_time > n.now THEN 'within_window' ELSE 'free' END,
+            WHEN c.status = 'F' THEN 'failed' WHEN c.begin_time > n.now THEN 'within_min_interval' ELSE 'free' END,
        c.begin_time::timestamptz,
        CASE WHEN c.stands THEN c.expires_at WHEN c.lock_flag = 1 THEN NULL WHEN c.begin_time > n.now THEN c.begin_time::timestamptz END,
        c.client_ip::text, c.holder, c.token, c.end_time::timestamptz, c.status::text

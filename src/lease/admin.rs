@@ -50,7 +50,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// # let lock = rowlock::LeaseLock::new(pool);
     /// use rowlock::admin::ListOptions;
     ///
-    /// let mut page = ListOptions::default().held();
+    /// let mut page = ListOptions::default().claimed();
     /// loop {
     ///     let rows = lock.list(&page).await?;
     ///     for row in &rows {

@@ -61,7 +61,7 @@ impl Renewals {
 pub(crate) struct Agenda {
     /// When the task that does what is due looks again by itself. If unset, there is no task.
     pub looks_at: Option<Instant>,
-    /// Keyed by [`LeaseState::id`], because a claim that is resumed is held by a second state.
+    /// Keyed by [`LeaseState::id`], because a claim that is attached is held by a second state.
     leases: HashMap<usize, Scheduled>,
     renewals: HashMap<Span, Renewals>,
     /// Keyed by number.

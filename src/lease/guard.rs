@@ -270,7 +270,7 @@ impl<DB: Database> Lease<DB> {
     }
 
     /// Stops renewing the claim and returns it without ending it. The claim ends with its lease,
-    /// unless [`LeaseLock::resume`](crate::LeaseLock::resume) takes it up, in this process or
+    /// unless [`LeaseLock::attach`](crate::LeaseLock::attach) takes it up, in this process or
     /// another. While another handle on the claim exists, that handle continues to renew it.
     pub fn detach(self) -> Claim {
         let claim = self.claim().clone();

@@ -86,7 +86,7 @@ impl<DB: Database> LeaseHandle<DB> {
     }
 
     /// Takes up a claim that stands in the table: it is renewed once and then held like any other.
-    pub async fn resume(key_terms: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
+    pub async fn attach(key_terms: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
         let mut handle = Self::begin(key_terms, vec![claim], vec![None], Instant::now());
         // Another process may have worked under the claim, and may have taken it over.
         handle.undo = ABANDON;

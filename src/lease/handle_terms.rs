@@ -51,7 +51,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// [`Lease::abandon`](crate::Lease::abandon), because the work has stopped by then. A lease
     /// that is dropped keeps the key closed for the delay, because tasks of its work may still run.
     /// [`force_release`](Self::force_release) keeps no delay. A claim that is taken up by
-    /// [`resume`](Self::resume) has the delay of the handle that takes it up, and its key opens no
+    /// [`attach`](Self::attach) has the delay of the handle that takes it up, and its key opens no
     /// sooner than before.
     ///
     /// # Examples

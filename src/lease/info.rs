@@ -17,8 +17,8 @@ use crate::{
 /// ```
 /// use rowlock::admin::ListOptions;
 ///
-/// let held = ListOptions::default().held().prefix("import/").limit(20);
-/// let next_page = held.clone().after("import/2026-11-22");
+/// let claimed = ListOptions::default().claimed().prefix("import/").limit(20);
+/// let next_page = claimed.clone().after("import/2026-11-22");
 /// ```
 #[derive(Clone, Debug)]
 pub struct ListOptions(pub(crate) Page);
@@ -31,7 +31,7 @@ impl Default for ListOptions {
 
 impl ListOptions {
     /// Selects only locked rows, including expired ones.
-    pub fn held(mut self) -> Self {
+    pub fn claimed(mut self) -> Self {
         self.0.locked_only = true;
         self
     }

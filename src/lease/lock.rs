@@ -369,18 +369,18 @@ impl<DB: Database> LeaseLock<DB> {
     /// let lease = lock.try_acquire("upload").await?.acquired().expect("the key is free");
     /// let claim = lease.detach();
     /// // In another process, which was sent the key and the holder:
-    /// let lease = lock.resume(claim.key.as_str(), claim.holder).await?;
+    /// let lease = lock.attach(claim.key.as_str(), claim.holder).await?;
     /// lease.release().await?;
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn resume(&self, key: &str, holder: Holder) -> Result<Lease<DB>, Error> {
+    pub async fn attach(&self, key: &str, holder: Holder) -> Result<Lease<DB>, Error> {
         let entry = self.inspect(key).await?.filter(|entry| entry.holder == Some(holder));
         let key = Key::new(key)?;
         match entry {
             Some(entry) => {
                 let claim = Claim { key, holder, token: entry.token };
-                Ok(Lease::new(LeaseHandle::resume(&self.key_terms, claim).await?))
+                Ok(Lease::new(LeaseHandle::attach(&self.key_terms, claim).await?))
             }
             None => Err(Error::NotFound(NotFound::Claim { key, holder })),
         }

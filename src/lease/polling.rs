@@ -4,16 +4,16 @@ use crate::{
     grant::Attempt,
     lease::{attempt::ClaimAttempt, handle::LeaseHandle},
     pacing::{Backoff, poll_backoff, poll_sooner},
-    queue::{local::Permit, tickets::Ticket},
+    queue::{local::Turn, tickets::Ticket},
     rules::Refusal,
     store::Database,
 };
 
-/// The state of a waiter that polls under the permit, until it claims one of several keys.
+/// The state of a waiter that polls in its turn, until it claims one of several keys.
 pub(crate) struct RequestState<'a, DB: Database> {
     /// Passed on before the claim on one of several keys is sent, so that the next waiter can claim
     /// another one.
-    pub permit: Option<Permit>,
+    pub turn: Option<Turn>,
     pub ticket: Option<Ticket<DB>>,
     /// A claim request of this attempt was sent and not answered. Another request finds the claim
     /// if it was granted.
@@ -29,10 +29,10 @@ pub(crate) struct RequestState<'a, DB: Database> {
 }
 
 impl<DB: Database> RequestState<'_, DB> {
-    pub fn new(permit: Permit, ticket: Option<Ticket<DB>>) -> Self {
+    pub fn new(turn: Turn, ticket: Option<Ticket<DB>>) -> Self {
         let (unanswered, last_seen) = (None, None);
-        let (permit, backoff) = (Some(permit), poll_backoff(DB::NOTIFIES));
-        Self { permit, ticket, unanswered, waited: false, backoff, last_seen, retried_after_free: false }
+        let (turn, backoff) = (Some(turn), poll_backoff(DB::NOTIFIES));
+        Self { turn, ticket, unanswered, waited: false, backoff, last_seen, retried_after_free: false }
     }
 
     /// Records a refusal. The next pauses are shorter if the state of the keys has changed.
@@ -51,17 +51,17 @@ pub(crate) enum PollOutcome<DB: Database> {
     Refused(Refusal, i64),
     /// The ticket is missing.
     TicketLost,
-    /// A waiter of the same local queue precedes this one and waits for the permit.
+    /// A waiter of the same local queue precedes this one and waits for the turn.
     BehindLocalWaiter,
 }
 
-/// How sending requests under a permit ended.
+/// How sending requests in a turn ended.
 pub(crate) enum PollEnd<DB: Database> {
     Finished(Attempt<LeaseHandle<DB>>),
-    /// The permit belongs to another waiter of this process. Numbers that were drawn one after the
+    /// The turn belongs to another waiter of this process. Numbers that were drawn one after the
     /// other need not grow where several nodes assign them. A waiter without a ticket has passed
-    /// its permit on and was then refused.
-    YieldPermit(Option<Ticket<DB>>),
+    /// its turn on and was then refused.
+    YieldTurn(Option<Ticket<DB>>),
     /// A ticket is needed.
     NeedsTicket,
 }

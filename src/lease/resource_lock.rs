@@ -38,7 +38,7 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// # Errors
     /// [`RunError::Work`] is the work's own error, after a rollback. [`RunError::Refused`] is
-    /// returned if the key was not available in time. [`RunError::Failed`] contains
+    /// returned if the key was not available in time. [`RunError::Other`] contains
     /// [`Error::Conflict`] when the retries are used up. It contains [`Error::Transaction`] if it
     /// cannot be determined whether the transaction was committed, or if the transaction ended
     /// before its commit: the work ended it, or continued after an error that ended it. The error

@@ -36,12 +36,12 @@ impl<DB: Database> LeaseLock<DB> {
     /// [`Rules::Article`](crate::Rules::Article) leaves the key to an operator. `wait` is longer
     /// than the lease, because a crashed instance is replaced when its lease ends, and shorter than
     /// the interval, which begins when the work does. Half of the interval is a good value. A
-    /// `Schedule` makes up a tick that no instance ran; a minimum interval does not.
+    /// `Schedule` catches up on a tick that no instance ran; a minimum interval does not.
     ///
     /// # Errors
     /// [`RunError::Work`] is the work's own error. [`RunError::Refused`] if the key was not granted
     /// in time, so that the work did not begin. [`RunError::Lost`] if the lease was lost, and the
-    /// work was cancelled. [`RunError::Failed`] for all other errors of
+    /// work was cancelled. [`RunError::Other`] for all other errors of
     /// [`acquire`](Self::acquire), after which the work did not begin. It contains
     /// [`Error::Invalid`] if there is a minimum interval and `wait` is not shorter: the wait could
     /// outlast the interval, and the same tick would run twice.

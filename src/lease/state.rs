@@ -54,7 +54,7 @@ pub(crate) struct LeaseState {
     handles: AtomicUsize,
     /// The index of the claim that was found to be lost, or [`NOT_LOST`].
     lost_at: AtomicUsize,
-    /// What is kept until the lease is over: the permit or the place for which other waiters of
+    /// What is kept until the lease is over: the turn or the place for which other waiters of
     /// this process wait, or the number of a reader.
     kept: Mutex<Option<Box<dyn Send>>>,
     wakeups: Arc<Wakeups>,
@@ -193,7 +193,7 @@ impl LeaseState {
         self.handles.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Keeps a value until the lease is over, such as the permit under which it was acquired.
+    /// Keeps a value until the lease is over, such as the turn in which it was acquired.
     pub fn keep(&self, kept: impl Send + 'static) {
         *lock(&self.kept) = Some(Box::new(kept));
         if self.lost.is_cancelled() {

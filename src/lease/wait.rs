@@ -29,7 +29,7 @@ use crate::{
     pacing::poll_pause,
     queue::{
         listener::Listening,
-        local::{LocalQueue, Permit},
+        local::{LocalQueue, Turn},
         position::Position,
         tickets::Ticket,
     },
@@ -118,8 +118,8 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         let mut next = self.queue.try_take();
         let mut ticket = None;
         loop {
-            let permit = match next.take() {
-                Some(permit) => permit,
+            let turn = match next.take() {
+                Some(turn) => turn,
                 None if !fair => self.queue.acquire().await,
                 None => {
                     // Drawn one by one, so that the order within the process is the order of the
@@ -132,10 +132,10 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
                     entry.acquire().await
                 }
             };
-            match self.poll_with_permit(permit, ticket.take()).await? {
+            match self.poll_in_turn(turn, ticket.take()).await? {
                 PollEnd::Finished(attempt) => return Ok(attempt),
                 PollEnd::NeedsTicket => {}
-                PollEnd::YieldPermit(returned) => {
+                PollEnd::YieldTurn(returned) => {
                     // Without a ticket it has waited before all others.
                     let entry = self.queue.enter(returned.as_ref().map_or(-1, |ticket| ticket.number));
                     (next, ticket) = (Some(entry.acquire().await), returned);
@@ -145,7 +145,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
     }
 
     /// Sends requests until the keys are granted, or are refused within their minimum interval.
-    async fn poll_with_permit(&self, permit: Permit, ticket: Option<Ticket<DB>>) -> Result<PollEnd<DB>, Error> {
+    async fn poll_in_turn(&self, turn: Turn, ticket: Option<Ticket<DB>>) -> Result<PollEnd<DB>, Error> {
         let waiting = &self.shared.waiting;
         let subscribe = || waiting.listener.wakeups.subscribe(&self.wanted.keys);
         // Before the first request, so that no later notification is missed. A claim on one of
@@ -153,9 +153,9 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         let any = self.wanted.any && !self.key_terms.fair;
         let mut subscription = (!any).then(subscribe);
         let mut listening = None;
-        let mut state = RequestState::new(permit, ticket);
+        let mut state = RequestState::new(turn, ticket);
         if let Some((before, next)) = self.queue.poll_backoff() {
-            // The previous owner of the permit gave up, which is no reason to send a request
+            // The previous owner of the turn gave up, which is no reason to send a request
             // sooner.
             (state.backoff, state.waited) = (before, true);
             subscription.get_or_insert_with(subscribe).notified_before(next).await;
@@ -168,14 +168,14 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
                 PollOutcome::Granted(granted) => return Ok(self.on_granted(granted, state).await),
                 PollOutcome::Refused(refusal, seen) => (refusal, seen),
                 PollOutcome::TicketLost => return Ok(PollEnd::NeedsTicket),
-                PollOutcome::BehindLocalWaiter => return Ok(PollEnd::YieldPermit(state.ticket)),
+                PollOutcome::BehindLocalWaiter => return Ok(PollEnd::YieldTurn(state.ticket)),
             };
             self.record_refusal(&refusal);
-            if state.permit.is_none() {
-                return Ok(PollEnd::YieldPermit(None));
+            if state.turn.is_none() {
+                return Ok(PollEnd::YieldTurn(None));
             }
             let left = self.until - Instant::now();
-            if refusal.reason == Reason::WithinWindow {
+            if refusal.reason == Reason::WithinMinInterval {
                 return Ok(PollEnd::Finished(Attempt::Refused(refusal)));
             }
             if self.key_terms.fair && state.ticket.is_none() {
@@ -229,23 +229,23 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         self.shared.waiting.request_notification(keys, Some(self.until)).await
     }
 
-    /// The lease keeps the permit until it is over, unless another key is as good. The ticket is no
+    /// The lease keeps the turn until it is over, unless another key is as good. The ticket is no
     /// longer needed.
     async fn on_granted(&self, granted: LeaseHandle<DB>, state: RequestState<'a, DB>) -> PollEnd<DB> {
-        let RequestState { permit, ticket, .. } = state;
+        let RequestState { turn, ticket, .. } = state;
         if !self.wanted.any {
             self.queue.set_refusal(Some(self.refusal_for_local_waiters(Some(granted.held.time_left()))));
         }
         // Passed on after the ticket is left, so that the next waiter is then the first in the
         // queue.
-        let mut passed_on = permit;
+        let mut passed_on = turn;
         if passed_on.is_some() {
             self.queue.set_poll_backoff(None);
         }
         if !self.wanted.any
-            && let Some(permit) = passed_on.take()
+            && let Some(turn) = passed_on.take()
         {
-            granted.held.keep(permit);
+            granted.held.keep(turn);
         }
         if let Some(ticket) = ticket {
             // A wait that is over by then would be refused, although its keys are granted.
@@ -297,10 +297,10 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         let attempt = state.unanswered.take().unwrap_or_else(|| {
             ClaimAttempt::new(self.shared, self.key_terms, self.wanted, Some(self.until), self.asked)
         });
-        // A fair waiter keeps the permit: the next one is not the first in the queue.
+        // A fair waiter keeps the turn: the next one is not the first in the queue.
         if attempt.has_chosen() && !self.key_terms.fair {
             self.queue.set_poll_backoff(None);
-            state.permit = None;
+            state.turn = None;
         }
         let has_waited = state.waited || state.ticket.is_some();
         let mut attempt = if has_waited { attempt.after_waiting(state.ticket.is_some()) } else { attempt };

@@ -67,7 +67,7 @@ pub(crate) fn choose(verdicts: &[Verdict], random: usize) -> Choice {
         return Choice::Create(missing);
     }
     let free_at = |index: &usize| match verdicts[*index] {
-        Verdict::Refuse(reason, until) => (reason == Reason::WithinWindow, Reverse(until.map(Reverse))),
+        Verdict::Refuse(reason, until) => (reason == Reason::WithinMinInterval, Reverse(until.map(Reverse))),
         _ => (true, Reverse(None)),
     };
     Choice::Refuse((0..verdicts.len()).min_by_key(free_at).unwrap_or_default())
@@ -120,8 +120,8 @@ mod tests {
 
     #[test]
     fn a_held_key_may_be_free_before_a_minimum_interval_is_over() {
-        let window = || Verdict::Refuse(Reason::WithinWindow, DateTime::from_timestamp(5, 0));
-        assert_eq!(choose(&[window(), held(Some(9)), window()], 0), Choice::Refuse(1));
-        assert_eq!(choose(&[window(), window()], 0), Choice::Refuse(0));
+        let interval = || Verdict::Refuse(Reason::WithinMinInterval, DateTime::from_timestamp(5, 0));
+        assert_eq!(choose(&[interval(), held(Some(9)), interval()], 0), Choice::Refuse(1));
+        assert_eq!(choose(&[interval(), interval()], 0), Choice::Refuse(0));
     }
 }

@@ -1,7 +1,7 @@
 //! Waiting within one process: which task may claim.
 //!
-//! Of all the tasks that want the same keys, the one with the permit sends claim requests, and the
-//! others wait for the permit. A task that is granted the keys keeps the permit until the lease is
+//! Of all the tasks that want the same keys, the one whose turn it is sends claim requests, and the
+//! others wait for the turn. A task that is granted the keys keeps the turn until the lease is
 //! over, so that no task claims in vain while this process holds them.
 
 use std::{
@@ -14,7 +14,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::{key::Key, pacing::Backoff, queue::places::Places, rules::Refusal, session::time::Instant, sync::lock};
 
 /// The queues of one object, by keys and by whether any one of them is enough. `N` is the note that
-/// one permit holder leaves to the next.
+/// the owner of the turn leaves to the next.
 pub(crate) struct LocalQueues<N = ()>(Mutex<Queues<N>>);
 
 type Queues<N> = HashMap<(Arc<[Key]>, bool), Weak<LocalQueue<N>>>;
@@ -72,45 +72,45 @@ type Rank = (i64, u64);
 struct State<N> {
     taken: bool,
     entries: u64,
-    waiting: BTreeMap<Rank, oneshot::Sender<Permit<N>>>,
+    waiting: BTreeMap<Rank, oneshot::Sender<Turn<N>>>,
     refusal: Option<Refusal>,
     poll_backoff: Option<(Backoff, Instant)>,
 }
 
 impl<N> LocalQueue<N> {
-    /// Waits for the permit, behind the waiters that entered without a ticket.
-    pub async fn acquire(self: &Arc<Self>) -> Permit<N> {
+    /// Waits for the turn, behind the waiters that entered without a ticket.
+    pub async fn acquire(self: &Arc<Self>) -> Turn<N> {
         match self.try_take() {
-            Some(permit) => permit,
+            Some(turn) => turn,
             None => self.enter(0).acquire().await,
         }
     }
 
-    /// Returns the permit, if it is free. While it is free, no task waits.
-    pub fn try_take(self: &Arc<Self>) -> Option<Permit<N>> {
+    /// Returns the turn, if it is free. While it is free, no task waits.
+    pub fn try_take(self: &Arc<Self>) -> Option<Turn<N>> {
         let mut state = lock(&self.state);
         if state.taken {
             return None;
         }
         state.taken = true;
-        Some(Permit::of(self))
+        Some(Turn::of(self))
     }
 
     /// Joins the queue, in front of waiters with higher numbers and behind all others. A free
-    /// permit arrives at once.
+    /// turn arrives at once.
     pub fn enter(self: &Arc<Self>, number: i64) -> Waiter<N> {
-        let (sender, permit) = oneshot::channel();
+        let (sender, turn) = oneshot::channel();
         let mut state = lock(&self.state);
         state.entries += 1;
         let rank = (number, state.entries);
         state.waiting.insert(rank, sender);
         let was_free = !std::mem::replace(&mut state.taken, true);
         drop(state);
-        drop(was_free.then(|| Permit::of(self)));
-        Waiter { queue: self.clone(), rank, permit }
+        drop(was_free.then(|| Turn::of(self)));
+        Waiter { queue: self.clone(), rank, turn }
     }
 
-    /// Returns whether a task with this number waits for the permit.
+    /// Returns whether a task with this number waits for the turn.
     pub fn has_waiting(&self, number: i64) -> bool {
         lock(&self.state).waiting.range((number, 0)..=(number, u64::MAX)).next().is_some()
     }
@@ -138,14 +138,14 @@ impl<N> LocalQueue<N> {
         self.place_left.notified().await;
     }
 
-    /// Returns the last refusal that a permit holder received, for waiters that never got the
-    /// permit.
+    /// Returns the last refusal that an owner of the turn received, for waiters that never got the
+    /// turn.
     pub fn refusal(&self) -> Option<Refusal> {
         lock(&self.state).refusal.clone()
     }
 
-    /// Returns the backoff of the previous permit holder and the time of its next claim request;
-    /// `None` if its claim was granted.
+    /// Returns the backoff of the previous owner of the turn and the time of its next claim
+    /// request; `None` if its claim was granted.
     pub fn poll_backoff(&self) -> Option<(Backoff, Instant)> {
         lock(&self.state).poll_backoff
     }
@@ -173,13 +173,13 @@ impl<N> Drop for LocalQueue<N> {
 pub(crate) struct Waiter<N = ()> {
     queue: Arc<LocalQueue<N>>,
     rank: Rank,
-    permit: oneshot::Receiver<Permit<N>>,
+    turn: oneshot::Receiver<Turn<N>>,
 }
 
 impl<N> Waiter<N> {
-    pub async fn acquire(mut self) -> Permit<N> {
-        match (&mut self.permit).await {
-            Ok(permit) => permit,
+    pub async fn acquire(mut self) -> Turn<N> {
+        match (&mut self.turn).await {
+            Ok(turn) => turn,
             // It cannot be: the sender stays in the queue for as long as this waiter.
             Err(_) => std::future::pending().await,
         }
@@ -194,19 +194,19 @@ impl<N> Drop for Waiter<N> {
 
 /// The right to claim the queue's keys. When it is dropped, it passes to the next waiter, with the
 /// note.
-pub(crate) struct Permit<N = ()> {
+pub(crate) struct Turn<N = ()> {
     queue: Option<Arc<LocalQueue<N>>>,
-    /// The note from the previous permit holder, or for the next.
+    /// The note from the previous owner of the turn, or for the next.
     pub note: Option<N>,
 }
 
-impl<N> Permit<N> {
+impl<N> Turn<N> {
     fn of(queue: &Arc<LocalQueue<N>>) -> Self {
         Self { queue: Some(queue.clone()), note: None }
     }
 }
 
-impl<N> Drop for Permit<N> {
+impl<N> Drop for Turn<N> {
     fn drop(&mut self) {
         let mut note = self.note.take();
         let mut unsent = self.queue.take();
@@ -217,9 +217,9 @@ impl<N> Drop for Permit<N> {
                 return;
             };
             drop(state);
-            let Err(mut permit) = next.send(Permit { queue: Some(queue), note: note.take() }) else { return };
-            // The waiter has just been dropped: the permit and the note go to the next.
-            (unsent, note) = (permit.queue.take(), permit.note.take());
+            let Err(mut turn) = next.send(Turn { queue: Some(queue), note: note.take() }) else { return };
+            // The waiter has just been dropped: the turn and the note go to the next.
+            (unsent, note) = (turn.queue.take(), turn.note.take());
         }
     }
 }

@@ -63,7 +63,7 @@ pub struct Core<DB: Database> {
     pub poll_interval: Duration,
     pub max_concurrent_runs: u32,
     /// The most runs of each group.
-    pub max_runs: HashMap<Key, u32>,
+    pub max_concurrent_runs_in: HashMap<Key, u32>,
     /// The build of the application, for display.
     pub build: String,
     pub renewals: Sessions<DB>,

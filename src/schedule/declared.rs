@@ -183,7 +183,7 @@ impl<DB: Database> Schedules<DB> {
         Ok(())
     }
 
-    /// Moves the slot of a schedule to the first one from now on: what was due is passed over, and
+    /// Moves the slot of a schedule to the first one from now on: what was due is skipped, and
     /// a slot that a wrong clock moved far ahead is corrected.
     ///
     /// # Errors

@@ -58,12 +58,12 @@ pub enum TickOutcome {
         again: bool,
     },
     /// All pending ticks were older than the grace, and nothing was run.
-    PassedOver,
+    Missed,
     /// The run lost its lease or its key, or its end could not be recorded. Another instance may
     /// run the tick.
     Lost,
     /// The work was stopped, or did not begin: the schedule was paused while the run waited for its
-    /// key, or earlier ticks could not be passed over. Another instance may run the tick at once,
+    /// key, or earlier ticks could not be skipped. Another instance may run the tick at once,
     /// or when the schedule is resumed.
     HandedBack,
     /// Nothing was run: the tick is not due, another instance runs it, or the schedule is paused.
@@ -81,7 +81,7 @@ impl TickOutcome {
         match self {
             Self::Succeeded => "succeeded",
             Self::Failed { .. } => "failed",
-            Self::PassedOver => "missed",
+            Self::Missed => "missed",
             Self::Lost => "lost",
             Self::HandedBack => "handed_back",
             Self::NotDue { .. } => "not_due",

@@ -244,7 +244,7 @@ impl Declared {
             (Decision::Create | Decision::Fresh, _) => self.first(now),
             (Decision::Apply, Some(row)) => self.slot_after(row, judge, word, now),
             (Decision::Return, Some(row)) => row.slot,
-            // A tick that is due is not passed over.
+            // A tick that is due is not skipped.
             (Decision::PutBack, Some(row)) => {
                 self.schedule.as_ref().map_or(NEVER, |schedule| schedule.next(now).min(row.slot))
             }
@@ -309,7 +309,7 @@ impl Declared {
         // The ticks from before a trigger may have run.
         let floor = row.run_slot.map_or(floor, |run| run.max(floor));
         // The slot is still to come. The old ticks before it have ended, also if a triggered run
-        // came after them or they were passed over, of which the row knows nothing.
+        // came after them or they were skipped, of which the row knows nothing.
         let tick_after = |tick: &DateTime<Utc>| old.as_ref().map(|old| old.next(*tick));
         let ended = std::iter::successors(Some(floor), tick_after).take_while(|tick| *tick <= now);
         schedule.next(ended.last().unwrap_or(floor))

@@ -9,7 +9,7 @@ fn a_tick_that_has_ended_does_not_come_again() {
         (every(60), "10:11:00", "10:12:00"),
         // The tick at 10:11 has ended before a trigger.
         (every(60), "10:11:10.000001", "10:12:00"),
-        // Those at 10:10 and 10:11 were passed over.
+        // Those at 10:10 and 10:11 were skipped.
         (every(60), "10:09:00", "10:12:00"),
         // The times before had no tick at 10:11.
         (every(120), "10:10:00", "10:11:00"),

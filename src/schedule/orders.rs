@@ -119,7 +119,7 @@ impl<DB: Database> Schedules<DB> {
     /// ```
     /// # async fn example(jobs: rowlock::Schedules<impl rowlock::Database>) -> Result<(), rowlock::Error> {
     /// let tick = jobs.skip("report").await?;
-    /// println!("the tick of {tick} is passed over");
+    /// println!("the tick of {tick} is skipped");
     /// # Ok(())
     /// # }
     /// ```
@@ -127,7 +127,7 @@ impl<DB: Database> Schedules<DB> {
         self.order_skip(&Key::new(name)?, None).await
     }
 
-    /// Has the ticks of a schedule passed over up to this time, as [`skip`](Self::skip) does.
+    /// Has the ticks of a schedule skipped up to this time, as [`skip`](Self::skip) does.
     ///
     /// # Errors
     /// [`Error::Setup`] if no tick comes until then; otherwise as [`pause`](Self::pause).
@@ -144,7 +144,7 @@ impl<DB: Database> Schedules<DB> {
         let (wanted, mut tried) = (until.map(|until| until.trunc_subsecs(6)), None);
         loop {
             let row = in_effect(&core, name).await?;
-            // An order whose reply was lost may stand, and the tick be passed over since.
+            // An order whose reply was lost may stand, and the tick be skipped since.
             if let Some(tried) = tried
                 && has_ordered(&core, What::Skip, name, tried).await?
             {

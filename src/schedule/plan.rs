@@ -43,7 +43,7 @@ pub struct Row {
     pub spent: u32,
     /// When the previous attempt was begun, if its process died.
     pub lost_since: Option<DateTime<Utc>>,
-    /// An operator has ordered that the ticks from the first of these on are passed over, up to the
+    /// An operator has ordered that the ticks from the first of these on are skipped, up to the
     /// second.
     pub skip: Option<(DateTime<Utc>, DateTime<Utc>)>,
     /// An operator has stopped the tick.
@@ -51,7 +51,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Returns whether the ticks that are passed over are so by an order.
+    /// Returns whether the ticks that are skipped are so by an order.
     pub fn is_skipped(&self) -> bool {
         self.own && self.skip.is_some_and(|(since, until)| since <= self.slot && self.slot <= until)
     }
@@ -67,10 +67,10 @@ pub enum Start {
         to: DateTime<Utc>,
         /// How many earlier ticks it stands for.
         missed: u32,
-        /// How many earlier ticks are passed over.
+        /// How many earlier ticks are skipped.
         skipped: u32,
     },
-    /// All pending ticks are passed over, and nothing is run.
+    /// All pending ticks are skipped, and nothing is run.
     Skip { next: DateTime<Utc>, skipped: u32 },
     /// The processes that ran the tick died too often: it ends as failed.
     GiveUp,
@@ -113,7 +113,7 @@ pub fn start(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
     }
 }
 
-/// Decides about a tick that was not begun. Those that an operator wants skipped are passed over
+/// Decides about a tick that was not begun. Those that an operator has skipped are left out
 /// first.
 fn choose(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
     let Some(until) = row.skip.filter(|_| row.is_skipped()).map(|(_, until)| until) else {

@@ -202,7 +202,7 @@ fn the_last_ticks_are_the_last_ones_however_many_there_are() {
 }
 
 #[test]
-fn skipped_ticks_are_passed_over_and_those_after_them_run() {
+fn skipped_ticks_are_left_out_and_those_after_them_run() {
     let skipped = |until: &str| Row { skip: Some((at("09:00:00"), at(until))), missed: 2, ..row("10:00:00") };
     for catch_up in [CatchUp::Skip, CatchUp::Once, CatchUp::All(3)] {
         let schedule = Schedule::every("k", MINUTE).catch_up(catch_up).grace(Duration::from_secs(3600));

@@ -1,4 +1,4 @@
-//! One run of a tick: what is passed over first, and the work.
+//! One run of a tick: what is skipped first, and the work.
 
 use std::{sync::Arc, time::Duration};
 
@@ -104,7 +104,7 @@ async fn spent<DB: Database>(core: &Core<DB>, schedule: &Schedule, claim: &Claim
     }
 }
 
-/// Passes over the ticks that are not run, does the work, and records its end.
+/// Skips the ticks that are not run, does the work, and records its end.
 async fn run_claimed<DB: Database>(
     core: Arc<Core<DB>>,
     job: Job<DB>,
@@ -153,7 +153,7 @@ async fn run_claimed<DB: Database>(
     ended
 }
 
-/// Passes over the ticks that are not run. Returns how the claim ended if none is left to run.
+/// Skips the ticks that are not run. Returns how the claim ended if none is left to run.
 async fn begin<DB: Database>(
     core: &Core<DB>,
     schedule: &Schedule,
@@ -161,7 +161,7 @@ async fn begin<DB: Database>(
     keeper: Keeper,
     (tick, start): (&mut Row, Start),
 ) -> Result<Keeper, (TickOutcome, Option<Duration>)> {
-    let passed = pass_over(core, schedule, claim, tick, start).await;
+    let passed = skip_ticks(core, schedule, claim, tick, start).await;
     if !matches!(passed, Ok(true)) {
         keeper.stop().await;
         if let Err(error) = &passed {
@@ -180,7 +180,7 @@ async fn begin<DB: Database>(
         Start::Skip { next, .. } => {
             // A renewal in flight may see the row after the pass.
             keeper.leave_loss_to_end();
-            return Err((TickOutcome::PassedOver, (next - row.now).to_std().ok()));
+            return Err((TickOutcome::Missed, (next - row.now).to_std().ok()));
         }
         Start::Move { to, missed, .. } => (tick.slot, tick.missed, tick.attempt) = (to, missed, 1),
         Start::Run | Start::GiveUp | Start::Stop => {}
@@ -284,7 +284,7 @@ async fn release<DB: Database>(lease: Option<Lease<DB>>, ended: &TickOutcome) {
     let status = match ended {
         TickOutcome::Succeeded => Status::Succeeded,
         TickOutcome::Failed { .. } => Status::Failed,
-        TickOutcome::PassedOver | TickOutcome::Lost | TickOutcome::HandedBack | TickOutcome::NotDue { .. } => {
+        TickOutcome::Missed | TickOutcome::Lost | TickOutcome::HandedBack | TickOutcome::NotDue { .. } => {
             return drop(lease.abandon().await);
         }
     };
@@ -292,9 +292,9 @@ async fn release<DB: Database>(lease: Option<Lease<DB>>, ended: &TickOutcome) {
     drop(lease.end(status).await);
 }
 
-/// Moves the slot, if ticks are passed over. Returns `false` if the claim does not stand, or other
+/// Moves the slot, if ticks are skipped. Returns `false` if the claim does not stand, or other
 /// times are in effect.
-async fn pass_over<DB: Database>(
+async fn skip_ticks<DB: Database>(
     core: &Core<DB>,
     schedule: &Schedule,
     claim: &Claim,
@@ -310,18 +310,18 @@ async fn pass_over<DB: Database>(
     let error = if row.is_skipped() { Some(by_order(core, What::Skip, &claim.key).await) } else { None };
     match &error {
         Some(by) => {
-            tracing::warn!(schedule = %claim.key, from = %row.slot, %to, missed = missed_now, by, "ticks are passed over")
+            tracing::warn!(schedule = %claim.key, from = %row.slot, %to, missed = missed_now, by, "ticks are skipped")
         }
         None => tracing::warn!(schedule = %claim.key, from = %row.slot, %to, missed = missed_now, "ticks were missed"),
     }
     let pass = Pass { times: &times, from: row.slot, to, runs, missed, skipped, error: error.as_deref() };
-    answered!(core, Action::Update, &claim.key.quoted(), conn => passed_over::<DB>(conn, claim, &pass))
+    answered!(core, Action::Update, &claim.key.quoted(), conn => skip_once::<DB>(conn, claim, &pass))
 }
 
-/// Passes over the ticks. A pass that was sent before and ended the claim has the status `M` in the
+/// Skips ticks. A pass that was sent before and ended the claim has the status `M` in the
 /// history.
-async fn passed_over<DB: Database>(conn: &mut DB::Connection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
-    let passed = DB::pass_over(conn, claim, pass).await?;
+async fn skip_once<DB: Database>(conn: &mut DB::Connection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
+    let passed = DB::skip_ticks(conn, claim, pass).await?;
     Ok(passed || (!pass.runs && DB::has_ended(conn, claim, pass.from, 0, "M").await?))
 }
 

@@ -322,7 +322,7 @@ impl<DB: Database> Runner<DB> {
             sets.entry(schedule.group.as_ref()).or_default().push(self.core.known(schedule));
         }
         let room = |group: Option<&Key>| {
-            let Some(limit) = group.and_then(|group| self.core.max_runs.get(group)) else { return most };
+            let Some(limit) = group.and_then(|group| self.core.max_concurrent_runs_in.get(group)) else { return most };
             let runs = busy.values().filter(|busy| busy.as_ref() == group).count();
             most.min(limit.saturating_sub(u32::try_from(runs).unwrap_or(u32::MAX)))
         };

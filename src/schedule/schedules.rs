@@ -83,7 +83,7 @@ pub struct Schedules<DB: Database> {
     poll_interval: Duration,
     max_concurrent_runs: u32,
     /// The most runs of each group.
-    max_runs: HashMap<Key, u32>,
+    max_concurrent_runs_in: HashMap<Key, u32>,
     build: String,
     /// Schedules that the application had once.
     removed: Vec<Key>,
@@ -104,7 +104,7 @@ impl<DB: Database> Schedules<DB> {
             time_limit: TIME_LIMIT,
             poll_interval: Duration::from_secs(2),
             max_concurrent_runs: 32,
-            max_runs: HashMap::new(),
+            max_concurrent_runs_in: HashMap::new(),
             build: String::new(),
             removed: Vec::new(),
             lock: None,
@@ -199,16 +199,16 @@ impl<DB: Database> Schedules<DB> {
     /// # fn example<DB: rowlock::Database>(jobs: rowlock::Schedules<DB>) {
     /// use rowlock::{Schedule, Tick};
     ///
-    /// let mut jobs = jobs.max_runs("imports", 2);
+    /// let mut jobs = jobs.max_concurrent_runs_in("imports", 2);
     /// for shop in ["berlin", "paris", "rome"] {
     ///     let import = Schedule::cron(&format!("import-{shop}"), "0 3 * * *").group("imports");
     ///     jobs = jobs.on(import, async |_: Tick<DB>| Ok::<_, std::io::Error>(()));
     /// }
     /// # }
     /// ```
-    pub fn max_runs(mut self, group: &str, runs: u32) -> Self {
+    pub fn max_concurrent_runs_in(mut self, group: &str, runs: u32) -> Self {
         self.faults.accept(number_of_runs(runs));
-        self.max_runs.insert(Key::checked(group, &mut self.faults), runs);
+        self.max_concurrent_runs_in.insert(Key::checked(group, &mut self.faults), runs);
         self
     }
 
@@ -361,8 +361,8 @@ impl<DB: Database> Schedules<DB> {
         for Job { schedule, .. } in &self.jobs {
             let of = |fault: Invalid| fault.of(format_args!("the schedule {:?}", schedule.name()));
             faults.accept(schedule.check().map_err(of));
-            if schedule.group.as_ref().is_some_and(|group| !self.max_runs.contains_key(group)) {
-                faults.add(of(Invalid::new("its group has no limit: set one with Schedules::max_runs")));
+            if schedule.group.as_ref().is_some_and(|group| !self.max_concurrent_runs_in.contains_key(group)) {
+                faults.add(of(Invalid::new("its group has no limit: set one with Schedules::max_concurrent_runs_in")));
             }
         }
         if self.jobs.len() > MAX_SCHEDULES {
@@ -377,7 +377,7 @@ impl<DB: Database> Schedules<DB> {
             faults.add(Invalid::new(wrong).of(format_args!("the schedule {:?}", name.as_str())));
         }
         let groups: BTreeSet<&Key> = self.jobs.iter().filter_map(|job| job.schedule.group.as_ref()).collect();
-        for group in self.max_runs.keys().filter(|group| !groups.contains(group)) {
+        for group in self.max_concurrent_runs_in.keys().filter(|group| !groups.contains(group)) {
             faults.add(Invalid::setting("a group with a limit", group, "no schedule is in it"));
         }
         faults.check()
@@ -397,7 +397,7 @@ impl<DB: Database> Schedules<DB> {
             time_limit: self.time_limit,
             poll_interval: self.poll_interval,
             max_concurrent_runs: self.max_concurrent_runs,
-            max_runs: self.max_runs.clone(),
+            max_concurrent_runs_in: self.max_concurrent_runs_in.clone(),
             build: self.build.clone(),
             renewals: self.requests.with_purpose(Purpose::Renewals),
             lock,
@@ -418,8 +418,9 @@ impl<DB: Database> Clone for Schedules<DB> {
     fn clone(&self) -> Self {
         let (label, build, lock) = (self.label.clone(), self.build.clone(), self.lock.clone());
         let (requests, removed, jobs) = (self.requests.clone(), self.removed.clone(), self.jobs.clone());
-        let (max_runs, busy, faults) = (self.max_runs.clone(), self.busy.clone(), self.faults.clone());
-        Self { requests, label, build, removed, lock, jobs, max_runs, busy, faults, ..*self }
+        let (max_concurrent_runs_in, busy, faults) =
+            (self.max_concurrent_runs_in.clone(), self.busy.clone(), self.faults.clone());
+        Self { requests, label, build, removed, lock, jobs, max_concurrent_runs_in, busy, faults, ..*self }
     }
 }
 

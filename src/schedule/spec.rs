@@ -11,7 +11,7 @@ use crate::{
     schedule::{
         cron::Pattern,
         hash::hash,
-        terms::{CatchUp, Pauses, Retries, YEAR},
+        terms::{Backoff, CatchUp, Retries, YEAR},
         zones::Zone,
     },
 };
@@ -212,7 +212,7 @@ impl Schedule {
     }
 
     /// Sets how late a run may start and still count as on time: five minutes by default. With
-    /// [`CatchUp::Skip`], a tick that is older is passed over. One that is up to a second old is
+    /// [`CatchUp::Skip`], a tick that is older is skipped. One that is up to a second old is
     /// run, whatever the grace: a poll comes a little later than its tick. At most 366 days.
     pub fn grace(mut self, grace: Duration) -> Self {
         let checked = within("a grace", grace, Duration::ZERO, YEAR, "it has to be at most 366 days");
@@ -220,14 +220,14 @@ impl Schedule {
         self
     }
 
-    /// Sets how often, and after which [`Pauses`], a tick whose run failed is run again: never by
+    /// Sets how often, and after which [`Backoff`], a tick whose run failed is run again: never by
     /// default, and at most 1,000 times.
     ///
     /// A run whose process died, or that was handed back, counts as a retry. Such a run is always
     /// taken over. A tick that kills its processes ends as failed after its first attempt, its
     /// retries and ten further attempts.
-    pub fn retry(mut self, times: u32, pauses: impl Into<Pauses>) -> Self {
-        self.retries = self.faults.accept(Retries::new(times, pauses.into())).unwrap_or_default();
+    pub fn retry(mut self, times: u32, backoff: impl Into<Backoff>) -> Self {
+        self.retries = self.faults.accept(Retries::new(times, backoff.into())).unwrap_or_default();
         self
     }
 
@@ -255,7 +255,8 @@ impl Schedule {
     }
 
     /// Puts the schedule into a group, of which an instance runs at most so many ticks at the same
-    /// time as [`Schedules::max_runs`](crate::Schedules::max_runs) sets.
+    /// time as [`Schedules::max_concurrent_runs_in`](crate::Schedules::max_concurrent_runs_in)
+    /// sets.
     pub fn group(mut self, name: &str) -> Self {
         self.group = Some(Key::checked(name, &mut self.faults));
         self

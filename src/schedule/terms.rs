@@ -18,7 +18,7 @@ pub(super) const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// use rowlock::{Schedule, jobs::CatchUp};
 /// use std::time::Duration;
 ///
-/// // A tick that is more than an hour late is passed over.
+/// // A tick that is more than an hour late is skipped.
 /// let backup = Schedule::cron("backup", "0 3 * * *").catch_up(CatchUp::Skip);
 /// let backup = backup.grace(Duration::from_secs(3600));
 /// // Each day is billed by a run of its own, up to the last 31 of them.
@@ -28,7 +28,7 @@ pub(super) const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 #[non_exhaustive]
 pub enum CatchUp {
     /// The last tick runs if it is not older than the [grace](crate::Schedule::grace). All others
-    /// are passed over, and the history counts them.
+    /// are skipped, and the history counts them.
     Skip,
     /// The last tick runs, and stands for all others.
     #[default]
@@ -53,24 +53,24 @@ pub enum CatchUp {
 /// let sweep = Schedule::every("sweep", Duration::from_secs(600)).retry(1, Duration::ZERO);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pauses {
+pub struct Backoff {
     first: Duration,
     longest: Duration,
 }
 
-impl From<Duration> for Pauses {
+impl From<Duration> for Backoff {
     fn from(always: Duration) -> Self {
         Self { first: always, longest: always }
     }
 }
 
-impl From<Range<Duration>> for Pauses {
+impl From<Range<Duration>> for Backoff {
     fn from(range: Range<Duration>) -> Self {
         Self { first: range.start, longest: range.end }
     }
 }
 
-impl From<RangeInclusive<Duration>> for Pauses {
+impl From<RangeInclusive<Duration>> for Backoff {
     fn from(range: RangeInclusive<Duration>) -> Self {
         Self { first: *range.start(), longest: *range.end() }
     }
@@ -85,7 +85,7 @@ pub(super) struct Retries {
 }
 
 impl Retries {
-    pub fn new(times: u32, Pauses { first, longest }: Pauses) -> Result<Self, Invalid> {
+    pub fn new(times: u32, Backoff { first, longest }: Backoff) -> Result<Self, Invalid> {
         if times > 1_000 {
             return Err(Invalid::setting("a number of retries", times, "it has to be at most 1,000"));
         }

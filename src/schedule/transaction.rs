@@ -58,7 +58,7 @@ impl<DB: Database> Tick<DB> {
     ///
     /// # Errors
     /// [`RunError::Work`] is the work's own error, after a rollback. [`RunError::Lost`] if the run
-    /// lost its lease or its key, or has ended its tick before. [`RunError::Failed`] contains
+    /// lost its lease or its key, or has ended its tick before. [`RunError::Other`] contains
     /// [`Error::Conflict`] when the repetitions are used up, or another transaction of the tick has
     /// been open for a minute. That is so if the call is made within it. It contains
     /// [`Error::Transaction`] if the transaction ended before the work returned, or if it cannot be

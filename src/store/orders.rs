@@ -14,7 +14,7 @@ use crate::{
 pub enum What {
     /// The tick of this slot ends as failed.
     Stop,
-    /// Ticks up to this slot are passed over.
+    /// Ticks up to this slot are skipped.
     Skip,
     /// The pause ends at this time.
     Pause,

@@ -48,7 +48,9 @@ pub type Says = fn((String, String)) -> String;
 
 /// Says that a key is claimed.
 fn claimed((key, label): (String, String)) -> String {
-    format!("key {key:?} is claimed by {label:?}; release it, by force if its holder is gone (`rowlock list --held`)")
+    format!(
+        "key {key:?} is claimed by {label:?}; release it, by force if its holder is gone (`rowlock list --claimed`)"
+    )
 }
 
 /// Says that a run is under way.

@@ -16,7 +16,7 @@ pub enum RunStatus {
     Failed,
     /// The process died, or the run was handed back because its work was stopped: `L`.
     Lost,
-    /// Ticks that were passed over: `M`.
+    /// Ticks that were skipped: `M`.
     Missed,
 }
 
@@ -27,9 +27,9 @@ pub enum RunStatus {
 pub struct RunInfo {
     /// The schedule's name.
     pub name: String,
-    /// The tick, or the time of a trigger. Of ticks that were passed over, the first.
+    /// The tick, or the time of a trigger. Of ticks that were skipped, the first.
     pub slot: DateTime<Utc>,
-    /// The number of the attempt, from 1; 0 for ticks that were passed over.
+    /// The number of the attempt, from 1; 0 for ticks that were skipped.
     pub attempt: u32,
     /// How the run ended.
     pub status: RunStatus,

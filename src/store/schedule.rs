@@ -70,7 +70,7 @@ pub struct ClaimedRow {
     /// The previous attempt, if its lease ended, and when it was begun.
     pub lost: Option<PreviousClaim>,
     pub lost_since: Option<DateTime<Utc>>,
-    /// An operator has ordered that the ticks from the first of these on are passed over, up to the
+    /// An operator has ordered that the ticks from the first of these on are skipped, up to the
     /// second.
     pub skip: Option<(DateTime<Utc>, DateTime<Utc>)>,
     /// An operator has stopped the tick.
@@ -265,7 +265,7 @@ pub trait ScheduleStore: Store {
     ) -> impl Future<Output = Reply<i64>> + Send;
 
     /// Moves the slot. Returns `false` if the claim does not stand, or other times are in effect.
-    fn pass_over(
+    fn skip_ticks(
         conn: &mut Self::Connection,
         claim: &Claim,
         pass: &Pass<'_>,

@@ -27,8 +27,8 @@ use crate::{
 ///     Err(RunError::Work(error)) => println!("rolled back: {error}"),
 ///     Err(RunError::Refused(refusal)) => println!("not begun: {refusal}"),
 ///     Err(RunError::Lost { key, .. }) => println!("rolled back: {key} was lost"),
-///     Err(RunError::Failed(Error::Transaction(TransactionFault::CommitUnknown { key, .. }))) => println!("read {key}"),
-///     Err(RunError::Failed(error)) => return Err(error),
+///     Err(RunError::Other(Error::Transaction(TransactionFault::CommitUnknown { key, .. }))) => println!("read {key}"),
+///     Err(RunError::Other(error)) => return Err(error),
 /// }
 /// # Ok(())
 /// # }
@@ -45,8 +45,8 @@ pub enum RunError<E> {
         /// The lost claim's token.
         token: Token,
     },
-    /// Any other failure.
-    Failed(Error),
+    /// Any other error.
+    Other(Error),
 }
 
 impl<E> RunError<E> {
@@ -68,7 +68,7 @@ impl<E> From<Error> for RunError<E> {
         match error {
             Error::Refused(refusal) => Self::Refused(refusal),
             Error::Lost { key, token } => Self::Lost { key, token },
-            error => Self::Failed(error),
+            error => Self::Other(error),
         }
     }
 }
@@ -80,7 +80,7 @@ impl<E: fmt::Debug> fmt::Debug for RunError<E> {
             Self::Work(error) => write!(f, "the work failed: {error:?}"),
             Self::Refused(refusal) => fmt::Display::fmt(refusal, f),
             Self::Lost { key, token } => Error::Lost { key: key.clone(), token: *token }.fmt(f),
-            Self::Failed(error) => error.fmt(f),
+            Self::Other(error) => error.fmt(f),
         }
     }
 }
@@ -91,7 +91,7 @@ impl<E: fmt::Display> fmt::Display for RunError<E> {
             Self::Work(error) => write!(f, "the work failed: {error}"),
             Self::Refused(refusal) => refusal.fmt(f),
             Self::Lost { key, token } => Error::Lost { key: key.clone(), token: *token }.fmt(f),
-            Self::Failed(error) => error.fmt(f),
+            Self::Other(error) => error.fmt(f),
         }
     }
 }
@@ -102,7 +102,7 @@ impl<E: WorkError + fmt::Debug + fmt::Display> StdError for RunError<E> {
         match self {
             Self::Work(error) => error.cause().source(),
             Self::Refused(_) | Self::Lost { .. } => None,
-            Self::Failed(error) => error.source(),
+            Self::Other(error) => error.source(),
         }
     }
 }
@@ -220,7 +220,7 @@ mod tests {
         let key = Key::new("import").unwrap();
         let lost = RunError::<AnyError>::Lost { key: key.clone(), token: Token::new(3) };
         assert_eq!(format!("{lost:?}"), lost.to_string());
-        let failed = RunError::<AnyError>::Failed(Error::conflict(key, 2));
+        let failed = RunError::<AnyError>::Other(Error::conflict(key, 2));
         assert!(format!("{failed:?}").starts_with(&failed.to_string()), "{failed:?}");
         let cause = "x".parse::<i64>().unwrap_err();
         let work = RunError::Work(AnyError::from(NotWritten(cause.clone())));

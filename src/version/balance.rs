@@ -159,7 +159,7 @@ fn deposit<V: Amount>(key: &Key, balance: &V, amount: &V) -> Result<Write<V>, Up
 fn failed(error: UpdateError<Infallible>) -> Error {
     match error {
         UpdateError::Computation(never) => match never {},
-        UpdateError::Failed(error) => error,
+        UpdateError::Other(error) => error,
     }
 }
 

@@ -72,15 +72,15 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let limit = || self.rows.limit().min(until);
         let queue = self.queues.queue(&[key.clone()].into(), false);
         let mut left = Left::default();
-        let mut permit = timeout_at(Instant::now() + MAX_QUEUE_WAIT.min(tries.left() / 2), queue.acquire()).await.ok();
+        let mut turn = timeout_at(Instant::now() + MAX_QUEUE_WAIT.min(tries.left() / 2), queue.acquire()).await.ok();
         loop {
-            let known = permit.as_mut().and_then(|permit| permit.note.take());
+            let known = turn.as_mut().and_then(|turn| turn.note.take());
             let known = known.filter(|known| basis == Basis::Known && known.conn.is_fresh());
             let unread = known.is_some();
             match self.attempt_over_own(key, limit, known, &mut left, &mut compute).await {
                 Ok(Some((Versioned { value, version }, known))) => {
-                    if let (Some(permit), Basis::Known) = (&mut permit, basis) {
-                        permit.note = known;
+                    if let (Some(turn), Basis::Known) = (&mut turn, basis) {
+                        turn.note = known;
                     }
                     return Ok(Updated { value, version, attempts: tries.attempt });
                 }

@@ -110,7 +110,7 @@ impl<DB: Database> VersionLock<DB> {
     ///
     /// # Errors
     /// As [`LeaseLock::transaction`](crate::LeaseLock::transaction). The key is never refused.
-    /// [`RunError::Failed`](crate::RunError::Failed) contains [`Error::NotFound`] if there is no
+    /// [`RunError::Other`](crate::RunError::Other) contains [`Error::NotFound`] if there is no
     /// row.
     ///
     /// # Cancel safety

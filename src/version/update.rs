@@ -45,8 +45,8 @@ pub struct Updated<V> {
 /// match accounts.deduct("alice", 130).await {
 ///     Ok(updated) => println!("{} left", updated.value),
 ///     Err(UpdateError::Computation(Insufficient { balance, .. })) => println!("only {balance}"),
-///     Err(UpdateError::Failed(Error::NotFound(NotFound::Row { key, .. }))) => println!("{key} has no account"),
-///     Err(UpdateError::Failed(error)) => return Err(error.into()),
+///     Err(UpdateError::Other(Error::NotFound(NotFound::Row { key, .. }))) => println!("{key} has no account"),
+///     Err(UpdateError::Other(error)) => return Err(error.into()),
 /// }
 /// # Ok(())
 /// # }
@@ -59,7 +59,7 @@ pub enum UpdateError<E> {
     /// Any other error: [`Error::NotFound`], [`Error::Conflict`] when the attempts are used up, an
     /// error of the database.
     #[error(transparent)]
-    Failed(#[from] Error),
+    Other(#[from] Error),
 }
 
 /// As that of [`Error`]: for a `main` that returns it.
@@ -67,13 +67,13 @@ impl<E: fmt::Debug> fmt::Debug for UpdateError<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Computation(error) => error.fmt(f),
-            Self::Failed(error) => error.fmt(f),
+            Self::Other(error) => error.fmt(f),
         }
     }
 }
 
 impl<E> From<Invalid> for UpdateError<E> {
     fn from(error: Invalid) -> Self {
-        Self::Failed(error.into())
+        Self::Other(error.into())
     }
 }

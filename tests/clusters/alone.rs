@@ -177,14 +177,14 @@ where
                 sure += 1;
                 orders.made.fetch_add(1, SeqCst);
             }
-            Err(RunError::Failed(Error::Transaction(TransactionFault::CommitUnknown { .. }))) => unknown += 1,
+            Err(RunError::Other(Error::Transaction(TransactionFault::CommitUnknown { .. }))) => unknown += 1,
             Err(RunError::Lost { .. }) => {}
             // The connection was lost within the work, and so was the server that has the count of
             // confirmations. The work commits nothing by itself.
-            Err(RunError::Failed(Error::Transaction(TransactionFault::Over {
+            Err(RunError::Other(Error::Transaction(TransactionFault::Over {
                 outcome: Certainty::Unknown, ..
             }))) => {}
-            Err(RunError::Failed(error)) if error.is_retryable() => {}
+            Err(RunError::Other(error)) if error.is_retryable() => {}
             Err(RunError::Work(_) | RunError::Refused(_)) => {}
             Err(error) => panic!("{error:?}"),
         }

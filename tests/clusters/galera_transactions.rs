@@ -79,7 +79,7 @@ pub async fn a_commit_that_the_cluster_refuses_is_tried_again_under_the_same_lea
         }
     };
     lock.transaction("account", work).await.unwrap();
-    assert_eq!(runs.load(SeqCst), 2, "the lease stands, so its window is no obstacle");
+    assert_eq!(runs.load(SeqCst), 2, "the lease stands, so its minimum interval is no obstacle");
     assert_eq!(paid(&cluster).await, (101, 1));
 }
 
@@ -99,12 +99,12 @@ pub async fn a_holder_that_another_node_took_over_from_cannot_commit(folder: Pat
     };
     let error = lock.transaction("account", work).await.unwrap_err();
     let expected = match cluster.kind {
-        Kind::Galera => matches!(error, RunError::Failed(Error::Conflict { .. })),
+        Kind::Galera => matches!(error, RunError::Other(Error::Conflict { .. })),
         // The COMMIT of a group's member fails with an error that leaves its outcome open, and the
         // row that would tell is the next holder's.
         Kind::Group => matches!(
             error,
-            RunError::Failed(Error::Conflict { .. } | Error::Transaction(TransactionFault::CommitUnknown { .. }))
+            RunError::Other(Error::Conflict { .. } | Error::Transaction(TransactionFault::CommitUnknown { .. }))
         ),
     };
     assert!(expected, "{error:?}");
@@ -176,20 +176,20 @@ pub async fn payments(kind: Kind, lock: LeaseLock<MySql>, done: Arc<AtomicI64>, 
     while wanted(done.load(SeqCst)) {
         match lock.transaction("account", pay).await {
             Ok(()) => drop(done.fetch_add(1, SeqCst)),
-            Err(RunError::Failed(Error::Transaction(TransactionFault::CommitUnknown { .. }))) => unknown += 1,
+            Err(RunError::Other(Error::Transaction(TransactionFault::CommitUnknown { .. }))) => unknown += 1,
             // A node undid it for another node's, while a statement was prepared, and told no
             // error.
-            Err(RunError::Failed(Error::Transaction(TransactionFault::Over { .. }))) if kind == Kind::Galera => {
+            Err(RunError::Other(Error::Transaction(TransactionFault::Over { .. }))) if kind == Kind::Galera => {
                 unknown += 1
             }
             // The connection was lost within the work, and so was the server that has the count of
             // confirmations. The work commits nothing by itself.
-            Err(RunError::Failed(Error::Transaction(TransactionFault::Over {
+            Err(RunError::Other(Error::Transaction(TransactionFault::Over {
                 outcome: Certainty::Unknown, ..
             }))) => {}
             // The member of a group is not the primary, or not yet.
-            Err(RunError::Failed(Error::Database(DatabaseFault::ReadOnly { .. }))) if kind == Kind::Group => {}
-            Err(RunError::Failed(error)) if error.is_retryable() => {}
+            Err(RunError::Other(Error::Database(DatabaseFault::ReadOnly { .. }))) if kind == Kind::Group => {}
+            Err(RunError::Other(error)) if error.is_retryable() => {}
             Err(RunError::Work(_)) => {} // its own statement failed, and it was rolled back
             Err(error) => panic!("{error:?}"),
         }

@@ -146,17 +146,17 @@ async fn payments(lock: LeaseLock<Postgres>, paid: Arc<Paid>) {
     while !paid.over.load(SeqCst) {
         match lock.transaction("account", pay).await {
             Ok(()) => drop(paid.sure.fetch_add(1, SeqCst)),
-            Err(RunError::Failed(Error::Transaction(TransactionFault::CommitUnknown { .. }))) => {
+            Err(RunError::Other(Error::Transaction(TransactionFault::CommitUnknown { .. }))) => {
                 paid.unknown.fetch_add(1, SeqCst);
             }
-            Err(RunError::Failed(error)) if error.is_retryable() => {}
+            Err(RunError::Other(error)) if error.is_retryable() => {}
             // The connection was lost within the work, and so was the server that has the count of
             // confirmations. The work commits nothing by itself.
-            Err(RunError::Failed(Error::Transaction(TransactionFault::Over {
+            Err(RunError::Other(Error::Transaction(TransactionFault::Over {
                 outcome: Certainty::Unknown, ..
             }))) => {}
             // The server is not the primary any more.
-            Err(RunError::Failed(Error::Database(DatabaseFault::ReadOnly { .. }))) => {}
+            Err(RunError::Other(Error::Database(DatabaseFault::ReadOnly { .. }))) => {}
             Err(RunError::Work(_)) => {} // its own statement failed, and it was rolled back
             Err(error) => panic!("{error:?}"),
         }

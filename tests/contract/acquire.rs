@@ -25,7 +25,7 @@ harness::tests!(
         the_row_says_what_the_article_says,
         a_dropped_try_leaves_no_statement_on_a_pooled_connection
     ),
-    everywhere.each(a_window_refuses_until_it_is_over),
+    everywhere.each(a_min_interval_refuses_until_it_is_over),
     everywhere.alone(a_try_ends_at_its_time_limit_with_the_pool_empty)
 );
 
@@ -84,12 +84,12 @@ async fn tokens_grow_and_never_fall<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(acquired(lock.try_acquire("k").await).token().get() > last);
 }
 
-async fn a_window_refuses_until_it_is_over<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_min_interval_refuses_until_it_is_over<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(30 * MINUTE);
     acquired(lock.try_acquire("k").await).release().await.unwrap();
     assert_eq!(db.number("SELECT time FROM t_resource_lock").await, Some(60), "the article's default");
     let refusal = refused(lock.try_acquire("k").await);
-    assert_eq!(refusal.reason, Reason::WithinWindow);
+    assert_eq!(refusal.reason, Reason::WithinMinInterval);
     assert!(refusal.retry_after.unwrap() > 29 * MINUTE);
     // The minimum interval is a setting of the caller, not of the row.
     acquired(db.lock().try_acquire("k").await).release().await.unwrap();
@@ -104,10 +104,10 @@ async fn a_window_refuses_until_it_is_over<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_failed_run_may_be_repeated_at_once_on_request<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock().min_interval(MINUTE);
     acquired(lock.try_acquire("k").await).fail().await.unwrap();
-    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinWindow);
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinMinInterval);
     let lock = lock.retry_failed_at_once();
     acquired(lock.try_acquire("k").await).release().await.unwrap();
-    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinWindow);
+    assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::WithinMinInterval);
 }
 
 async fn an_expired_claim_is_taken_over_and_named<DB: TestDatabase>(db: TestDb<DB>) {

@@ -12,7 +12,7 @@ harness::tests!(everywhere(
     it_waits_until_the_holder_releases,
     it_waits_until_the_lease_of_a_crashed_holder_ends,
     it_gives_up_at_its_limit,
-    it_refuses_at_once_within_a_window,
+    it_refuses_at_once_within_a_min_interval,
     a_version_is_granted_to_every_caller,
     work_runs_under_a_key,
     work_is_cancelled_when_its_lease_is_lost
@@ -65,13 +65,13 @@ async fn it_gives_up_at_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// Only time helps, however soon it comes.
-async fn it_refuses_at_once_within_a_window<DB: TestDatabase>(db: TestDb<DB>) {
-    for window in [60 * MINUTE, MINUTE / 2] {
-        let lock = db.lock().min_interval(window);
+async fn it_refuses_at_once_within_a_min_interval<DB: TestDatabase>(db: TestDb<DB>) {
+    for interval in [60 * MINUTE, MINUTE / 2] {
+        let lock = db.lock().min_interval(interval);
         acquired(lock.try_acquire("k").await).release().await.unwrap();
         let refusal = refused(timeout(PATIENCE, lock.acquire("k", MINUTE)).await.unwrap());
-        assert_eq!(refusal.reason, Reason::WithinWindow);
-        assert!(refusal.retry_after.is_some_and(|after| after <= window), "{refusal:?}");
+        assert_eq!(refusal.reason, Reason::WithinMinInterval);
+        assert!(refusal.retry_after.is_some_and(|after| after <= interval), "{refusal:?}");
         db.execute("DELETE FROM t_resource_lock").await;
     }
 }

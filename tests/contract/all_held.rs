@@ -115,14 +115,14 @@ impl<DB: TestDatabase> AllHeld<DB> {
         self.run.tick.transaction(pool, async |_| Ok::<_, sqlx::Error>(())).await.unwrap();
         assert_eq!(self.run.end().await, TickOutcome::Succeeded);
         assert_eq!(told(db, "k").await, "S1");
-        assert!(other.list(&ListOptions::default().held()).await.unwrap().is_empty());
+        assert!(other.list(&ListOptions::default().claimed()).await.unwrap().is_empty());
     }
 }
 
 /// When each claim and the run end, unless they are renewed.
 async fn ends<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<(String, Option<DateTime<Utc>>)> {
     let patient = db.builder().time_limit(PATIENCE).build().unwrap();
-    let held = patient.list(&ListOptions::default().held()).await.unwrap();
+    let held = patient.list(&ListOptions::default().claimed()).await.unwrap();
     let held = held.into_iter().filter(|row| row.key != FENCED); // of a payment
     let mut ends: Vec<_> = held.map(|row| (row.key, row.until)).collect();
     let run = info(db, "k").await;

@@ -50,7 +50,7 @@ pub enum Answer {
     /// operator.
     TimedOut,
     NotSucceeded,
-    WithinWindow,
+    WithinMinInterval,
     /// The database rolled the program's transaction back.
     Failed,
 }
@@ -124,13 +124,13 @@ impl<DB: TestDatabase> Program<DB> {
             let mut columns = row.split('|');
             let mut next = || columns.next().unwrap_or_default();
             let (status, locked, minutes, begin) = (next(), next() == "1", next().parse().unwrap(), next());
-            let window = TimeDelta::minutes(minutes);
-            let over = begin.is_empty() || parse(begin) + window <= self.now();
+            let interval = TimeDelta::minutes(minutes);
+            let over = begin.is_empty() || parse(begin) + interval <= self.now();
             match (locked, over) {
                 (true, false) => return Ok(Answer::Locked),
                 (true, true) => return Ok(Answer::TimedOut),
                 _ if status.trim() != "S" => return Ok(Answer::NotSucceeded),
-                (false, false) => return Ok(Answer::WithinWindow),
+                (false, false) => return Ok(Answer::WithinMinInterval),
                 (false, true) => {}
             }
         } else {

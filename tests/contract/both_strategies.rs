@@ -48,7 +48,7 @@ where
     for worker in workers.collect::<Vec<_>>() {
         match worker.await.unwrap() {
             Ok(_) => done += 1,
-            Err(RunError::Failed(Error::Conflict { .. })) => {}
+            Err(RunError::Other(Error::Conflict { .. })) => {}
             Err(error) => wrong.push(error),
         }
     }

@@ -94,7 +94,7 @@ async fn deduct_held<DB: TestDatabase, L: ResourceLock<DB>>(
 #[track_caller]
 fn is_unknown<T: std::fmt::Debug>(done: &Result<T, RunError<sqlx::Error>>) {
     assert!(
-        matches!(done, Err(RunError::Failed(Error::Transaction(TransactionFault::CommitUnknown { .. })))),
+        matches!(done, Err(RunError::Other(Error::Transaction(TransactionFault::CommitUnknown { .. })))),
         "{done:?}"
     );
 }
@@ -195,7 +195,7 @@ async fn a_commit_under_a_version_that_is_not_answered_is_unknown<DB: TestDataba
 fn changed_nothing<T: std::fmt::Debug>(done: &Result<T, RunError<sqlx::Error>>) {
     let nothing = matches!(
         done,
-        Err(RunError::Failed(Error::Database(DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. })))
+        Err(RunError::Other(Error::Database(DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. })))
     );
     assert!(nothing, "{done:?}");
 }
@@ -224,7 +224,7 @@ async fn a_confirmation_or_check_that_is_not_answered_changes_nothing<DB: TestDa
         let lease = acquired(lock.try_acquire(LEASE).await);
         let mut tx = line.pool.begin().await.unwrap();
         let confirmed = line.lost(way, 0, lock.confirm(lease.claim(), &mut tx)).await;
-        changed_nothing(&confirmed.map_err(RunError::Failed));
+        changed_nothing(&confirmed.map_err(RunError::Other));
         drop(tx);
         lease.release().await.unwrap();
         is_had_again(&db, &line, &lock, LEASE).await;
@@ -276,7 +276,7 @@ async fn what_is_committed_before_the_connection_is_lost_is_told<DB: TestDatabas
             let done = timeout(PATIENCE, async { tokio::join!(done, cut).0 }).await.unwrap();
             let in_part = matches!(
                 done,
-                Err(RunError::Failed(Error::Transaction(TransactionFault::Over { outcome: Certainty::InPart, .. })))
+                Err(RunError::Other(Error::Transaction(TransactionFault::Over { outcome: Certainty::InPart, .. })))
             );
             assert!(in_part, "{way:?}, {fails}: {done:?}");
             assert_eq!(balance(&db, LEASE).await, 1);

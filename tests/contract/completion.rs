@@ -114,6 +114,6 @@ async fn a_read_only_session_begins_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     });
     let lock = version_lock(&options.connect(&db.url).await.unwrap()).share_pool();
     let done = lock.transaction(VERSION, async |_| -> Result<(), Infallible> { panic!("it does not begin") }).await;
-    let Err(RunError::Failed(error)) = done else { panic!("{done:?}") };
+    let Err(RunError::Other(error)) = done else { panic!("{done:?}") };
     assert!(format!("{error:?}").contains("its transactions are read-only"), "{error:?}");
 }

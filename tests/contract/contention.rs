@@ -125,7 +125,7 @@ where
 fn cause(error: UpdateError<Infallible>) -> Error {
     match error {
         UpdateError::Computation(never) => match never {},
-        UpdateError::Failed(error) => error,
+        UpdateError::Other(error) => error,
     }
 }
 

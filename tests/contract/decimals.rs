@@ -91,7 +91,7 @@ async fn more_decimals_than_the_column_keeps_are_refused<DB: HasDecimals>(db: Te
         assert!(says.contains("balance") && says.contains("keeps"), "{column}: {says}");
         let deduct = table.deduct("a", d(amount)).await;
         assert!(
-            matches!(deduct, Err(UpdateError::Failed(Error::Invalid(ref wrong))) if wrong.to_string().contains("an amount of")),
+            matches!(deduct, Err(UpdateError::Other(Error::Invalid(ref wrong))) if wrong.to_string().contains("an amount of")),
             "{column}: {deduct:?}"
         );
         let update = table.update("a", |balance| Ok::<_, Error>(balance + d(amount))).await;
@@ -186,7 +186,7 @@ async fn is_told<DB: HasDecimals>(db: &TestDb<DB>, table: &VersionedTable<DB, De
         assert!(tells(&error), "{balance}: {error:?}");
     }
     for deducted in [table.deduct("a", d("0.1")).await, table.deduct_in(&mut tx, "a", d("0.1")).await] {
-        assert!(matches!(&deducted, Err(UpdateError::Failed(error)) if tells(error)), "{balance}: {deducted:?}");
+        assert!(matches!(&deducted, Err(UpdateError::Other(error)) if tells(error)), "{balance}: {deducted:?}");
     }
     tx.commit().await.unwrap();
 }

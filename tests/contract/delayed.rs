@@ -38,7 +38,7 @@ async fn a_renewal_that_was_held_up_moves_no_lease_back<DB: TestDatabase>(db: Te
     let late = held_up(&db).await;
     for (seconds, least) in [(30, 25_000), (60, 55_000), (10, 40_000)] {
         let late = late.clone().lease(Duration::from_secs(seconds));
-        late.resume("k", lease.claim().holder).await.unwrap().detach();
+        late.attach("k", lease.claim().holder).await.unwrap().detach();
         let left = left(&db, "expires_at", "t_resource_lock").await;
         assert!(left > least, "{left} ms of {seconds} s");
     }

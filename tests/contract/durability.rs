@@ -78,7 +78,7 @@ async fn assert_releases<DB: TestDatabase>(
 async fn a_release_that_nothing_hangs_on_does_not_wait_for_the_disk<DB: TestDatabase>(db: TestDb<DB>) {
     let pool = bed(&db).await;
     let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
-    assert_releases(&db, &pool, &lock, DOES_NOT, "no window").await;
+    assert_releases(&db, &pool, &lock, DOES_NOT, "no minimum interval").await;
     let set = lock.try_acquire_all(["first", "k"]).await.unwrap().acquired().unwrap();
     assert_committed(&db, &["first", "k"], WAITS, "the claims of a set").await;
     set.release().await.unwrap();
@@ -90,10 +90,10 @@ async fn a_release_that_others_hang_on_waits_for_the_disk<DB: TestDatabase>(db: 
     let lock = || LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let others = LeaseLock::builder(pool.clone()).share_pool().article_clients(FixedOffset::east_opt(0).unwrap());
     let others = others.build().unwrap();
-    let window = Duration::from_secs(3600);
+    let interval = Duration::from_secs(3600);
     for (what, lock) in [
-        ("a window", lock().min_interval(window)),
-        ("a window for those that succeed", lock().min_interval(window).retry_failed_at_once()),
+        ("a minimum interval", lock().min_interval(interval)),
+        ("a minimum interval for those that succeed", lock().min_interval(interval).retry_failed_at_once()),
         ("the rules of the article", lock().rules(Rules::Article)),
         ("other programs", others),
     ] {

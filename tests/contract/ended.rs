@@ -100,12 +100,9 @@ async fn a_balance_in_a_transaction_that_has_ended_is_not_changed<DB: TestDataba
         assert_eq!(DB::execute_on(&mut tx, ending).await.is_err(), *fails, "{ending}");
         is_over(table.deposit_in(&mut tx, VERSION, 1).await, ending);
         let deducted = table.deduct_in(&mut tx, VERSION, 1).await;
-        is_over(
-            deducted.map_err(|error| if let UpdateError::Failed(error) = error { error } else { panic!() }),
-            ending,
-        );
+        is_over(deducted.map_err(|error| if let UpdateError::Other(error) = error { error } else { panic!() }), ending);
         let updated = table.update_in(&mut tx, VERSION, |balance| Ok::<_, Infallible>(balance + 1)).await;
-        is_over(updated.map_err(|UpdateError::Failed(error)| error), ending);
+        is_over(updated.map_err(|UpdateError::Other(error)| error), ending);
         drop(tx);
         pool.close().await;
     }

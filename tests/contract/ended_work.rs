@@ -112,7 +112,7 @@ async fn work_that_goes_on_after_a_deadlock_and_gives_up_changed_nothing<DB: Tes
     for (name, lock) in locks_with(&db.pool, once) {
         let done = lock.transaction(name, async |mut tx| add_to_all(&db, &mut tx, true).await);
         let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
-        assert!(matches!(error, RunError::Failed(Error::Conflict { attempts: 1, .. })), "{error:?}");
+        assert!(matches!(error, RunError::Other(Error::Conflict { attempts: 1, .. })), "{error:?}");
         assert_eq!(balances(&db).await, [0; 4], "{name}");
         // An error of the work's own is returned as it is.
         let done = lock.transaction(name, async |mut tx| {
@@ -155,9 +155,7 @@ async fn what_follows_a_deadlock_and_is_committed_is_told<DB: TestDatabase>(db: 
 #[track_caller]
 fn is_over<E: std::fmt::Debug>(error: &RunError<E>, expected: Certainty) {
     match error {
-        RunError::Failed(error @ Error::Transaction(TransactionFault::Over { outcome, .. }))
-            if *outcome == expected =>
-        {
+        RunError::Other(error @ Error::Transaction(TransactionFault::Over { outcome, .. })) if *outcome == expected => {
             let asks = error.to_string().contains("read it before you repeat the work");
             assert_eq!(asks, expected != Certainty::NothingChanged, "{error}");
         }

@@ -15,7 +15,7 @@ use crate::waiters::{Process, Turn, now, places, seconds};
 harness::tests!(everywhere(
     grants_come_in_the_order_of_arrival,
     no_waiter_is_overtaken_or_starves,
-    the_waiters_of_a_killed_process_are_passed_over,
+    the_waiters_of_a_killed_process_are_skipped,
     no_attempt_overtakes_those_with_tickets,
     a_waiter_that_goes_away_leaves_its_place,
     a_try_in_order_looks_at_the_queue,
@@ -155,7 +155,7 @@ async fn no_waiter_is_overtaken_or_starves<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// All tickets of a dead process lapse within 12 s of its last heartbeat. In each process that
 /// waits, one task polls, at least once a second.
-async fn the_waiters_of_a_killed_process_are_passed_over<DB: TestDatabase>(db: TestDb<DB>) {
+async fn the_waiters_of_a_killed_process_are_skipped<DB: TestDatabase>(db: TestDb<DB>) {
     const TASKS: usize = 8;
     let mut processes = processes(&db, 3).await;
     let holder = acquired(db.lock().try_acquire("k").await);

@@ -82,7 +82,7 @@ async fn a_key_is_held_against_functions_and_locks_alike<DB: Functions>(db: Test
     let refusal = refused(db.lock().try_acquire("k").await);
     assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::Held, "psql"));
     // The lock takes the claim up, as that of any other process.
-    let lease = db.lock().resume("k", claim.holder.unwrap()).await.unwrap();
+    let lease = db.lock().attach("k", claim.holder.unwrap()).await.unwrap();
     assert_eq!(Some(lease.token().get()), claim.token);
     lease.fail().await.unwrap();
     assert_eq!(change(&db.pool, "renew", "k", &claim, None).await, "lost");

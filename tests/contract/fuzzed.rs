@@ -88,7 +88,7 @@ async fn any_name_is_a_plain_one_or_refused<DB: TestDatabase>(db: TestDb<DB>) {
             let is_plain = accounts.check().is_ok();
             // The table does not exist, or has no such columns.
             let error = accounts.deduct("k", 1).await.unwrap_err();
-            assert_eq!(matches!(error, UpdateError::Failed(Error::Invalid(_))), !is_plain, "{error:?}");
+            assert_eq!(matches!(error, UpdateError::Other(Error::Invalid(_))), !is_plain, "{error:?}");
         }
     });
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock WHERE status = 'S'").await, Some(1));

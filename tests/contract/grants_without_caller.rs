@@ -90,7 +90,7 @@ async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
         // The minimum interval counts from the earlier run, also for a caller with a longer
         // interval.
         let longer = db.lock().rules(rules).min_interval(3 * HOUR);
-        assert_eq!(refused(longer.try_acquire("k").await).reason, Reason::WithinWindow);
+        assert_eq!(refused(longer.try_acquire("k").await).reason, Reason::WithinMinInterval);
         let lease = acquired(lock.try_acquire("k").await);
         assert!(lease.taken_over_from().is_none());
         lease.release().await.unwrap();

@@ -55,9 +55,9 @@ async fn a_handle_without_an_interval_is_not_refused_for_one<DB: TestDatabase>(d
     let lock = db.lock();
     let hourly = lock.clone().min_interval(HOUR);
     acquired(hourly.try_acquire("k").await).release().await.unwrap();
-    assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinWindow);
+    assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinMinInterval);
     acquired(lock.try_acquire("k").await).release().await.unwrap();
-    assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinWindow);
+    assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinMinInterval);
 }
 
 /// The first handle's shutdown ends the dropped leases of all handles.
@@ -142,7 +142,7 @@ async fn a_tick_whose_instance_dies_runs_elsewhere<DB: TestDatabase>(db: TestDb<
     let done = timeout(PATIENCE, done).await.unwrap().unwrap();
     done.unwrap();
     let refused = timeout(PATIENCE, refused).await.expect("it does not wait for the interval").unwrap();
-    assert!(matches!(&refused, Err(RunError::Refused(why)) if why.reason == Reason::WithinWindow), "{refused:?}");
+    assert!(matches!(&refused, Err(RunError::Refused(why)) if why.reason == Reason::WithinMinInterval), "{refused:?}");
     assert!(starts.try_recv().is_err(), "the tick ran once more");
 }
 
@@ -150,7 +150,7 @@ async fn a_wait_that_could_outlast_the_interval_is_refused<DB: TestDatabase>(db:
     let lock = db.lock().min_interval(SHORT);
     for wait in [SHORT, HOUR, Duration::MAX] {
         let run = lock.run("k", wait, async |_| -> Result<(), ()> { panic!("it does not start") });
-        let Err(RunError::Failed(error)) = run.await else { panic!("{wait:?} is possible") };
+        let Err(RunError::Other(error)) = run.await else { panic!("{wait:?} is possible") };
         assert!(error.to_string().contains("shorter than the minimum interval"), "{error}");
     }
     assert!(lock.inspect("k").await.unwrap().is_none(), "nothing was sent");
@@ -170,7 +170,7 @@ async fn a_run_within_the_interval_of_another_is_refused_at_once<DB: TestDatabas
     sleep(SHORT / 2).await;
     let since = Instant::now();
     let late = spaced(db.lock()).run("k", 8 * SHORT - SHORT / 10, async |_| Ok::<_, ()>(())).await;
-    assert!(matches!(&late, Err(RunError::Refused(why)) if why.reason == Reason::WithinWindow), "{late:?}");
+    assert!(matches!(&late, Err(RunError::Refused(why)) if why.reason == Reason::WithinMinInterval), "{late:?}");
     assert!(since.elapsed() < 6 * SHORT, "{:?}", since.elapsed());
 }
 
@@ -180,12 +180,12 @@ async fn a_renewal_of_another_handle_shortens_no_lease<DB: TestDatabase>(db: Tes
     let lock = db.lock();
     let (quick, slow) = (lock.clone().lease(10 * SHORT), lock.clone().lease(HOUR));
     let first = acquired(quick.try_acquire("k").await);
-    let lease = slow.resume("k", first.claim().holder).await.unwrap();
+    let lease = slow.attach("k", first.claim().holder).await.unwrap();
     let until = async || lock.inspect("k").await.unwrap().unwrap().until.unwrap();
     let before = until().await;
     first.renew().await.unwrap();
     first.detach();
-    db.lock().lease(SHORT).resume("k", lease.claim().holder).await.unwrap().detach();
+    db.lock().lease(SHORT).attach("k", lease.claim().holder).await.unwrap().detach();
     assert!(lease.is_held());
     assert!(until().await >= before, "its holder counts on it");
     lease.release().await.unwrap();

@@ -87,7 +87,7 @@ async fn a_hook_that_begins_a_transaction_is_named<DB: TestDatabase>(db: TestDb<
     let lock = LeaseLock::new(options.connect(&db.url).await.unwrap());
     let lock = lock.retry(Retry { within: PATIENCE, ..Retry::default() });
     let done = lock.transaction("k", async |_| -> Result<(), Infallible> { panic!("it does not begin") }).await;
-    let Err(RunError::Failed(error)) = done else { panic!("{done:?}") };
+    let Err(RunError::Other(error)) = done else { panic!("{done:?}") };
     assert!(cause(&error).contains(HOOKS), "{error}: {}", cause(&error));
     // It pauses between two connections.
     assert!(opened.load(SeqCst) < 100, "{opened:?}");

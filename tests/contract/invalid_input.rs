@@ -216,8 +216,8 @@ async fn far_times_are_answered<DB: TestDatabase>(db: TestDb<DB>) {
     };
     for far in far {
         db.set("k", &format!("lock_flag = 0, status = 'S', begin_time = {far}")).await;
-        assert_eq!(refused(lock.try_acquire("k").await).reason, rowlock::Reason::WithinWindow, "{far}");
-        assert_eq!(refused(west.try_acquire("k").await).reason, rowlock::Reason::WithinWindow, "{far}");
+        assert_eq!(refused(lock.try_acquire("k").await).reason, rowlock::Reason::WithinMinInterval, "{far}");
+        assert_eq!(refused(west.try_acquire("k").await).reason, rowlock::Reason::WithinMinInterval, "{far}");
         db.set("k", "lock_flag = 1, time = 2147483647").await;
         assert_eq!(refused(west.try_acquire("k").await).reason, rowlock::Reason::HeldByAnotherProgram, "{far}");
         assert_eq!(lock.list(&rowlock::admin::ListOptions::default()).await.unwrap().len(), 1);

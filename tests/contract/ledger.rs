@@ -100,7 +100,7 @@ pub fn updated<V>(value: V, version: i64, attempts: u32) -> Updated<V> {
 #[track_caller]
 pub fn changed_nothing<T: Debug>(result: Result<T, impl Into<UpdateError<Error>>>) -> Error {
     let error = match result.map_err(Into::into) {
-        Err(UpdateError::Failed(error)) => error,
+        Err(UpdateError::Other(error)) => error,
         other => panic!("{other:?}"),
     };
     let text = error.to_string();

@@ -189,7 +189,7 @@ async fn a_transaction_that_gives_up_frees_the_key<DB: TestDatabase>(db: TestDb<
         async move { Err::<(), _>(contention(db, &mut tx).await) }
     });
     match timeout(2 * PATIENCE, done).await.unwrap() {
-        Err(RunError::Failed(Error::Conflict { attempts: 2, .. })) => {}
+        Err(RunError::Other(Error::Conflict { attempts: 2, .. })) => {}
         other => panic!("{other:?}"),
     }
     is_free(&db, &lock).await;
@@ -202,7 +202,7 @@ async fn a_transaction_that_fails_frees_the_key<DB: TestDatabase>(db: TestDb<DB>
         DB::execute_on(&mut tx, "ROLLBACK").await.map(|_| ())
     });
     match timeout(PATIENCE, done).await.unwrap() {
-        Err(RunError::Failed(Error::Transaction(TransactionFault::Over { .. }))) => {}
+        Err(RunError::Other(Error::Transaction(TransactionFault::Over { .. }))) => {}
         other => panic!("{other:?}"),
     }
     is_free(&db, &lock).await;
@@ -248,11 +248,11 @@ async fn a_claim_that_is_taken_up_has_the_delay_of_its_handle<DB: TestDatabase>(
     let [plain, with_delay] = [Duration::ZERO, LONG].map(|delay| delayed(db.lock(), LONG, delay));
     let holder = acquired(plain.try_acquire("k").await).detach().holder;
     assert!(closed(&db).await.retry_after <= Some(LONG));
-    let lease = with_delay.resume("k", holder).await.unwrap();
+    let lease = with_delay.attach("k", holder).await.unwrap();
     let before = closed(&db).await;
     assert!(lease.time_left() <= LONG && before.retry_after > Some(LONG));
     lease.detach();
-    let lease = plain.resume("k", holder).await.unwrap();
+    let lease = plain.attach("k", holder).await.unwrap();
     assert!(closed(&db).await.until >= before.until);
     lease.release().await.unwrap();
     acquired(db.lock().try_acquire("k").await).release().await.unwrap();

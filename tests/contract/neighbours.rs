@@ -16,7 +16,7 @@ use crate::{
 harness::tests!(everywhere(
     a_counter_stays_exact_with_four_of_theirs_and_four_of_ours,
     their_lock_is_refused_in_its_time_and_then_taken_over,
-    they_read_our_times_and_keep_our_window,
+    they_read_our_times_and_keep_our_min_interval,
     their_late_unlock_is_found_out,
     their_late_unlock_and_relock_are_found_out,
     a_background_renewal_finds_out_too
@@ -89,7 +89,7 @@ async fn their_lock_is_refused_in_its_time_and_then_taken_over<DB: TestDatabase>
     }
 }
 
-async fn they_read_our_times_and_keep_our_window<DB: TestDatabase>(db: TestDb<DB>) {
+async fn they_read_our_times_and_keep_our_min_interval<DB: TestDatabase>(db: TestDb<DB>) {
     for (table, place) in Table::BOTH.into_iter().flat_map(|table| PLACES.map(|place| (table, place))) {
         put(&db, table).await;
         let (program, ours) = neighbours(&db, place).await;
@@ -105,13 +105,13 @@ async fn they_read_our_times_and_keep_our_window<DB: TestDatabase>(db: TestDb<DB
         assert_eq!(later.take("k").await, Answer::NotSucceeded);
 
         acquired(ours.try_acquire("k").await).release().await.unwrap();
-        assert_eq!(program.take("k").await, Answer::WithinWindow);
+        assert_eq!(program.take("k").await, Answer::WithinMinInterval);
         assert_eq!(later.take("k").await, Answer::Taken);
         // The lock also respects the program's minimum interval after the program has ended.
         program.give("k", "S").await;
         db.set("k", &format!("begin_time = {}", DB::begun(table, 50 * 60_000 - i64::from(place) * 1000))).await;
         let refusal = refused(ours.clone().min_interval(60 * MINUTE).try_acquire("k").await);
-        assert_eq!(refusal.reason, Reason::WithinWindow);
+        assert_eq!(refusal.reason, Reason::WithinMinInterval);
         assert!(refusal.retry_after.unwrap() < 11 * MINUTE, "at {place}: {refusal}");
         acquired(ours.min_interval(40 * MINUTE).try_acquire("k").await);
     }
@@ -132,8 +132,8 @@ async fn their_late_unlock_is_found_out<DB: TestDatabase>(db: TestDb<DB>) {
             nothing_is_harmed(&db, &ours, lease).await;
             // What the program wrote counts: the row is free, its status is S, and the lock began
             // it a moment ago.
-            assert_eq!(refused(ours.try_acquire(key).await).reason, Reason::WithinWindow);
-            assert_eq!(program.take(key).await, Answer::WithinWindow);
+            assert_eq!(refused(ours.try_acquire(key).await).reason, Reason::WithinMinInterval);
+            assert_eq!(program.take(key).await, Answer::WithinMinInterval);
         }
         let again = acquired(db.lock().try_acquire("renewed").await);
         again.renew().await.unwrap();

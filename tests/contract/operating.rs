@@ -50,7 +50,7 @@ async fn list_shows_each_state_in_the_order_of_keys<DB: TestDatabase>(db: TestDb
         ("1 held", Held),
         ("2 expired", Expired),
         ("3 foreign", HeldByAnotherProgram),
-        ("4 window", WithinWindow),
+        ("4 window", WithinMinInterval),
         ("5 failed", Failed),
         ("6 free", Free),
     ];
@@ -81,9 +81,9 @@ async fn list_is_paged_and_filtered<DB: TestDatabase>(db: TestDb<DB>) {
         keys.extend(page.into_iter().map(|entry| entry.key));
     }
     assert_eq!(keys, (0..25).map(|number| format!("job {number:02}")).collect::<Vec<_>>());
-    assert_eq!(lock.list(&ListOptions::default().held()).await.unwrap().len(), 6);
+    assert_eq!(lock.list(&ListOptions::default().claimed()).await.unwrap().len(), 6);
     assert_eq!(lock.list(&ListOptions::default().prefix("other_%")).await.unwrap().len(), 1, "no wildcards");
-    assert_eq!(lock.list(&ListOptions::default().prefix("_").held()).await.unwrap().len(), 0);
+    assert_eq!(lock.list(&ListOptions::default().prefix("_").claimed()).await.unwrap().len(), 0);
 }
 
 async fn inspect_looks_at_one_key<DB: TestDatabase>(db: TestDb<DB>) {

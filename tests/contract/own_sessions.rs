@@ -249,7 +249,7 @@ impl<DB: TestDatabase> Held<DB> {
         let Self { setting, lock, lease, set, run } = self;
         assert!(lease.is_held() && set.is_held(), "{setting}");
         lease.renew().await.unwrap_or_else(|error| panic!("{setting}: {error}"));
-        let held = lock.list(&ListOptions::default().held()).await.unwrap();
+        let held = lock.list(&ListOptions::default().claimed()).await.unwrap();
         assert!(held.len() >= 3, "{setting}: {held:?}");
         lease.release().await.unwrap_or_else(|error| panic!("{setting}: {error}"));
         set.release().await.unwrap_or_else(|error| panic!("{setting}: {error}"));

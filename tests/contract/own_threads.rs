@@ -269,7 +269,7 @@ async fn calls<DB: TestDatabase>(lock: &LeaseLock<DB>, pool: &Pool<DB>) {
     drop(acquired(lock.try_acquire("dropped").await));
     assert!(lock.shutdown(PATIENCE).await);
     assert!(acquired(lock.try_acquire("dropped").await).taken_over_from().is_some());
-    let held = lock.list(&ListOptions::default().held()).await.unwrap();
+    let held = lock.list(&ListOptions::default().claimed()).await.unwrap();
     assert!(held.iter().all(|row| row.key == "dropped"), "{held:?}");
 }
 

@@ -162,7 +162,7 @@ async fn readers_run_together_and_are_listed<DB: TestDatabase>(db: TestDb<DB>) {
         readers.push(acquired(locks[number % 2].readers().try_acquire().await));
     }
     let mut listed = Vec::new();
-    for row in db.lock().list(&ListOptions::default().held()).await.unwrap() {
+    for row in db.lock().list(&ListOptions::default().claimed()).await.unwrap() {
         listed.push(row.key);
     }
     let mut keys: Vec<&str> = readers.iter().map(|reader| reader.key().as_str()).collect();
@@ -348,7 +348,7 @@ async fn a_name_that_was_never_claimed_is_claimed_once<DB: TestDatabase>(db: Tes
 async fn a_refused_attempt_leaves_no_claim<DB: TestDatabase>(db: TestDb<DB>) {
     let (lock, operator) = (other(&db), db.lock());
     let held = async || {
-        let held = operator.list(&ListOptions::default().held().prefix("k")).await.unwrap();
+        let held = operator.list(&ListOptions::default().claimed().prefix("k")).await.unwrap();
         held.into_iter().map(|entry| entry.key).collect::<BTreeSet<_>>()
     };
     let readers = [acquired(lock.readers().try_acquire().await), acquired(lock.readers().try_acquire().await)];

@@ -25,7 +25,7 @@ async fn an_expired_reader_is_replaced_by_a_writer<DB: TestDatabase>(db: TestDb<
     let lock = db.lock_for(SHORT);
     let reader = expired(acquired(on(&lock).readers().acquire(PATIENCE).await)).await;
     let writer = acquired(other(&db).writer().try_acquire().await);
-    let late = lock.resume(reader.key.as_str(), reader.holder).await;
+    let late = lock.attach(reader.key.as_str(), reader.holder).await;
     assert!(matches!(late, Err(Error::NotFound(NotFound::Claim { .. }) | Error::Lost { .. })), "{late:?}");
     let mut tx = db.pool.begin().await.unwrap();
     let confirmed = lock.confirm(&reader, &mut tx).await;
@@ -57,7 +57,7 @@ async fn an_expired_writer_is_taken_over_by_a_reader<DB: TestDatabase>(db: TestD
     let reader = acquired(other(&db).readers().try_acquire().await);
     assert_eq!(reader.taken_over_from().map(|prior| prior.token), Some(writer.token), "its work may be half done");
     assert!(reader.writer_token().unwrap() > writer.token);
-    let late = lock.resume("k", writer.holder).await;
+    let late = lock.attach("k", writer.holder).await;
     assert!(matches!(late, Err(Error::NotFound(NotFound::Claim { .. }) | Error::Lost { .. })), "{late:?}");
     assert!(acquired(other(&db).readers().try_acquire().await).taken_over_from().is_none(), "the first one was told");
 }

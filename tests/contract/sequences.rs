@@ -122,7 +122,7 @@ async fn take<DB: TestDatabase>(
             tx.rollback().await.unwrap();
             model.set(balance);
             match result {
-                Err(UpdateError::Failed(Error::Conflict { attempts: 1, .. })) => Ok(()),
+                Err(UpdateError::Other(Error::Conflict { attempts: 1, .. })) => Ok(()),
                 other => Err(format!("{other:?}")),
             }
         }

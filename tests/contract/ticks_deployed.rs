@@ -219,7 +219,7 @@ async fn a_slot_that_a_wrong_clock_has_left_is_put_back<DB: TestDatabase>(db: Te
     ends(running).await;
 }
 
-/// Its tick is due, and is not passed over.
+/// Its tick is due, and is not skipped.
 async fn a_due_time_that_a_wrong_clock_has_left_is_put_back<DB: TestDatabase>(db: TestDb<DB>) {
     ends(every(&db, "one", LONG).start().await.unwrap()).await;
     back(&db, "k", LONG).await;

@@ -77,7 +77,7 @@ async fn listed<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<ScheduleInfo> {
 
 async fn a_group_runs_no_more_than_its_limit<DB: TestDatabase>(db: TestDb<DB>) {
     let (group, others) = (Gate::closed(), Gate::closed());
-    let mut schedules = instance(&db, "one").poll_interval(SHORT / 10).max_runs("group", 2);
+    let mut schedules = instance(&db, "one").poll_interval(SHORT / 10).max_concurrent_runs_in("group", 2);
     for number in 0..5 {
         let of_group = due(&db, &format!("of group {number}")).await.group("group");
         schedules = group.add_to(schedules, of_group);
@@ -107,7 +107,7 @@ async fn runs_of_an_instance_whose_place_is_taken_count<DB: TestDatabase>(db: Te
         let gate = Gate::closed();
         let [first, second] = ["first", "second"].map(|name| format!("{name} {in_group}"));
         let one = |schedules: Schedules<DB>| match in_group {
-            true => schedules.max_runs("group", 1),
+            true => schedules.max_concurrent_runs_in("group", 1),
             false => schedules.max_concurrent_runs(1),
         };
         let of = async |name: &str| {
@@ -134,12 +134,12 @@ async fn runs_of_an_instance_whose_place_is_taken_count<DB: TestDatabase>(db: Te
 async fn a_group_needs_a_limit<DB: TestDatabase>(db: TestDb<DB>) {
     let schedule = Schedule::every("k", LONG).group("imports");
     let error = Gate::closed().add_to(instance(&db, "one"), schedule).start().await.unwrap_err();
-    assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("max_runs"), "{error}");
+    assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("max_concurrent_runs_in"), "{error}");
     let idle = Gate::closed().add_to(instance(&db, "one"), Schedule::every("k", LONG));
-    let error = idle.max_runs("import", 2).start().await.unwrap_err();
+    let error = idle.max_concurrent_runs_in("import", 2).start().await.unwrap_err();
     assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("import"), "{error}");
     for wrong in [0, 10_001] {
-        let checked = instance(&db, "one").max_runs("imports", wrong).check();
+        let checked = instance(&db, "one").max_concurrent_runs_in("imports", wrong).check();
         assert!(checked.is_err_and(|fault| fault.to_string().contains("10,000")), "{wrong}");
     }
 }

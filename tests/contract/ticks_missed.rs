@@ -22,7 +22,7 @@ harness::tests!(everywhere(
     a_panic_of_the_work_is_a_failure,
     the_last_failure_moves_the_slot_on,
     ticks_that_were_missed_are_caught_up_on_as_chosen,
-    a_late_tick_is_passed_over_beyond_its_grace,
+    a_late_tick_is_skipped_beyond_its_grace,
     a_tick_that_was_begun_is_finished_after_a_crash,
     a_slot_whose_times_were_replaced_is_run_as_it_is,
     a_tick_that_kills_its_processes_is_given_up
@@ -122,10 +122,10 @@ async fn ticks_that_were_missed_are_caught_up_on_as_chosen<DB: TestDatabase>(db:
     }
 }
 
-async fn a_late_tick_is_passed_over_beyond_its_grace<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_late_tick_is_skipped_beyond_its_grace<DB: TestDatabase>(db: TestDb<DB>) {
     let skipping = |schedule: Schedule| schedule.catch_up(CatchUp::Skip).grace(Duration::ZERO);
     let schedules = idle(&db, skipping(due(&db, "k").await));
-    assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::PassedOver);
+    assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Missed);
     let after = info(&db, "k").await;
     assert!(!after.running && after.attempt == 0 && after.due == after.slot, "{after:?}");
     assert!(matches!(schedules.try_tick("k").await.unwrap(), TickOutcome::NotDue { retry_after: Some(_) }));

@@ -27,7 +27,7 @@ harness::tests!(everywhere(
     a_skip_during_a_run_leaves_its_tick_to_be_finished,
     a_pause_of_an_older_version_has_no_end,
     a_tick_is_skipped_and_the_next_one_runs,
-    a_skip_passes_over_what_is_due_until_then_and_runs_the_rest,
+    a_skip_leaves_out_what_is_due_until_then_and_runs_the_rest,
     a_skip_is_taken_back,
     orders_for_no_tick_are_refused,
     a_pause_ends_by_itself,
@@ -188,7 +188,7 @@ async fn a_tick_is_skipped_and_the_next_one_runs<DB: TestDatabase>(db: TestDb<DB
     assert_eq!(instance(&db, "alice").skip("k").await.unwrap(), slot);
     assert_eq!(info(&db, "k").await.skipped_until, Some(slot));
     let jobs = idle(&db, schedule);
-    assert_eq!(jobs.try_tick("k").await.unwrap(), TickOutcome::PassedOver);
+    assert_eq!(jobs.try_tick("k").await.unwrap(), TickOutcome::Missed);
     assert_eq!((told(&db, "k").await, errors(&db, "k").await), ("M0(1)".into(), vec!["skipped by alice".into()]));
     let after = info(&db, "k").await;
     assert!(after.slot == slot + LONG && after.skipped_until.is_none(), "{after:?}");
@@ -200,7 +200,7 @@ async fn a_tick_is_skipped_and_the_next_one_runs<DB: TestDatabase>(db: TestDb<DB
 }
 
 /// The instances were down.
-async fn a_skip_passes_over_what_is_due_until_then_and_runs_the_rest<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_skip_leaves_out_what_is_due_until_then_and_runs_the_rest<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db, "k").await;
     let period = LONG / 10;
     let schedule = Schedule::every("k", period);

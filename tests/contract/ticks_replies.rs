@@ -30,7 +30,7 @@ harness::tests!(
         a_pause_between_a_look_and_a_claim_is_seen,
         a_trigger_between_a_look_and_a_claim_is_run_too,
         a_message_that_is_lost_loses_no_tick_and_repeats_no_success,
-        ticks_that_were_passed_over_without_a_reply_are_not_lost,
+        ticks_that_were_skipped_without_a_reply_are_not_lost,
         a_skip_that_is_sent_again_skips_one_tick
     ),
     servers[DIRECT](a_pass_that_was_made_and_given_up_is_not_handed_back),
@@ -208,9 +208,9 @@ async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDat
 }
 
 /// The connection is lost at each reply of a run that passes its tick over.
-async fn ticks_that_were_passed_over_without_a_reply_are_not_lost<DB: TestDatabase>(db: TestDb<DB>) {
+async fn ticks_that_were_skipped_without_a_reply_are_not_lost<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
-    let mut passed_over = 0;
+    let mut skipped = 0;
     for passed in 0..MESSAGES {
         let name = format!("skipped{passed}");
         let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).grace(Duration::ZERO);
@@ -223,18 +223,18 @@ async fn ticks_that_were_passed_over_without_a_reply_are_not_lost<DB: TestDataba
         proxy.cut();
         let outcome = timeout(PATIENCE, cut).await.unwrap().unwrap();
         if told.starts_with('M') {
-            passed_over += 1;
-            assert_eq!(outcome.unwrap(), TickOutcome::PassedOver, "after {passed} replies");
+            skipped += 1;
+            assert_eq!(outcome.unwrap(), TickOutcome::Missed, "after {passed} replies");
         }
     }
-    assert!(passed_over > 0);
+    assert!(skipped > 0);
 }
 
 /// The connection is lost at each reply of an order, after the tick has come. If the order was
-/// given, the tick is passed over, and the next one is not.
+/// given, the tick is skipped, and the next one is not.
 async fn a_skip_that_is_sent_again_skips_one_tick<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
-    let mut passed_over = 0;
+    let mut missed = 0;
     for passed in 0..MESSAGES {
         let name = format!("k{passed}");
         let schedule = due(&db, &name).await;
@@ -248,13 +248,13 @@ async fn a_skip_that_is_sent_again_skips_one_tick<DB: TestDatabase>(db: TestDb<D
         let comes = idle(&db, schedule).time_limit(LIMIT).try_tick(&name).await;
         proxy.cut();
         let skipped = timeout(PATIENCE, skip).await.unwrap().unwrap().unwrap();
-        if matches!(comes, Ok(TickOutcome::PassedOver)) {
-            passed_over += 1;
+        if matches!(comes, Ok(TickOutcome::Missed)) {
+            missed += 1;
             let next = info(&db, &name).await;
             assert_eq!((skipped, next.skipped_until), (slot, None), "after {passed} replies: {next:?}");
         }
     }
-    assert!(passed_over > 0);
+    assert!(missed > 0);
 }
 
 /// No reply comes before the instance has given its pass up.
@@ -289,7 +289,7 @@ async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(
         let is_late = held.elapsed() > LIMIT + 2 * SHORT;
         if told.starts_with('M') {
             given_up += u32::from(outcome == TickOutcome::Lost);
-            let is_known = matches!(outcome, TickOutcome::PassedOver | TickOutcome::Lost);
+            let is_known = matches!(outcome, TickOutcome::Missed | TickOutcome::Lost);
             assert!(is_known || is_late, "{passed} replies: {outcome:?}");
         }
     }

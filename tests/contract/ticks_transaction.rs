@@ -154,7 +154,7 @@ async fn a_transaction_that_has_ended_before_commits_no_tick<DB: TestDatabase>(d
         }
     })
     .await;
-    assert!(matches!(done, Err(RunError::Failed(Error::Transaction(TransactionFault::Over { .. })))), "{done:?}");
+    assert!(matches!(done, Err(RunError::Other(Error::Transaction(TransactionFault::Over { .. })))), "{done:?}");
     assert!(matches!(outcome, TickOutcome::Failed { .. }), "{outcome:?}");
     assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (0, "F1"));
 }
@@ -168,7 +168,7 @@ async fn work_that_commits_implicitly_makes_no_success<DB: TestDatabase>(db: Tes
         DB::execute_on(&mut tx, "INSERT INTO staging VALUES (1)").await.map(drop)
     })
     .await;
-    assert!(matches!(done, Err(RunError::Failed(Error::Transaction(TransactionFault::Over { .. })))), "{done:?}");
+    assert!(matches!(done, Err(RunError::Other(Error::Transaction(TransactionFault::Over { .. })))), "{done:?}");
     assert!(matches!(outcome, TickOutcome::Failed { .. }), "{outcome:?}");
     assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "F1"));
 }

@@ -123,7 +123,7 @@ async fn the_articles_table_is_upgraded_in_place<DB: TestDatabase>(db: TestDb<DB
         let hour = db.lock().min_interval(60 * MINUTE);
         for key in ["fine", "failed"] {
             let refusal = refused(hour.try_acquire(key).await);
-            assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::WithinWindow, "10.0.0.7"));
+            assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::WithinMinInterval, "10.0.0.7"));
             let left = refusal.retry_after.unwrap();
             assert!(left > 49 * MINUTE && left < 51 * MINUTE, "{left:?} of {shape}");
         }
@@ -203,7 +203,7 @@ async fn times_of_any_kind_stand_in_the_row<DB: TestDatabase>(db: TestDb<DB>) {
                 let begin = time(begin);
                 db.set("k", &format!("lock_flag = {flag}, status = 'S', begin_time = {begin}, time = {minutes}")).await;
                 let refusal = refused(aware(hours).try_acquire("k").await);
-                let reason = if flag == 1 { Reason::HeldByAnotherProgram } else { Reason::WithinWindow };
+                let reason = if flag == 1 { Reason::HeldByAnotherProgram } else { Reason::WithinMinInterval };
                 assert_eq!(refusal.reason, reason, "{begin} and {minutes}");
             }
             db.set("k", &format!("lock_flag = 1, begin_time = {}, time = 60", time("1000-01-01 00:00:00"))).await;

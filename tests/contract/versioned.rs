@@ -39,14 +39,14 @@ async fn a_row_that_is_not_there_is_none_and_is_not_made<DB: TestDatabase>(db: T
     assert_eq!(table.read("b").await.unwrap(), None);
     let update = table.update("b", |_| -> Result<i64, Infallible> { panic!("there is nothing to compute with") }).await;
     let error = match update {
-        Err(UpdateError::Failed(error)) => error,
+        Err(UpdateError::Other(error)) => error,
         other => panic!("{other:?}"),
     };
     assert!(
         matches!(&error, Error::NotFound(NotFound::Row { table, key, .. }) if table == "account" && key.as_str() == "b"),
         "{error:?}"
     );
-    assert!(matches!(table.deduct("b", 1).await, Err(UpdateError::Failed(Error::NotFound(NotFound::Row { .. })))));
+    assert!(matches!(table.deduct("b", 1).await, Err(UpdateError::Other(Error::NotFound(NotFound::Row { .. })))));
     assert!(matches!(table.deposit("b", 1).await, Err(Error::NotFound(NotFound::Row { .. }))));
     assert!(matches!(table.deposit("", 1).await, Err(Error::Invalid(_))));
     assert_eq!(db.number("SELECT COUNT(*) FROM account").await, Some(2));
@@ -104,7 +104,7 @@ async fn always_overtaken<DB: TestDatabase>(db: &TestDb<DB>, table: &VersionedTa
         between(outside(db, "version = version + 1"));
         Ok::<_, Infallible>(balance - 1)
     });
-    let UpdateError::Failed(error) = update.await.unwrap_err();
+    let UpdateError::Other(error) = update.await.unwrap_err();
     assert_eq!(row(db).await, (before.0, before.1 + i64::from(calls)));
     (calls, error)
 }
@@ -163,7 +163,7 @@ async fn amounts_that_are_not_positive_or_do_not_fit_are_refused<DB: TestDatabas
         let deposit = nowhere.deposit("a", amount).await.unwrap_err();
         assert!(refused(&deposit) && deposit.to_string().contains("more than zero"), "{amount}: {deposit:?}");
         let deduct = nowhere.deduct("a", amount).await.unwrap_err();
-        assert!(matches!(&deduct, UpdateError::Failed(error) if refused(error)), "{amount}: {deduct:?}");
+        assert!(matches!(&deduct, UpdateError::Other(error) if refused(error)), "{amount}: {deduct:?}");
     }
     assert!(
         matches!(changed_nothing(table.deposit("a", i64::MAX).await), Error::Invalid(ref wrong) if wrong.to_string().contains("an amount of"))
@@ -282,9 +282,9 @@ async fn a_version_or_value_of_null_is_an_error_that_changes_nothing<DB: TestDat
             assert!(tells(&error), "{error:?}");
         }
         let deducted = table.deduct("a", 1).await;
-        assert!(matches!(&deducted, Err(UpdateError::Failed(error)) if tells(error)), "{deducted:?}");
+        assert!(matches!(&deducted, Err(UpdateError::Other(error)) if tells(error)), "{deducted:?}");
         let ran = lock.transaction("a", async |_| Ok::<_, sqlx::Error>(())).await;
-        let is_told = matches!(&ran, Err(RunError::Failed(error)) if tells(error));
+        let is_told = matches!(&ran, Err(RunError::Other(error)) if tells(error));
         assert!(if column == "version" { is_told } else { ran.is_ok() }, "{ran:?}");
         assert_eq!(db.cell(&format!("COALESCE({column}, -1)"), "account WHERE id = 'a'").await.as_deref(), Some("-1"));
     }
@@ -316,7 +316,7 @@ async fn a_version_that_cannot_grow_is_an_error_that_changes_nothing<DB: TestDat
         changed_nothing(table.update("a", |_| Ok::<_, Error>(7)).await);
         let lock = VersionLock::new(db.pool.clone(), &name, "id", "version");
         let ran = lock.transaction("a", async |_| Ok::<_, sqlx::Error>(())).await;
-        assert!(matches!(ran, Err(RunError::Failed(_))), "{column}: {ran:?}");
+        assert!(matches!(ran, Err(RunError::Other(_))), "{column}: {ran:?}");
         assert_eq!(db.cell("balance", &name).await.as_deref(), Some("100"), "{column}");
         assert_eq!(db.cell("version", &name).await.as_deref(), Some(*end), "{column}");
     }

@@ -40,7 +40,7 @@ async fn less<DB: TestDatabase>(
 
 #[track_caller]
 fn is_conflict<T: std::fmt::Debug, E: std::fmt::Debug>(result: Result<T, UpdateError<E>>) {
-    assert!(matches!(result, Err(UpdateError::Failed(Error::Conflict { attempts: 1, .. }))), "{result:?}");
+    assert!(matches!(result, Err(UpdateError::Other(Error::Conflict { attempts: 1, .. }))), "{result:?}");
 }
 
 async fn what_the_caller_commits_or_rolls_back_goes_with_the_rest<DB: TestDatabase>(db: TestDb<DB>) {
@@ -176,7 +176,7 @@ async fn an_error_leaves_the_transaction_to_the_caller<DB: TestDatabase>(db: Tes
     let refused = table.update_in(&mut tx, "a", |balance| Err::<i64, _>(balance + 1)).await;
     assert!(matches!(refused, Err(UpdateError::Computation(101))));
     let missing = table.update_in(&mut tx, "absent", |balance| Ok::<_, Infallible>(*balance)).await;
-    assert!(matches!(missing, Err(UpdateError::Failed(Error::NotFound(NotFound::Row { .. })))));
+    assert!(matches!(missing, Err(UpdateError::Other(Error::NotFound(NotFound::Row { .. })))));
     less(&table, &mut tx).await.unwrap();
     tx.commit().await.unwrap();
     assert_eq!(row(&db).await, (90, 1));
@@ -247,7 +247,7 @@ async fn a_transfer_is_made_as_a_whole_or_not_at_all<DB: TestDatabase>(db: TestD
         let mut tx = db.pool.begin().await.unwrap();
         let deducted = table.deduct_in(&mut tx, "a", amount).await;
         assert!(
-            matches!(deducted, Err(UpdateError::Failed(Error::Invalid(ref wrong))) if wrong.to_string().contains("an amount of")),
+            matches!(deducted, Err(UpdateError::Other(Error::Invalid(ref wrong))) if wrong.to_string().contains("an amount of")),
             "{deducted:?}"
         );
         let deposited = table.deposit_in(&mut tx, "a", amount).await;

@@ -42,12 +42,12 @@ async fn change<DB: TestDatabase>(
     name: &str,
 ) -> Result<rowlock::balances::Updated<i64>, Error> {
     let failed = |error| match error {
-        UpdateError::Failed(error) => error,
+        UpdateError::Other(error) => error,
         other => panic!("{other:?}"),
     };
     match name {
         "update" => table.update("a", |balance| Ok::<_, Infallible>(balance - 1)).await.map_err(|error| match error {
-            UpdateError::Failed(error) => error,
+            UpdateError::Other(error) => error,
             UpdateError::Computation(never) => match never {},
         }),
         "deduct" => table.deduct("a", 1).await.map_err(failed),
@@ -142,7 +142,7 @@ async fn in_a_transaction_each_statement_has_the_limit<DB: TestDatabase>(db: Tes
         let since = Instant::now();
         let update = table.update_in(&mut tx, "a", |balance| Ok::<_, Infallible>(balance - 1));
         let error = proxy.during(Way::Replies, after, update, async |_| {}).await.unwrap_err();
-        assert!(matches!(&error, UpdateError::Failed(Error::Database(DatabaseFault::TimedOut { .. }))), "{error:?}");
+        assert!(matches!(&error, UpdateError::Other(Error::Database(DatabaseFault::TimedOut { .. }))), "{error:?}");
         assert!(!error.to_string().contains("lease") && since.elapsed() < 4 * LIMIT, "{error}");
         proxy.cut();
         drop(tx);

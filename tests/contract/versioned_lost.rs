@@ -91,7 +91,7 @@ async fn a_write_that_is_not_answered_is_unknown_and_not_tried_again<DB: TestDat
         let error = proxy.during(way, WRITING, update, async |proxy| proxy.cut()).await.unwrap_err();
         let unknown = matches!(
             error,
-            UpdateError::Failed(Error::Database(DatabaseFault::Failed { outcome: Certainty::Unknown, .. }))
+            UpdateError::Other(Error::Database(DatabaseFault::Failed { outcome: Certainty::Unknown, .. }))
         );
         assert!(unknown && error.to_string().contains("may have been"), "{way:?}: {error:?}");
         assert_eq!(pool.size(), 0, "the connection is closed");
@@ -112,7 +112,7 @@ async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB: Te
         let error = proxy.during(way, WRITING, hasty.deduct("a", 1), async |_| {}).await.unwrap_err();
         let unknown = matches!(
             error,
-            UpdateError::Failed(Error::Database(DatabaseFault::TimedOut { outcome: Certainty::Unknown, .. }))
+            UpdateError::Other(Error::Database(DatabaseFault::TimedOut { outcome: Certainty::Unknown, .. }))
         );
         assert!(unknown, "{way:?}: {error:?}");
         assert_eq!(pool.size(), 0, "the connection is closed");
@@ -159,7 +159,7 @@ async fn a_read_that_is_never_answered_has_changed_nothing<DB: TestDatabase>(db:
         let before = row(&db).await;
         let table = table.retry(Retry { within: LIMIT, ..Retry::default() });
         match proxy.during(way, READING, table.deduct("a", 1), async |_| {}).await {
-            Err(UpdateError::Failed(error)) => nothing(error),
+            Err(UpdateError::Other(error)) => nothing(error),
             other => panic!("{other:?}"),
         }
         assert_eq!((pool.size(), row(&db).await), (0, before));

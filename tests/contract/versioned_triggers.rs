@@ -131,7 +131,7 @@ async fn is_named<DB: TestDatabase>(db: &TestDb<DB>, table: &VersionedTable<DB>,
     assert!(calls <= 2, "{calls} attempts");
     let lock = VersionLock::new(pool.clone(), "account", "id", "version");
     let ran = lock.transaction("a", async |_| Ok::<_, sqlx::Error>(())).await;
-    let Err(RunError::Failed(error)) = ran else { panic!("{ran:?}") };
+    let Err(RunError::Other(error)) = ran else { panic!("{ran:?}") };
     errors.push(error);
     let deducted = table.deduct("a", 1).await;
     // InnoDB keeps the lock of a row whose change is undone, until the transaction ends.
@@ -139,7 +139,7 @@ async fn is_named<DB: TestDatabase>(db: &TestDb<DB>, table: &VersionedTable<DB>,
     DB::execute_on(&mut tx, "INSERT INTO account VALUES ('kept', 5, 0)").await.unwrap();
     errors.push(changed_nothing(table.deposit_in(&mut tx, "a", 1).await));
     for deducted in [deducted, table.deduct_in(&mut tx, "a", 1).await] {
-        let Err(UpdateError::Failed(error)) = deducted else { panic!("{deducted:?}") };
+        let Err(UpdateError::Other(error)) = deducted else { panic!("{deducted:?}") };
         errors.push(error);
     }
     for error in errors {
@@ -265,7 +265,7 @@ async fn a_change_under_a_trigger_yields_to_the_one_that_was_first<DB: TestDatab
         between(outside(&db, "version = version + 1"));
         Ok::<_, Infallible>(balance - 1)
     });
-    let UpdateError::Failed(error) = update.await.unwrap_err();
+    let UpdateError::Other(error) = update.await.unwrap_err();
     assert!(matches!(error, Error::Conflict { attempts: 2, .. }), "{error:?}");
     assert_eq!(row(&db).await, (2099, 5));
 }

@@ -144,7 +144,7 @@ async fn a_key_that_its_column_cannot_hold_is_refused_unseen<DB: TestDatabase>(d
             let error = values.read(key).await.unwrap_err();
             assert!(is_unfit(&error), "{key}: {error:?}");
             let update = values.update(key, |_| -> Result<i64, Infallible> { panic!("there is no value") }).await;
-            assert!(matches!(&update, Err(UpdateError::Failed(error)) if is_unfit(error)), "{key}: {update:?}");
+            assert!(matches!(&update, Err(UpdateError::Other(error)) if is_unfit(error)), "{key}: {update:?}");
             let claim = ResourceLock::acquire(&lock, key, Duration::ZERO).await.unwrap_err();
             assert!(is_unfit(&claim), "{key}: {claim:?}");
         }

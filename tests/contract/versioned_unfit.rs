@@ -27,7 +27,7 @@ harness::tests!(
 async fn errors<DB: TestDatabase>(db: &TestDb<DB>, table: &str) -> Vec<Error> {
     let values = VersionedTable::new(db.pool.clone(), Columns { table, ..COLUMNS });
     let deducted = values.deduct("a", 1).await.map_err(|error| match error {
-        UpdateError::Failed(error) => error,
+        UpdateError::Other(error) => error,
         other => panic!("{other:?}"),
     });
     vec![

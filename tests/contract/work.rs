@@ -37,7 +37,7 @@ harness::tests!(
         inner_transactions_are_the_works_own,
         work_that_keeps_the_transaction_is_found_out,
         a_key_that_stays_held_is_refused_after_the_time,
-        a_lease_with_a_window_is_kept_for_the_next_attempt,
+        a_lease_with_a_min_interval_is_kept_for_the_next_attempt,
         a_transaction_of_conflicts_leaves_the_key_open,
         a_panic_in_the_work_rolls_back_and_abandons_the_key
     ),
@@ -116,7 +116,7 @@ where
         }
     });
     let error = timeout(PATIENCE, done).await.unwrap().unwrap_err();
-    assert!(matches!(error, RunError::Failed(Error::Transaction(TransactionFault::Over { .. }))), "{name}: {error:?}");
+    assert!(matches!(error, RunError::Other(Error::Transaction(TransactionFault::Over { .. }))), "{name}: {error:?}");
 }
 
 /// After this error the transaction is over, even if the work ignores the error.
@@ -185,7 +185,7 @@ async fn work_that_rolls_back_and_fails_leaves_the_pool_clean<DB: TestDatabase>(
             Err::<(), _>(Reply::Code(8))
         });
         let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
-        assert!(matches!(error, RunError::Failed(Error::Transaction(TransactionFault::Over { .. }))), "{error:?}");
+        assert!(matches!(error, RunError::Other(Error::Transaction(TransactionFault::Over { .. }))), "{error:?}");
         assert!(error.to_string().contains("code 8"), "{error}");
         nothing_happened(&db, name).await;
     })
@@ -244,7 +244,7 @@ async fn work_that_keeps_the_transaction_is_found_out<DB: TestDatabase>(db: Test
             Err::<(), _>(Reply::Code(7))
         });
         let error = timeout(PATIENCE, failed).await.unwrap().unwrap_err();
-        let RunError::Failed(error @ Error::Transaction(TransactionFault::Over { outcome: Certainty::Unknown, .. })) =
+        let RunError::Other(error @ Error::Transaction(TransactionFault::Over { outcome: Certainty::Unknown, .. })) =
             error
         else {
             panic!("{name}: {error:?}")
@@ -284,15 +284,15 @@ async fn retries_that_are_used_up_are_a_conflict<DB: TestDatabase>(db: TestDb<DB
             });
             let (done, runs) = (timeout(PATIENCE, done).await.unwrap(), runs.load(SeqCst));
             match done {
-                Err(RunError::Failed(Error::Conflict { attempts, key, .. })) => {
+                Err(RunError::Other(Error::Conflict { attempts, key, .. })) => {
                     assert_eq!((attempts, key.as_str()), (runs, name));
                 }
                 // The time was over in the middle of an attempt.
-                Err(RunError::Failed(Error::Database(DatabaseFault::TimedOut {
+                Err(RunError::Other(Error::Database(DatabaseFault::TimedOut {
                     outcome: Certainty::NothingChanged,
                     ..
                 }))) if retry == short => {}
-                Err(RunError::Failed(Error::Database(DatabaseFault::NoConnection { .. }))) if retry == short => {}
+                Err(RunError::Other(Error::Database(DatabaseFault::NoConnection { .. }))) if retry == short => {}
                 other => panic!("{name}: {other:?}"),
             }
             assert!(if retry == few { runs == 3 } else { since.elapsed() >= short.within }, "{runs}");
@@ -310,7 +310,7 @@ async fn a_transaction_that_does_not_begin_leaves_the_key_open<DB: TestDatabase>
     // The look at the table and the opening of a session do not count.
     acquired(lock.try_acquire("other").await).release().await.unwrap();
     let done = lock.transaction("k", async |_| -> Result<(), Infallible> { panic!("it does not begin") }).await;
-    assert!(matches!(done, Err(RunError::Failed(Error::Database(DatabaseFault::NoConnection { .. })))), "{done:?}");
+    assert!(matches!(done, Err(RunError::Other(Error::Database(DatabaseFault::NoConnection { .. })))), "{done:?}");
     drop(in_use);
     eventually("the key is open", || async { matches!(lock.try_acquire("k").await, Ok(Attempt::Acquired(_))) }).await;
 }
@@ -323,7 +323,7 @@ async fn a_transaction_of_conflicts_leaves_the_key_open<DB: TestDatabase>(db: Te
         let db = &db;
         let work = |mut tx: Tx<DB>| async move { Err::<(), _>(contention(db, &mut tx).await) };
         let done = lock.transaction("k", work).await;
-        assert!(matches!(done, Err(RunError::Failed(Error::Conflict { .. }))), "{done:?}");
+        assert!(matches!(done, Err(RunError::Other(Error::Conflict { .. }))), "{done:?}");
         let open = async || match lock.try_acquire("k").await {
             Ok(Attempt::Acquired(lease)) => lease.release().await.is_ok(),
             _ => false,
@@ -348,7 +348,7 @@ async fn a_key_that_stays_held_is_refused_after_the_time<DB: TestDatabase>(db: T
 
 /// If the lease were released for the second attempt, the attempt would be refused within the
 /// minimum interval.
-async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_lease_with_a_min_interval_is_kept_for_the_next_attempt<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let lock = db.lock().min_interval(Duration::from_secs(3600));
     let tokens = Mutex::new(Vec::<Token>::new());
@@ -367,7 +367,7 @@ async fn a_lease_with_a_window_is_kept_for_the_next_attempt<DB: TestDatabase>(db
     let since = Instant::now();
     let again = lock.transaction(LEASE, async |_| -> Result<(), Infallible> { panic!("it does not begin") });
     match again.await {
-        Err(RunError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::WithinWindow),
+        Err(RunError::Refused(refusal)) => assert_eq!(refusal.reason, Reason::WithinMinInterval),
         other => panic!("{other:?}"),
     }
     assert!(since.elapsed() < PATIENCE / 4, "refused at once");

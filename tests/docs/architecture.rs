@@ -1,5 +1,5 @@
-//! ARCHITECTURE.md: it is short, has each room of `src/` with the rooms that it calls, shows the
-//! pictures, and names files that exist.
+//! ARCHITECTURE.md: it is short, has each module of `src/` with the modules that it calls, shows
+//! the pictures, and names files that exist.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use crate::{assert_none, cited::tables, files, links, repository, shown};
 /// A page that is read in five minutes.
 const LINES: usize = 200;
 
-type Rooms = BTreeMap<String, BTreeSet<String>>;
+type Modules = BTreeMap<String, BTreeSet<String>>;
 
 /// The first names of the paths that begin with `crate`, outside of comments and tests.
 fn imported(text: &str) -> BTreeSet<String> {
@@ -46,24 +46,24 @@ fn imported(text: &str) -> BTreeSet<String> {
     names
 }
 
-/// The rooms of `src`, and for each of them those that it calls.
-fn rooms(src: &Path) -> Rooms {
+/// The modules of `src`, and for each of them those that it calls.
+fn modules(src: &Path) -> Modules {
     let folders = std::fs::read_dir(src).unwrap().map(|entry| entry.unwrap()).filter(|entry| entry.path().is_dir());
     let names: BTreeSet<String> = folders.map(|entry| entry.file_name().into_string().unwrap()).collect();
-    let calls = |room: &String| {
-        let code = files(&src.join(room), "rs").into_iter().filter(|file| !shown(file, src).contains("_tests"));
+    let calls = |module: &String| {
+        let code = files(&src.join(module), "rs").into_iter().filter(|file| !shown(file, src).contains("_tests"));
         let called = code.flat_map(|file| imported(&std::fs::read_to_string(file).unwrap()));
-        called.filter(|name| name != room && names.contains(name)).collect()
+        called.filter(|name| name != module && names.contains(name)).collect()
     };
-    names.iter().map(|room| (room.clone(), calls(room))).collect()
+    names.iter().map(|module| (module.clone(), calls(module))).collect()
 }
 
-/// The rooms that the page has in its table of rooms, and those that it says they call.
-fn described(page: &str) -> Rooms {
+/// The modules that the page has in its table of modules, and those that it says they call.
+fn described(page: &str) -> Modules {
     let (tables, _) = tables(page);
-    let rows = tables.iter().filter(|table| table.heading == "Rooms").flat_map(|table| &table.rows);
-    let room = |code: &String| code.trim_end_matches('/').to_owned();
-    rows.filter_map(|row| Some((room(row[0].code.first()?), row.last()?.code.iter().map(room).collect()))).collect()
+    let rows = tables.iter().filter(|table| table.heading == "Modules").flat_map(|table| &table.rows);
+    let module = |code: &String| code.trim_end_matches('/').to_owned();
+    rows.filter_map(|row| Some((module(row[0].code.first()?), row.last()?.code.iter().map(module).collect()))).collect()
 }
 
 /// The code of the page that has the form of a path and that is not in `src/` nor in the root.
@@ -86,17 +86,17 @@ fn problems(root: &Path) -> Vec<String> {
     if lines >= LINES {
         problems.push(format!("the page has {lines} lines of fewer than {LINES}"));
     }
-    let (rooms, mut described) = (rooms(&root.join("src")), described(&page));
-    for (room, calls) in rooms {
-        match described.remove(&room) {
-            None => problems.push(format!("the table of rooms has no `{room}/`")),
+    let (modules, mut described) = (modules(&root.join("src")), described(&page));
+    for (module, calls) in modules {
+        match described.remove(&module) {
+            None => problems.push(format!("the table of modules has no `{module}/`")),
             Some(said) if said != calls => {
-                problems.push(format!("`{room}/` calls {calls:?}, and the page says {said:?}"));
+                problems.push(format!("`{module}/` calls {calls:?}, and the page says {said:?}"));
             }
             Some(_) => {}
         }
     }
-    problems.extend(described.keys().map(|room| format!("`{room}/` is no room")));
+    problems.extend(described.keys().map(|module| format!("`{module}/` is no module")));
     let links = links::read(&root.join("ARCHITECTURE.md")).links;
     let shown = |name: &String| links.iter().any(|(_, link)| link == name);
     let pictures = files(&root.join("docs/pictures"), "svg").into_iter().map(|file| crate::shown(&file, root));
@@ -107,7 +107,7 @@ fn problems(root: &Path) -> Vec<String> {
 #[test]
 fn the_architecture_is_that_of_the_code() {
     let root = repository();
-    assert!(rooms(&root.join("src"))["lease"].contains("session"), "imports are found");
+    assert!(modules(&root.join("src"))["lease"].contains("session"), "imports are found");
     assert_none(&problems(&root));
 }
 
@@ -128,7 +128,7 @@ fn another_architecture_is_found() {
     write("src/queue/mod.rs", "#[cfg(test)]\nmod tests {\n    use crate::lease::Lease;\n}\n");
     write("src/store/mod.rs", "fn any() -> crate::queue::Any {}\n");
     write("docs/pictures/key.svg", "");
-    let page = "## Rooms\n\n| room | | calls |\n|---|---|---|\n| `lease/` | | `store/` |\n| `queue/` | | |\n| `store/` | | `queue/` |\n\n\
+    let page = "## Modules\n\n| module | | calls |\n|---|---|---|\n| `lease/` | | `store/` |\n| `queue/` | | |\n| `store/` | | `queue/` |\n\n\
                 ![The path](docs/pictures/key.svg) of `key.rs` and `lease/mod.rs` in `src/lease/`, `cargo test`, `a::b/c`\n";
     write("ARCHITECTURE.md", page);
     assert_none(&problems(root));
@@ -144,8 +144,8 @@ fn another_architecture_is_found() {
         "gone/ does not exist",
         "the page has 209 lines of fewer than 200",
         "`lease/` calls {\"store\"}, and the page says {\"queue\"}",
-        "the table of rooms has no `queue/`",
-        "`gone/` is no room",
+        "the table of modules has no `queue/`",
+        "`gone/` is no module",
         "the page does not show docs/pictures/key.svg",
     ];
     assert_eq!(problems(root), expected);

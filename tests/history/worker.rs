@@ -372,7 +372,7 @@ impl<DB: TestDatabase> Worker<DB> {
         let outcome = match committed.await {
             Ok(()) => Outcome::Done,
             Err(RunError::Refused(_)) => Outcome::Refused,
-            Err(RunError::Failed(Error::Transaction(TransactionFault::CommitUnknown { .. }))) => Outcome::Unknown,
+            Err(RunError::Other(Error::Transaction(TransactionFault::CommitUnknown { .. }))) => Outcome::Unknown,
             Err(_) => Outcome::Nothing,
         };
         self.tell(Step::Done(outcome));

@@ -187,7 +187,7 @@ const SIZES: &[Size] = &[
     (lost_commits, 40_000, &[Event::SaidCommitted, Event::SaidNotCommitted, Event::SaidUnknown]),
     (silence, 20_000, &[Event::DoneByReading]),
     (freed_by_another, 150_000, &[Event::DoneByReading]),
-    (window, 40_000, &[Event::WithinWindow]),
+    (window, 40_000, &[Event::WithinMinInterval]),
     (operator, 70_000, &[Event::ForceReleased, Event::RowDeleted, Event::RenewalLost]),
     (
         overruled,

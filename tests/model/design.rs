@@ -88,7 +88,7 @@ pub enum Event {
     SaidUnknown,
     ForceReleased,
     RowDeleted,
-    WithinWindow,
+    WithinMinInterval,
     TimedOutUnfinished,
     LastRunFailed,
 }

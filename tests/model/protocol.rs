@@ -249,7 +249,7 @@ impl Model for Design {
         // another program may overrule a lease.
         if steady {
             all.push(Property::always(COEXIST, |_, state: &State| state.granted.unexpired.len() < 2));
-            all.push(free_of!(WINDOW, StartedWithinWindow));
+            all.push(free_of!(WINDOW, StartedWithinMinInterval));
             all.push(free_of!(DELAYED, StartedWithinDelay));
         }
         if steady && alone {

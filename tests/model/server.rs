@@ -120,7 +120,7 @@ impl State {
             Verdict::Refuse(reason, _) => {
                 match reason {
                     Reason::HeldByAnotherProgram => design.meet(Event::ForeignLockSeen),
-                    Reason::WithinWindow => design.meet(Event::WithinWindow),
+                    Reason::WithinMinInterval => design.meet(Event::WithinMinInterval),
                     Reason::TimedOutUnfinished => design.meet(Event::TimedOutUnfinished),
                     Reason::LastRunFailed => design.meet(Event::LastRunFailed),
                     _ => {}
@@ -310,7 +310,7 @@ impl State {
         let now = self.db.now;
         self.check_token(token);
         if acquired && self.granted.last_start.is_some_and(|start| now < start + design.min_interval) {
-            self.fault(Fault::StartedWithinWindow);
+            self.fault(Fault::StartedWithinMinInterval);
         }
         if self.granted.closed_until.take().is_some_and(|(_, end)| now < end) {
             self.fault(Fault::StartedWithinDelay);

@@ -272,7 +272,7 @@ pub enum Fault {
     TokenFell,
     StaleCommit,
     SupersededChange,
-    StartedWithinWindow,
+    StartedWithinMinInterval,
     ForeignLockTaken,
     DoneSaidWrongly,
     LostSaidWrongly,

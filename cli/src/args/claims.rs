@@ -102,7 +102,7 @@ pub struct Run {
     /// How long a command that is to stop may take before it is killed, and how long to try to
     /// record its end; after a loss, another holder may be at work in that time
     #[arg(long, value_name = "D", default_value = "10s", value_parser = duration)]
-    pub grace: Duration,
+    pub stop_timeout: Duration,
     /// Take this key too, all of them or none; may be given several times
     #[arg(long, value_name = "KEY", value_parser = key, conflicts_with_all = ["cron", "permits", "shared", "exclusive", "min_interval"])]
     pub also: Vec<Key>,
@@ -111,7 +111,7 @@ pub struct Run {
     pub timeout: Option<Duration>,
     /// Exit with 0 when refused, and say why only on a terminal
     #[arg(long, conflicts_with = "refused_exit_code")]
-    pub skip_ok: bool,
+    pub refused_ok: bool,
     /// Run this text with `sh -c`, in place of COMMAND
     #[arg(long, short = 'c', value_name = "TEXT", conflicts_with = "command")]
     pub shell: Option<OsString>,
@@ -133,7 +133,7 @@ impl Run {
 
     /// Returns the exit code of a refusal.
     pub fn refused(&self) -> u8 {
-        if self.skip_ok { OK } else { self.terms.refused_exit_code }
+        if self.refused_ok { OK } else { self.terms.refused_exit_code }
     }
 }
 
@@ -145,7 +145,8 @@ pub struct Lead {
     /// How long the leadership outlives its last renewal
     #[arg(long, value_name = "D", default_value = "30s", value_parser = duration)]
     pub lease: Duration,
-    /// Keep the key closed for this long after a leader that crashed had to stop [default: --grace]
+    /// Keep the key closed for this long after a leader that crashed had to stop [default:
+    /// --stop-timeout]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub lock_delay: Option<Duration>,
     /// The name of the instance that operators see [default: host/process id]
@@ -154,7 +155,7 @@ pub struct Lead {
     /// How long a command that is to stop may take before it is killed; after a loss, another
     /// leader may be at work in that time if --lock-delay is shorter
     #[arg(long, value_name = "D", default_value = "10s", value_parser = duration)]
-    pub grace: Duration,
+    pub stop_timeout: Duration,
     /// The command; it sees ROWLOCK_KEY, ROWLOCK_HOLDER and, as ROWLOCK_TOKEN, the number of the
     /// term. When it ends by itself, the leader resigns, and its exit code is returned
     #[arg(last = true, required = true)]
@@ -164,7 +165,7 @@ pub struct Lead {
 impl Lead {
     pub fn lock<DB: Database>(&self, pool: sqlx::Pool<DB>) -> Result<LeaseLock<DB>, Error> {
         let lock = database::lock(pool, self.label.as_deref())?;
-        Ok(lock.lease(self.lease).lock_delay(self.lock_delay.unwrap_or(self.grace)))
+        Ok(lock.lease(self.lease).lock_delay(self.lock_delay.unwrap_or(self.stop_timeout)))
     }
 }
 

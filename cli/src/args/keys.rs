@@ -87,7 +87,7 @@ pub struct List {
     /// Only keys that are claimed: held, expired, or held by another program. An expired claim was
     /// neither ended nor taken over
     #[arg(long)]
-    pub held: bool,
+    pub claimed: bool,
     /// Print one JSON array
     #[arg(long)]
     pub json: bool,
@@ -112,7 +112,7 @@ pub struct Watch {
     /// Only keys that are claimed: held, expired, or held by another program. An expired claim was
     /// neither ended nor taken over
     #[arg(long)]
-    pub held: bool,
+    pub claimed: bool,
     /// The interval between two reads
     #[arg(long, value_name = "D", default_value = "1s", value_parser = pause)]
     pub every: Duration,

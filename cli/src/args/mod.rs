@@ -102,7 +102,7 @@ pub enum TableAction {
         after_help = "Examples: rowlock migrate --dry-run    # changes and locks nothing\n          rowlock migrate\n          rowlock migrate --undo --yes"
     )]
     Migrate(Migrate),
-    /// Run a command while holding a key, or the tick of a schedule that is due
+    /// Run a command while holding a key, or a tick (a scheduled time) that is due
     #[command(
         after_help = "Examples: rowlock run nightly-report --min-interval 12h -- ./report.sh --all\n          rowlock run nightly-report --cron '30 2 * * *' --zone Europe/Berlin -- ./report.sh"
     )]
@@ -136,7 +136,7 @@ pub enum TableAction {
     )]
     Release(Release),
     /// List keys: who holds what, since when, until when
-    #[command(after_help = "Example: rowlock list --held")]
+    #[command(after_help = "Example: rowlock list --claimed")]
     List(List),
     /// Show one key: its claim, how long it lasted, the permits or readers of that name, and the
     /// last runs of the schedule of that name
@@ -146,7 +146,7 @@ pub enum TableAction {
     #[command(after_help = "Examples: rowlock changes\n          rowlock changes nightly-report --json")]
     Changes(Changes),
     /// Show the list, live
-    #[command(after_help = "Example: rowlock watch --held")]
+    #[command(after_help = "Example: rowlock watch --claimed")]
     Watch(Watch),
     /// Delete rows of keys that were not used for so long: never one that is held, failed, or
     /// within its minimum interval (the column `time`, an hour at least, and --min-interval); or
@@ -177,7 +177,7 @@ pub enum TableAction {
     },
     /// List the last runs of a schedule, or of all schedules
     #[command(
-        after_help = "Examples: rowlock runs nightly-report --limit 100\n          rowlock runs --failed --since 24h\n          rowlock runs --running\n          rowlock runs nightly-report --stats"
+        after_help = "Examples: rowlock runs nightly-report --limit 100\n          rowlock runs --unsuccessful --since 24h\n          rowlock runs --running\n          rowlock runs nightly-report --stats"
     )]
     Runs(Runs),
     /// Say why a schedule does not run: what it waits for, who runs it, how it ended last
@@ -192,7 +192,7 @@ pub enum TableAction {
     /// tried again
     #[command(after_help = "Example: rowlock stop nightly-report")]
     Stop(Named),
-    /// Pass the next tick of a schedule over, or all ticks up to a time; resume takes it back
+    /// Skip the next tick of a schedule, or all ticks up to a time; resume takes it back
     #[command(after_help = "Examples: rowlock skip nightly-report\n          rowlock skip nightly-report --until 8h")]
     Skip(Until),
     /// Pause a schedule: no run begins until it is resumed; one that is under way goes on
@@ -212,7 +212,7 @@ pub enum TableAction {
         #[arg(value_parser = key)]
         name: Key,
     },
-    /// Move the next tick of a schedule to the first one from now on: what was due is passed over,
+    /// Move the next tick of a schedule to the first one from now on: what was due is skipped,
     /// and one that a wrong clock moved far ahead is corrected
     #[command(after_help = "Example: rowlock reset nightly-report")]
     Reset(Named),

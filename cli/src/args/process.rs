@@ -55,7 +55,7 @@ pub struct Supervise {
     pub job: String,
     /// How long the command may take to stop
     #[arg(value_parser = duration)]
-    pub grace: Duration,
+    pub stop_timeout: Duration,
     #[command(flatten)]
     pub beginning: Beginning,
     #[arg(last = true, required = true)]

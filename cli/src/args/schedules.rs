@@ -17,9 +17,9 @@ pub struct Cron {
     pub file: PathBuf,
     /// How long a command that is to stop may take before it is killed
     #[arg(long, value_name = "D", default_value = "20s", value_parser = duration)]
-    pub grace: Duration,
+    pub stop_timeout: Duration,
     /// How long runs may go on after SIGTERM or SIGINT; a second signal ends it [default: as
-    /// --grace]
+    /// --stop-timeout]
     #[arg(long, value_name = "D", value_parser = duration)]
     pub drain: Option<Duration>,
     /// The name of this instance that operators see [default: host/process id]
@@ -28,9 +28,10 @@ pub struct Cron {
     /// The version or the commit of what this instance runs, for operators
     #[arg(long, value_name = "TEXT")]
     pub build: Option<String>,
-    /// How many commands this machine runs at the same time [default: max_runs in the file, or 32]
+    /// How many commands this instance runs at the same time [default: max_concurrent_runs in the
+    /// file, or 32]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub max_runs: Option<u32>,
+    pub max_concurrent_runs: Option<u32>,
     /// Serve /metrics and /healthz at this address and port
     #[cfg(feature = "ui")]
     #[arg(long, value_name = "ADDRESS")]
@@ -117,7 +118,7 @@ pub const DEFAULT_MAX: u32 = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CatchUpWith {
-    /// A tick that is more than five minutes late is passed over
+    /// A tick that is more than five minutes late is skipped
     Skip,
     /// One run stands for all
     Once,
@@ -145,16 +146,16 @@ pub struct Runs {
     pub limit: u32,
     /// Only runs that have not succeeded: failed, lost and missed ones
     #[arg(long)]
-    pub failed: bool,
+    pub unsuccessful: bool,
     /// Only runs that ended at most this long ago
     #[arg(long, value_name = "D", value_parser = duration)]
     pub since: Option<Duration>,
     /// Print what runs now instead: where, since when, and under which token
-    #[arg(long, conflicts_with_all = ["limit", "failed", "since"])]
+    #[arg(long, conflicts_with_all = ["limit", "unsuccessful", "since"])]
     pub running: bool,
     /// Print for each day how many runs succeeded, and how long they took, of the last 30 days or
     /// --since
-    #[arg(long, requires = "name", conflicts_with_all = ["limit", "failed", "running"])]
+    #[arg(long, requires = "name", conflicts_with_all = ["limit", "unsuccessful", "running"])]
     pub stats: bool,
     /// Print one JSON array
     #[arg(long)]

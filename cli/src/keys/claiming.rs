@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How long the database has to end a claim under which no command runs.
-const GRACE: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most readers of a name at a time, so that one page has them all.
 const MAX_READERS: u32 = 1024;
 
@@ -26,7 +26,7 @@ pub struct Claiming<'a, DB: Database> {
     /// Messages name the first.
     pub keys: Vec<&'a str>,
     /// How long the database has to end the claim, or to undo a request.
-    pub grace: Duration,
+    pub stop_timeout: Duration,
     pub rules: RuleSet,
     /// The exit code of a refusal.
     pub refused: u8,
@@ -35,7 +35,7 @@ pub struct Claiming<'a, DB: Database> {
 impl<'a, DB: Database> Claiming<'a, DB> {
     /// Returns a claim under which no command runs.
     pub fn without_command(lock: &'a LeaseLock<DB>, key: &'a str, terms: &Terms) -> Self {
-        Self { lock, keys: vec![key], grace: GRACE, rules: terms.rules, refused: terms.refused_exit_code }
+        Self { lock, keys: vec![key], stop_timeout: STOP_TIMEOUT, rules: terms.rules, refused: terms.refused_exit_code }
     }
 
     pub fn key(&self) -> &'a str {
@@ -68,7 +68,7 @@ impl<'a, DB: Database> Claiming<'a, DB> {
 
     /// Waits until requests that are under way are undone.
     pub async fn settle(&self, stop: &mut StopSignals) {
-        let _ = stop.within(self.grace, self.lock.shutdown(Duration::MAX)).await;
+        let _ = stop.within(self.stop_timeout, self.lock.shutdown(Duration::MAX)).await;
     }
 
     /// Returns a plain claim on names none of which has a reader. The claim keeps new readers out.
@@ -87,7 +87,7 @@ impl<'a, DB: Database> Claiming<'a, DB> {
     async fn refuse_beside_readers(&self) -> Result<(), Failure> {
         for name in &self.keys {
             let prefix = format!("{name}#r");
-            let readers = ListOptions::default().held().prefix(&prefix).limit(MAX_READERS);
+            let readers = ListOptions::default().claimed().prefix(&prefix).limit(MAX_READERS);
             let is_in = |row: &LockInfo| row.state == LockState::Held && is_reader(&row.key, &prefix);
             if let Some(reader) = self.lock.list(&readers).await?.into_iter().find(is_in) {
                 let why = format!("{name} is read by {}: `rowlock run --exclusive` waits for readers", reader.by);
@@ -102,7 +102,7 @@ impl<'a, DB: Database> Claiming<'a, DB> {
     /// is only told, since the work has ended. The next claim waits for the end of the lease at
     /// most.
     pub async fn record<K>(&self, lease: Lease<DB, K>, status: Status, stop: &mut StopSignals) -> Result<(), Failure> {
-        match stop.within(self.grace, lease.end(status)).await {
+        match stop.within(self.stop_timeout, lease.end(status)).await {
             Ok(Ok(())) => {}
             Ok(Err(error @ Error::Lost { .. })) => return Err(error.into()),
             Ok(Err(error)) => self.print_not_recorded(format_args!("{error:?}")),
@@ -114,7 +114,7 @@ impl<'a, DB: Database> Claiming<'a, DB> {
     /// Abandons the claim of a command that was asked to stop. Another instance may run the command
     /// at once.
     pub async fn abandon<K>(&self, lease: Lease<DB, K>, stop: &mut StopSignals) {
-        if let Err(why) = stop.within(self.grace, self.abandon_and_settle(lease)).await {
+        if let Err(why) = stop.within(self.stop_timeout, self.abandon_and_settle(lease)).await {
             self.print_not_recorded(why);
         }
     }
@@ -131,7 +131,7 @@ impl<'a, DB: Database> Claiming<'a, DB> {
                 }
             }
         };
-        if let Err(why) = stop.within(self.grace, put_back).await {
+        if let Err(why) = stop.within(self.stop_timeout, put_back).await {
             self.print_not_recorded(why);
         }
         failure
@@ -148,7 +148,7 @@ impl<'a, DB: Database> Claiming<'a, DB> {
         let next = match self.rules {
             RuleSet::Recover => "it is free when its lease ends",
             RuleSet::Article => {
-                "`rowlock list --held` shows what stays closed, and `rowlock release --force --status S` frees it"
+                "`rowlock list --claimed` shows what stays closed, and `rowlock release --force --status S` frees it"
             }
         };
         out::print_error(format_args!("{key}: its end was not recorded: {why}; {next}"));

@@ -39,7 +39,7 @@ pub async fn acquire<DB: Database>(lock: &LeaseLock<DB>, key: &Key, terms: &Term
 
 pub async fn renew<DB: Database>(pool: Pool<DB>, renew: Renew) -> Result<u8, Failure> {
     let lock = database::lock(pool, None)?.lease(renew.lease);
-    let claim = lock.resume(renew.key.as_str(), renew.holder).await?.detach();
+    let claim = lock.attach(renew.key.as_str(), renew.holder).await?.detach();
     print(&lock, &claim, None).await
 }
 
@@ -47,7 +47,7 @@ pub async fn release<DB: Database>(pool: Pool<DB>, release: Release) -> Result<u
     let label = label();
     let lock = database::lock(pool.clone(), release.force.then_some(label.as_str()))?;
     match release.holder {
-        Some(holder) => lock.resume(release.key.as_str(), holder).await?.end(release.ending().into()).await?,
+        Some(holder) => lock.attach(release.key.as_str(), holder).await?.end(release.ending().into()).await?,
         None => return forced::release(&lock, &Schedules::new(pool), &release).await,
     }
     Ok(exit::OK)

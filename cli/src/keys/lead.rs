@@ -30,9 +30,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub async fn lead<DB: Database>(lock: LeaseLock<DB>, lead: Lead, front: Option<Pid>) -> Result<u8, Failure> {
     let program = find(&lead.command)?;
     let mut stop = StopSignals::listen()?;
-    let (key, grace, lock_delay) = (lead.key.as_str(), lead.grace, lead.lock_delay.unwrap_or(lead.grace));
+    let (key, stop_timeout, lock_delay) =
+        (lead.key.as_str(), lead.stop_timeout, lead.lock_delay.unwrap_or(lead.stop_timeout));
     let (rules, refused) = (RuleSet::Recover, exit::REFUSED);
-    let claiming = Claiming { lock: &lock, keys: vec![key], grace, rules, refused };
+    let claiming = Claiming { lock: &lock, keys: vec![key], stop_timeout, rules, refused };
     let job = Job { claiming: &claiming, program, words: &lead.command, front, timeout: None, lock_delay };
     let election = lock.election(key);
     loop {

@@ -17,7 +17,7 @@ use crate::{
 };
 
 pub fn table(entries: &[LockInfo], queues: &Queues) -> String {
-    const HEADER: [&str; 7] = ["KEY", "STATE", "SINCE", "UNTIL", "WHO", "WAITING", "TOKEN"];
+    const HEADER: [&str; 7] = ["KEY", "STATE", "SINCE", "UNTIL", "BY", "WAITING", "TOKEN"];
     let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
     let row = |entry: &LockInfo| {
         let who = if entry.by.is_empty() { "-" } else { &entry.by };
@@ -43,7 +43,7 @@ pub fn by_and_since(row: &LockInfo) -> String {
 pub fn style(state: LockState) -> Style {
     let colour = match state {
         LockState::Held => AnsiColor::Green,
-        LockState::Expired | LockState::WithinWindow => AnsiColor::Yellow,
+        LockState::Expired | LockState::WithinMinInterval => AnsiColor::Yellow,
         LockState::Failed => AnsiColor::Red,
         LockState::HeldByAnotherProgram => AnsiColor::Cyan,
         _ => return Style::new(),

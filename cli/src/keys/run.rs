@@ -29,7 +29,7 @@ pub async fn run<DB: Database>(lock: LeaseLock<DB>, run: Run, front: Option<Pid>
     let mut stop = StopSignals::listen()?;
     let (key, refused) = (run.key.as_str(), run.refused());
     let keys: Vec<&str> = std::iter::once(&run.key).chain(&run.also).map(Key::as_str).collect();
-    let claiming = Claiming { lock: &lock, keys, grace: run.grace, rules: run.terms.rules, refused };
+    let claiming = Claiming { lock: &lock, keys, stop_timeout: run.stop_timeout, rules: run.terms.rules, refused };
     let (timeout, lock_delay) = (run.timeout, run.lock_delay);
     let job = Job { claiming: &claiming, program, words: &words, front, timeout, lock_delay };
     if !run.also.is_empty() {
@@ -122,8 +122,8 @@ impl<DB: Database> Job<'_, DB> {
         stop: &mut StopSignals,
     ) -> Result<(u8, &'static str), Failure> {
         let Self { claiming, program, words, front, timeout, lock_delay } = self;
-        let (key, grace) = (claiming.key(), claiming.grace);
-        let work = Work::start(key, grace, program.clone(), words, environment, &Beginning::default(), *front);
+        let (key, stop_timeout) = (claiming.key(), claiming.stop_timeout);
+        let work = Work::start(key, stop_timeout, program.clone(), words, environment, &Beginning::default(), *front);
         let mut work = match work {
             Ok(work) => work,
             Err(failure) => return Err(claiming.put_back(lease, stop, failure).await),
@@ -153,7 +153,7 @@ impl<DB: Database> Job<'_, DB> {
             End::Lost => {
                 if !lock_delay.is_zero() {
                     // The command has stopped, so that nothing is left to wait for.
-                    let _ = stop.within(grace, lease.abandon()).await;
+                    let _ = stop.within(stop_timeout, lease.abandon()).await;
                 }
                 (exit::LOST, LOST)
             }

@@ -96,7 +96,7 @@ fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {
         line("KEY", &entry.key),
         line("STATE", &entry.state.to_string()),
         line("STATUS", work_status(entry)),
-        line("WHO", who),
+        line("BY", who),
         line("SINCE", &time(entry.since)),
         line("UNTIL", &time(entry.until)),
         line("ENDED", &time(entry.ended)),

@@ -48,12 +48,12 @@ impl StopSignals {
     }
 
     /// Returns the next signal that asks a command to stop. On a terminal, a command handles the
-    /// interrupt key by itself, and only a second one within `grace` asks it to stop.
-    pub async fn for_command(&mut self, on_terminal: bool, grace: Duration) -> Signal {
+    /// interrupt key by itself, and only a second one within `stop_timeout` asks it to stop.
+    pub async fn for_command(&mut self, on_terminal: bool, stop_timeout: Duration) -> Signal {
         loop {
             match self.next().await {
                 Signal::INT if on_terminal => {
-                    if self.is_interrupted(grace) {
+                    if self.is_interrupted(stop_timeout) {
                         return Signal::TERM;
                     }
                     self.interrupted = Some(Instant::now());
@@ -66,12 +66,12 @@ impl StopSignals {
 
     /// Returns whether a command that has failed may have done so because of a signal. On a
     /// terminal, the signals of its keys may reach the command first.
-    pub async fn has_stopped_the_command(&mut self, grace: Duration) -> bool {
-        self.is_interrupted(grace) || timeout(SIGNAL_DELAY, self.next()).await.is_ok()
+    pub async fn has_stopped_the_command(&mut self, stop_timeout: Duration) -> bool {
+        self.is_interrupted(stop_timeout) || timeout(SIGNAL_DELAY, self.next()).await.is_ok()
     }
 
-    fn is_interrupted(&self, grace: Duration) -> bool {
-        self.interrupted.is_some_and(|at| at.elapsed() <= grace)
+    fn is_interrupted(&self, stop_timeout: Duration) -> bool {
+        self.interrupted.is_some_and(|at| at.elapsed() <= stop_timeout)
     }
 
     pub async fn next(&mut self) -> Signal {

@@ -108,7 +108,7 @@ pub struct Work {
     /// What its messages begin with. It is empty below `rowlock cron`, which adds the job's name.
     key: String,
     /// How long the command may take to stop.
-    grace: Duration,
+    stop_timeout: Duration,
     child: Child,
     target: Target,
     /// The pipe over which the stub reports that the command could not be started. The stub opens
@@ -123,7 +123,7 @@ impl Work {
     /// Starts the command. Behind a front, it is in the front's group.
     pub fn start(
         key: &str,
-        grace: Duration,
+        stop_timeout: Duration,
         program: PathBuf,
         words: &[OsString],
         environment: &[(&str, String)],
@@ -157,7 +157,7 @@ impl Work {
         if let Some((front, group)) = front.and_then(Process::read).zip(group) {
             tasks.spawn(continue_when_orphaned(front, group));
         }
-        Ok(Self { key: key.to_owned(), grace, child, target, report, is_told: false, _tasks: tasks })
+        Ok(Self { key: key.to_owned(), stop_timeout, child, target, report, is_told: false, _tasks: tasks })
     }
 
     /// Waits for the command's end, a signal, the end of its time, or the loss of its claim, and
@@ -170,12 +170,12 @@ impl Work {
         too_long: fn(Duration) -> String,
         lost: impl Future<Output = &'static str>,
     ) -> Result<End, Failure> {
-        let (on_terminal, grace, mut lost) = (self.is_on_terminal(), self.grace, pin!(lost));
+        let (on_terminal, stop_timeout, mut lost) = (self.is_on_terminal(), self.stop_timeout, pin!(lost));
         let status = tokio::select! {
             // A command that has ended is recorded as it ended, whatever comes at the same moment.
             biased;
             status = self.wait() => status?,
-            signal = stop.for_command(on_terminal, grace) => {
+            signal = stop.for_command(on_terminal, stop_timeout) => {
                 self.forward(signal);
                 return Ok(End::Stopped(code(self.wait_or_kill(stop).await?)));
             }
@@ -189,7 +189,7 @@ impl Work {
             return Ok(End::NotStarted(failure));
         }
         let code = code(status);
-        let is_stopped = code != exit::OK && stop.has_stopped_the_command(grace).await;
+        let is_stopped = code != exit::OK && stop.has_stopped_the_command(stop_timeout).await;
         tokio::select! {
             biased;
             () = self.wait_or_stop_leftovers(stop) => {}
@@ -216,12 +216,12 @@ impl Work {
         self.child.wait().await.map_err(wait_failed)
     }
 
-    /// Waits for the processes that the command has left behind in its session. After the grace
-    /// period, or at a signal, those processes are stopped. Daemons are not affected. The command
+    /// Waits for the processes that the command has left behind in its session. After the stop
+    /// timeout, or at a signal, those processes are stopped. Daemons are not affected. The command
     /// has ended, and nothing that happens here changes how.
     pub async fn wait_or_stop_leftovers(&mut self, stop: &mut StopSignals) {
         let of_session = |process: &Process| !process.is_daemon();
-        let (target, grace) = (self.target, self.grace);
+        let (target, stop_timeout) = (self.target, self.stop_timeout);
         let gone = async || {
             while target.is_left(of_session) {
                 sleep(CHECK_INTERVAL).await;
@@ -234,7 +234,7 @@ impl Work {
         };
         let are_gone = tokio::select! {
             biased;
-            gone = timeout(grace, gone()) => gone.is_ok(),
+            gone = timeout(stop_timeout, gone()) => gone.is_ok(),
             () = has_to_stop => false,
         };
         if are_gone {
@@ -243,7 +243,7 @@ impl Work {
         let refused = target.send_to(Signal::TERM, of_session);
         target.send_to(Signal::CONT, of_session);
         self.tell_refused(refused);
-        if timeout(grace, gone()).await.is_err() {
+        if timeout(stop_timeout, gone()).await.is_err() {
             self.kill_those(of_session).await;
         }
         self.say(match self.is_told {
@@ -292,9 +292,9 @@ impl Work {
     }
 
     /// Waits until the command and all its descendants have ended. Processes that remain after the
-    /// grace period are killed. Those that may not be signalled are waited for.
+    /// stop timeout are killed. Those that may not be signalled are waited for.
     pub async fn wait_or_kill(&mut self, stop: &mut StopSignals) -> Result<ExitStatus, Failure> {
-        let grace = self.grace;
+        let stop_timeout = self.stop_timeout;
         let ended = async {
             let mut status = None;
             while status.is_none() || self.target.is_left(|_| true) {
@@ -306,10 +306,10 @@ impl Work {
                 }
             }
         };
-        if timeout(grace, ended).await.is_err() {
+        if timeout(stop_timeout, ended).await.is_err() {
             let refused = self.target.send(Signal::KILL);
             let but = if refused.is_some() { " what may be signalled" } else { "" };
-            self.say(format_args!("not ended within {grace:?}: killed{but}"));
+            self.say(format_args!("not ended within {stop_timeout:?}: killed{but}"));
             self.tell_refused(refused);
         }
         self.wait_and_kill_descendants().await

@@ -69,11 +69,11 @@ fn who_stops(info: &ScheduleInfo, instances: &[InstanceInfo]) -> String {
     let seen = "`rowlock why` shows it until then";
     match heard {
         Some((false, beat)) => format!(
-            "{} is silent since {}, and its command may go on; another machine ends the tick when the lease is over",
+            "{} is silent since {}, and its command may go on; another instance ends the tick when the lease is over",
             info.by,
             clock(beat)
         ),
-        _ => format!("{} stops its command within 20 seconds and its --grace; {seen}", info.by),
+        _ => format!("{} stops its command within 20 seconds and its --stop-timeout; {seen}", info.by),
     }
 }
 

@@ -41,7 +41,7 @@ const LAST_OUTPUT: Duration = Duration::from_secs(1);
 const LINE: u64 = 64 * 1024;
 /// How many bytes of the last line of stderr are recorded with a failure.
 const RECORDED: usize = 200;
-/// How much longer than the grace period the process above a command may take to stop it.
+/// How much longer than the stop timeout the process above a command may take to stop it.
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// The processes above commands, for which this module waits.
@@ -62,7 +62,7 @@ pub struct Shared {
     /// The database, of which a job may ask for the URL.
     pub source: Arc<Source>,
     /// How long a command that is to stop may take.
-    pub grace: Duration,
+    pub stop_timeout: Duration,
     /// Turns true when all commands are to stop.
     pub stop: watch::Receiver<bool>,
     /// Each command holds a sender, so that the channel closes after the last one.
@@ -82,7 +82,7 @@ pub struct Started {
     pub pid: Option<Pid>,
     pub mark: Mark,
     /// How long the command may take to stop.
-    grace: Duration,
+    stop_timeout: Duration,
     output: JoinSet<()>,
     /// The last line of stderr that is not blank.
     last_line: LastLine,
@@ -94,7 +94,7 @@ type LastLine = Arc<Mutex<String>>;
 impl Started {
     /// Starts a command of a job.
     pub fn start(words: &[OsString], job: &Job, variables: &[Variable], shared: &Shared) -> Result<Self, String> {
-        let (name, surroundings, grace) = (job.schedule.name(), &job.terms.surroundings, shared.grace);
+        let (name, surroundings, stop_timeout) = (job.schedule.name(), &job.terms.surroundings, shared.stop_timeout);
         let database_url = surroundings.database_url.then(|| shared.source.url_of_commands());
         let cannot = |error: std::io::Error| format!("the command cannot be started: {error}");
         let mut command = Command::new(this_program().map_err(|failure| failure.to_string())?);
@@ -103,7 +103,7 @@ impl Started {
             .arg0("rowlock")
             .arg("supervise")
             // A text of a long duration would have months, which are refused.
-            .args([std::process::id().to_string(), format!("{}ms", grace.as_millis())])
+            .args([std::process::id().to_string(), format!("{}ms", stop_timeout.as_millis())])
             .arg(format!("--job={name}"))
             .args(surroundings.beginning.words())
             .arg("--")
@@ -129,7 +129,7 @@ impl Started {
         // A `rowlock run` within the command sets a token of its own.
         let variables = variables.iter().filter(|(name, _)| *name != "ROWLOCK_TOKEN");
         let mark = Mark::new(name, pid, variables.map(|(name, value)| format!("{name}={value}")).collect());
-        Ok(Self { child, pid, mark, grace, output, last_line, tail })
+        Ok(Self { child, pid, mark, stop_timeout, output, last_line, tail })
     }
 
     /// Waits for the command's end. If the process above the command was ended by a signal, what it
@@ -154,12 +154,12 @@ impl Started {
         let _ = child::pid(&self.child).map(|pid| kill_process(pid, signal));
     }
 
-    /// Stops the command. The process above it kills what is left after the grace period, and is
+    /// Stops the command. The process above it kills what is left after the stop timeout, and is
     /// killed itself if it does not, unless it waits for what may not be signalled. Returns the end
     /// of a command that had ended by itself, so that only what it had left running was stopped.
     pub async fn stop(&mut self) -> Option<Ended> {
         self.terminate();
-        while timeout(self.grace.saturating_add(MARGIN), self.child.wait()).await.is_err() {
+        while timeout(self.stop_timeout.saturating_add(MARGIN), self.child.wait()).await.is_err() {
             if !self.pid.is_some_and(descendants::has_refused) {
                 self.send(Signal::KILL);
                 break;

@@ -33,7 +33,7 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// The pause before another look for commands that this machine cannot run.
 const LOOK: Duration = Duration::from_secs(60);
 /// How many commands run at the same time, unless the arguments or the file say so.
-const MAX_RUNS: u32 = 32;
+const MAX_CONCURRENT_RUNS: u32 = 32;
 
 /// Opens the database, and waits until that is possible. An error that does not pass by itself is
 /// returned, as is one of the file.
@@ -88,7 +88,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     let (commands, no_commands) = mpsc::channel(1);
     let (works, no_works) = mpsc::channel(1);
     let (ordered, mut is_ordered) = watch::channel(false);
-    let shared = Shared { source, grace: cron.grace, stop: stopped, commands: commands.downgrade() };
+    let shared = Shared { source, stop_timeout: cron.stop_timeout, stop: stopped, commands: commands.downgrade() };
     let mut instance = Instance {
         pool,
         cron: &cron,
@@ -288,9 +288,9 @@ impl<DB: Database> Instance<'_, DB> {
     }
 
     fn schedules(&self, jobs: &Jobs) -> Result<Schedules<DB>, Failure> {
-        let Cron { label, build, max_runs, .. } = self.cron;
-        let max_runs = max_runs.or(jobs.max_runs).unwrap_or(MAX_RUNS);
-        let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(max_runs);
+        let Cron { label, build, max_concurrent_runs, .. } = self.cron;
+        let max_concurrent_runs = max_concurrent_runs.or(jobs.max_concurrent_runs).unwrap_or(MAX_CONCURRENT_RUNS);
+        let mut schedules = Schedules::new(self.pool.clone()).max_concurrent_runs(max_concurrent_runs);
         if let Some(running) = &self.running {
             schedules = schedules.in_place_of(running);
         }
@@ -359,7 +359,7 @@ impl<DB: Database> Instance<'_, DB> {
 
     /// How long runs may go on at the end of the program.
     fn drain(&self) -> Duration {
-        self.cron.drain.unwrap_or(self.cron.grace)
+        self.cron.drain.unwrap_or(self.cron.stop_timeout)
     }
 
     /// Says why the program ends, and what it waits for.

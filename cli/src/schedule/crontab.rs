@@ -117,7 +117,7 @@ fn converted(text: &str, zone: &str, users: Users<'_>) -> String {
         users,
         variables: BTreeMap::new(),
         shell: "/bin/sh".to_owned(),
-        names: BTreeSet::from(["defaults".to_owned(), "version".to_owned(), "max_runs".to_owned()]),
+        names: BTreeSet::from(["defaults".to_owned(), "version".to_owned(), "max_concurrent_runs".to_owned()]),
     };
     for text in text.lines() {
         match line(text) {

@@ -22,7 +22,7 @@ use crate::{
 };
 
 pub async fn list<DB: Database>(schedules: &Schedules<DB>, json: bool) -> Result<u8, Failure> {
-    const HEADER: [&str; 6] = ["NAME", "TIMES", "STATE", "NEXT", "WHO", "TOKEN"];
+    const HEADER: [&str; 6] = ["NAME", "TIMES", "STATE", "NEXT", "BY", "TOKEN"];
     let all = schedules.list().await?;
     if json {
         return out::say_json(&all.iter().map(object).collect());
@@ -43,14 +43,16 @@ pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Run
         _ => {}
     }
     let mut options = RunOptions::default().limit(runs.limit);
-    if runs.failed {
+    if runs.unsuccessful {
         options = options.unsuccessful();
     }
     if let Some(since) = runs.since {
         options = options.within(since);
     }
     let history = match &runs.name {
-        Some(name) if !runs.failed && runs.since.is_none() => schedules.history(name.as_str(), runs.limit).await?,
+        Some(name) if !runs.unsuccessful && runs.since.is_none() => {
+            schedules.history(name.as_str(), runs.limit).await?
+        }
         Some(name) => schedules.runs(&options.of(name.as_str())).await?,
         None => schedules.runs(&options).await?,
     };
@@ -78,7 +80,7 @@ pub async fn runs<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Run
 
 /// Prints what runs now.
 async fn running<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs) -> Result<u8, Failure> {
-    const HEADER: [&str; 8] = ["NAME", "SLOT", "ATTEMPT", "WHO", "SINCE", "TOKEN", "LEASE UNTIL", "NOTE"];
+    const HEADER: [&str; 8] = ["NAME", "SLOT", "ATTEMPT", "BY", "SINCE", "TOKEN", "LEASE UNTIL", "NOTE"];
     let mut all = match &runs.name {
         Some(name) => vec![find(schedules, name.as_str()).await?],
         None => schedules.list().await?,
@@ -131,7 +133,7 @@ fn tell_lost(info: &ScheduleInfo) {
     }
 }
 
-const RUN: [&str; 9] = ["NAME", "SLOT", "ATTEMPT", "STATUS", "BEGAN", "ENDED", "MISSED", "WHO", "ERROR"];
+const RUN: [&str; 9] = ["NAME", "SLOT", "ATTEMPT", "STATUS", "BEGAN", "ENDED", "MISSED", "BY", "ERROR"];
 
 /// Returns runs of one schedule as a table, without its name.
 pub fn table(history: &[RunInfo]) -> String {

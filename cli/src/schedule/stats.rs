@@ -15,7 +15,7 @@ pub struct Day {
     succeeded: usize,
     failed: usize,
     lost: usize,
-    /// Ticks that were passed over.
+    /// Ticks that were skipped.
     missed: u32,
     /// How long the runs took that succeeded or failed, in order.
     times: Vec<Duration>,

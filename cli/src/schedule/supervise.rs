@@ -30,7 +30,7 @@ pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
     let program = find_in(&run.command, std::env::var_os("PATH").as_deref(), folder)?;
     // `rowlock cron` begins each line with the name of the job.
     let key = "";
-    let mut work = Work::start(key, run.grace, program, &run.command, &[], &run.beginning, None)?;
+    let mut work = Work::start(key, run.stop_timeout, program, &run.command, &[], &run.beginning, None)?;
     tokio::select! {
         biased;
         () = orphaned(run.parent) => {}

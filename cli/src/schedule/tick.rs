@@ -77,7 +77,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
                     Ran::Recorded(code) => return Ok(code),
                     Ran::Stopped(code) => {
                         drop(hand_back);
-                        if let Err(why) = stop.within(run.grace, attempt).await {
+                        if let Err(why) = stop.within(run.stop_timeout, attempt).await {
                             out::print_error(format_args!("{name}: not handed back: {why}; its lease ends by itself"));
                         }
                         return Ok(code);
@@ -89,7 +89,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
             signal = stop.next() => {
                 // A claim that is in flight is undone.
                 drop(hand_back);
-                let _ = stop.within(run.grace, attempt).await;
+                let _ = stop.within(run.stop_timeout, attempt).await;
                 return Ok(exit_code(signal));
             }
         };
@@ -180,7 +180,7 @@ async fn refuse<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: Tic
             let text = format_args!("{name}: handed back before the command began, since the database failed");
             return Err(Failure::new(exit::UNAVAILABLE, text));
         }
-        TickOutcome::PassedOver => "its ticks were too old, and were passed over".to_owned(),
+        TickOutcome::Missed => "its ticks were too old, and were skipped".to_owned(),
         _ if info.paused => format!("paused: `rowlock resume {name}` ends that"),
         TickOutcome::NotDue { retry_after: None } if info.is_removed() => {
             "instances that are alive declare it as removed: `rowlock instances --json` shows which".to_owned()
@@ -218,7 +218,7 @@ async fn run_command<DB: Database>(
     };
     // Signals are passed on until the end is recorded.
     let mut work;
-    let ended = match Work::start(name, run.grace, program, &words, &variables, &beginning, front) {
+    let ended = match Work::start(name, run.stop_timeout, program, &words, &variables, &beginning, front) {
         Ok(started) => {
             work = started;
             work.until_end(stop, run.timeout, too_long, lost).await?
@@ -255,7 +255,7 @@ async fn record(
 ) -> Result<(), Failure> {
     let name = run.key.as_str();
     let _ = reply.send(result);
-    let why = match stop.within(run.grace, attempt).await {
+    let why = match stop.within(run.stop_timeout, attempt).await {
         Ok(Ok(TickOutcome::Lost)) => {
             let text = format_args!(
                 "{name}: the run was lost, or its end was not recorded: another instance runs the tick again"

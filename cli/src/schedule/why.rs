@@ -73,13 +73,13 @@ impl Seen<'_> {
             format!("it is paused{until}{triggered}: `rowlock resume` lets it run")
         });
         let skipped = info.skipped_until.map(|until| {
-            format!("an operator has its ticks passed over until {}: `rowlock resume` takes that back", clock(until))
+            format!("an operator has its ticks skipped until {}: `rowlock resume` takes that back", clock(until))
         });
         let ahead = info.clock_was_ahead.then(|| {
             "its next tick is far ahead, since the database's clock was: the next instance puts it back".to_owned()
         });
         let of_row = [no_instance, paused, skipped, self.run(), self.lateness(), ahead, versions(info), self.next()];
-        let of_runs = [self.failure(), self.passed_over(), self.success()];
+        let of_runs = [self.failure(), self.skipped(), self.success()];
         of_row.into_iter().chain(of_runs).chain([apart(info.now - self.here)]).flatten().collect()
     }
 
@@ -178,11 +178,11 @@ impl Seen<'_> {
         ))
     }
 
-    /// Describes the last ticks that were passed over, unless a run has begun since.
-    fn passed_over(&self) -> Option<String> {
+    /// Describes the last ticks that were skipped, unless a run has begun since.
+    fn skipped(&self) -> Option<String> {
         let run = self.runs.first().filter(|run| run.status == RunStatus::Missed)?;
         Some(format!(
-            "{} ticks were passed over at {}, the first of {}",
+            "{} ticks were skipped at {}, the first of {}",
             missed(run.missed),
             clock(run.ended),
             clock(run.slot)

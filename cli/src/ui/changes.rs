@@ -54,12 +54,12 @@ impl Verb {
             ),
             Self::Skip => (
                 "Skip the next tick",
-                "The next tick is passed over, and counts as missed. A run that is under way goes on. Resuming the job \
+                "The next tick is skipped, and counts as missed. A run that is under way goes on. Resuming the job \
                  takes it back.",
             ),
             Self::Stop => (
                 "Stop",
-                "The instance that runs the job notices the stop within 20 seconds. A command then has its --grace to \
+                "The instance that runs the job notices the stop within 20 seconds. A command then has its --stop-timeout to \
                  end. The tick counts as failed, and is not tried again. The ticks that follow are run.",
             ),
         }

@@ -47,7 +47,7 @@ impl Page for OneJob {
             "trigger" => Some("A run was asked for. The next instance that polls runs it."),
             "skip" => Some("The next tick is skipped."),
             "stop" => Some(
-                "The tick is stopped. Its instance notices this within 20 seconds. A command then has its --grace to end.",
+                "The tick is stopped. Its instance notices this within 20 seconds. A command then has its --stop-timeout to end.",
             ),
             _ => None,
         };

@@ -65,7 +65,7 @@ pub const STATES: [LockState; 6] = [
     LockState::Expired,
     LockState::HeldByAnotherProgram,
     LockState::Failed,
-    LockState::WithinWindow,
+    LockState::WithinMinInterval,
     LockState::Free,
 ];
 
@@ -221,7 +221,7 @@ impl Page for Locks {
         };
         let in_state = |state| snapshot.locks.iter().filter(|lock| lock.state == state).count();
         // What needs attention is counted if there is any.
-        let counts = STATES.iter().filter(|state| !matches!(state, LockState::WithinWindow | LockState::Free));
+        let counts = STATES.iter().filter(|state| !matches!(state, LockState::WithinMinInterval | LockState::Free));
         let counts = counts.map(|state| (*state, in_state(*state)));
         let counts = counts.filter(|(state, count)| *state == LockState::Held || *count > 0);
         let waiting: u64 = snapshot.waiting.values().sum();

@@ -49,7 +49,7 @@ fn seconds(duration: TimeDelta) -> f64 {
 fn about(run: &RunInfo, zone: &TimeZone) -> String {
     let began = clock(run.began, zone);
     match run.status {
-        RunStatus::Missed => format!("{began}: {} passed over", counted(run.missed.max(1) as usize, "tick")),
+        RunStatus::Missed => format!("{began}: {} skipped", counted(run.missed.max(1) as usize, "tick")),
         status => format!("{began}: {}, {}", outcome(status), span(run.ended - run.began)),
     }
 }

@@ -81,7 +81,7 @@ async fn what_all_runs_try_again_is_written_once_and_its_end_too<DB: TestDatabas
     let (stage, proxy) = (Stage::new(), db.proxy().await);
     let names = ["one", "two", "three"];
     let file = jobs(&stage, &names.map(|name| (name, "after = \"1h\"\nlease = \"15s\"", "echo up; exec sleep 1000")));
-    let mut command = db.command("cron --grace 1s", &[file.to_str().unwrap()]);
+    let mut command = db.command("cron --stop-timeout 1s", &[file.to_str().unwrap()]);
     command.env("DATABASE_URL", &proxy.url);
     let mut cron = start(command);
     for name in names {

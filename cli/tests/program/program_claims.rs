@@ -95,15 +95,15 @@ async fn list_and_show_tell_every_field<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(
         list[2]["status"] == "S" && list[2]["until"].is_null() && time(&list[2]["ended"]) >= time(&list[2]["since"])
     );
-    let windowed = db.rowlock("list --json --min-interval 1h", &[]).await.with(0).json();
-    assert_eq!(windowed[2]["state"], "within_window");
-    assert_eq!(time(&windowed[2]["until"]) - time(&windowed[2]["since"]), TimeDelta::hours(1));
-    assert_eq!(db.rowlock("list --json --held", &[]).await.with(0).json(), json!([list[0]]));
+    let within = db.rowlock("list --json --min-interval 1h", &[]).await.with(0).json();
+    assert_eq!(within[2]["state"], "within_min_interval");
+    assert_eq!(time(&within[2]["until"]) - time(&within[2]["since"]), TimeDelta::hours(1));
+    assert_eq!(db.rowlock("list --json --claimed", &[]).await.with(0).json(), json!([list[0]]));
 
     let table = db.rowlock("list", &[]).await.with(0).out;
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split("  ").map(str::trim).collect()).collect();
     let texts = |line: usize| lines[line].iter().filter(|text| !text.is_empty()).copied().collect::<Vec<_>>();
-    assert_eq!(texts(0), ["KEY", "STATE", "SINCE", "UNTIL", "WHO", "WAITING", "TOKEN"]);
+    assert_eq!(texts(0), ["KEY", "STATE", "SINCE", "UNTIL", "BY", "WAITING", "TOKEN"]);
     let clock = |value: &Value| time(value).format("%Y-%m-%d %H:%M:%SZ").to_string();
     let row = [clock(&list[0]["since"]), clock(&list[0]["until"]), list[0]["token"].to_string()];
     assert_eq!(texts(1), ["a", "held", &row[0], &row[1], "me", "-", &row[2]]);
@@ -249,7 +249,7 @@ async fn a_log_that_cannot_be_written_stops_nothing<DB: TestDatabase>(db: TestDb
     let stage = Stage::new();
     let obeys = r#"trap 'echo bye; exit 7' TERM; touch "$0/up"; while :; do sleep 0.05; done"#;
     let mut shell = tokio::process::Command::new("sh");
-    let script = r#"exec "$0" run k --lease 1s --grace 1h -vv -- sh -c "$1" "$2" 2> /dev/full"#;
+    let script = r#"exec "$0" run k --lease 1s --stop-timeout 1h -vv -- sh -c "$1" "$2" 2> /dev/full"#;
     shell.args(["-c", script, crate::program::PROGRAM, obeys, stage.path()]).env("DATABASE_URL", &db.url);
     let job = start(shell);
     stage.up().await;

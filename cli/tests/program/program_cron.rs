@@ -20,7 +20,7 @@ harness::tests!(
     everywhere(
         a_command_sees_its_tick_and_its_output_has_its_name,
         a_signal_lets_runs_end,
-        what_does_not_end_within_the_grace_is_stopped_and_run_elsewhere,
+        what_does_not_end_within_the_stop_timeout_is_stopped_and_run_elsewhere,
         a_run_that_is_lost_is_stopped,
         a_run_that_takes_too_long_is_stopped_and_fails,
         a_failure_is_recorded_with_the_last_line_of_stderr,
@@ -109,7 +109,7 @@ async fn a_signal_lets_runs_end<DB: TestDatabase>(db: TestDb<DB>) {
     for signal in [Signal::TERM, Signal::INT] {
         let stage = Stage::new();
         let job_name = format!("job-{}", signal.as_raw());
-        let mut cron = cron(&db, "--grace 1h", &job(&stage, &job_name, "after = \"1h\"", STAYS));
+        let mut cron = cron(&db, "--stop-timeout 1h", &job(&stage, &job_name, "after = \"1h\"", STAYS));
         stage.up().await;
         cron.signal(signal);
         let name = if signal == Signal::TERM { "SIGTERM" } else { "SIGINT" };
@@ -123,10 +123,10 @@ async fn a_signal_lets_runs_end<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// The lease is so long that only a run that was handed back is taken over.
-async fn what_does_not_end_within_the_grace_is_stopped_and_run_elsewhere<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_does_not_end_within_the_stop_timeout_is_stopped_and_run_elsewhere<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let terms = "after = \"1h\"\nlease = \"1h\"";
-    let first = cron(&db, "--grace 300ms", &job(&stage, "k", terms, OBEYS));
+    let first = cron(&db, "--stop-timeout 300ms", &job(&stage, "k", terms, OBEYS));
     stage.up().await;
     first.signal(Signal::TERM);
     assert_eq!(first.ended().await.with(0).out, "k: bye\n");
@@ -139,7 +139,7 @@ async fn what_does_not_end_within_the_grace_is_stopped_and_run_elsewhere<DB: Tes
 
 async fn a_run_that_is_lost_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let mut cron = cron(&db, "--grace 5s", &job(&stage, "k", "after = \"1h\"\nlease = \"2s\"", OBEYS));
+    let mut cron = cron(&db, "--stop-timeout 5s", &job(&stage, "k", "after = \"1h\"\nlease = \"2s\"", OBEYS));
     stage.up().await;
     db.execute("UPDATE t_resource_schedule SET token = token + 1, paused = TRUE").await;
     cron.complains("k: lost; stopping the command").await;
@@ -153,7 +153,7 @@ async fn a_run_that_takes_too_long_is_stopped_and_fails<DB: TestDatabase>(db: Te
     let stage = Stage::new();
     let script = r#"setsid sh -c 'trap "" TERM; echo $$ > "$0/new"; mv "$0/new" "$0/up"; while :; do sleep 0.05; done' "$0" &
         trap 'echo bye; exit 7' TERM; while :; do sleep 0.05; done"#;
-    let mut cron = cron(&db, "--grace 500ms", &job(&stage, "k", "after = \"1h\"\ntimeout = \"2s\"", script));
+    let mut cron = cron(&db, "--stop-timeout 500ms", &job(&stage, "k", "after = \"1h\"\ntimeout = \"2s\"", script));
     // The command line of a process that has ended is empty, until its parent has waited for it.
     let of_left = PathBuf::from(format!("/proc/{}/cmdline", stage.up().await));
     assert!(of_left.exists());
@@ -226,7 +226,7 @@ async fn a_tick_is_finished_elsewhere_after_a_kill<DB: TestDatabase>(db: TestDb<
 async fn a_tick_is_finished_elsewhere_while_its_instance_is_paused<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let terms = "after = \"1h\"\nlease = \"5s\"";
-    let mut first = cron(&db, "--grace 1h --label first", &job(&stage, "k", terms, OBEYS));
+    let mut first = cron(&db, "--stop-timeout 1h --label first", &job(&stage, "k", terms, OBEYS));
     stage.up().await;
     let due = async || db.cell("due_at", "t_resource_schedule").await;
     let claimed = due().await;
@@ -282,7 +282,7 @@ const LINGERS: &str = r#"trap 'echo stopping; while [ ! -e "$0/end" ]; do sleep 
 
 async fn lingers<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage) -> Started {
     let terms = "after = \"1h\"\nlease = \"2s\"\nexclusive_with = \"billing\"";
-    let cron = cron(db, "--grace 5min", &job(stage, "k", terms, LINGERS));
+    let cron = cron(db, "--stop-timeout 5min", &job(stage, "k", terms, LINGERS));
     stage.up().await;
     cron
 }
@@ -459,7 +459,7 @@ async fn each_tick_is_run_once_beside_kills<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let terms = "every = \"1s\"\ncatch_up = \"all\"\nmax = 1000\nlease = \"1s\"";
     let file = job(&stage, "k", terms, "sleep 0.2");
-    let start = || cron(&db, "--grace 5s", &file);
+    let start = || cron(&db, "--stop-timeout 5s", &file);
     let mut instances = [start(), start(), start()];
     let begun = Instant::now();
     for round in 0.. {
@@ -497,13 +497,13 @@ async fn a_name_is_no_option<DB: TestDatabase>(db: TestDb<DB>) {
     cron.ended().await.with(0);
 }
 
-/// The command leaves a process behind, which has the grace period. The signal and the timeout come
+/// The command leaves a process behind, which has the stop timeout. The signal and the timeout come
 /// within it.
 async fn a_command_that_has_ended_is_recorded_though_its_leftovers_are_stopped<DB: TestDatabase>(db: TestDb<DB>) {
     let leaves = r#"sleep 1000 & echo $$ > "$0/new"; mv "$0/new" "$0/up""#;
     for (name, terms, signal) in [("signal", "", Some(Signal::TERM)), ("time", "timeout = \"5s\"", None)] {
         let stage = Stage::new();
-        let cron = cron(&db, "--grace 5s", &job(&stage, name, &format!("after = \"1h\"\n{terms}"), leaves));
+        let cron = cron(&db, "--stop-timeout 5s", &job(&stage, name, &format!("after = \"1h\"\n{terms}"), leaves));
         let command = stage.up().await;
         eventually("the command has ended", async || state(&command).is_none()).await;
         match signal {

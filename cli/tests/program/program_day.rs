@@ -269,7 +269,7 @@ async fn a_day_in_the_life<DB: TestDatabase>(db: TestDb<DB>) {
     // It is skipped until the morning, and mended.
     std::fs::remove_file(site.stage.file("broken")).unwrap();
     site.ask("skip broken --until 8h").await;
-    assert!(site.ask("why broken").await.contains("an operator has its ticks passed over until 2"));
+    assert!(site.ask("why broken").await.contains("an operator has its ticks skipped until 2"));
     site.ask("resume broken").await;
     all_succeed_again(&site, jobs).await;
     samples.take(&ui, 20, UP, &[]).await;

@@ -1,4 +1,4 @@
-//! No process of the command outlives its claim, and nothing runs longer than the grace period.
+//! No process of the command outlives its claim, and nothing runs longer than the stop timeout.
 
 use std::{
     os::unix::fs::PermissionsExt as _,
@@ -21,7 +21,7 @@ const NAMESPACES: Need = Need { what: "unshare -pf --mount-proc", is_met: |_| ha
 harness::tests!(
     everywhere(
         a_suspension_is_passed_on_and_the_key_kept,
-        what_is_told_to_the_database_is_within_the_grace,
+        what_is_told_to_the_database_is_within_the_stop_timeout,
         a_command_whose_beginning_fails_leaves_the_key_free
     ),
     sqlite[NAMESPACES](
@@ -61,7 +61,7 @@ async fn as_pid_1_it_stops_as_soon_as_its_command_does<DB: TestDatabase>(db: Tes
         "k",
         "--lease",
         "1h",
-        "--grace",
+        "--stop-timeout",
         "1h",
         "--",
         "sh",
@@ -120,7 +120,7 @@ async fn descendants_in_other_sessions_are_stopped_too<DB: TestDatabase>(db: Tes
     std::fs::write(stage.file("child"), format!("trap '' TERM\n{TICKS}")).unwrap();
     for (start, words) in [("", "& wait"), ("(", "&); while :; do sleep 0.05; done")] {
         let script = format!(r#"{start} setsid sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 {words}"#);
-        let job = db.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
+        let job = db.start("run k --lease 1h --stop-timeout 300ms -- sh -c", &[&script, stage.path()]);
         let grandchild = stage.up().await;
         job.signal(Signal::TERM);
         let ended = job.ended().await.with(143);
@@ -138,7 +138,7 @@ async fn what_the_command_leaves_behind_is_ended_first<DB: TestDatabase>(db: Tes
         std::fs::write(stage.file("child"), TICKS).unwrap();
         let up = r#"while [ ! -e "$0/up" ]; do sleep 0.05; done"#;
         let script = format!(r#"{own_session}sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 & {up}"#);
-        let job = db.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
+        let job = db.start("run k --lease 1h --stop-timeout 300ms -- sh -c", &[&script, stage.path()]);
         let ended = job.ended().await.with(0);
         let child = read(&stage.file("up"));
         assert_eq!(state(&child).is_some(), lives, "{ended:?}");
@@ -155,7 +155,7 @@ async fn what_the_shell_had_started_before_is_left_alone<DB: TestDatabase>(db: T
     let script = r#"rowlock=$1; words=$2; command=$3; stage=$4
         sh -c 'echo $$ > "$0/above"; sh -c "$(cat "$0/child")" "$0" & wait' "$0" > /dev/null 2>&1 &
         while [ ! -e "$0/up" ]; do sleep 0.05; done
-        exec "$rowlock" $words --lease 1h --grace 1h -- sh -c "$command" "$stage""#;
+        exec "$rowlock" $words --lease 1h --stop-timeout 1h -- sh -c "$command" "$stage""#;
     for (words, asked, code) in [("run k", false, 0), ("run k", true, 143), ("lead k", true, 143)] {
         let (before, stage) = (Stage::new(), Stage::new());
         std::fs::write(before.file("child"), TICKS).unwrap();
@@ -197,10 +197,10 @@ async fn a_suspension_is_passed_on_and_the_key_kept<DB: TestDatabase>(db: TestDb
 
 /// Another transaction has the row locked, so that the end cannot be written. The lease would last
 /// for an hour.
-async fn what_is_told_to_the_database_is_within_the_grace<DB: TestDatabase>(db: TestDb<DB>) {
+async fn what_is_told_to_the_database_is_within_the_stop_timeout<DB: TestDatabase>(db: TestDb<DB>) {
     for (asked, code) in [(false, 0), (true, 143)] {
         let stage = Stage::new();
-        let job = db.start("run k --lease 1h --grace 1500ms -- sh -c", &[STAYS, stage.path()]);
+        let job = db.start("run k --lease 1h --stop-timeout 1500ms -- sh -c", &[STAYS, stage.path()]);
         stage.up().await;
         let mut other = db.pool_of(1).await.acquire().await.unwrap();
         DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
@@ -249,12 +249,12 @@ async fn a_command_whose_beginning_fails_leaves_the_key_free<DB: TestDatabase>(d
     assert_eq!(db.show("k").await["status"], "F");
 }
 
-/// The command leaves a process behind, which has the grace period. A signal and the timeout come
+/// The command leaves a process behind, which has the stop timeout. A signal and the timeout come
 /// within it.
 async fn the_status_of_a_command_that_has_ended_stays<DB: TestDatabase>(db: TestDb<DB>) {
     let leaves = r#"sleep 1000 & echo $$ > "$0/new"; mv "$0/new" "$0/up"; exit $1"#;
     for (code, status) in [(0, "S"), (7, "F")] {
-        for words in ["--lease 1h --grace 1h", "--lease 1h --grace 5s --timeout 3s"] {
+        for words in ["--lease 1h --stop-timeout 1h", "--lease 1h --stop-timeout 5s --timeout 3s"] {
             let stage = Stage::new();
             let words = format!("run k {words} -- sh -c");
             let job = db.start(&words, &[leaves, stage.path(), &code.to_string()]);
@@ -287,7 +287,7 @@ fn children(of: &str) -> String {
 
 async fn the_leader_of_its_session_may_be_outside<DB: TestDatabase>(db: TestDb<DB>) {
     let script = "sleep 1000 > /dev/null 2>&1 &";
-    let ended = as_pid_1(&db, "run k --lease 1h --grace 300ms -- sh -c", &[script]).ended().await.with(0);
+    let ended = as_pid_1(&db, "run k --lease 1h --stop-timeout 300ms -- sh -c", &[script]).ended().await.with(0);
     assert!(ended.err.contains("stopped what the command had left running"), "{ended:?}");
 }
 

@@ -251,7 +251,7 @@ async fn a_slot_is_reset<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(reset.out, format!("k is reset: the next tick is at {shown}\n"));
     assert!(reset.err.contains("change=\"reset\" of=\"k\" by=\"ann\" from="), "{reset:?}");
     let refused = db.rowlock("run k --cron", &["0 0 1 1 *", "--", "true"]).await.with(75);
-    assert!(refused.err.contains("the first tick is at 2"), "what was due is passed over: {refused:?}");
+    assert!(refused.err.contains("the first tick is at 2"), "what was due is skipped: {refused:?}");
     let none = db.rowlock("reset none", &[]).await.with(75);
     assert!(none.err.contains("there is no schedule \"none\""), "{none:?}");
 }

@@ -16,12 +16,12 @@ harness::tests!(
         what_follows_the_end_of_a_tick_is_run_once,
         nothing_follows_a_run_whose_end_is_not_recorded,
         what_follows_a_run_ends_with_the_drain_or_with_a_second_signal,
-        a_drain_is_longer_than_the_grace
+        a_drain_is_longer_than_the_stop_timeout
     ),
     sqlite(
         an_end_that_is_being_recorded_at_the_stop_is_not_called_lost,
         a_command_finds_what_its_job_says,
-        a_grace_may_be_longer_than_a_month,
+        a_stop_timeout_may_be_longer_than_a_month,
         a_command_runs_as_its_user,
         a_command_of_another_user_dies_with_the_process_above_it,
         a_command_that_is_missing_costs_its_job_alone,
@@ -98,10 +98,10 @@ async fn a_command_finds_what_its_job_says<DB: TestDatabase>(db: TestDb<DB>) {
     ends(running).await;
 }
 
-/// The process above the command is told the grace, too.
-async fn a_grace_may_be_longer_than_a_month<DB: TestDatabase>(db: TestDb<DB>) {
+/// The process above the command is told the stop timeout, too.
+async fn a_stop_timeout_may_be_longer_than_a_month<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let running = cron(&db, "--grace 31d", &job(&stage, "k", "after = \"1h\"", "true"));
+    let running = cron(&db, "--stop-timeout 31d", &job(&stage, "k", "after = \"1h\"", "true"));
     ended_as(&db, "k", "succeeded").await;
     ends(running).await;
 }
@@ -268,7 +268,7 @@ async fn the_file_says_how_many_commands_run<DB: TestDatabase>(db: TestDb<DB>) {
         let script = r#"echo "$ROWLOCK_JOB" >> "$0/said"; while [ ! -e "$0/go" ]; do sleep 0.05; done"#;
         format!("[{name}]\nafter = \"1h\"\ncommand = [\"sh\", \"-c\", '''{script}''', \"$STAGE\"]\n")
     };
-    let text = |most: u32| format!("max_runs = {most}\n{}{}{}", job("a"), job("b"), job("c"));
+    let text = |most: u32| format!("max_concurrent_runs = {most}\n{}{}{}", job("a"), job("b"), job("c"));
     let running = cron(&db, "", &file(&stage, &text(1)));
     said(&stage, 1).await;
     sleep(Duration::from_secs(1)).await;
@@ -296,12 +296,12 @@ async fn a_process_above_a_command_that_is_stopped_stops_nothing<DB: TestDatabas
         let script = r#"echo $PPID > "$0/new"; mv "$0/new" "$0/up"; exec sleep 1000"#;
         format!("[{name}]\nafter = \"1h\"\n{terms}\ncommand = [\"sh\", \"-c\", '''{script}''', \"$STAGE\"]\n")
     };
-    let running = cron(&db, "--grace 300ms", &file(&stage, &text("late", "timeout = \"1s\"")));
+    let running = cron(&db, "--stop-timeout 300ms", &file(&stage, &text("late", "timeout = \"1s\"")));
     signal_to(&stage.up().await, Signal::STOP);
     assert_eq!(ended_as(&db, "late", "failed").await["error"], "stopped after its timeout of 1s");
     ends(running).await;
     std::fs::remove_file(stage.file("up")).unwrap();
-    let running = cron(&db, "--grace 300ms", &file(&stage, &text("ends", "")));
+    let running = cron(&db, "--stop-timeout 300ms", &file(&stage, &text("ends", "")));
     let above = stage.up().await;
     let stops = async {
         // However often it is stopped.
@@ -323,7 +323,7 @@ async fn the_error_is_what_the_command_said<DB: TestDatabase>(db: TestDb<DB>) {
     let killed = "echo dying >&2; kill -KILL $$";
     let text = [("left", left), ("killed", killed)]
         .map(|(name, script)| format!("[{name}]\nafter = \"1h\"\ncommand = [\"sh\", \"-c\", '''{script}''']\n"));
-    let mut running = cron(&db, "--grace 300ms", &file(&stage, &text.concat()));
+    let mut running = cron(&db, "--stop-timeout 300ms", &file(&stage, &text.concat()));
     for (name, error) in [("left", "exit code 3: disk full"), ("killed", "exit code 137 (SIGKILL): dying")] {
         assert_eq!(ended_as(&db, name, "failed").await["error"], error);
     }
@@ -380,12 +380,12 @@ async fn what_follows_a_run_ends_with_the_drain_or_with_a_second_signal<DB: Test
             "[{name}]\nafter = \"1h\"\ncommand = [\"true\"]\n\
              on_success = [\"sh\", \"-c\", '''{hook}''', \"$STAGE\"]\n"
         );
-        let mut running = cron(&db, &format!("--grace 300ms --drain {drain}"), &file(&stage, &text));
+        let mut running = cron(&db, &format!("--stop-timeout 300ms --drain {drain}"), &file(&stage, &text));
         stage.up().await;
         running.signal(Signal::TERM);
         running.complains(&format!("stopping (SIGTERM): 1 run may continue for {drain}")).await;
         if drain == "1h" {
-            // Longer than its grace.
+            // Longer than its stop timeout.
             let before = said(&stage, 1).await.lines().count();
             said(&stage, before + 20).await;
         }
@@ -418,10 +418,10 @@ async fn an_end_that_is_being_recorded_at_the_stop_is_not_called_lost<DB: TestDa
     assert!(!stage.file("said").exists(), "{ended:?}");
 }
 
-async fn a_drain_is_longer_than_the_grace<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_drain_is_longer_than_the_stop_timeout<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let script = "touch \"$0/up\"; while [ ! -e \"$0/go\" ]; do sleep 0.05; done";
-    let running = cron(&db, "--drain 1h --grace 100ms", &job(&stage, "k", "after = \"1h\"", script));
+    let running = cron(&db, "--drain 1h --stop-timeout 100ms", &job(&stage, "k", "after = \"1h\"", script));
     stage.up().await;
     running.signal(Signal::TERM);
     sleep(Duration::from_secs(1)).await;
@@ -429,7 +429,7 @@ async fn a_drain_is_longer_than_the_grace<DB: TestDatabase>(db: TestDb<DB>) {
     running.ended().await.with(0);
     ended_as(&db, "k", "succeeded").await;
     let other = Stage::new();
-    let mut running = cron(&db, "--drain 1h --grace 100ms", &job(&other, "l", "after = \"1h\"", script));
+    let mut running = cron(&db, "--drain 1h --stop-timeout 100ms", &job(&other, "l", "after = \"1h\"", script));
     other.up().await;
     running.signal(Signal::TERM);
     sleep(Duration::from_millis(500)).await;
@@ -459,9 +459,9 @@ async fn fewer_commands_run_once_others_have_ended<DB: TestDatabase>(db: TestDb<
         let script = r#"echo "$ROWLOCK_JOB" >> "$0/said"; while [ ! -e "$0/$ROWLOCK_JOB" ]; do sleep 0.05; done"#;
         format!("[{name}]\nafter = \"1h\"\ncommand = [\"sh\", \"-c\", '''{script}''', \"$STAGE\"]\n")
     };
-    let mut running = cron(&db, "", &file(&stage, &format!("max_runs = 2\n{}{}", job("a"), job("b"))));
+    let mut running = cron(&db, "", &file(&stage, &format!("max_concurrent_runs = 2\n{}{}", job("a"), job("b"))));
     said(&stage, 2).await;
-    file(&stage, &format!("max_runs = 1\n{}{}{}", job("a"), job("b"), job("c")));
+    file(&stage, &format!("max_concurrent_runs = 1\n{}{}{}", job("a"), job("b"), job("c")));
     running.signal(Signal::HUP);
     running.complains("3 jobs").await;
     std::fs::write(stage.file("a"), "").unwrap();

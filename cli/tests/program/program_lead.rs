@@ -62,7 +62,7 @@ async fn a_leader_that_loses_stops_its_command_and_campaigns_again<DB: TestDatab
 async fn a_signal_while_a_lost_command_stops_ends_the_campaign<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let script = format!("trap ':' TERM; {LEADS}");
-    let mut leader = db.start("lead k --lease 2s --grace 20s -- sh -c", &[&script, stage.path()]);
+    let mut leader = db.start("lead k --lease 2s --stop-timeout 20s -- sh -c", &[&script, stage.path()]);
     led(&stage, 1).await;
     db.rowlock("release k --force", &[]).await.with(0);
     leader.complains("k: lost; stopping the command").await;

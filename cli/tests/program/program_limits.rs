@@ -33,7 +33,7 @@ async fn several_keys_are_taken_together_or_not_at_all<DB: TestDatabase>(db: Tes
     assert_eq!((key, token.to_owned(), tokens.as_object().unwrap().len()), ("b", tokens["b"].to_string(), 3));
     let refused = db.rowlock("run free --also c -- true", &[]).await.with(75);
     assert!(refused.err.contains("refused: c: held"), "{refused:?}");
-    let held = db.rowlock("list --held --json", &[]).await.with(0).json();
+    let held = db.rowlock("list --claimed --json", &[]).await.with(0).json();
     assert!(held.as_array().unwrap().iter().all(|row| row["key"] != "free"), "all or none: {held}");
     stage.go();
     job.ended().await.with(0);
@@ -45,11 +45,11 @@ async fn several_keys_are_taken_together_or_not_at_all<DB: TestDatabase>(db: Tes
     assert_eq!(db.show("b").await["status"], "F");
 }
 
-/// Ignores SIGTERM, so that the grace period passes too.
+/// Ignores SIGTERM, so that the stop timeout passes too.
 async fn a_command_that_takes_too_long_is_stopped_and_has_failed<DB: TestDatabase>(db: TestDb<DB>) {
     let (stage, began) = (Stage::new(), Instant::now());
     let ignores = r#"trap 'touch "$0/asked"' TERM; while :; do sleep 0.05; done"#;
-    let job = db.start("run k --lease 1h --timeout 700ms --grace 500ms -- sh -c", &[ignores, stage.path()]);
+    let job = db.start("run k --lease 1h --timeout 700ms --stop-timeout 500ms -- sh -c", &[ignores, stage.path()]);
     let ended = job.ended().await.with(124);
     assert!(began.elapsed() >= Duration::from_millis(1200), "{:?}", began.elapsed());
     assert!(
@@ -84,7 +84,7 @@ async fn a_refusal_has_the_exit_code_that_was_asked_for<DB: TestDatabase>(db: Te
         // A refusal that counts as success is shown on a terminal only.
         assert_eq!(refused.err.contains("refused: k: held"), code != 0, "{words}: {refused:?}");
     }
-    db.rowlock("run k -E 1 --skip-ok -- true", &[]).await.with(2);
+    db.rowlock("run k -E 1 --refused-ok -- true", &[]).await.with(2);
     db.rowlock("run k -E 256 -- true", &[]).await.with(2);
     let yearly = ["0 0 1 1 *", "--", "true"];
     db.rowlock("run yearly -E 4 --cron", &yearly).await.with(4);

@@ -60,7 +60,7 @@ async fn the_next_tick_is_skipped_and_that_is_taken_back<DB: TestDatabase>(db: T
     let none = by_ann(&db, "skip k --until 2000-01-01T00:00:00Z", &[]).await.with(75);
     assert!(none.err.contains("no tick is skipped until 2000"), "{none:?}");
     let said = db.rowlock("why k", &[]).await.with(0).out;
-    assert!(said.contains("an operator has its ticks passed over until 2"), "{said}");
+    assert!(said.contains("an operator has its ticks skipped until 2"), "{said}");
     assert!(db.rowlock("schedules", &[]).await.with(0).out.contains("skipped until 2"));
     by_ann(&db, "resume k", &[]).await.with(0);
     assert!(db.rowlock("schedules --json", &[]).await.json()[0]["skipped_until"].is_null());
@@ -211,7 +211,8 @@ async fn what_operators_changed_is_shown<DB: TestDatabase>(db: TestDb<DB>) {
 /// The machine is suspended, or its tick took so long that the next one is due.
 async fn a_stop_says_what_it_cannot_do<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let running = cron(&db, "--label node-1 --grace 2s", &job(&stage, "k", "every = \"1s\"\nlease = \"10s\"", STAYS));
+    let running =
+        cron(&db, "--label node-1 --stop-timeout 2s", &job(&stage, "k", "every = \"1s\"\nlease = \"10s\"", STAYS));
     stage.up().await;
     let asked = db.rowlock("output k", &[]).await.with(75);
     assert!(asked.err.contains("k: attempt 1 runs now on node-1: its output is kept at its end"), "{asked:?}");

@@ -69,7 +69,7 @@ async fn key_is_renewed<DB: TestDatabase>(db: &TestDb<DB>, holder: &serde_json::
 async fn a_key_is_kept_until_processes_of_another_user_have_ended<DB: TestDatabase>(db: TestDb<DB>) {
     for (script, code) in [(format!("exec {OTHER}"), 0), (format!("{OTHER} & wait"), 143)] {
         let stage = stage();
-        let mut job = restricted(&db, "run k --lease 6s --grace 300ms -- sh -c", &[&script, stage.path()]);
+        let mut job = restricted(&db, "run k --lease 6s --stop-timeout 300ms -- sh -c", &[&script, stage.path()]);
         let other = stage.up().await;
         let holder = db.show("k").await["holder"].clone();
         job.signal(Signal::TERM);
@@ -87,7 +87,7 @@ async fn a_key_is_kept_until_processes_of_another_user_have_ended<DB: TestDataba
 async fn what_a_command_has_left_to_another_user_is_waited_for<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = stage();
     let script = format!(r#"{OTHER} > /dev/null 2>&1 & while [ ! -e "$0/up" ]; do sleep 0.05; done"#);
-    let mut job = restricted(&db, "run k --lease 6s --grace 300ms -- sh -c", &[&script, stage.path()]);
+    let mut job = restricted(&db, "run k --lease 6s --stop-timeout 300ms -- sh -c", &[&script, stage.path()]);
     let other = stage.up().await;
     let holder = db.show("k").await["holder"].clone();
     job.complains(&format!("k: process {other} is another user's and cannot be signalled")).await;
@@ -111,12 +111,12 @@ async fn tick_is_renewed<DB: TestDatabase>(db: &TestDb<DB>, times: u32) {
     }
 }
 
-/// The process above the command would be killed five seconds after the grace.
+/// The process above the command would be killed five seconds after the stop timeout.
 async fn a_tick_is_kept_until_processes_of_another_user_have_ended<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = stage();
     let script = format!(r#"echo $PPID > "$0/above"; {OTHER} & wait"#);
     let file = job(&stage, "k", "after = \"1h\"\nlease = \"6s\"", &script);
-    let mut cron = restricted(&db, "cron --grace 300ms", &[file.to_str().unwrap()]);
+    let mut cron = restricted(&db, "cron --stop-timeout 300ms", &[file.to_str().unwrap()]);
     let other = stage.up().await;
     cron.signal(Signal::TERM);
     cron.complains(&format!("k: rowlock: process {other} is another user's and cannot be signalled")).await;

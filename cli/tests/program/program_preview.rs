@@ -141,7 +141,7 @@ async fn a_pattern_without_a_zone_warns_where_the_machine_has_one<DB: TestDataba
     // Other times of one name would be a matter of their own.
     let run = async |name: &str, machine: &str, more: &[&str]| {
         let mut command =
-            rowlock(&format!("run {name} --skip-ok --cron"), &[&["0 0 29 2 *"], more, &["--", "true"]].concat());
+            rowlock(&format!("run {name} --refused-ok --cron"), &[&["0 0 29 2 *"], more, &["--", "true"]].concat());
         command.env("DATABASE_URL", &db.url).env("TZ", machine);
         ended(command).await.with(0).err
     };

@@ -15,9 +15,9 @@ harness::tests!(
         the_exit_code_is_the_commands_and_the_row_tells_how_it_ended,
         the_command_sees_its_claim_and_what_comes_in,
         a_refusal_is_one_line_and_an_exit_code,
-        one_of_many_runs_within_a_window,
+        one_of_many_runs_within_a_min_interval,
         article_rules_wait_for_an_operator,
-        a_failed_run_is_repeated_within_its_window_on_request,
+        a_failed_run_is_repeated_within_its_min_interval_on_request,
         a_command_may_outlast_its_lease,
         a_killed_holder_is_replaced_within_its_lease_and_its_command_dies
     ),
@@ -76,11 +76,11 @@ async fn a_refusal_is_one_line_and_an_exit_code<DB: TestDatabase>(db: TestDb<DB>
     assert_eq!((refused.out.as_str(), refused.err.lines().count()), ("", 1), "{refused:?}");
     assert!(refused.err.starts_with("rowlock: refused: k: held, by node-7, since 2"), "{refused:?}");
     // What is no error causes no mail of cron.
-    let skipped = db.rowlock("run k --skip-ok --", &["echo", "it runs"]).await.with(0);
+    let skipped = db.rowlock("run k --refused-ok --", &["echo", "it runs"]).await.with(0);
     assert_eq!((skipped.out.as_str(), skipped.err.as_str()), ("", ""));
 }
 
-async fn one_of_many_runs_within_a_window<DB: TestDatabase>(db: TestDb<DB>) {
+async fn one_of_many_runs_within_a_min_interval<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let job = || db.start("run k --min-interval 1h -- sh -c", &[r#"echo ran >> "$0/log""#, stage.path()]);
     let [a, b, c] = [job(), job(), job()];
@@ -108,7 +108,7 @@ async fn article_rules_wait_for_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
     db.rowlock("run k -- true", &[]).await.with(0);
 }
 
-async fn a_failed_run_is_repeated_within_its_window_on_request<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_failed_run_is_repeated_within_its_min_interval_on_request<DB: TestDatabase>(db: TestDb<DB>) {
     let run = async |words, code| db.rowlock(words, &["--min-interval", "1h", "--", "sh", "-c", code]).await.code;
     assert_eq!(run("run k", "exit 3").await, 3);
     assert_eq!(run("run k", "true").await, 75);

@@ -49,15 +49,15 @@ async fn runs_are_selected_by_outcome_and_age<DB: TestDatabase>(db: TestDb<DB>) 
     let minutes: Vec<_> = (10..40).map(|ago| ("a", ago, "S")).collect();
     ran(&db, &minutes).await;
     ran(&db, &[("a", 5, "F"), ("a", 100, "L"), ("b", 50, "M"), ("b", 7, "S"), ("b", 200, "F")]).await;
-    assert_eq!(listed(&db, "--failed").await, ["a5", "b50", "a100", "b200"]);
-    assert_eq!(listed(&db, "--failed --limit 1").await, ["a5"]);
-    assert_eq!(listed(&db, "--failed --since 75m").await, ["a5", "b50"]);
+    assert_eq!(listed(&db, "--unsuccessful").await, ["a5", "b50", "a100", "b200"]);
+    assert_eq!(listed(&db, "--unsuccessful --limit 1").await, ["a5"]);
+    assert_eq!(listed(&db, "--unsuccessful --since 75m").await, ["a5", "b50"]);
     assert_eq!(listed(&db, "--since 9m").await, ["a5", "b7"]);
-    assert_eq!(listed(&db, "a --failed").await, ["a5", "a100"]);
+    assert_eq!(listed(&db, "a --unsuccessful").await, ["a5", "a100"]);
     assert_eq!(listed(&db, "b --since 75m").await, ["b7", "b50"]);
-    let none = db.rowlock("runs none --failed", &[]).await.with(75);
+    let none = db.rowlock("runs none --unsuccessful", &[]).await.with(75);
     assert!(none.err.contains("there is no schedule \"none\""), "{none:?}");
-    assert_eq!(db.rowlock("runs --failed --since 1s --json", &[]).await.with(0).json(), Value::Array(Vec::new()));
+    assert_eq!(db.rowlock("runs --unsuccessful --since 1s --json", &[]).await.with(0).json(), Value::Array(Vec::new()));
 }
 
 async fn the_days_of_a_schedule_are_compared<DB: TestDatabase>(db: TestDb<DB>) {

@@ -68,7 +68,7 @@ async fn a_tick_that_is_not_due_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(refused.out.is_empty() && refused.err.lines().count() == 1, "{refused:?}");
     let says = "rowlock: refused: k: registered, and not run yet: the first tick is at 2";
     assert!(refused.err.starts_with(says), "{refused:?}");
-    let skipped = db.rowlock("run k --skip-ok", &[YEARLY[0], YEARLY[1], "--", "echo", "it runs"]).await.with(0);
+    let skipped = db.rowlock("run k --refused-ok", &[YEARLY[0], YEARLY[1], "--", "echo", "it runs"]).await.with(0);
     assert_eq!((skipped.out.as_str(), skipped.err.as_str()), ("", ""));
     due(&db).await;
     db.rowlock("run k", &[YEARLY[0], YEARLY[1], "--", "true"]).await.with(0);
@@ -150,7 +150,7 @@ async fn a_failed_command_is_a_failed_run<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// A tick each minute: the one that is set, 150 s ago, and the two or three minutes since then.
 async fn all_ticks_that_were_missed_are_run_one_after_another<DB: TestDatabase>(db: TestDb<DB>) {
-    let minutely = |script| ["--cron", "* * * * *", "--catch-up", "all", "--skip-ok", "--", "sh", "-c", script];
+    let minutely = |script| ["--cron", "* * * * *", "--catch-up", "all", "--refused-ok", "--", "sh", "-c", script];
     db.rowlock("run k --cron", &["* * * * *", "--catch-up", "all", "--", "true"]).await;
     // A minute may just have begun.
     db.execute("DELETE FROM t_resource_schedule_run").await;
@@ -195,7 +195,7 @@ async fn a_tick_that_is_stopped_keeps_its_lease_until_its_command_has_ended<DB: 
     for (by_operator, code, error) in [(true, 74, "stopped by "), (false, 7, "handed back: ")] {
         due(&db).await;
         let stage = Stage::new();
-        let program = db.start("run k --lease 6s --grace 1h", &yearly(&script, &stage));
+        let program = db.start("run k --lease 6s --stop-timeout 1h", &yearly(&script, &stage));
         stage.up().await;
         match by_operator {
             true => drop(db.rowlock("stop k", &[]).await.with(0)),
@@ -276,11 +276,11 @@ async fn a_tick_that_is_given_up_is_a_failure<DB: TestDatabase>(db: TestDb<DB>) 
         DB::ago(1000)
     ))
     .await;
-    let ended = db.rowlock("run k --skip-ok", &[YEARLY[0], YEARLY[1], "--", "echo", "runs"]).await.with(70);
+    let ended = db.rowlock("run k --refused-ok", &[YEARLY[0], YEARLY[1], "--", "echo", "runs"]).await.with(70);
     assert!(ended.err.contains("k: given up") && ended.out.is_empty(), "{ended:?}");
 }
 
-/// The ticks that were missed cannot be passed over.
+/// The ticks that were missed cannot be skipped.
 async fn a_tick_that_the_database_refuses_is_a_failure<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
     let ago = DB::ago(1000 * 60 * 60 * 24 * 366 * 3);
@@ -290,7 +290,7 @@ async fn a_tick_that_the_database_refuses_is_a_failure<DB: TestDatabase>(db: Tes
              BEGIN SELECT RAISE(ABORT, 'refused'); END",
     )
     .await;
-    let ended = db.rowlock("run k --skip-ok", &[YEARLY[0], YEARLY[1], "--", "echo", "runs"]).await.with(69);
+    let ended = db.rowlock("run k --refused-ok", &[YEARLY[0], YEARLY[1], "--", "echo", "runs"]).await.with(69);
     assert!(ended.err.contains("k: handed back") && ended.out.is_empty(), "{ended:?}");
 }
 

@@ -89,7 +89,8 @@ async fn renewals_and_signals_need_no_reader<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_loss_stops_the_command_though_stderr_is_not_read<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let script = format!(r#"echo $$ > "$0/pid"; {STAYS}"#);
-    let mut job = Unread::start(db.command("run k --lease 2s --grace 1s -- sh -c", &[&script, stage.path()])).await;
+    let mut job =
+        Unread::start(db.command("run k --lease 2s --stop-timeout 1s -- sh -c", &[&script, stage.path()])).await;
     stage.up().await;
     let command = crate::program::read(&stage.file("pid"));
     db.rowlock("release k --force", &[]).await.with(0);

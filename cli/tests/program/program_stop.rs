@@ -12,8 +12,8 @@ use crate::program::{PROGRAM, Program as _, STAYS, Stage, Started, start};
 harness::tests!(
     everywhere(
         a_command_that_stops_is_waited_for_and_the_next_may_run_at_once,
-        a_command_that_does_not_listen_is_killed_after_the_grace,
-        a_command_keeps_its_key_through_its_grace,
+        a_command_that_does_not_listen_is_killed_after_the_stop_timeout,
+        a_command_keeps_its_key_through_its_stop_timeout,
         a_paused_holder_finds_out_and_stops_its_command,
         a_paused_holders_late_end_changes_nothing,
         a_forced_release_stops_the_command,
@@ -34,7 +34,7 @@ const IGNORES: &str = r#"trap '' TERM INT HUP QUIT; echo "$ROWLOCK_HOLDER" > "$0
 async fn a_command_that_stops_is_waited_for_and_the_next_may_run_at_once<DB: TestDatabase>(db: TestDb<DB>) {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT] {
         let stage = Stage::new();
-        let job = db.start("run k --min-interval 1h --lease 1h --grace 1h -- sh -c", &[OBEYS, stage.path()]);
+        let job = db.start("run k --min-interval 1h --lease 1h --stop-timeout 1h -- sh -c", &[OBEYS, stage.path()]);
         stage.up().await;
         job.signal(signal);
         let ended = job.ended().await.with(7);
@@ -45,9 +45,9 @@ async fn a_command_that_stops_is_waited_for_and_the_next_may_run_at_once<DB: Tes
     db.rowlock("run k --min-interval 1h -- true", &[]).await.with(0);
 }
 
-async fn a_command_that_does_not_listen_is_killed_after_the_grace<DB: TestDatabase>(db: TestDb<DB>) {
+async fn a_command_that_does_not_listen_is_killed_after_the_stop_timeout<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let job = db.start("run k --min-interval 1h --lease 1h --grace 700ms -- sh -c", &[IGNORES, stage.path()]);
+    let job = db.start("run k --min-interval 1h --lease 1h --stop-timeout 700ms -- sh -c", &[IGNORES, stage.path()]);
     stage.up().await;
     let asked = Instant::now();
     job.signal(Signal::TERM);
@@ -57,10 +57,10 @@ async fn a_command_that_does_not_listen_is_killed_after_the_grace<DB: TestDataba
     db.rowlock("run k --min-interval 1h -- true", &[]).await.with(0);
 }
 
-/// The lease is renewed during the grace period, while the command is still ending.
-async fn a_command_keeps_its_key_through_its_grace<DB: TestDatabase>(db: TestDb<DB>) {
+/// The lease is renewed during the stop timeout, while the command is still ending.
+async fn a_command_keeps_its_key_through_its_stop_timeout<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let job = db.start("run k --lease 3s --grace 1h -- sh -c", &[IGNORES, stage.path()]);
+    let job = db.start("run k --lease 3s --stop-timeout 1h -- sh -c", &[IGNORES, stage.path()]);
     let holder = stage.up().await;
     job.signal(Signal::TERM);
     let (asked, first) = (Instant::now(), db.show("k").await);
@@ -85,7 +85,7 @@ async fn pause<DB: TestDatabase>(db: &TestDb<DB>, holder: &Started) {
 
 async fn a_paused_holder_finds_out_and_stops_its_command<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let paused = db.start("run k --lease 2s --grace 500ms -- sh -c", &[IGNORES, stage.path()]);
+    let paused = db.start("run k --lease 2s --stop-timeout 500ms -- sh -c", &[IGNORES, stage.path()]);
     let holder = stage.up().await;
     pause(&db, &paused).await;
     let claim = db.rowlock("acquire k --wait 1h --lease 1h", &[]).await.with(0).json();
@@ -121,7 +121,7 @@ async fn a_paused_holders_late_end_changes_nothing<DB: TestDatabase>(db: TestDb<
 
 async fn a_forced_release_stops_the_command<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let job = db.start("run k --lease 1s --grace 1h -- sh -c", &[OBEYS, stage.path()]);
+    let job = db.start("run k --lease 1s --stop-timeout 1h -- sh -c", &[OBEYS, stage.path()]);
     stage.up().await;
     db.rowlock("release k --force --status F", &[]).await.with(0);
     let ended = job.ended().await.with(74);
@@ -146,7 +146,7 @@ async fn an_end_after_a_forced_release_is_a_loss<DB: TestDatabase>(db: TestDb<DB
 /// Another transaction has the row locked, so that no renewal succeeds.
 async fn a_holder_that_cannot_renew_stops_its_command<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let job = db.start("run k --lease 1s --grace 1h -- sh -c", &[OBEYS, stage.path()]);
+    let job = db.start("run k --lease 1s --stop-timeout 1h -- sh -c", &[OBEYS, stage.path()]);
     stage.up().await;
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
@@ -171,7 +171,7 @@ async fn the_commands_descendants_are_stopped_too<DB: TestDatabase>(db: TestDb<D
     let stage = Stage::new();
     let child = r#"trap '' TERM; touch "$0/up"; while :; do sleep 0.05; done"#;
     let script = format!("sh -c '{}' \"$0\" & wait", child.replace('\'', r"'\''"));
-    let job = db.start("run k --lease 1h --grace 300ms -- sh -c", &[&script, stage.path()]);
+    let job = db.start("run k --lease 1h --stop-timeout 300ms -- sh -c", &[&script, stage.path()]);
     stage.up().await;
     job.signal(Signal::TERM);
     job.ended().await.with(143);
@@ -209,7 +209,7 @@ async fn a_repeated_signal_does_not_wait_for_the_database<DB: TestDatabase>(db: 
 async fn a_signal_that_was_ignored_stays_ignored<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let mut shell = tokio::process::Command::new("sh");
-    let script = r#"trap '' HUP INT; exec "$0" run k --grace 1h -- sh -c "$1" "$2""#;
+    let script = r#"trap '' HUP INT; exec "$0" run k --stop-timeout 1h -- sh -c "$1" "$2""#;
     shell.args(["-c", script, PROGRAM, STAYS, stage.path()]).env("DATABASE_URL", &db.url);
     let job = start(shell);
     stage.up().await;

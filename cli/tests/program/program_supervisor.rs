@@ -71,7 +71,7 @@ fn zombies(parent: u32) -> usize {
 
 async fn nothing_of_a_killed_command_is_left_when_its_end_is_recorded<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let mut cron = writing(&db, &stage, "--grace 300ms").await;
+    let mut cron = writing(&db, &stage, "--stop-timeout 300ms").await;
     kill_above(&stage, "one");
     eventually("its end is recorded", async || !runs(&db, "one").await.is_empty()).await;
     assert!(!is_written(&stage.file("one")).await, "a process of the command lives on");
@@ -88,7 +88,7 @@ async fn nothing_of_a_killed_command_is_left_when_its_end_is_recorded<DB: TestDa
 /// The process is killed while its command is being stopped.
 async fn nothing_of_a_killed_command_is_left_when_its_run_is_handed_back<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let mut cron = writing(&db, &stage, "--grace 1h").await;
+    let mut cron = writing(&db, &stage, "--stop-timeout 1h").await;
     let pid = cron.id();
     let again = async {
         // The first signal lets runs end, the second one stops their commands.

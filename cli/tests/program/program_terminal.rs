@@ -35,7 +35,7 @@ harness::tests!(
         a_terminal_that_is_closed_ends_the_command,
         without_a_shell_nothing_stays_suspended,
         the_suspend_key_does_not_stop_cron,
-        an_interrupted_command_closes_no_window
+        an_interrupted_command_begins_no_min_interval
     )
 );
 
@@ -198,7 +198,7 @@ async fn a_command_that_is_suspended_keeps_its_key<DB: TestDatabase>(db: TestDb<
 async fn a_suspended_command_whose_claim_is_lost_does_not_go_on<DB: TestDatabase>(db: TestDb<DB>) {
     let (terminal, stage) = (Terminal::new(&db), Stage::new());
     terminal.enters(&format!(
-        r#"sleep 1000 | "$ROWLOCK" run k --lease 1s --grace 200ms -- sh -c 'trap "" TERM; {TICKS}' {}"#,
+        r#"sleep 1000 | "$ROWLOCK" run k --lease 1s --stop-timeout 200ms -- sh -c 'trap "" TERM; {TICKS}' {}"#,
         stage.path()
     ));
     let command = stage.up().await;
@@ -221,14 +221,14 @@ async fn the_interrupt_key_reaches_the_command_once<DB: TestDatabase>(db: TestDb
 }
 
 /// The first key press is the command's own affair. The second one stops it as SIGTERM does, and
-/// the grace period counts from there.
+/// the stop timeout counts from there.
 async fn a_command_handles_one_interrupt_and_a_second_one_ends_it<DB: TestDatabase>(db: TestDb<DB>) {
     let handles = format!(r#"trap 'echo >> "$0/interrupts"' INT; trap 'touch "$0/asked"' TERM; {TICKS}"#);
     for twice in [false, true] {
         let (terminal, stage) = (Terminal::new(&db), Stage::new());
         std::fs::write(stage.file("handles"), &handles).unwrap();
         terminal.enters(&format!(
-            r#""$ROWLOCK" run k --lease 1h --grace 2s -- sh -c "$(cat {0}/handles)" {0}; echo $? > {0}/code"#,
+            r#""$ROWLOCK" run k --lease 1h --stop-timeout 2s -- sh -c "$(cat {0}/handles)" {0}; echo $? > {0}/code"#,
             stage.path()
         ));
         let command = stage.up().await;
@@ -241,7 +241,7 @@ async fn a_command_handles_one_interrupt_and_a_second_one_ends_it<DB: TestDataba
         if twice {
             terminal.types(INTERRUPT);
             // The program sees two signals as one if they come before it runs, and counts those of
-            // one grace period. So there may be another one, but no three of them in that time.
+            // one stop timeout. So there may be another one, but no three of them in that time.
             eventually("it is asked to stop", async || {
                 tokio::time::sleep(std::time::Duration::from_millis(1_200)).await;
                 let is_asked = stage.file("asked").exists();
@@ -253,7 +253,7 @@ async fn a_command_handles_one_interrupt_and_a_second_one_ends_it<DB: TestDataba
             .await;
             eventually("the command is gone", async || state(&command).is_none()).await;
         } else {
-            // Longer than the grace period.
+            // Longer than the stop timeout.
             tokio::time::sleep(std::time::Duration::from_secs(3)).await;
             ticks_on(&stage).await;
             assert!(!stage.file("asked").exists(), "the command was left alone");
@@ -292,7 +292,7 @@ async fn a_terminal_shows_who_holds_the_key<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// The command receives the key press before the program does, and has ended by then.
-async fn an_interrupted_command_closes_no_window<DB: TestDatabase>(db: TestDb<DB>) {
+async fn an_interrupted_command_begins_no_min_interval<DB: TestDatabase>(db: TestDb<DB>) {
     for round in 0..4 {
         let (terminal, stage, key) = (Terminal::new(&db), Stage::new(), format!("k{round}"));
         let command = format!(r#""$ROWLOCK" run {key} --min-interval 1h -- sh -c '{TICKS}' {}"#, stage.path());
@@ -311,7 +311,7 @@ async fn on_a_terminal_descendants_do_not_outlive_the_claim<DB: TestDatabase>(db
         std::fs::write(stage.file("child"), child).unwrap();
         let starts = format!(r#"{own_session}sh -c "$(cat "$0/child")" "$0" & wait"#);
         terminal.enters(&format!(
-            r#""$ROWLOCK" run k --lease 1h --grace 300ms -- sh -c '{starts}' {0} & echo $! > {0}/pid"#,
+            r#""$ROWLOCK" run k --lease 1h --stop-timeout 300ms -- sh -c '{starts}' {0} & echo $! > {0}/pid"#,
             stage.path()
         ));
         let grandchild = stage.up().await;

@@ -109,7 +109,7 @@ async fn a_machine_that_is_busy_is_named<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let path =
         jobs(&stage, &[("first", "after = \"1h\"", STAYS), ("k", "every = \"1s\"\ncatch_up = \"once\"", "true")]);
-    let running = cron(&db, "--label node-1 --max-runs 1", &path);
+    let running = cron(&db, "--label node-1 --max-concurrent-runs 1", &path);
     stage.up().await;
     let ago = DB::ago(60_000);
     db.execute(&format!("UPDATE t_resource_schedule SET slot = {ago}, due_at = {ago} WHERE name = 'k'")).await;

@@ -260,15 +260,15 @@ def test_a_claim_whose_reply_is_read_after_a_sleep_is_not_held(machine: Machine)
     assert not acquired.state.lost
 
 
-def test_a_wait_for_a_window_counts_the_sleep(machine: Machine) -> None:
-    window = rowlock.Refusal("k", "within_window", retry_after=HOUR)
+def test_a_wait_for_a_min_interval_counts_the_sleep(machine: Machine) -> None:
+    interval = rowlock.Refusal("k", "within_min_interval", retry_after=HOUR)
     asked = threading.Event()
 
     def answer(_: str, request: Any) -> Any:
         if asked.is_set():
             return granted(request)
         asked.set()
-        return window
+        return interval
 
     fake = Fake(answer)
     on = database(fake)

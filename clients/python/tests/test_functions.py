@@ -75,7 +75,7 @@ def test_a_session_that_sets_its_time_takes_no_live_claim(db: Database) -> None:
     connection = db.connect()
     connection.cursor().execute("SET timestamp = UNIX_TIMESTAMP() + 86400 * 7")
     row = call(connection, "rowlock_try_acquire", "k", 30, None, 86400, None, None)
-    assert (row[0], row[6]) == (0, "within_window")
+    assert (row[0], row[6]) == (0, "within_min_interval")
     connection.rollback()
     connection.close()
 

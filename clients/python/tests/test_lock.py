@@ -51,7 +51,7 @@ def test_the_end_of_the_block_says_how_the_work_ended(db: Database) -> None:
     with rowlock.lock(db.url, "k") as lease:
         assert lease.taken_over_from is not None
     refusal = refused(rowlock.try_acquire(db.url, "k", min_interval=3600))
-    assert refusal.reason == "within_window"
+    assert refusal.reason == "within_min_interval"
     with pytest.raises(rowlock.Lost):
         lease.release()
 
@@ -93,7 +93,7 @@ def test_a_claim_that_another_program_has_overwritten_is_lost(db: Database) -> N
 
 def test_a_claim_of_a_killed_program_is_taken_over(db: Database) -> None:
     killed = db.start("run", "k", "--lease", "2s", "--label", "rust", "--", "sleep", "1000")
-    eventually(lambda: db.run("list", "--held").stdout.count("rust") == 1)
+    eventually(lambda: db.run("list", "--claimed").stdout.count("rust") == 1)
     killed.kill()
     killed.wait()
     with rowlock.lock(db.url, "k", wait=30) as lease:
@@ -160,7 +160,7 @@ def test_a_job_returns_its_result_or_the_refusal(db: Database) -> None:
     assert report("daily") == "daily job"
     refusal = report("daily")
     assert isinstance(refusal, rowlock.Refusal)
-    assert refusal.reason == "within_window"
+    assert refusal.reason == "within_min_interval"
 
 
 def test_a_missing_table_is_told(db: Database) -> None:
@@ -214,7 +214,7 @@ def test_a_duration_may_be_a_timedelta(db: Database) -> None:
     with rowlock.lock(db.url, "k", lease=timedelta(minutes=2), wait=timedelta(0)) as lease:
         assert 100 < lease.time_left < 120
     refusal = refused(rowlock.try_acquire(db.url, "k", min_interval=timedelta(hours=1)))
-    assert refusal.reason == "within_window"
+    assert refusal.reason == "within_min_interval"
     for bad in ({"lease": timedelta(0)}, {"wait": timedelta(-1)}, {"min_interval": timedelta(-1)}):
         with pytest.raises(ValueError, match="is not valid"):
             rowlock.lock(db.url, "k", **bad)  # type: ignore[arg-type]

@@ -360,7 +360,9 @@ def test_a_second_cancellation_does_not_stop_an_end(db: Database) -> None:
             assert lease.taken_over_from is not None
 
     asyncio.run(run())
-    assert refused(rowlock.try_acquire(db.url, "k", min_interval=60)).reason == "within_window"
+    assert (
+        refused(rowlock.try_acquire(db.url, "k", min_interval=60)).reason == "within_min_interval"
+    )
 
 
 def test_which_failures_to_connect_would_repeat() -> None:

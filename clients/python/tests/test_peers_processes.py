@@ -61,7 +61,7 @@ async def test_a_key_is_refused_within_the_minimum_interval(locks: Any, db: Data
     lock = locks.lock(key, min_interval=600)
     await ask((await granted(lock)).release)
     refusal = await refused(lock)
-    assert refusal.reason == "within_window"
+    assert refusal.reason == "within_min_interval"
     assert refusal.retry_after is not None
     assert 300 < refusal.retry_after <= 600
     lease = await granted(locks.lock(key, min_interval=1, wait=30))

@@ -50,11 +50,11 @@ def test_a_wait_outlives_an_outage() -> None:
     assert carry_out(acquiring(Terms("k"), 10.0), fake)
 
 
-def test_a_wait_ends_before_a_window_that_outlasts_it() -> None:
-    window = rowlock.Refusal("k", "within_window", retry_after=60.0)
+def test_a_wait_ends_before_a_min_interval_that_outlasts_it() -> None:
+    interval = rowlock.Refusal("k", "within_min_interval", retry_after=60.0)
     began = time.monotonic()
-    reply = carry_out(acquiring(Terms("k"), 5.0), Fake(lambda *_: window))
-    assert reply == window
+    reply = carry_out(acquiring(Terms("k"), 5.0), Fake(lambda *_: interval))
+    assert reply == interval
     assert time.monotonic() - began < 4
 
 

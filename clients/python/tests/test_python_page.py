@@ -52,7 +52,7 @@ def test_each_recipe_is_run_here() -> None:
 def test_python(db: Database) -> None:
     said = run(db, recipe("python"))
     assert "under fencing token" in said
-    assert "not now: within_window" in said
+    assert "not now: within_min_interval" in said
     assert "step 2" in said
 
 

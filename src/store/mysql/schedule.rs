@@ -69,8 +69,8 @@ impl ScheduleStore for MySql {
         changed::<Self>(conn, async |conn| hand_back(conn, claim, vacant).await).await
     }
 
-    async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
-        changed::<Self>(conn, async |conn| pass_over(conn, claim, pass).await).await
+    async fn skip_ticks(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
+        changed::<Self>(conn, async |conn| skip_ticks(conn, claim, pass).await).await
     }
 
     async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
@@ -119,7 +119,7 @@ async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) ->
     Ok(true)
 }
 
-async fn pass_over(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
+async fn skip_ticks(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
     let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, stored(pass.to));
     let query = sqlx::query(PASS).bind(pass.runs).bind(to).bind(to).bind(pass.runs).bind(to).bind(pass.runs);
     let query = query.bind(pass.runs).bind(to_stored_count(pass.missed)).bind(pass.runs);

@@ -88,7 +88,7 @@ macro_rules! of_lost_run {
 /// the slot after it.
 ///
 /// A row that was taken over shows the run that was lost again, since its beginning decides which
-/// ticks the next claim passes over. The history is read only where there may be such a run: the
+/// ticks the next claim skips. The history is read only where there may be such a run: the
 /// read locks what it finds, or the gap.
 pub(super) const PUT_BACK: &str = concat!(
     "

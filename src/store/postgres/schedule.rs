@@ -72,7 +72,7 @@ impl ScheduleStore for Postgres {
         bind_claim(HAND_BACK, claim).bind(vacant.as_uuid()).bind(HANDED_BACK).fetch_one(conn).await?.try_get(0)
     }
 
-    async fn pass_over(conn: &mut PgConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
+    async fn skip_ticks(conn: &mut PgConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
         let query = bind_claim(PASS, claim).bind(pass.to).bind(&pass.times.spec).bind(&pass.times.zone).bind(pass.runs);
         let query = query.bind(to_stored_count(pass.missed)).bind(to_stored_count(pass.skipped)).bind(pass.from);
         query.bind(pass.error).fetch_one(conn).await?.try_get(0)

@@ -82,7 +82,7 @@ LEFT JOIN claimed t ON true"
 /// other times took effect since, which left the row at the slot after it.
 ///
 /// A row that was taken over shows the run that was lost again, since its beginning decides which
-/// ticks the next claim passes over.
+/// ticks the next claim skips.
 pub(super) const PUT_BACK: &str = "
 UPDATE t_resource_schedule s
 SET (holder, begin_time, client_ip) = (

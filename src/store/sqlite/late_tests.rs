@@ -269,14 +269,14 @@ async fn a_pass_that_is_sent_again_moves_nothing_further() {
         let claim = Claim { key: row.name, holder, token: row.token };
         let to = row.slot + TimeDelta::minutes(7);
         let pass = Pass { times, from: row.slot, to, runs, missed: 0, skipped: 7, error: None };
-        assert!(DB::pass_over(conn, &claim, &pass).await.unwrap());
+        assert!(DB::skip_ticks(conn, &claim, &pass).await.unwrap());
         let state = async |conn: &mut Conn| {
             let mut row = DB::registered(conn, std::slice::from_ref(&claim.key)).await.unwrap().rows.remove(0);
             row.now = row.slot;
             format!("{row:?} {:?}", DB::history(conn, &claim.key, 9).await.unwrap())
         };
         let before = state(conn).await;
-        assert_eq!(DB::pass_over(conn, &claim, &pass).await.unwrap(), runs);
+        assert_eq!(DB::skip_ticks(conn, &claim, &pass).await.unwrap(), runs);
         assert_eq!(state(conn).await, before);
         assert!(DB::has_ended(conn, &claim, row.slot, 0, "M").await.unwrap());
     }

@@ -57,7 +57,7 @@ impl ScheduleStore for Sqlite {
         transaction(bind_claim(HAND_BACK, claim).bind(*vacant.as_uuid()).bind(HANDED_BACK), conn).await
     }
 
-    async fn pass_over(conn: &mut SqliteConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
+    async fn skip_ticks(conn: &mut SqliteConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
         let query = bind_claim(PASS, claim).bind(stored(pass.to)).bind(&pass.times.spec);
         let query = query.bind(&pass.times.zone).bind(pass.runs).bind(to_stored_count(pass.missed));
         let query = query.bind(stored(pass.from)).bind(to_stored_count(pass.skipped)).bind(pass.error);

@@ -90,7 +90,7 @@ COMMIT");
 /// other times took effect since, which left the row at the slot after it.
 ///
 /// A row that was taken over shows the run that was lost again, since its beginning decides which
-/// ticks the next claim passes over.
+/// ticks the next claim skips.
 pub(super) const PUT_BACK: &str = sql!("
 UPDATE t_resource_schedule AS s
 SET (holder, begin_time, client_ip) = (

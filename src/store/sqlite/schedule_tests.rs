@@ -83,7 +83,7 @@ async fn a_move_that_is_refused_is_undone() {
     let (mut conn, claim) = claimed().await;
     let to = SLOT + TimeDelta::minutes(1);
     let pass = Pass { times: &times(), from: SLOT, to, runs: false, missed: 0, skipped: 1, error: None };
-    let reply = Sqlite::pass_over(&mut conn, &claim, &pass).await;
+    let reply = Sqlite::skip_ticks(&mut conn, &claim, &pass).await;
     assert_undone(&mut conn, reply).await;
 }
 
@@ -142,7 +142,7 @@ async fn a_move_after_other_times_took_effect_is_refused() {
     let to = SLOT + TimeDelta::minutes(5);
     for runs in [true, false] {
         let pass = Pass { times: &times(), from: SLOT, to, runs, missed: 5, skipped: 0, error: None };
-        assert!(!Sqlite::pass_over(&mut conn, &claim, &pass).await.unwrap());
+        assert!(!Sqlite::skip_ticks(&mut conn, &claim, &pass).await.unwrap());
     }
     assert!(has(&mut conn, "slot = 60000000 AND run_slot = 0 AND attempt = 1 AND missed = 0").await);
 }

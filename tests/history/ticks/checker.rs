@@ -75,7 +75,7 @@ pub struct Seen {
     pub stopped: usize,
     /// Successes after a failure or a loss.
     pub retried: usize,
-    /// Ticks for which a later one stands, or that were passed over.
+    /// Ticks for which a later one stands, or that were skipped.
     pub missed: usize,
     pub effects: usize,
     pub operated: Operated,

@@ -15,7 +15,7 @@ pub const LIFE: Duration = Duration::from_secs(3);
 pub const COUNT: usize = 12;
 /// How often a failed tick is run again.
 pub const RETRIES: u32 = 3;
-/// With [`CatchUp::Skip`], the last tick is passed over if it is older than this.
+/// With [`CatchUp::Skip`], the last tick is skipped if it is older than this.
 const GRACE: Duration = Duration::from_millis(300);
 
 /// What a deploy changes of a schedule's times. The ticks stay those of whole seconds.

@@ -102,7 +102,7 @@ async fn under_the_lock(lock: &LeaseLock<Postgres>, pool: &PgPool, fenced: bool)
             Hold::Refused.tell();
             eprintln!("{error}");
         }
-        Err(RunError::Failed(error)) => return Err(error.into()),
+        Err(RunError::Other(error)) => return Err(error.into()),
     }
     Ok(true)
 }
@@ -138,7 +138,7 @@ async fn transaction(lock: &LeaseLock<Postgres>) -> Result<bool> {
     }
     match ran {
         Ok(value) => Hold::Done(value).tell(),
-        Err(RunError::Failed(rowlock::Error::Transaction(TransactionFault::CommitUnknown { .. }))) => Hold::Unknown.tell(),
+        Err(RunError::Other(rowlock::Error::Transaction(TransactionFault::CommitUnknown { .. }))) => Hold::Unknown.tell(),
         Err(error) => {
             eprintln!("{error}");
             Hold::Refused.tell();

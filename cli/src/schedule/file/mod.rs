@@ -20,7 +20,7 @@ use crate::{
     exit::{Failure, USAGE},
     schedule::file::{
         section::{DEFAULTS, Defaults, Entry, Wrong, entry},
-        values::{max_runs, version},
+        values::{max_concurrent_runs, version},
     },
 };
 pub use job::Job;
@@ -33,8 +33,8 @@ pub struct Jobs {
     pub removed: Vec<Key>,
     /// The number of jobs that are not enabled.
     disabled: usize,
-    /// How many commands the machine runs at the same time.
-    pub max_runs: Option<u32>,
+    /// How many commands the instance runs at the same time.
+    pub max_concurrent_runs: Option<u32>,
     path: PathBuf,
     text: String,
     /// Who may change what runs as root, besides root.
@@ -179,7 +179,9 @@ fn parse(text: &str) -> Result<Jobs, Vec<Wrong>> {
                 Err(all) => wrong.extend(all),
             },
             ("version", None) => version(value).unwrap_or_else(says),
-            ("max_runs", None) => jobs.max_runs = max_runs(value).map_err(&mut says).ok(),
+            ("max_concurrent_runs", None) => {
+                jobs.max_concurrent_runs = max_concurrent_runs(value).map_err(&mut says).ok()
+            }
             (_, None) => {
                 let why = format!("{name:?} is outside of a job: begin one with its name, like [nightly-report]");
                 wrong.push(Wrong { at, why });

@@ -6,7 +6,7 @@ use super::*;
 
 const ALL: &str = r#"
 version = 1
-max_runs = 8
+max_concurrent_runs = 8
 
 [defaults]
 zone = "America/New_York"
@@ -47,8 +47,8 @@ renamed_from = ["an older name", "the oldest"]
 
 #[test]
 fn every_key_is_read() {
-    let Jobs { jobs, max_runs, .. } = parse(ALL).unwrap();
-    assert_eq!(max_runs, Some(8));
+    let Jobs { jobs, max_concurrent_runs, .. } = parse(ALL).unwrap();
+    assert_eq!(max_concurrent_runs, Some(8));
     let names: Vec<&str> = jobs.iter().map(|job| job.schedule.name()).collect();
     assert_eq!(names, ["nightly-report", "refresh", "a name"], "in the order of the file");
     assert_eq!(jobs[0].command, ["true", "--full"]);
@@ -196,7 +196,7 @@ fn what_is_wrong_has_its_line() {
         ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\nenabled = 1", 4, "true or false"),
         ("[a]\nevery = \"1s\"\ncommand = [\"true\"]\non_failure = \"mail\"", 4, "a list of texts"),
         ("version = 2", 1, "the only version that this program knows"),
-        ("max_runs = 0", 1, "from 1 to 10000"),
+        ("max_concurrent_runs = 0", 1, "from 1 to 10000"),
         ("[defaults]\ncommand = [\"true\"]", 2, "\"command\" is no key that all jobs can have"),
         ("[defaults]\nlease = \"1ms\"", 2, "from 100 ms to 30 days"),
         ("[defaults]\nzone = \"Europe/Berlitz\"", 2, "is no time zone"),

@@ -68,8 +68,8 @@ pub fn output(value: &DeValue<'_>) -> Result<u32, String> {
     integer(value, 0..=MOST_OUTPUT)
 }
 
-pub fn max_runs(value: &DeValue<'_>) -> Result<u32, String> {
-    integer(value, values::MAX_RUNS)
+pub fn max_concurrent_runs(value: &DeValue<'_>) -> Result<u32, String> {
+    integer(value, values::MAX_CONCURRENT_RUNS)
 }
 
 /// The only version of the file that there is.

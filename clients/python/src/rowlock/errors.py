@@ -17,7 +17,7 @@ class Refusal:
     """A regular result: the key cannot be claimed now. It is false, and a lease is true."""
 
     key: str
-    #: ``held``, ``held_by_another_program``, ``timed_out_unfinished``, ``within_window``,
+    #: ``held``, ``held_by_another_program``, ``timed_out_unfinished``, ``within_min_interval``,
     #: ``last_run_failed``, ``not_succeeded``, ``busy`` or ``queued``. These names do not change.
     reason: str
     #: The label of the last claim.

@@ -54,5 +54,5 @@ def judge(row: Row, now: int, holder: str, rules: str, min_interval: int) -> Ver
         failed = row.status == "F"
         return Verdict("last_run_failed" if failed else "not_succeeded", granted=False)
     if min_interval and row.begin_time is not None and now < row.begin_time + min_interval:
-        return Verdict("within_window", granted=False, until=row.begin_time + min_interval)
+        return Verdict("within_min_interval", granted=False, until=row.begin_time + min_interval)
     return Verdict("acquired", granted=True)

@@ -104,10 +104,12 @@ def acquiring(
             if reply.reason == "busy" and now < began + BUSY:
                 yield Pause(0.005)
                 continue
-            window = reply.retry_after if reply.reason == "within_window" else None
-            if left <= 0 or (window is not None and window > left):
+            interval = reply.retry_after if reply.reason == "within_min_interval" else None
+            if left <= 0 or (interval is not None and interval > left):
                 return reply
-            pause = window if window is not None else min(pauses.next(), reply.retry_after or left)
+            pause = (
+                interval if interval is not None else min(pauses.next(), reply.retry_after or left)
+            )
             awaited = keys or [reply.key]
             was_free = not was_free and (yield from _is_free(reply, awaited))
             if not was_free:
