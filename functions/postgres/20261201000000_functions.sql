@@ -305,12 +305,16 @@ BEGIN
 END $body$;
 
     -- Ends a claim under which no work was begun: the row is as it was before, under the claim's token.
+    -- A claim that took over is abandoned, so that what it took over is there to be taken over.
     CREATE OR REPLACE FUNCTION rowlock_put_back(key text, holder uuid, token bigint) RETURNS text
     LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT AS $body$
 DECLARE
     outcome text;
     awaited boolean;
 BEGIN
+    IF EXISTS (SELECT FROM t_resource_lock c WHERE c.key_resource = $1 AND c.holder = $2 AND c.token = $3 AND c.prior_token IS NOT NULL) THEN
+        RETURN rowlock_abandon($1, $2, $3);
+    END IF;
     FOR attempt IN 1..20 LOOP
         UPDATE t_resource_lock t
         SET lock_flag = 0, status = t.prior_status, begin_time = t.prior_begin_time, end_time = t.prior_end_time,

@@ -112,13 +112,6 @@ async fn change_one<DB: Database>(core: &Core<DB>, decision: Decision, change: &
     if decision == Decision::PutBack {
         tracing::warn!(schedule = %times.name, slot = %change.slot, "the database's clock was ahead: the slot is corrected");
     }
-    if change.run_ahead {
-        let forgotten: Result<(), Error> =
-            answered!(core, Action::Update, &name, conn => DB::forget_runs_ahead(conn, &times.name));
-        if let Err(error) = forgotten {
-            tracing::warn!(schedule = %times.name, ?error, "runs whose slot is in the future were not deleted from the history");
-        }
-    }
     let changed = answered!(core, Action::Update, &name, conn => DB::change_times(conn, change))?;
     if changed && decision == Decision::PutBack {
         metrics::slot_put_back(times.name.as_str());

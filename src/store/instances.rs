@@ -217,7 +217,11 @@ macro_rules! operations {
             }
             let is_changed = change_row(conn, change).await?;
             if is_changed && change.afresh {
-                sqlx::query(AFRESH).bind(change.run_ahead).bind(name).execute(conn).await?;
+                sqlx::query(AFRESH).bind(change.run_ahead).bind(name).execute(&mut *conn).await?;
+            }
+            // The lost run among them.
+            if is_changed && change.run_ahead {
+                Self::forget_runs_ahead(conn, &change.times.name).await?;
             }
             Ok(is_changed)
         }

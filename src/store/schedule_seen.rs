@@ -67,9 +67,9 @@ impl Seen {
         self.due_at - self.now
     }
 
-    /// The last claim of the row.
-    fn claim(&self) -> (Key, i64) {
-        (self.times.name.clone(), self.token)
+    /// What tells the row from one that a claim or an order has changed since.
+    fn version(&self) -> (Key, i64, DateTime<Utc>, Option<DateTime<Utc>>) {
+        (self.times.name.clone(), self.token, self.due_at, self.triggered_at)
     }
 
     /// The token of a claim.
@@ -136,7 +136,7 @@ pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueReques
     loop {
         let seen = DB::look_for_due(conn, ask).await?;
         let (due, later) = seen.split_at(seen.partition_point(|seen| seen.left() <= TimeDelta::zero()));
-        let mut next: Vec<&Seen> = due.iter().filter(|seen| !tried.contains(&seen.claim())).collect();
+        let mut next: Vec<&Seen> = due.iter().filter(|seen| !tried.contains(&seen.version())).collect();
         if !tried.is_empty() && next.len() > ask.most as usize {
             let first = fastrand::usize(..=next.len() - ask.most as usize);
             next.rotate_left(first);
@@ -149,7 +149,7 @@ pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueReques
         }
         let is_left = |seen: &&Seen| reply.claimed.iter().all(|claimed| claimed.name != seen.times.name);
         reply.next_in = due.iter().find(is_left).or(later.first()).map(Seen::left);
-        tried.extend(next.iter().map(|seen| seen.claim()));
+        tried.extend(next.iter().map(|seen| seen.version()));
         // A look finds no more than that.
         if next.is_empty() || !reply.claimed.is_empty() || tried.len() >= SEEN as usize {
             break;

@@ -175,9 +175,11 @@ async fn refuse<DB: Database>(schedules: &Schedules<DB>, run: &Run, outcome: Tic
         TickOutcome::Failed { error, .. } => {
             return Err(Failure::new(exit::GIVEN_UP, format_args!("{name}: {error}")));
         }
-        // Without a signal, only the database can be the cause.
+        // There was no signal.
         TickOutcome::HandedBack => {
-            let text = format_args!("{name}: handed back before the command began, since the database failed");
+            let text = format_args!(
+                "{name}: handed back before the command began: the database failed, or an operator or a deploy has changed the schedule; run it again"
+            );
             return Err(Failure::new(exit::UNAVAILABLE, text));
         }
         TickOutcome::Missed => "its ticks were too old, and were skipped".to_owned(),

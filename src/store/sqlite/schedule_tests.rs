@@ -8,8 +8,9 @@ use crate::{
     store::{
         Reply,
         instances::{InstanceStore as _, TimesChange},
+        orders::{Order, OrderStore as _, What},
         schedule::{DueReply, DueRequest, End, Known, ListedSchedule, Pass, ScheduleStore as _, Times},
-        schedule_seen::SeenStore as _,
+        schedule_seen::{Seen, SeenStore as _},
         sqlite::for_tests::{execute, tables},
     },
 };
@@ -193,4 +194,206 @@ async fn a_row_that_has_changed_since_the_look_is_not_claimed() {
             assert_eq!((claimed, held, lost), expected, "{change}, takes over: {takes_over}");
         }
     }
+}
+
+/// Claims what is due.
+async fn claim_of(conn: &mut SqliteConnection) -> Claim {
+    let holder = Holder::unique();
+    let row = claim_due(conn, holder).await.unwrap().claimed.remove(0);
+    Claim { key: row.name, holder, token: row.token }
+}
+
+async fn order(conn: &mut SqliteConnection, what: What, until: DateTime<Utc>) {
+    Sqlite::order(conn, &Order { what, name: "report", since: until, until, who: "alice" }).await.unwrap();
+}
+
+/// Another pause may have begun since the end of the first one was read.
+#[tokio::test]
+async fn an_order_that_ends_later_than_was_read_is_not_cancelled() {
+    let mut conn = due().await;
+    let later = SLOT + TimeDelta::minutes(1);
+    for (by, is_cancelled) in [(Some(SLOT), false), (Some(later), true), (None, true)] {
+        order(&mut conn, What::Pause, later).await;
+        assert_eq!(Sqlite::cancel(&mut conn, What::Pause, "report", by).await.unwrap(), is_cancelled, "{by:?}");
+        let left = Sqlite::ordered(&mut conn, What::Pause, "report").await.unwrap();
+        assert_eq!(left.is_none(), is_cancelled, "{by:?}");
+    }
+}
+
+/// The order comes between the claim and the move. One for another tick changes nothing.
+#[tokio::test]
+async fn a_tick_that_was_stopped_after_its_claim_is_not_moved() {
+    let to = SLOT + TimeDelta::minutes(5);
+    for runs in [true, false] {
+        let mut conn = due().await;
+        let claim = claim_of(&mut conn).await;
+        let pass = Pass { times: &times(), from: SLOT, to, runs, missed: 5, skipped: 5, error: None };
+        order(&mut conn, What::Stop, SLOT).await;
+        assert!(!Sqlite::skip_ticks(&mut conn, &claim, &pass).await.unwrap());
+        assert!(has(&mut conn, "slot = 0 AND run_slot = 0 AND attempt = 1 AND holder IS NOT NULL").await);
+        assert!(has(&mut conn, "NOT EXISTS (SELECT 1 FROM t_resource_schedule_run)").await);
+        order(&mut conn, What::Stop, to).await;
+        assert!(Sqlite::skip_ticks(&mut conn, &claim, &pass).await.unwrap());
+        assert!(has(&mut conn, "slot = 300000000 AND EXISTS (SELECT 1 FROM t_resource_schedule_run)").await);
+    }
+}
+
+#[tokio::test]
+async fn a_trigger_after_a_claim_whose_tick_is_skipped_is_due() {
+    let mut conn = due().await;
+    let claim = claim_of(&mut conn).await;
+    assert!(Sqlite::trigger(&mut conn, &claim.key).await.unwrap());
+    // Far ahead.
+    let to = SLOT + TimeDelta::days(100_000);
+    let pass = Pass { times: &times(), from: SLOT, to, runs: false, missed: 0, skipped: 1, error: None };
+    assert!(Sqlite::skip_ticks(&mut conn, &claim, &pass).await.unwrap());
+    assert!(has(&mut conn, "triggered_at IS NOT NULL AND holder IS NULL AND attempt = 0 AND due_at < slot").await);
+    let next = claim_of(&mut conn).await;
+    assert!(next.token > claim.token, "it is claimed");
+}
+
+/// Claims a row as it was seen.
+async fn is_claimed(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> bool {
+    match seen.running {
+        true => Sqlite::take_over(conn, ask, seen).await.unwrap(),
+        false => Sqlite::take_free(conn, ask, &[seen], ask.known[0].lease).await.unwrap() == [true],
+    }
+}
+
+/// A free row, and one whose run was lost. The claim would not obey the order.
+#[tokio::test]
+async fn a_look_from_before_an_order_leads_to_no_claim() {
+    for (takes_over, attempt) in [(false, 0), (true, 1)] {
+        let mut conn = due().await;
+        if takes_over {
+            claim_of(&mut conn).await;
+            execute(&mut conn, "UPDATE t_resource_schedule SET due_at = 0").await;
+        }
+        let known = [known()];
+        let ask = DueRequest { known: &known, holder: Holder::unique(), label: "a", most: 1, not_after: None };
+        let before = Sqlite::look_for_due(&mut conn, &ask).await.unwrap().remove(0);
+        assert!(Sqlite::latch(&mut conn, &known[0].times.name, SLOT, attempt).await.unwrap());
+        let after = Sqlite::look_for_due(&mut conn, &ask).await.unwrap().remove(0);
+        assert!(!is_claimed(&mut conn, &ask, &before).await, "takes over: {takes_over}");
+        assert!(is_claimed(&mut conn, &ask, &after).await, "takes over: {takes_over}");
+    }
+}
+
+/// A change of times after each change that another statement may make after the row was read.
+#[tokio::test]
+async fn a_row_that_has_changed_since_it_was_read_keeps_its_times() {
+    let changes = [
+        ("", true),
+        ("due_at = due_at + 1", true),
+        ("paused = 1", true),
+        ("token = token + 1", true),
+        ("missed = 1", true),
+        ("spec = 'every 2m'", false),
+        ("zone = 'Asia/Tokyo'", false),
+        ("run_slot = slot", false),
+        ("attempt = attempt + 1", false),
+        ("slot = slot + 1", false),
+    ];
+    for (change, is_made) in changes {
+        for within in [false, true] {
+            let mut conn = due().await;
+            let seen = Some(Box::new(ListedSchedule::unrun(times(), SLOT)));
+            if !change.is_empty() {
+                execute(&mut conn, &format!("UPDATE t_resource_schedule SET {change}")).await;
+            }
+            let other = Times { spec: "every 3m".into(), ..times() };
+            let creation = TimesChange::creation(other, SLOT + TimeDelta::minutes(3));
+            let wanted = TimesChange { seen, known: "new".into(), ..creation };
+            let made = if within {
+                Sqlite::change_within(&mut conn, &wanted).await
+            } else {
+                Sqlite::change_times(&mut conn, &wanted).await
+            };
+            assert_eq!(made.unwrap(), is_made, "{change}, within a transaction: {within}");
+            assert_eq!(has(&mut conn, "spec = 'every 3m' AND slot = 180000000").await, is_made, "{change}");
+            let known = sqlx::query_scalar::<_, String>("SELECT known FROM t_resource_schedule_times");
+            assert_eq!(known.fetch_one(&mut conn).await.unwrap() == "new", is_made, "{change}");
+        }
+    }
+}
+
+/// A claim may be undone twice, and another instance may have the row by then.
+#[tokio::test]
+async fn a_claim_that_is_put_back_twice_leaves_the_next_one_alone() {
+    let mut conn = due().await;
+    let first = claim_of(&mut conn).await;
+    let names = [times().name];
+    assert!(Sqlite::put_back(&mut conn, first.holder, Holder::unique(), &names).await.unwrap());
+    assert!(has(&mut conn, "holder IS NULL AND attempt = 0 AND due_at = 0").await);
+    let next = claim_of(&mut conn).await;
+    assert!(!Sqlite::put_back(&mut conn, first.holder, Holder::unique(), &names).await.unwrap());
+    let holder = next.holder.as_uuid().simple();
+    assert!(has(&mut conn, &format!("holder = x'{holder}' AND attempt = 1 AND due_at > 0")).await);
+}
+
+/// The claim of a triggered run has the time of the trigger.
+#[tokio::test]
+async fn a_triggered_claim_that_is_put_back_leaves_the_slot_alone() {
+    let mut conn = due().await;
+    let later = "UPDATE t_resource_schedule SET slot = 4000000000000000, due_at = 4000000000000000";
+    execute(&mut conn, later).await;
+    assert!(Sqlite::trigger(&mut conn, &times().name).await.unwrap());
+    let claim = claim_of(&mut conn).await;
+    assert!(has(&mut conn, "run_slot = triggered_at AND run_slot < slot").await);
+    Sqlite::put_back(&mut conn, claim.holder, Holder::unique(), &[times().name]).await.unwrap();
+    assert!(has(&mut conn, "slot = 4000000000000000 AND attempt = 0 AND holder IS NULL").await);
+    assert!(has(&mut conn, "due_at >= triggered_at - 1 AND due_at < slot AND triggered_at = run_slot").await);
+}
+
+/// The run before it failed, or was lost.
+#[tokio::test]
+async fn an_attempt_that_is_put_back_is_a_takeover_if_the_last_one_was_lost() {
+    for (statuses, shown) in [("F", None), ("L", Some("first")), ("FL", Some("second")), ("LL", Some("second"))] {
+        let mut conn = due().await;
+        let attempts = statuses.len();
+        let failed = format!("UPDATE t_resource_schedule SET attempt = {attempts}, run_slot = slot, begin_time = 9");
+        execute(&mut conn, &failed).await;
+        // Those of another tick do not count.
+        for (attempt, status) in (1..).zip(statuses.chars()) {
+            for (slot, status, label) in [(-60_000_000, 'L', "other"), (0, status, ["first", "second"][attempt - 1])] {
+                let run = format!(
+                    "INSERT INTO t_resource_schedule_run
+                         (name, slot, attempt, token, client_ip, begin_time, end_time, status)
+                     VALUES ('report', {slot}, {attempt}, 1, '{label}', {attempt}, 1, '{status}')"
+                );
+                execute(&mut conn, &run).await;
+            }
+        }
+        let claim = claim_of(&mut conn).await;
+        assert!(Sqlite::put_back(&mut conn, claim.holder, Holder::unique(), &[times().name]).await.unwrap());
+        let row = Sqlite::registered(&mut conn, &[times().name]).await.unwrap().rows.remove(0);
+        assert_eq!((row.attempt as usize, row.running), (attempts, shown.is_some()), "{statuses}: {row:?}");
+        assert_eq!(row.label, shown.unwrap_or("test"), "{statuses}");
+    }
+}
+
+/// A run that was lost has the token of its claim in the history too.
+#[tokio::test]
+async fn a_run_that_was_handed_back_has_not_succeeded() {
+    let mut conn = due().await;
+    let claim = claim_of(&mut conn).await;
+    assert!(Sqlite::hand_back(&mut conn, &claim, Holder::unique()).await.unwrap());
+    for (status, is_it) in [("S", false), ("F", false), ("L", true)] {
+        assert_eq!(Sqlite::has_ended(&mut conn, &claim, SLOT, 1, status).await.unwrap(), is_it, "{status}");
+    }
+}
+
+/// The first time counts, however often a schedule is seen to be gone.
+#[tokio::test]
+async fn a_schedule_that_is_marked_as_gone_again_is_gone_since_the_first_time() {
+    let mut conn = due().await;
+    let gone_at = async |conn: &mut SqliteConnection| {
+        Sqlite::registered(conn, &[times().name]).await.unwrap().rows.remove(0).gone_at
+    };
+    assert_eq!(gone_at(&mut conn).await, None);
+    Sqlite::mark_gone(&mut conn, &[times().name]).await.unwrap();
+    assert!(gone_at(&mut conn).await.is_some());
+    execute(&mut conn, "UPDATE t_resource_schedule_times SET gone_at = 5").await;
+    Sqlite::mark_gone(&mut conn, &[times().name]).await.unwrap();
+    assert_eq!(gone_at(&mut conn).await, Some(SLOT + TimeDelta::microseconds(5)));
 }

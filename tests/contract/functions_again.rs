@@ -1,0 +1,113 @@
+//! Requests to the functions in SQL that are sent again, since their reply was lost.
+
+use std::time::Duration;
+
+use harness::{PATIENCE, TestDb};
+use rowlock::leases::Holder;
+use tokio::time::timeout;
+
+use crate::{
+    functions::{Ask, Functions},
+    functions_promises::{ask, change, installed},
+};
+
+harness::tests!(
+    DB: Functions;
+    servers(
+        a_claim_that_was_asked_for_again_stands,
+        a_takeover_is_told_again,
+        a_takeover_that_is_put_back_is_there_to_be_taken_over,
+        a_claim_that_was_asked_for_again_is_put_back,
+        a_shorter_lease_does_not_shorten_the_claim,
+        a_claim_in_a_locked_row_is_busy_for_its_holder
+    )
+);
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A request with a holder of its own, which may be sent again.
+fn asked(key: &str) -> Ask<'_> {
+    Ask { holder: Some(Holder::unique()), ..Ask::of(key) }
+}
+
+async fn a_claim_that_was_asked_for_again_stands<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let mut conn = db.pool.acquire().await.unwrap();
+    for end in ["release", "abandon", "put_back"] {
+        let asked = asked(end);
+        let (one, two) = (ask(&db.pool, &asked).await, ask(&db.pool, &asked).await);
+        assert!(two.granted && one.token == two.token && one.holder == two.holder, "{one:?} {two:?}");
+        let (holder, token) = (two.holder.unwrap(), two.token.unwrap());
+        DB::call_change(&mut conn, "confirm", end, holder, token, None).await.unwrap();
+        for what in ["renew", end] {
+            assert_eq!(change(&db.pool, what, end, &two, None).await, "done", "{what}");
+        }
+    }
+}
+
+async fn a_takeover_is_told_again<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let over = ask(&db.pool, &Ask { label: Some("crashed"), ..Ask::of("k") }).await;
+    db.set("k", &format!("expires_at = {}", DB::ago(1000))).await;
+    let again = Ask { label: Some("next"), ..asked("k") };
+    for _ in 0..3 {
+        let next = ask(&db.pool, &again).await;
+        assert_eq!(next.previous, Some((over.token.unwrap(), "crashed".to_owned())));
+    }
+}
+
+async fn a_takeover_that_is_put_back_is_there_to_be_taken_over<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    ask(&db.pool, &Ask { label: Some("crashed"), ..Ask::of("k") }).await;
+    db.set("k", &format!("expires_at = {}", DB::ago(1000))).await;
+    let over = ask(&db.pool, &Ask { label: Some("put back"), ..Ask::of("k") }).await;
+    assert!(over.previous.is_some());
+    assert_eq!(change(&db.pool, "put_back", "k", &over, None).await, "done");
+    let next = ask(&db.pool, &Ask::of("k")).await;
+    assert_eq!(next.previous, Some((over.token.unwrap(), "put back".to_owned())));
+}
+
+async fn a_claim_that_was_asked_for_again_is_put_back<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let first = ask(&db.pool, &Ask { label: Some("first"), ..Ask::of("k") }).await;
+    assert_eq!(change(&db.pool, "release", "k", &first, Some("F")).await, "done");
+    let row = async || {
+        let mut row = Vec::new();
+        for column in ["status", "client_ip", "begin_time", "end_time", "lock_flag", "holder", "expires_at"] {
+            row.push(db.cell(column, "t_resource_lock WHERE key_resource = 'k'").await);
+        }
+        row
+    };
+    let before = row().await;
+    let again = Ask { label: Some("second"), ..asked("k") };
+    let (one, two) = (ask(&db.pool, &again).await, ask(&db.pool, &again).await);
+    assert!(two.granted && one.token == two.token, "{one:?} {two:?}");
+    assert_eq!(change(&db.pool, "put_back", "k", &two, None).await, "done");
+    assert_eq!(row().await, before);
+}
+
+async fn a_shorter_lease_does_not_shorten_the_claim<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let long = Ask { lease: HOUR, ..asked("k") };
+    let one = ask(&db.pool, &long).await;
+    let two = ask(&db.pool, &Ask { lease: HOUR / 60, ..long.clone() }).await;
+    assert!(two.granted && one.token == two.token && one.expires_at <= two.expires_at, "{one:?} {two:?}");
+    let refusal = ask(&db.pool, &Ask::of("k")).await;
+    assert!(refusal.until >= one.expires_at && refusal.retry_after.unwrap() > HOUR / 2, "{refusal:?}");
+}
+
+/// It may be free in a moment, and its lease may be too short.
+async fn a_claim_in_a_locked_row_is_busy_for_its_holder<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let again = asked("k");
+    let one = ask(&db.pool, &again).await;
+    let mut other = db.pool.acquire().await.unwrap();
+    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let two = timeout(PATIENCE, ask(&db.pool, &again)).await.expect("it waits for nothing");
+    assert_eq!((two.granted, two.reason.as_deref()), (false, Some("busy")));
+    assert!(two.retry_after.is_some_and(|after| after < Duration::from_secs(1)), "{two:?}");
+    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
+    let three = ask(&db.pool, &again).await;
+    assert!(three.granted && three.token == one.token, "{one:?} {three:?}");
+}
