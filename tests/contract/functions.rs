@@ -177,7 +177,7 @@ async fn every_cell_on_the_articles_own_table<DB: Functions>(db: TestDb<DB>) {
 }
 
 /// The functions have no settings for other programs on the table, and none to repeat failed runs.
-fn settings() -> Vec<Terms> {
+pub fn settings() -> Vec<Terms> {
     let mut all = Vec::new();
     for rules in [rules::Rules::Article, rules::Rules::Recover] {
         for min_interval in [0, HOUR / 2] {

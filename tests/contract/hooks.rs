@@ -26,7 +26,7 @@ const KEPT: Duration = Duration::from_millis(50);
 
 const HOOKS: &str = "hooks (after_connect, before_acquire)";
 
-fn cause(error: &dyn std::error::Error) -> String {
+pub fn cause(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

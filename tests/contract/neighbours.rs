@@ -25,17 +25,17 @@ harness::tests!(everywhere(
 const PATIENCE: Duration = Duration::from_secs(90);
 const MINUTE: Duration = Duration::from_secs(60);
 /// The UTC offsets of two time zones, east and west of Greenwich.
-const PLACES: [i32; 2] = [8 * 3600, -5 * 3600];
+pub const PLACES: [i32; 2] = [8 * 3600, -5 * 3600];
 
 /// An article program in a time zone, and a lock that is configured for it.
-async fn neighbours<DB: TestDatabase>(db: &TestDb<DB>, place: i32) -> (Program<DB>, LeaseLock<DB>) {
+pub async fn neighbours<DB: TestDatabase>(db: &TestDb<DB>, place: i32) -> (Program<DB>, LeaseLock<DB>) {
     let program = Program::new(db.pool.clone(), db.server.name, TimeDelta::seconds(place.into())).await;
     let ours = db.builder().label("ours").article_clients(FixedOffset::east_opt(place).unwrap()).build().unwrap();
     (program, ours)
 }
 
 /// A program that began the given number of minutes ago.
-fn long_ago<DB: TestDatabase>(program: &Program<DB>, minutes: i64) -> Program<DB> {
+pub fn long_ago<DB: TestDatabase>(program: &Program<DB>, minutes: i64) -> Program<DB> {
     program.at(program.ahead - TimeDelta::minutes(minutes))
 }
 
@@ -220,7 +220,7 @@ async fn a_background_renewal_finds_out_too<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-async fn whole<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> String {
+pub async fn whole<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> String {
     let columns = crate::upgrade::all_columns(db.server.name);
     db.text(&format!("SELECT {columns} FROM t_resource_lock WHERE key_resource = '{key}'")).await.unwrap()
 }

@@ -9,7 +9,7 @@ harness::tests!(everywhere(a_row_that_vanishes_is_told_and_is_not_created_all_th
 
 /// Records each row that is created, and removes it. MySQL's triggers cannot delete the row: it
 /// gets another key.
-async fn vanishing<DB: TestDatabase>(db: &TestDb<DB>) {
+pub async fn vanishing<DB: TestDatabase>(db: &TestDb<DB>) {
     let sql: &[&str] = match db.server.name {
         "postgres" => &[
             "CREATE TABLE journal (of_key text)",

@@ -16,7 +16,7 @@ harness::tests!(
     sqlite(the_cells_of_the_python_client_are_these)
 );
 
-const HOLDER: &str = "00112233445566778899aabbccddeeff";
+pub const HOLDER: &str = "00112233445566778899aabbccddeeff";
 pub const HOUR: i64 = 3_600_000;
 const RECENT: i64 = HOUR / 6;
 

@@ -42,16 +42,16 @@ harness::tests!(
 const A_WHILE: Duration = Duration::from_millis(1_500);
 
 /// An instance that beats as often as one can.
-fn every<DB: TestDatabase>(db: &TestDb<DB>, label: &str, period: Duration) -> Schedules<DB> {
+pub fn every<DB: TestDatabase>(db: &TestDb<DB>, label: &str, period: Duration) -> Schedules<DB> {
     let schedules = idle(db, Schedule::every("k", period)).label(label);
     schedules.poll_interval(SHORT / 10).lease(10 * SHORT)
 }
 
-async fn times<DB: TestDatabase>(db: &TestDb<DB>) -> String {
+pub async fn times<DB: TestDatabase>(db: &TestDb<DB>) -> String {
     info(db, "k").await.times
 }
 
-fn text(period: Duration) -> String {
+pub fn text(period: Duration) -> String {
     format!("every {period:?}")
 }
 
@@ -59,7 +59,7 @@ async fn applies<DB: TestDatabase>(db: &TestDb<DB>, period: Duration) {
     eventually(&format!("{period:?} applies"), || async { times(db).await == text(period) }).await;
 }
 
-async fn ends(running: Running) {
+pub async fn ends(running: Running) {
     assert!(running.shutdown(PATIENCE).await);
 }
 
@@ -195,7 +195,7 @@ async fn of_two_crontabs_the_newer_one_runs<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// Returns how the database writes a time that lies this many days ahead.
-fn ahead<DB: TestDatabase>(days: i64) -> String {
+pub fn ahead<DB: TestDatabase>(days: i64) -> String {
     DB::ago(-days * 24 * 60 * 60 * 1_000)
 }
 

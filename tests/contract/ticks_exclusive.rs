@@ -48,19 +48,19 @@ harness::tests!(
 /// Short enough for a test to wait for its end.
 const LEASE: Duration = Duration::from_secs(3);
 
-async fn due_with_key<DB: TestDatabase>(db: &TestDb<DB>) -> Schedule {
+pub async fn due_with_key<DB: TestDatabase>(db: &TestDb<DB>) -> Schedule {
     due(db, "k").await.exclusive_with("key")
 }
 
 /// Work that tells of its tick, and goes on until it is told to end.
-struct Work<DB: TestDatabase> {
-    schedules: Schedules<DB>,
-    begun: mpsc::UnboundedReceiver<Tick<DB>>,
+pub struct Work<DB: TestDatabase> {
+    pub schedules: Schedules<DB>,
+    pub begun: mpsc::UnboundedReceiver<Tick<DB>>,
     /// Whether the work succeeds.
-    finish: watch::Sender<Option<bool>>,
+    pub finish: watch::Sender<Option<bool>>,
 }
 
-fn work<DB: TestDatabase>(db: &TestDb<DB>, label: &str, schedule: Schedule) -> Work<DB> {
+pub fn work<DB: TestDatabase>(db: &TestDb<DB>, label: &str, schedule: Schedule) -> Work<DB> {
     let (began, begun) = mpsc::unbounded_channel();
     let (finish, finished) = watch::channel(None);
     let schedules = instance(db, label).lease(LEASE).on(schedule, move |tick: Tick<DB>| {
@@ -75,21 +75,21 @@ fn work<DB: TestDatabase>(db: &TestDb<DB>, label: &str, schedule: Schedule) -> W
 }
 
 impl<DB: TestDatabase> Work<DB> {
-    fn try_tick(&self) -> JoinHandle<TickOutcome> {
+    pub fn try_tick(&self) -> JoinHandle<TickOutcome> {
         let schedules = self.schedules.clone();
         tokio::spawn(async move { schedules.try_tick("k").await.unwrap() })
     }
 
-    async fn tick(&mut self) -> Tick<DB> {
+    pub async fn tick(&mut self) -> Tick<DB> {
         timeout(PATIENCE, self.begun.recv()).await.unwrap().unwrap()
     }
 }
 
-async fn ended(run: JoinHandle<TickOutcome>) -> TickOutcome {
+pub async fn ended(run: JoinHandle<TickOutcome>) -> TickOutcome {
     timeout(PATIENCE, run).await.unwrap().unwrap()
 }
 
-async fn is_run<DB: TestDatabase>(db: &TestDb<DB>) {
+pub async fn is_run<DB: TestDatabase>(db: &TestDb<DB>) {
     eventually("it is run", || async { info(db, "k").await.running }).await;
 }
 

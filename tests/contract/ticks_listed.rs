@@ -53,7 +53,7 @@ async fn what_an_instance_that_lives_says_of_a_schedule_is_listed<DB: TestDataba
 
 /// Writes runs into the history: the schedule, how many minutes ago its slot was, the attempt, the
 /// status. Each took a minute.
-async fn ran<DB: TestDatabase>(db: &TestDb<DB>, runs: &[(&str, i64, u32, &str)]) {
+pub async fn ran<DB: TestDatabase>(db: &TestDb<DB>, runs: &[(&str, i64, u32, &str)]) {
     for (name, ago, attempt, status) in runs {
         let (slot, end) = (DB::ago(ago * 60_000), DB::ago((ago - 1) * 60_000));
         db.execute(&format!(

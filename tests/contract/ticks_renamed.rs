@@ -143,7 +143,7 @@ async fn due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) {
 }
 
 /// Ends the word of all instances.
-async fn forget_all<DB: TestDatabase>(db: &TestDb<DB>) {
+pub async fn forget_all<DB: TestDatabase>(db: &TestDb<DB>) {
     let operator = instance(db, "operator");
     for instance in operator.instances().await.unwrap() {
         operator.forget_instance(instance.id).await.unwrap();

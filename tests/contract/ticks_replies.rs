@@ -38,9 +38,9 @@ harness::tests!(
 );
 
 /// How long the instance behind the proxy sends a request again.
-const LIMIT: Duration = SHORT.saturating_mul(4);
+pub const LIMIT: Duration = SHORT.saturating_mul(4);
 /// More than a run has.
-const MESSAGES: usize = 30;
+pub const MESSAGES: usize = 30;
 
 /// Makes two ticks of a schedule due that are both to be run.
 async fn two_due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
@@ -51,7 +51,7 @@ async fn two_due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
 
 /// An instance behind the proxy, whose connection has sent each statement before. Its lease is so
 /// long that no test waits for its end.
-async fn behind<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy, schedule: &Schedule) -> Schedules<DB> {
+pub async fn behind<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy, schedule: &Schedule) -> Schedules<DB> {
     let over = db.over(proxy.pool(1));
     let schedules = instance(&over, "behind").share_pool().time_limit(LIMIT).lease(LONG / 10);
     let warm = Schedule::after("warm", SHORT);

@@ -35,7 +35,7 @@ harness::tests!(
 );
 
 /// The error of the table and of the lock at their first use, which must be the same.
-async fn refused<DB: TestDatabase>(db: &TestDb<DB>, columns: Columns<'_>) -> String {
+pub async fn refused<DB: TestDatabase>(db: &TestDb<DB>, columns: Columns<'_>) -> String {
     let table = VersionedTable::new(db.pool.clone(), columns);
     let error = changed_nothing(table.read("a").await);
     assert!(matches!(error, Error::Setup(Setup::TableUnfit { .. })), "{error:?}");

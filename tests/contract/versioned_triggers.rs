@@ -65,7 +65,7 @@ async fn before<DB: TestDatabase>(db: &TestDb<DB>, body: &str) {
 }
 
 /// Makes all changes, each of which is altered by one less, and looks at the row after each.
-async fn each_is_one_less<DB: TestDatabase>(db: &TestDb<DB>, table: &VersionedTable<DB>) {
+pub async fn each_is_one_less<DB: TestDatabase>(db: &TestDb<DB>, table: &VersionedTable<DB>) {
     assert_eq!(table.update("a", |balance| Ok::<_, Infallible>(balance * 2)).await.unwrap(), updated(199, 1, 1));
     assert_eq!(row(db).await, (199, 1));
     for round in 0..6 {
