@@ -219,7 +219,7 @@ macro_rules! operations {
             if is_changed && change.afresh {
                 sqlx::query(AFRESH).bind(change.run_ahead).bind(name).execute(&mut *conn).await?;
             }
-            // The lost run among them.
+            // The run that was lost may be one of them.
             if is_changed && change.run_ahead {
                 Self::forget_runs_ahead(conn, &change.times.name).await?;
             }

@@ -16,7 +16,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const RECORD: &str = "lock_flag, status, begin_time, end_time, client_ip, holder, expires_at, claimed_at";
 
 /// The record of the last run in the row, and whether the row is free.
-async fn record<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<Option<String>> {
+pub async fn record<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<Option<String>> {
     let mut record = Vec::new();
     for column in RECORD.split(", ").filter(|column| *column != "holder") {
         record.push(
@@ -31,7 +31,7 @@ async fn record<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<Option<String>> {
 }
 
 /// A run of two hours ago that ended with this status.
-async fn ran<DB: TestDatabase>(db: &TestDb<DB>, status: &str) {
+pub async fn ran<DB: TestDatabase>(db: &TestDb<DB>, status: &str) {
     let (begin, end) = (DB::ago(2 * 3_600_000), DB::ago(2 * 3_600_000 - 60_000));
     db.set("k", &format!("lock_flag = 0, status = '{status}', begin_time = {begin}, end_time = {end}, client_ip = 'earlier', holder = NULL, expires_at = NULL, claimed_at = NULL")).await;
 }
@@ -57,7 +57,7 @@ async fn goes_away_unheard<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<D
     panic!("it was neither granted nor refused");
 }
 
-async fn unheard<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>, keys: &[&str], prepare: impl AsyncFn()) {
+pub async fn unheard<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>, keys: &[&str], prepare: impl AsyncFn()) {
     for _ in 0..50 {
         prepare().await;
         if goes_away_unheard(db, lock, keys).await {

@@ -161,6 +161,10 @@ async fn an_order_to_drain_ends_one_instance<DB: TestDatabase>(db: TestDb<DB>) {
     let two = idle(&db, schedule).label("two").start().await.unwrap();
     assert_eq!(instance(&db, "alice").drain("one").await.unwrap(), 1);
     timeout(PATIENCE, one.drained()).await.unwrap();
+    // An order goes with its instance. That of an instance which died stays.
+    let now = DB::ago(0);
+    let columns = "t_resource_order (what, name, since, until, who)";
+    db.execute(&format!("INSERT INTO {columns} VALUES ('drain', 'another', {now}, {now}, 'alice')")).await;
     // An order is noticed at a beat. The second one begins after what the first one has found.
     for _ in 0..2 {
         let before = beat(&db, "two").await;

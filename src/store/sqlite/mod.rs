@@ -25,6 +25,8 @@ mod judged;
 #[cfg(test)]
 #[cfg(feature = "schedule")]
 mod late_tests;
+#[cfg(test)]
+mod lock_tests;
 #[cfg(feature = "schedule")]
 mod orders;
 #[cfg(test)]
