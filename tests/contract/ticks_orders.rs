@@ -41,7 +41,7 @@ harness::tests!(
 );
 
 /// A run renews its lease, and notices that it is to stop, after a third of it.
-const LEASE: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_secs(6);
 
 fn stopped_by(who: &str) -> TickOutcome {
     TickOutcome::Failed { error: format!("stopped by {who}"), again: false }
