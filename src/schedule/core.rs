@@ -78,15 +78,21 @@ impl<DB: Database> Core<DB> {
     async fn claim_once(&self, known: &[Known], holder: Holder, most: u32) -> Result<DueReply, Failure> {
         let limit = self.limit();
         let mut conn = self.requests.take(limit).await?;
-        let (label, not_after) = (self.label.as_str(), conn.not_after(limit));
-        let ask = DueRequest { known, holder, label, most, not_after };
-        let reply = timeout_at(limit, DB::claim_due(conn.get(), &ask)).await;
-        let (mut conn, reply) = conn.proceed(reply)?;
-        if let Some(TooLate { now }) = reply.too_late {
-            conn.set_clock(now);
+        loop {
+            let (label, not_after) = (self.label.as_str(), conn.not_after(limit));
+            let ask = DueRequest { known, holder, label, most, not_after };
+            let reply = timeout_at(limit, DB::claim_due(conn.get(), &ask)).await;
+            let (loan, reply) = conn.proceed(reply)?;
+            conn = loan;
+            match reply.too_late {
+                // The server's clock was stepped forward.
+                Some(TooLate { now }) if Instant::now() < limit => conn.set_clock(now),
+                _ => {
+                    conn.give_back();
+                    return Ok(reply);
+                }
+            }
         }
-        conn.give_back();
-        Ok(reply)
     }
 
     pub fn limit(&self) -> Instant {

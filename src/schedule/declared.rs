@@ -209,7 +209,6 @@ impl<DB: Database> Schedules<DB> {
             let change = Declared::new(&schedule).change_to(slot, decision, Some(&row), &none, now);
             // Another version may write the same times in another form.
             let change = TimesChange { times: row.times.clone(), ..change };
-            answered!(&*core, Action::Forget, &name.quoted(), conn => DB::forget_runs_ahead(conn, &name))?;
             // A run that has just begun or ended has changed the row.
             if answered!(&*core, Action::Update, &name.quoted(), conn => DB::change_times(conn, &change))? {
                 let made = Change { who: &core.label, what: "reset", name: name.as_str() };

@@ -139,7 +139,11 @@ fn a_slot_is_put_back_if_the_clock_was_ahead() {
             let row = ListedSchedule { run_slot, attempt, ..row(&mine, ahead) };
             let change = mine.change(Decision::PutBack, Some(&row), OLD, &word, now).unwrap();
             assert_eq!((change.slot, change.new_times), (at("10:11:00"), false));
-            assert_eq!((change.run_ahead, change.afresh), (run_ahead, afresh), "{run_slot:?}, attempt {attempt}");
+            assert_eq!(
+                (change.run_ahead_of, change.afresh),
+                (run_ahead.then_some(now), afresh),
+                "{run_slot:?}, attempt {attempt}"
+            );
             assert_eq!(change.known, row.known);
         }
     }
@@ -171,9 +175,9 @@ fn what_a_decision_changes() {
     assert!(created.seen.is_none() && created.new_times && !created.afresh);
     assert_eq!((created.slot, created.known), (at("10:12:00"), format!("{:016x}", mine.times.mark())));
     let fresh = change(Decision::Fresh, Some(&row)).unwrap();
-    assert_eq!((fresh.slot, fresh.afresh, fresh.run_ahead), (at("10:12:00"), true, false));
+    assert_eq!((fresh.slot, fresh.afresh, fresh.run_ahead_of), (at("10:12:00"), true, None));
     let applied = change(Decision::Apply, Some(&row)).unwrap();
-    assert!(applied.new_times && !applied.afresh && !applied.run_ahead);
+    assert!(applied.new_times && !applied.afresh && applied.run_ahead_of.is_none());
     let seen = applied.seen.unwrap();
     assert_eq!(seen.times, old.times);
     assert_eq!((seen.run_slot, seen.attempt), (run_slot, 2));

@@ -255,9 +255,17 @@ async fn end_kept<DB: Database>(
     stopped: &CancellationToken,
 ) -> (TickOutcome, Option<Duration>) {
     let tells = keeper.leave_loss_to_end();
-    let ended = end(tick, result, stopped).await;
+    let mut ended = end(tick, result, stopped).await;
     if tells && matches!(ended.0, TickOutcome::Lost) {
         keeper.tell_not_recorded();
+    }
+    // The order may have been given while the end was recorded.
+    if matches!(ended.0, TickOutcome::Failed { again: true, .. }) && is_stopped(tick).await {
+        let (core, name) = (&tick.core, &tick.claim.key);
+        match answered!(core, Action::Update, &name.quoted(), conn => DB::wake(conn, name)) {
+            Ok(()) => ended.1 = Some(Duration::ZERO),
+            Err(error) => tracing::debug!(schedule = %name, ?error, "a stopped tick ends after the pause"),
+        }
     }
     ended
 }
@@ -292,8 +300,8 @@ async fn release<DB: Database>(lease: Option<Lease<DB>>, ended: &TickOutcome) {
     drop(lease.end(status).await);
 }
 
-/// Moves the slot, if ticks are skipped. Returns `false` if the claim does not stand, or other
-/// times are in effect.
+/// Moves the slot, if ticks are skipped. Returns `false` if the claim does not stand, other times
+/// are in effect, or an operator has given or taken back an order.
 async fn skip_ticks<DB: Database>(
     core: &Core<DB>,
     schedule: &Schedule,

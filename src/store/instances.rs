@@ -97,8 +97,9 @@ pub struct TimesChange {
     /// The attempts and the trigger of the row are forgotten, unless a run is under way. One whose
     /// lease has ended is lost.
     pub afresh: bool,
-    /// The last run was at a time that has not come yet. It is forgotten.
-    pub run_ahead: bool,
+    /// The last run was at a time that had not come yet at this one. What was run after it is
+    /// forgotten.
+    pub run_ahead_of: Option<DateTime<Utc>>,
     /// The hashes of the times that the schedule has had since.
     pub known: String,
     /// The times are other ones than before.
@@ -108,7 +109,7 @@ pub struct TimesChange {
 #[cfg(all(test, feature = "sqlite"))]
 impl TimesChange {
     pub fn creation(times: Times, slot: DateTime<Utc>) -> Self {
-        Self { times, seen: None, slot, afresh: false, run_ahead: false, known: String::new(), new_times: true }
+        Self { times, seen: None, slot, afresh: false, run_ahead_of: None, known: String::new(), new_times: true }
     }
 }
 
@@ -185,9 +186,6 @@ pub trait InstanceStore: OrderStore {
     /// Marks schedules as gone. A change of the times or the slot ends the mark.
     fn mark_gone(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Deletes from the history what was run at times that have not come yet: the clock was ahead.
-    fn forget_runs_ahead(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<()>> + Send;
-
     /// Deletes an instance. Returns `false` if there is none.
     fn end_instance(conn: &mut Self::Connection, instance: Uuid) -> impl Future<Output = Reply<bool>> + Send;
 
@@ -203,7 +201,8 @@ pub trait InstanceStore: OrderStore {
 }
 
 /// Implements those operations that are the same on every database except for the statements, which
-/// are constants beside them, and the types of its driver. `change_row` stands beside them too.
+/// are constants beside them, and the types of its driver. `change_row` and `forget_runs_ahead` stand
+/// beside them too.
 macro_rules! operations {
     ($connection:ty) => {
         async fn change_times(conn: &mut $connection, change: &TimesChange) -> Reply<bool> {
@@ -217,11 +216,11 @@ macro_rules! operations {
             }
             let is_changed = change_row(conn, change).await?;
             if is_changed && change.afresh {
-                sqlx::query(AFRESH).bind(change.run_ahead).bind(name).execute(&mut *conn).await?;
+                sqlx::query(AFRESH).bind(change.run_ahead_of.is_some()).bind(name).execute(&mut *conn).await?;
             }
             // The run that was lost may be one of them.
-            if is_changed && change.run_ahead {
-                Self::forget_runs_ahead(conn, &change.times.name).await?;
+            if let (true, Some(now)) = (is_changed, change.run_ahead_of) {
+                forget_runs_ahead(conn, name, now).await?;
             }
             Ok(is_changed)
         }

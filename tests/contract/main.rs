@@ -122,6 +122,7 @@ mod ticks_raced;
 mod ticks_renamed;
 mod ticks_replies;
 mod ticks_serializable;
+mod ticks_snapshots;
 mod ticks_tokens;
 mod ticks_transaction;
 mod ticks_triggered;
@@ -297,6 +298,7 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
     ticks_renamed::register::<DB>(suite);
     ticks_replies::register::<DB>(suite);
     ticks_serializable::register::<DB>(suite);
+    ticks_snapshots::register::<DB>(suite);
     ticks_transaction::register::<DB>(suite);
     triggers::register::<DB>(suite);
     trips::register::<DB>(suite);

@@ -32,6 +32,7 @@ harness::tests!(
     servers(
         a_pause_that_begins_while_another_one_ends_goes_on,
         a_stop_between_a_claim_and_its_pass_is_obeyed,
+        a_skip_that_is_taken_back_between_a_claim_and_its_pass_is_not_obeyed,
         a_trigger_between_a_claim_and_its_pass_is_run,
         other_times_between_a_look_and_a_claim_are_seen,
         other_times_between_a_claim_and_its_pass_are_left_alone,
@@ -43,7 +44,7 @@ harness::tests!(
 /// A run renews its lease, and notices that it is to stop, after a third of it.
 const LEASE: Duration = Duration::from_secs(6);
 
-fn stopped_by(who: &str) -> TickOutcome {
+pub fn stopped_by(who: &str) -> TickOutcome {
     TickOutcome::Failed { error: format!("stopped by {who}"), again: false }
 }
 
@@ -289,7 +290,7 @@ async fn a_pause_that_begins_while_another_one_ends_goes_on<DB: TestDatabase>(db
 }
 
 /// Makes a tick due that is skipped.
-async fn due_too_late<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
+pub async fn due_too_late<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
     due(db, name).await.catch_up(CatchUp::Skip).grace(Duration::ZERO)
 }
 
@@ -313,6 +314,23 @@ async fn a_stop_between_a_claim_and_its_pass_is_obeyed<DB: TestDatabase>(db: Tes
         assert_eq!(told(&db, name).await, if is_stopped { "F1" } else { "M0(1)" }, "{name}");
     };
     acts_after_each_reply(&db, true, late, is_skipped, stop, has_ended).await;
+}
+
+async fn a_skip_that_is_taken_back_between_a_claim_and_its_pass_is_not_obeyed<DB: TestDatabase>(db: TestDb<DB>) {
+    let operator = impatient(&db, "operator");
+    let skipped = async |name: &str| {
+        let schedule = due(&db, name).await;
+        instance(&db, "alice").skip(name).await.unwrap();
+        schedule
+    };
+    let resume = async |name: &str| operator.resume(name).await.ok();
+    let has_run = async |name: &str, schedule: Schedule, ()| {
+        let rest = idle(&db, schedule);
+        let is_over = || async { matches!(rest.try_tick(name).await, Ok(TickOutcome::NotDue { .. })) };
+        eventually("nothing is left", is_over).await;
+        assert_eq!(told(&db, name).await, "S1", "{name}");
+    };
+    acts_after_each_reply(&db, true, skipped, is_skipped, resume, has_run).await;
 }
 
 async fn a_trigger_between_a_claim_and_its_pass_is_run<DB: TestDatabase>(db: TestDb<DB>) {

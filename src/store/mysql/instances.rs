@@ -1,6 +1,7 @@
 //! The instances of schedules. MySQL assigns from left to right: what depends on a column comes
 //! before the change of that column.
 
+use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection};
 use uuid::Uuid;
 
@@ -87,9 +88,9 @@ SELECT s.name, UTC_TIMESTAMP(6) FROM t_resource_schedule s WHERE s.name IN";
 
 /// Of runs, of what they printed, and of orders to stop them.
 const FORGET_AHEAD: [&str; 3] = [
-    "DELETE FROM t_resource_schedule_detail WHERE name = ? AND slot > UTC_TIMESTAMP(6)",
-    "DELETE FROM t_resource_order WHERE what = 'stop' AND name = ? AND until > UTC_TIMESTAMP(6)",
-    "DELETE FROM t_resource_schedule_run WHERE name = ? AND slot > UTC_TIMESTAMP(6)",
+    "DELETE FROM t_resource_schedule_detail WHERE name = ? AND slot > ?",
+    "DELETE FROM t_resource_order WHERE what = 'stop' AND name = ? AND until > ?",
+    "DELETE FROM t_resource_schedule_run WHERE name = ? AND slot > ?",
 ];
 
 const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = ?";
@@ -137,13 +138,6 @@ impl InstanceStore for MySql {
         query.execute(conn).await.map(drop)
     }
 
-    async fn forget_runs_ahead(conn: &mut MySqlConnection, name: &Key) -> Reply<()> {
-        for sql in FORGET_AHEAD {
-            sqlx::query(sql).bind(name.as_str()).execute(&mut *conn).await?;
-        }
-        Ok(())
-    }
-
     async fn remove_schedule(conn: &mut MySqlConnection, name: &Key) -> Reply<bool> {
         if sqlx::query(REMOVE).bind(name.as_str()).execute(&mut *conn).await?.rows_affected() == 0 {
             return Ok(false);
@@ -152,13 +146,22 @@ impl InstanceStore for MySql {
     }
 }
 
+/// Deletes what was run after a time.
+async fn forget_runs_ahead(conn: &mut MySqlConnection, name: &str, now: DateTime<Utc>) -> Reply<()> {
+    for sql in FORGET_AHEAD {
+        sqlx::query(sql).bind(name).bind(stored(now)).execute(&mut *conn).await?;
+    }
+    Ok(())
+}
+
 async fn change_row(conn: &mut MySqlConnection, change: &TimesChange) -> Reply<bool> {
     let times = &change.times;
     let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, stored(change.slot));
     let query = match &change.seen {
         None => sqlx::query(CREATE).bind(name).bind(spec).bind(zone).bind(slot).bind(slot),
         Some(seen) => {
-            let query = sqlx::query(CHANGE).bind(slot).bind(change.run_ahead).bind(slot).bind(spec).bind(zone);
+            let query =
+                sqlx::query(CHANGE).bind(slot).bind(change.run_ahead_of.is_some()).bind(slot).bind(spec).bind(zone);
             let query = query.bind(name).bind(&seen.times.spec).bind(&seen.times.zone);
             query.bind(seen.run_slot.map(stored)).bind(to_stored_count(seen.attempt)).bind(stored(seen.slot))
         }

@@ -123,7 +123,7 @@ async fn skip_ticks(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) 
     let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, stored(pass.to));
     let query = sqlx::query(PASS).bind(pass.runs).bind(to).bind(to).bind(pass.runs).bind(to).bind(pass.runs);
     let query = query.bind(pass.runs).bind(to_stored_count(pass.missed)).bind(pass.runs);
-    let query = bind_claim(query, claim).bind(spec).bind(zone);
+    let query = bind_claim(query, claim).bind(spec).bind(zone).bind(pass.error);
     if query.execute(&mut *conn).await?.rows_affected() == 0 {
         return Ok(false);
     }

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use chrono::{DateTime, Utc};
 use sqlx::{PgConnection, Postgres, Row as _};
 use uuid::Uuid;
 
@@ -141,11 +142,11 @@ ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)
 /// With what they printed, and orders to stop them.
 const FORGET_AHEAD: &str = "
 WITH details AS (
-    DELETE FROM t_resource_schedule_detail WHERE name = $1 AND slot > clock_timestamp()
+    DELETE FROM t_resource_schedule_detail WHERE name = $1 AND slot > $2
 ), stops AS (
-    DELETE FROM t_resource_order WHERE what = 'stop' AND name = $1 AND until > clock_timestamp()
+    DELETE FROM t_resource_order WHERE what = 'stop' AND name = $1 AND until > $2
 )
-DELETE FROM t_resource_schedule_run WHERE name = $1 AND slot > clock_timestamp()";
+DELETE FROM t_resource_schedule_run WHERE name = $1 AND slot > $2";
 
 const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = $1";
 
@@ -186,13 +187,14 @@ impl InstanceStore for Postgres {
         sqlx::query(GONE).bind(names(keys)).execute(conn).await.map(drop)
     }
 
-    async fn forget_runs_ahead(conn: &mut PgConnection, name: &Key) -> Reply<()> {
-        sqlx::query(FORGET_AHEAD).bind(name.as_str()).execute(conn).await.map(drop)
-    }
-
     async fn remove_schedule(conn: &mut PgConnection, name: &Key) -> Reply<bool> {
         sqlx::query(REMOVE).bind(name.as_str()).fetch_one(conn).await?.try_get(0)
     }
+}
+
+/// Deletes what was run after a time.
+async fn forget_runs_ahead(conn: &mut PgConnection, name: &str, now: DateTime<Utc>) -> Reply<()> {
+    sqlx::query(FORGET_AHEAD).bind(name).bind(now).execute(conn).await.map(drop)
 }
 
 async fn change_row(conn: &mut PgConnection, change: &TimesChange) -> Reply<bool> {
@@ -204,7 +206,7 @@ async fn change_row(conn: &mut PgConnection, change: &TimesChange) -> Reply<bool
         None => query,
         Some(seen) => {
             let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot);
-            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead).bind(seen.slot)
+            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead_of.is_some()).bind(seen.slot)
         }
     };
     query.fetch_one(conn).await?.try_get(0)

@@ -7,12 +7,12 @@ use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 use crate::{
     key::{Claim, Holder, Key, PreviousClaim, Token},
     store::{
-        Outcome, Reply, TooLate,
+        Outcome, Reply, TooLate, changed,
         postgres::{
             row::{bind_claim, names, once_ended, stored},
             schedule_sql::{
                 CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, LAST_SUCCESSES, LATEST,
-                LIST, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE, TRIGGER,
+                LIST, LOCK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE, TRIGGER,
             },
         },
         run_info::{RunInfo, RunPage},
@@ -34,23 +34,8 @@ impl ScheduleStore for Postgres {
     }
 
     async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
-        let part = |part: fn(&Times) -> &str| ask.known.iter().map(|known| part(&known.times)).collect::<Vec<_>>();
-        let leases: Vec<TimeDelta> = ask.known.iter().map(|known| known.lease).collect();
-        let query = sqlx::query(CLAIM).bind(part(|times| times.name.as_str())).bind(part(|times| &times.spec));
-        let query = query.bind(part(|times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(leases);
-        let rows = query.bind(i64::from(ask.most)).bind(LOST).bind(ask.not_after).fetch_all(&mut *conn).await;
-        let rows = once_ended(conn, rows).await?;
-        let mut reply = DueReply::default();
-        for row in &rows {
-            reply.next_in = row.number_or_null("next_in_micros")?.map(TimeDelta::microseconds);
-            if row.try_get::<Option<&str>, _>("name")?.is_some() {
-                reply.claimed.push(claimed(row)?);
-            }
-        }
-        if let (true, [row, ..]) = (reply.claims_nothing(), &rows[..]) {
-            reply.too_late = TooLate::at(row.try_get("clock")?, ask.not_after);
-        }
-        Ok(reply)
+        let (reply, is_overtaken) = claim_due(conn, ask).await?;
+        if is_overtaken { Ok(claim_due(conn, ask).await?.0) } else { Ok(reply) }
     }
 
     async fn put_back(conn: &mut PgConnection, holder: Holder, vacant: Holder, keys: &[Key]) -> Reply<bool> {
@@ -75,7 +60,12 @@ impl ScheduleStore for Postgres {
     async fn skip_ticks(conn: &mut PgConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
         let query = bind_claim(PASS, claim).bind(pass.to).bind(&pass.times.spec).bind(&pass.times.zone).bind(pass.runs);
         let query = query.bind(to_stored_count(pass.missed)).bind(to_stored_count(pass.skipped)).bind(pass.from);
-        query.bind(pass.error).fetch_one(conn).await?.try_get(0)
+        let query = query.bind(pass.error);
+        let lock_and_pass = async |conn: &mut PgConnection| {
+            bind_claim(LOCK, claim).execute(&mut *conn).await?;
+            query.fetch_one(conn).await?.try_get(0)
+        };
+        changed::<Self>(conn, lock_and_pass).await
     }
 
     async fn end_run(conn: &mut PgConnection, claim: &Claim, end: &End<'_>, _: bool) -> Reply<bool> {
@@ -88,6 +78,29 @@ impl ScheduleStore for Postgres {
     async fn forget_history(conn: &mut PgConnection, older_than: TimeDelta) -> Reply<u64> {
         Ok(sqlx::query(FORGET).bind(older_than).bind(STEP).execute(conn).await?.rows_affected())
     }
+}
+
+/// Claims what is due. Returns whether nothing was claimed because all of it has changed since the
+/// statement began, as by an order.
+async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<(DueReply, bool)> {
+    let part = |part: fn(&Times) -> &str| ask.known.iter().map(|known| part(&known.times)).collect::<Vec<_>>();
+    let leases: Vec<TimeDelta> = ask.known.iter().map(|known| known.lease).collect();
+    let query = sqlx::query(CLAIM).bind(part(|times| times.name.as_str())).bind(part(|times| &times.spec));
+    let query = query.bind(part(|times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(leases);
+    let rows = query.bind(i64::from(ask.most)).bind(LOST).bind(ask.not_after).fetch_all(&mut *conn).await;
+    let rows = once_ended(conn, rows).await?;
+    let (mut reply, mut is_overtaken) = (DueReply::default(), false);
+    for row in &rows {
+        reply.next_in = row.number_or_null("next_in_micros")?.map(TimeDelta::microseconds);
+        if row.try_get::<Option<&str>, _>("name")?.is_some() {
+            reply.claimed.push(claimed(row)?);
+        }
+    }
+    if let (true, [row, ..]) = (reply.claims_nothing(), &rows[..]) {
+        reply.too_late = TooLate::at(row.try_get("clock")?, ask.not_after);
+        is_overtaken = reply.too_late.is_none() && row.is("was_due")?;
+    }
+    Ok((reply, is_overtaken))
 }
 
 fn claimed(row: &PgRow) -> Reply<ClaimedRow> {

@@ -36,12 +36,15 @@ pub(super) const REGISTERED: &str = select!("WHERE s.name = ANY ($1::text[])");
 /// The look compares with now(), because a volatile function is no condition of an index. A row is
 /// judged again when it is locked. The rows are locked once: a plan that looks for each row of the
 /// update again would claim more than $7.
+///
+/// The orders are those of before the rows were locked. So a row that is not as it was then is
+/// locked, and not claimed: an order changes its token or the time since which it is due.
 pub(super) const CLAIM: &str = concat!(
     "
 WITH known AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $6::interval[]) AS k (name, spec, zone, lease)
 ), due AS MATERIALIZED (
-    SELECT s.name, s.holder, s.token, s.attempt, s.client_ip, s.begin_time, n.now, k.lease
+    SELECT s.name, s.holder, s.token, s.due_at, s.attempt, s.client_ip, s.begin_time, n.now, k.lease
     FROM t_resource_schedule s JOIN known k ON k.name = s.name AND k.spec = s.spec AND k.zone = s.zone
     CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, s.token) n
     WHERE NOT s.paused AND s.due_at <= now()
@@ -51,7 +54,7 @@ WITH known AS (
     SET holder = $4, client_ip = $5, begin_time = j.now, due_at = j.now + j.lease, attempt = t.attempt + 1,
         run_slot = CASE WHEN t.attempt > 0 THEN t.run_slot ELSE coalesce(t.triggered_at, t.slot) END,
         token = greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint)
-    FROM due j WHERE t.name = j.name AND ",
+    FROM due j WHERE t.name = j.name AND t.token = j.token AND t.due_at = j.due_at AND ",
     in_time!("$9"),
     "
     RETURNING t.name, t.token, t.run_slot, t.run_slot = t.slot AS own, t.attempt, t.missed, j.now,
@@ -62,7 +65,7 @@ WITH known AS (
     SELECT name, run_slot, prior_attempt, prior_token, prior_label, prior_begin, now, 'L', missed, $8 FROM claimed
     WHERE taken_over ON CONFLICT DO NOTHING
 )
-SELECT t.name::text AS name, t.token, t.own, t.attempt, t.missed, t.now, clock_timestamp() AS clock,
+SELECT t.name::text AS name, t.token, t.own, t.attempt, t.missed, t.now, clock_timestamp() AS clock, EXISTS (SELECT FROM due) AS was_due,
        t.taken_over, t.prior_token, t.prior_label::text AS prior_label,
        (SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = t.name) AS skip_since,
        (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = t.name) AS skip_until,
@@ -130,7 +133,10 @@ pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND status = 'L' AND error = $3";
 
 /// $4 the slot, $5 and $6 the times with which it was computed, $7 whether it is run, $8 missed, $9
-/// skipped, $10 the slot before, $11 the error. A tick that an operator has stopped is not moved.
+/// skipped, $10 the slot before, $11 the error: that an operator has ordered it, if so. A tick that an
+/// operator has stopped is not moved, nor one for which the order to skip it was taken back.
+///
+/// The row is locked by another statement before: an order that was given since is seen.
 pub(super) const PASS: &str = "
 WITH moved AS (
     UPDATE t_resource_schedule
@@ -139,12 +145,16 @@ WITH moved AS (
         due_at = CASE WHEN $7 THEN due_at WHEN triggered_at IS NOT NULL THEN clock_timestamp() ELSE $4 END
     WHERE name = $1 AND holder = $2 AND token = $3 AND slot = run_slot AND spec = $5 AND zone = $6
       AND NOT EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'stop' AND o.name = $1 AND o.until = run_slot)
+      AND ($11::text IS NULL OR EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'skip' AND o.name = $1 AND o.until >= run_slot))
     RETURNING name, token, client_ip, begin_time
 ), recorded AS (
     INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
     SELECT name, $10, 0, token, client_ip, begin_time, clock_timestamp(), 'M', $9, $11 FROM moved WHERE $9 > 0 ON CONFLICT DO NOTHING
 )
 SELECT EXISTS (SELECT FROM moved)";
+
+pub(super) const LOCK: &str =
+    "SELECT FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3 FOR UPDATE";
 
 /// $4 and $5 the times with which the next slot was computed, $6 the slot, NULL for another
 /// attempt after $7; $8 to $12 the history's slot, attempt, status, missed and error; $13 the

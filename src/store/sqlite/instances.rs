@@ -1,5 +1,6 @@
 //! The instances of schedules.
 
+use chrono::{DateTime, Utc};
 use sqlx::{Sqlite, SqliteConnection};
 use uuid::Uuid;
 
@@ -101,10 +102,10 @@ SELECT name, " now " FROM t_resource_schedule WHERE name IN (SELECT CAST(unhex(v
 ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)");
 
 /// With what they printed, and orders to stop them.
-const FORGET_AHEAD: &str = sql!("
-DELETE FROM t_resource_schedule_detail WHERE name = ?1 AND slot > " now ";
-DELETE FROM t_resource_order WHERE what = 'stop' AND name = ?1 AND until > " now ";
-DELETE FROM t_resource_schedule_run WHERE name = ?1 AND slot > " now);
+const FORGET_AHEAD: &str = "
+DELETE FROM t_resource_schedule_detail WHERE name = ?1 AND slot > ?2;
+DELETE FROM t_resource_order WHERE what = 'stop' AND name = ?1 AND until > ?2;
+DELETE FROM t_resource_schedule_run WHERE name = ?1 AND slot > ?2";
 
 const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = ?1";
 
@@ -141,13 +142,14 @@ impl InstanceStore for Sqlite {
         sqlx::query(GONE).bind(keys(names)).execute(conn).await.map(drop)
     }
 
-    async fn forget_runs_ahead(conn: &mut SqliteConnection, name: &Key) -> Reply<()> {
-        sqlx::query(FORGET_AHEAD).bind(name.as_str()).execute(conn).await.map(drop)
-    }
-
     async fn remove_schedule(conn: &mut SqliteConnection, name: &Key) -> Reply<bool> {
         Ok(written(sqlx::query(REMOVE).bind(name.as_str()), conn).await?.is_some())
     }
+}
+
+/// Deletes what was run after a time.
+async fn forget_runs_ahead(conn: &mut SqliteConnection, name: &str, now: DateTime<Utc>) -> Reply<()> {
+    sqlx::query(FORGET_AHEAD).bind(name).bind(stored(now)).execute(conn).await.map(drop)
 }
 
 async fn change_row(conn: &mut SqliteConnection, change: &TimesChange) -> Reply<bool> {
@@ -159,7 +161,7 @@ async fn change_row(conn: &mut SqliteConnection, change: &TimesChange) -> Reply<
         None => query,
         Some(seen) => {
             let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot.map(stored));
-            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead).bind(stored(seen.slot))
+            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead_of.is_some()).bind(stored(seen.slot))
         }
     };
     written(query, conn).await.map(|row| row.is_some())
