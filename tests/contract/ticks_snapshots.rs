@@ -15,8 +15,8 @@ harness::tests!(postgres[DIRECT](
     a_stop_while_ticks_are_skipped_is_obeyed
 ));
 
-/// A user whose statements on the rows of schedules wait, while a lock is held. Those on rows for
-/// which the condition holds do not.
+/// A user whose statements wait before they lock a row of a schedule, while a lock is held. At a row
+/// for which the condition holds, they do not.
 struct Slow<DB: TestDatabase> {
     role: String,
     pool: Pool<DB>,
@@ -34,7 +34,11 @@ impl<DB: TestDatabase> Slow<DB> {
                  RETURN true;
              END $$"
                 .to_owned(),
-            format!("CREATE POLICY slow ON t_resource_schedule USING ({unless} OR waits()) WITH CHECK (true)"),
+            "CREATE POLICY read ON t_resource_schedule FOR SELECT USING (true)".to_owned(),
+            "CREATE POLICY add ON t_resource_schedule FOR INSERT WITH CHECK (true)".to_owned(),
+            format!(
+                "CREATE POLICY lock ON t_resource_schedule FOR UPDATE USING ({unless} OR waits()) WITH CHECK (true)"
+            ),
             "ALTER TABLE t_resource_schedule ENABLE ROW LEVEL SECURITY".to_owned(),
         ] {
             db.execute(&statement).await;
@@ -59,7 +63,6 @@ impl<DB: TestDatabase> Slow<DB> {
 
     async fn remove(self, db: &TestDb<DB>) {
         self.pool.close().await;
-        db.execute("DROP POLICY slow ON t_resource_schedule").await;
         db.execute(&format!("DROP OWNED BY {}", self.role)).await;
         db.execute(&format!("DROP ROLE {}", self.role)).await;
     }
