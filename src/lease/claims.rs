@@ -15,7 +15,7 @@ use crate::{
         sessions::Sessions,
         time::Instant,
     },
-    store::{ClaimReply, ClaimRequest, Database, Form, Reply, TooLate, failure::Failure, schema::Schema},
+    store::{ClaimReply, ClaimRequest, Database, Form, Reply, TooLate, failure::Failure},
 };
 
 /// The outcome of a claim request.
@@ -72,13 +72,12 @@ impl<DB: Database> Batched<DB> for ClaimSet<DB> {
         sets: &[Self],
         session: Loan<DB>,
         sessions: &Sessions<DB>,
-        table: Option<&Schema>,
+        form: Form,
         limit: Instant,
     ) -> Result<Vec<Claimed<DB>>, Failure> {
         let Self { key_terms, look, .. } = self;
         sets.iter().for_each(|set| set.pending.set_in_flight(!look));
         let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
-        let form = table.map(|table| table.form).unwrap_or_default();
         let lease = key_terms.terms.lease.to_std().unwrap_or_default();
         let statement = Claiming { requests: &requests, key_terms, form, look: *look };
         let asked = requests.iter().filter(|_| !look).map(|request| (request.key.clone(), request.holder));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     key::Key,
     session::{loan::Loan, queue::Batched, sessions::Sessions, time::Instant, timers::timeout_at},
-    store::{Database, failure::Failure, schema::Schema},
+    store::{Database, Form, failure::Failure},
 };
 
 /// How long a statement of several requests waits for another transaction's uncommitted insert of
@@ -58,7 +58,7 @@ impl<DB: Database> Batched<DB> for Creation {
         creations: &[Self],
         mut session: Loan<DB>,
         _: &Sessions<DB>,
-        table: Option<&Schema>,
+        form: Form,
         limit: Instant,
     ) -> Result<Vec<()>, Failure> {
         // The server gives up slightly earlier than the client, so that no backend continues to
@@ -67,7 +67,6 @@ impl<DB: Database> Batched<DB> for Creation {
         let lock_timeout = if creations.len() == 1 { left } else { SHARED_LOCK_TIMEOUT };
         let mut keys: Vec<Key> = creations.iter().flat_map(|creation| creation.keys.clone()).collect();
         keys.sort(); // instances that insert the same keys do not deadlock
-        let form = table.map(|table| table.form).unwrap_or_default();
         let creating = DB::create(session.get(), &keys, self.minutes, lock_timeout, form);
         let reply = timeout_at(limit, creating).await;
         session.settle(reply)?;

@@ -10,7 +10,7 @@ use crate::{
         sessions::Sessions,
         time::Instant,
     },
-    store::{Change, Database, Outcome, failure::Failure, schema::Schema},
+    store::{Change, Database, Form, Outcome, failure::Failure},
 };
 
 pub(crate) struct Release {
@@ -44,11 +44,10 @@ impl<DB: Database> Batched<DB> for Release {
         requests: &[Self],
         session: Loan<DB>,
         sessions: &Sessions<DB>,
-        table: Option<&Schema>,
+        form: Form,
         limit: Instant,
     ) -> Result<Vec<Released>, Failure> {
         let claims: Vec<Claim> = requests.iter().flat_map(|release| release.claims.clone()).collect();
-        let form = table.map(|table| table.form).unwrap_or_default();
         let request = ChangeRequest { claims: &claims, change: self.change, form };
         let Exchange { reply, unanswered } = exchange_on(session, sessions, limit, &request).await;
         let mut outcomes = reply?.reply.into_iter();

@@ -36,7 +36,7 @@ use crate::{
         timers::{sleep, timeout, timeout_at},
     },
     store::{
-        Database,
+        Database, Form,
         failure::{Failure, Remedy, remedy},
         fault::Fault,
         schema::Schema,
@@ -81,7 +81,7 @@ pub(crate) trait Batched<DB: Database>: Sized + Send + Sync + 'static {
         all: &[Self],
         session: Loan<DB>,
         sessions: &Sessions<DB>,
-        table: Option<&Schema>,
+        form: Form,
         limit: Instant,
     ) -> impl Future<Output = Result<Vec<Self::Output>, Failure>> + Send;
 }
@@ -316,9 +316,10 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
             replies.push((reply, (limits, begun), others));
         }
         let (Some(first), Some(limit)) = (requests.first(), limit) else { return session.give_back() };
+        let form = self.table.get().map(|table| table.form).unwrap_or_default();
         let ran = if Instant::now() < limit {
             tokio::select! {
-                ran = first.run(&requests, session, &self.sessions, self.table.get(), limit) => ran,
+                ran = first.run(&requests, session, &self.sessions, form, limit) => ran,
                 () = abandoned(replies.iter_mut().map(|(reply, ..)| reply)) => Err(Failure::NoReply),
             }
         } else {

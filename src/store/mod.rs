@@ -145,9 +145,16 @@ pub enum Form {
     /// For any server and table that the store supports.
     #[default]
     Common,
-    /// On MariaDB: at a locked row they fail instead of waiting.
-    NoWait,
-    /// On SQLite: for a file in WAL mode, and a table that keeps times as integers.
+    /// For PostgreSQL itself. The server may be a primary that was replaced and answers reads
+    /// still, or a standby.
+    Postgres,
+    /// For MySQL, where the server may be a member of a group (Group Replication).
+    Group,
+    /// For MariaDB: at a locked row they fail instead of waiting.
+    MariaDb,
+    /// For MariaDB, where the server may be a node of a Galera cluster.
+    Galera,
+    /// For SQLite: a file in WAL mode, and a table that keeps times as integers.
     IntegerTimes,
 }
 

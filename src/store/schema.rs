@@ -33,8 +33,6 @@ pub struct Schema {
     pub label_chars: Option<usize>,
     /// The statements that this server and table allow.
     pub form: Form,
-    /// What a read needs to show all that was committed before it.
-    pub freshness: Freshness,
     /// Why the table or the connection is unusable.
     pub wrong: Option<String>,
     /// Why the database is unusable, whatever its table.
@@ -50,21 +48,6 @@ pub struct Column {
     pub name: String,
     /// As the database names it.
     pub kind: String,
-}
-
-/// What a read needs to show all that was committed before it, on whichever server of a cluster.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Freshness {
-    /// Nothing: the server that answers has it all.
-    #[default]
-    Plain,
-    /// The server may be a node of a Galera cluster (MariaDB).
-    SyncWait,
-    /// The server may be a member of a group (MySQL Group Replication).
-    Before,
-    /// The server may be a primary that was replaced and answers reads still, or a standby
-    /// (PostgreSQL).
-    Primary,
 }
 
 /// How much the key column holds. What is not limited is not set.

@@ -6,12 +6,11 @@ use chrono::TimeDelta;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
 use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed, old_of};
-use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
-        Reply,
+        Form, Reply,
         mysql::row::{JOINED, MICROS, Query, ROW, marks, micros, stored},
         unanswered,
     },
@@ -78,18 +77,10 @@ impl AdminStore for MySql {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
-    async fn read_range(
-        conn: &mut MySqlConnection,
-        keys: &KeyRange,
-        terms: &Terms,
-        freshness: Freshness,
-    ) -> Reply<Vec<Listed>> {
-        let sql = if freshness == Freshness::SyncWait { LOOK_CAUSAL.as_str() } else { LOOK.as_str() };
+    async fn read_range(conn: &mut MySqlConnection, keys: &KeyRange, terms: &Terms, form: Form) -> Reply<Vec<Listed>> {
+        let sql = if form == Form::Galera { LOOK_CAUSAL.as_str() } else { LOOK.as_str() };
         let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str()).bind(keys.is_one());
-        let rows = match freshness {
-            Freshness::Before => after_the_group(conn, query).await,
-            Freshness::Plain | Freshness::SyncWait | Freshness::Primary => query.fetch_all(conn).await,
-        };
+        let rows = if form == Form::Group { after_the_group(conn, query).await } else { query.fetch_all(conn).await };
         rows?.iter().map(|row| listed(row, terms)).collect()
     }
 

@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 use uuid::Uuid;
 
 use crate::store::mysql::row::{
-    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded, read,
+    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, execute_nowait_first, is_mariadb, marks, micros, padded, read,
 };
 use crate::{
     key::{Key, PreviousClaim, Token},
@@ -353,7 +353,7 @@ impl ClaimStore for MySql {
         lock_timeout: Duration,
         form: Form,
     ) -> Reply<()> {
-        create::create(conn, keys, minutes, lock_timeout, form == Form::NoWait).await
+        create::create(conn, keys, minutes, lock_timeout, is_mariadb(form)).await
     }
 
     async fn claim(
@@ -363,7 +363,7 @@ impl ClaimStore for MySql {
         not_after: Option<DateTime<Utc>>,
         form: Form,
     ) -> Reply<Vec<ClaimReply>> {
-        let asked = Asked { terms, limit: limit_micros(not_after), nowait: form == Form::NoWait };
+        let asked = Asked { terms, limit: limit_micros(not_after), nowait: is_mariadb(form) };
         match requests {
             [request] => Ok(vec![claim_one(conn, request, asked).await?]),
             _ if is_apart(requests) => claim_apart(conn, requests, asked).await,

@@ -6,12 +6,11 @@ use chrono::TimeDelta;
 use sqlx::{PgConnection, Postgres, Row as _};
 
 use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed};
-use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
-        Reply,
+        Form, Reply,
         postgres::{
             change::notified,
             row::{ROW, finite},
@@ -121,13 +120,8 @@ impl AdminStore for Postgres {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
-    async fn read_range(
-        conn: &mut PgConnection,
-        keys: &KeyRange,
-        terms: &Terms,
-        freshness: Freshness,
-    ) -> Reply<Vec<Listed>> {
-        let sql = if freshness == Freshness::Primary { LOOK_AT_PRIMARY.as_str() } else { LOOK.as_str() };
+    async fn read_range(conn: &mut PgConnection, keys: &KeyRange, terms: &Terms, form: Form) -> Reply<Vec<Listed>> {
+        let sql = if form == Form::Postgres { LOOK_AT_PRIMARY.as_str() } else { LOOK.as_str() };
         let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
         rows.iter().map(|row| listed(row, terms)).collect()

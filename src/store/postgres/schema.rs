@@ -2,12 +2,12 @@
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, Row as _};
 
-use crate::store::Reply;
 use crate::store::removal::{removal, until_locked, uses};
 use crate::store::schema::{
-    Column, FUNCTIONS, Freshness, Installed, MARKER, NO_KEY, Part, Schema, SchemaStore, Step, TABLES, additions,
-    creations, unfit, without_end,
+    Column, FUNCTIONS, Installed, MARKER, NO_KEY, Part, Schema, SchemaStore, Step, TABLES, additions, creations, unfit,
+    without_end,
 };
+use crate::store::{Form, Reply};
 
 const LOCKS: [&str; 2] = [
     include_str!("../../../migrations/postgres/20260101000000_rowlock.sql"),
@@ -110,7 +110,7 @@ impl SchemaStore for Postgres {
             schema.apart = row.try_get("apart")?;
             let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             if schema.untried.is_none() {
-                schema.freshness = Freshness::Primary;
+                schema.form = Form::Postgres;
             }
             if !row.try_get::<bool, _>("is_table")? {
                 schema.wrong = Some("it is not a table; rowlock writes rows of its own there".to_owned());

@@ -4,12 +4,11 @@ use chrono::TimeDelta;
 use sqlx::{Row as _, Sqlite, SqliteConnection};
 
 use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed, old_of};
-use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
-        Reply, hex,
+        Form, Reply, hex,
         sqlite::row::{as_micros, json, kept, micros, read_from, sql, stored, written},
     },
 };
@@ -69,12 +68,7 @@ impl AdminStore for Sqlite {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
-    async fn read_range(
-        conn: &mut SqliteConnection,
-        keys: &KeyRange,
-        terms: &Terms,
-        _: Freshness,
-    ) -> Reply<Vec<Listed>> {
+    async fn read_range(conn: &mut SqliteConnection, keys: &KeyRange, terms: &Terms, _: Form) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LOOK).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
         rows.iter().map(|row| listed(row, terms)).collect()
