@@ -90,7 +90,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             waited: false,
             chosen: any.as_ref().and_then(LocalQueue::take_place),
             any,
-            is_first_in_queue: !key_terms.fair,
+            is_first_in_queue: !key_terms.terms.fair,
             caller_deadline: until.unwrap_or(statement_deadline),
             statement_deadline,
             unanswered: false,

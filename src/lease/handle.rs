@@ -72,7 +72,7 @@ impl<DB: Database> LeaseHandle<DB> {
         priors: Vec<Option<PreviousClaim>>,
         sent: Instant,
     ) -> Self {
-        let held = key_terms.renewer.hold(key_terms.span(), key_terms.bounds.max_hold, claims, sent);
+        let held = key_terms.renewer.hold(key_terms.span(), key_terms.terms.max_hold, claims, sent);
         // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes
         // it over at once.
         let undo = if priors.iter().any(Option::is_some) { ABANDON } else { Change::PutBack };
@@ -337,7 +337,7 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
             HandleState::Undelivered | HandleState::Open if !self.held.drop_handle() => return,
             HandleState::Undelivered => Some(self.undo),
             // Work that has not ended may not have stopped yet.
-            HandleState::Open => Some(Change::Abandon(self.key_terms.bounds.lock_delay)),
+            HandleState::Open => Some(Change::Abandon(self.key_terms.terms.lock_delay)),
             HandleState::Ending => Some(ABANDON),
             HandleState::Ended => None,
         };
