@@ -26,7 +26,6 @@ pub(crate) mod attempt;
 pub(crate) mod builder;
 pub(crate) mod changes;
 pub(crate) mod claims;
-pub(crate) mod confirm;
 mod creates;
 pub(crate) mod ending;
 mod forgetting;
@@ -43,7 +42,7 @@ pub(crate) mod reads;
 pub(crate) mod releases;
 pub(crate) mod renewer;
 pub(crate) mod replies;
-mod resource_lock;
+pub(crate) mod resource_lock;
 mod run;
 pub(crate) mod shared;
 #[cfg(all(test, feature = "sqlite", feature = "schedule"))]
