@@ -11,8 +11,8 @@ use crate::{
     error::Error,
     key::{Claim, Key, PreviousClaim},
     lease::{
+        changes::{Release, Released},
         ending::EndOutcome,
-        releases::{Release, Released},
         state::{LeaseState, NO_RENEWAL},
         terms::KeyTerms,
     },

@@ -3,7 +3,7 @@
 //! - A call: `lock.rs` is the handle, `attempt.rs` one attempt, and `wait.rs` the attempts up to a
 //!   deadline. `replies.rs` and `wanted.rs` decide what follows from a reply: pure.
 //! - Requests that a queue of `session/queue.rs` sends in batches: `claims.rs`, `creates.rs`,
-//!   `releases.rs`, `reads.rs`.
+//!   `reads.rs`, and the releases of `changes.rs`.
 //! - A lease: `guard.rs` is what the caller holds, `handle.rs` ends its claims once, `state.rs` has
 //!   its deadline and its loss, and `span.rs` how long it lasts.
 //! - The background: `renewer.rs` renews and ends, `agenda.rs` says what is due, `changes.rs` sends
@@ -39,7 +39,6 @@ pub(crate) mod lock;
 pub(crate) mod polling;
 pub(crate) mod readers;
 pub(crate) mod reads;
-pub(crate) mod releases;
 pub(crate) mod renewer;
 pub(crate) mod replies;
 pub(crate) mod resource_lock;

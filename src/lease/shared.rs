@@ -13,8 +13,8 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     lease::{
-        claims::ClaimSet, creates::Creation, readers::AllReaders, reads::RangeRead, releases::Release,
-        renewer::Renewer, terms::KeyTerms,
+        changes::Release, claims::ClaimSet, creates::Creation, readers::AllReaders, reads::RangeRead, renewer::Renewer,
+        terms::KeyTerms,
     },
     queue::Waiting,
     rules::Terms,
