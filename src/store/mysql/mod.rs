@@ -17,7 +17,6 @@ mod admin;
 mod change;
 mod changes;
 mod claim;
-mod create;
 #[cfg(feature = "schedule")]
 mod instances;
 #[cfg(feature = "schedule")]
