@@ -207,10 +207,10 @@ pub trait Store: sqlx::Database {
     }
 
     /// Waits for the statement in flight on a connection and ends any open transaction, if the
-    /// database is in memory. Returns `false` for any other database, and on failure: the
-    /// connection has to be closed.
-    fn make_idle(_: &mut Self::Connection) -> impl Future<Output = bool> + Send {
-        std::future::ready(false)
+    /// database is in memory. Returns `false` for any other database: as on failure, the connection
+    /// has to be closed.
+    fn make_idle(_: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send {
+        std::future::ready(Ok(false))
     }
 
     /// Fails unless the connection is inside a transaction that can be committed. The server, or a
