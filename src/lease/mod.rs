@@ -18,7 +18,7 @@
 //! batches, the renewer, the tickets, and the tracker that a shutdown waits for. Handles on equal
 //! terms share the queues of waiting tasks, because a refusal of one task applies to the others. A
 //! lease keeps the terms under which it was acquired. Locks of one application pool share sessions,
-//! the listener and wakeups (`session/registry.rs`).
+//! the listener and wakeups (`session/sessions.rs`).
 
 pub(crate) mod admin;
 pub(crate) mod agenda;
