@@ -141,8 +141,6 @@ pub(crate) async fn send_apart<DB: Database>(
 pub(crate) struct Release {
     pub claims: Vec<Claim>,
     pub change: Change,
-    /// It was sent before and not settled, so it is sent alone.
-    pub alone: bool,
 }
 
 /// The reply to a release.
@@ -157,7 +155,7 @@ impl<DB: Database> Batched<DB> for Release {
     type Output = Released;
 
     fn key(&self) -> Option<&Key> {
-        if let ([claim], false) = (&self.claims[..], self.alone) { Some(&claim.key) } else { None }
+        if let [claim] = &self.claims[..] { Some(&claim.key) } else { None }
     }
 
     fn can_share_statement(&self, other: &Self) -> bool {

@@ -38,7 +38,6 @@ pub(crate) enum Claimed<DB: Database> {
 pub(crate) struct ClaimSet<DB: Database> {
     pub requests: Vec<ClaimRequest>,
     pub key_terms: Arc<KeyTerms<DB>>,
-    pub alone: bool,
     /// The rows are only read: one of the keys is enough, and none has been chosen.
     pub look: bool,
     /// Told when the claim is sent.
@@ -49,7 +48,7 @@ impl<DB: Database> Batched<DB> for ClaimSet<DB> {
     type Output = Claimed<DB>;
 
     fn key(&self) -> Option<&Key> {
-        if let ([request], false) = (&self.requests[..], self.alone) { Some(&request.key) } else { None }
+        if let [request] = &self.requests[..] { Some(&request.key) } else { None }
     }
 
     /// A claim statement applies one set of terms. Handles on equal terms share them.

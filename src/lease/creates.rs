@@ -11,27 +11,13 @@ use crate::{
 /// How long a statement of several requests waits for another transaction's uncommitted insert of
 /// one of their keys. After that, each of them is sent by itself.
 const SHARED_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
-/// A request with less time than this is not sent with others. On MySQL the shortest wait is a
-/// second.
-const SHARED_WITH: Duration = Duration::from_secs(2);
 
 /// The creation of rows. Its statement is sent without a wait for the disk where that is possible:
 /// a row that is lost is created again, and the claim that follows waits.
 pub(crate) struct Creation {
     /// Several keys of one holder are created together.
-    keys: Vec<Key>,
-    minutes: i32,
-    /// It is sent without other requests.
-    alone: bool,
-}
-
-impl Creation {
-    /// `limit`: when its attempt ends. `contended`: it met contention before, perhaps with other
-    /// requests of its batch.
-    pub fn new(keys: Vec<Key>, minutes: i32, limit: Instant, contended: bool) -> Self {
-        let alone = contended || limit - Instant::now() < SHARED_WITH;
-        Self { keys, minutes, alone }
-    }
+    pub keys: Vec<Key>,
+    pub minutes: i32,
 }
 
 impl<DB: Database> Batched<DB> for Creation {
@@ -41,7 +27,7 @@ impl<DB: Database> Batched<DB> for Creation {
     const APART_BY_CALLER: bool = true;
 
     fn key(&self) -> Option<&Key> {
-        if let ([key], false) = (&self.keys[..], self.alone) { Some(key) } else { None }
+        if let [key] = &self.keys[..] { Some(key) } else { None }
     }
 
     fn can_share_statement(&self, other: &Self) -> bool {

@@ -213,8 +213,8 @@ impl<DB: Database> LeaseHandle<DB> {
         let change = Change::release(status, &self.key_terms.terms, *lock(&self.key_terms.longest_interval));
         loop {
             let limits = Limits::both(Instant::now() + self.key_terms.time_limit);
-            let release = Release { claims: left.clone(), change, alone };
-            let failure = match self.key_terms.releases.send(release, limits).await {
+            let release = Release { claims: left.clone(), change };
+            let failure = match self.key_terms.releases.send(release, limits, alone).await {
                 Ok(Released { outcomes, unanswered: is_unanswered }) => {
                     if is_unanswered {
                         unanswered.get_or_insert(Failure::NoReply);
@@ -247,6 +247,7 @@ impl<DB: Database> LeaseHandle<DB> {
                     None => self.error_busy(Action::Release, Certainty::Unknown),
                 });
             }
+            // It was sent and is not settled.
             alone = true;
             unanswered = failure.filter(Failure::is_unanswered).or(unanswered);
             pauses.pause(self.key_terms.time_limit).await;
