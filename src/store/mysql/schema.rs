@@ -115,7 +115,7 @@ impl SchemaStore for MySql {
 
     async fn schema(conn: &mut MySqlConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
-        let mut schema = Schema::default();
+        let mut schema = Schema { ours: &ADDED, ..Schema::default() };
         for row in rows {
             let banner: String = row.try_get("banner")?;
             schema.judge_server(banner.clone());
@@ -174,7 +174,7 @@ impl SchemaStore for MySql {
             }
             Part::Functions => vec![Step { sql: without_end(FUNCTIONS_FILE), locks: REPLACING }],
         };
-        let added = additions(schema, &ADDED, "datetime(6)");
+        let added = additions(schema, "datetime(6)");
         if part == Part::Locks && !added.is_empty() {
             let hidden = if schema.hides_columns { " INVISIBLE" } else { "" };
             let added: String = added.iter().map(|column| format!("\n    ADD COLUMN {column}{hidden},")).collect();

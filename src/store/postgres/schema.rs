@@ -102,8 +102,7 @@ impl SchemaStore for Postgres {
     async fn schema(conn: &mut PgConnection) -> Reply<Schema> {
         let relations: Vec<_> = tables().chain(INDEXES).collect();
         let rows = sqlx::query(SCHEMA).bind(relations).fetch_all(conn).await?;
-        let mut schema = Schema::default();
-        (schema.has_awaited, schema.hides_columns) = (true, true);
+        let mut schema = Schema { ours: &ADDED, hides_columns: true, ..Schema::default() };
         for row in rows {
             schema.judge_server(row.try_get("banner")?);
             (schema.relations, schema.place) = (row.try_get("relations")?, row.try_get("moved")?);
@@ -154,7 +153,7 @@ impl SchemaStore for Postgres {
             }
             Part::Functions => vec![Step { sql: without_end(FUNCTIONS_FILE), locks: "none: callers go on" }],
         };
-        let added = additions(schema, &ADDED, "timestamptz");
+        let added = additions(schema, "timestamptz");
         if part == Part::Locks && !added.is_empty() {
             let added = added.join(",\n    ADD COLUMN IF NOT EXISTS ");
             let sql = format!("ALTER TABLE t_resource_lock\n    ADD COLUMN IF NOT EXISTS {added}");
