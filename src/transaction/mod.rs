@@ -1,9 +1,9 @@
 //! A transaction whose commit depends on a claim.
 //!
-//! This file has the method of every lock, and its attempts: acquire, begin, confirm a lease, run the work, check that the
-//! transaction still lives, confirm a version, commit, release. `tx.rs` is what the work receives,
-//! `undo.rs` rolls back, `error.rs` has the results, and `own.rs` checks a transaction that the
-//! application has begun.
+//! This file has the method of every lock, and its attempts: acquire, begin, confirm a lease, run
+//! the work, check that the transaction still lives, confirm a version, commit, release. `tx.rs` is
+//! what the work receives, `undo.rs` rolls back, `error.rs` has the results, and `own.rs` checks a
+//! transaction that the application has begun.
 //!
 //! A lease is confirmed before the work: its row stays locked to the end, so that no other instance
 //! takes over. The renewer finds the row locked until then, and the deadline of the last renewal

@@ -91,8 +91,8 @@ pub(crate) struct Known<DB: Database, V> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Basis {
     Read,
-    /// The row that the preceding change left, where it is known. Only for guarded writes: a program
-    /// that does not raise the version may have altered the value.
+    /// The row that the preceding change left, where it is known. Only for guarded writes: a
+    /// program that does not raise the version may have altered the value.
     Known,
 }
 
