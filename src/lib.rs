@@ -179,7 +179,6 @@ mod key;
 mod label;
 mod lease;
 mod lock;
-mod lock_ext;
 mod metrics;
 pub mod migration;
 mod pacing;
@@ -286,7 +285,7 @@ pub mod leases {
 pub mod strategy {
     pub use crate::grant::Grant;
     pub use crate::lock::{BoxFuture, CommitOutcome, Confirmation, TransactionTerms};
-    pub use crate::lock_ext::ResourceLockExt;
+    pub use crate::transaction::ResourceLockExt;
 }
 
 /// The version of sqlx that this crate uses, for applications that have another one or none.

@@ -6,6 +6,8 @@
 //! Python client has them for SQLite. A test runs every cell of the table on every server, through
 //! the functions and here, and writes the cells that the Python client is tested with.
 
+use std::time::Duration;
+
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::key::{Holder, Key};
@@ -80,12 +82,19 @@ impl Status {
     }
 }
 
-/// The terms on which a handle claims its keys.
+/// The terms on which a handle claims its keys and holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
     pub rules: Rules,
     pub min_interval: TimeDelta,
+    /// The lease of the row, of which `lock_delay` is a part that the holder does not trust.
     pub lease: TimeDelta,
+    /// How long a key stays closed after a holder that has not ended its claim had to stop.
+    pub lock_delay: TimeDelta,
+    /// How long a key is held at most.
+    pub max_hold: Duration,
+    /// Keys are granted first come, first served, also across processes.
+    pub fair: bool,
     pub retry_failed: bool,
     /// How far east of UTC the other programs on the table write their times. Set only if there are
     /// any.
@@ -100,6 +109,9 @@ impl Default for Terms {
             rules: Rules::default(),
             min_interval: TimeDelta::zero(),
             lease: TimeDelta::seconds(30),
+            lock_delay: TimeDelta::zero(),
+            max_hold: Duration::MAX,
+            fair: false,
             retry_failed: false,
             article_clients: None,
             label: String::new(),
@@ -397,7 +409,7 @@ pub struct Refusal {
     pub until: Option<DateTime<Utc>>,
     /// How long from now until a new request is useful. The holder may release the key sooner, or
     /// renew its lease.
-    pub retry_after: Option<std::time::Duration>,
+    pub retry_after: Option<Duration>,
     /// A notification is sent when the row is freed.
     #[cfg_attr(feature = "serde", serde(skip))]
     pub(crate) awaited: bool,

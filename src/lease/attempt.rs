@@ -39,6 +39,10 @@ pub(super) const REPLY: Duration = Duration::from_secs(1);
 /// The longest pause between two creations of the same row.
 const MAX_CREATE_PAUSE: Duration = Duration::from_millis(500);
 
+/// A creation with less time than this is not sent with others. On MySQL the shortest wait is a
+/// second.
+const ALONE_WITHIN: Duration = Duration::from_secs(2);
+
 pub(crate) struct ClaimAttempt<'a, DB: Database> {
     shared: &'a Shared<DB>,
     key_terms: &'a Arc<KeyTerms<DB>>,
@@ -90,7 +94,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             waited: false,
             chosen: any.as_ref().and_then(LocalQueue::take_place),
             any,
-            is_first_in_queue: !key_terms.fair,
+            is_first_in_queue: !key_terms.terms.fair,
             caller_deadline: until.unwrap_or(statement_deadline),
             statement_deadline,
             unanswered: false,
@@ -271,8 +275,9 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             }
             pauses.pause(left / 2).await;
         }
-        let creation = Creation::new(keys.clone(), self.key_terms.terms.minutes(), limit, self.contended);
-        match self.shared.creates.send(creation, Limits::both(limit)).await {
+        let creation = Creation { keys: keys.clone(), minutes: self.key_terms.terms.minutes() };
+        let alone = self.contended || limit - Instant::now() < ALONE_WITHIN;
+        match self.shared.creates.send(creation, Limits::both(limit), alone).await {
             Ok(()) => self.created.extend(keys),
             Err(failure) if Instant::now() < limit && matches!(failure.fault(), Fault::Contention | Fault::Outage) => {
                 self.contended = true;
@@ -321,14 +326,13 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         let set = ClaimSet {
             requests: self.asked(),
             key_terms: self.key_terms.clone(),
-            // After contention the request is sent alone. It then does not contend with the other
-            // requests of a batch, and its reply is its own.
-            alone: self.contended || self.unanswered,
             look: self.is_for_any(),
             pending: self.pending.clone(),
         };
         let limits = Limits { caller: self.caller_deadline, statement: self.statement_deadline };
-        let reply = self.shared.claims.send(set, limits).await;
+        // After contention the request is sent alone. It then does not contend with the other
+        // requests of a batch, and its reply is its own.
+        let reply = self.shared.claims.send(set, limits, self.contended || self.unanswered).await;
         self.pending.set_in_flight(false);
         reply
     }

@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     invalid::Faults,
     label,
-    lease::{lock::LeaseLock, shared::Shared, span::Bounds},
+    lease::{lock::LeaseLock, shared::Shared},
     retry::{Retry, TIME_LIMIT, time_limit},
     rules::Terms,
     session::{
@@ -205,7 +205,7 @@ impl<DB: Database> LeaseLockBuilder<DB> {
         let label = self.label.unwrap_or_else(label::default);
         let terms = Terms { article_clients: self.article_clients, label, ..Terms::default() };
         let shared = Shared::new(self.sessions, self.time_limit, self.batching);
-        let key_terms = shared.key_terms(terms, false, Bounds::default());
+        let key_terms = shared.key_terms(terms);
         LeaseLock { shared, key_terms, retry: Retry::default(), faults: Faults::default() }
     }
 }

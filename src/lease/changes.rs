@@ -1,22 +1,25 @@
-//! Changes of claims that stand: renewals and endings. A session that stops replying, or a row that
-//! the server refuses to change, does not affect the other claims.
+//! Changes of claims that stand: renewals and endings in the background, and batched releases. A
+//! session that stops replying, or a row that the server refuses to change, does not affect the
+//! other claims.
 
 use std::ops::Range;
 
 use chrono::{DateTime, Utc};
 
 use crate::{
-    key::Claim,
+    key::{Claim, Key},
     lease::span::Span,
     pacing,
     session::{
-        exchange::{Answer, Exchange, Request, exchange},
+        exchange::{Answer, Exchange, Request, exchange, exchange_on},
+        loan::Loan,
+        queue::Batched,
         sessions::Sessions,
         time::Instant,
     },
     store::{
         Change, Database, Form, Outcome, Reply, TooLate,
-        failure::{Remedy, remedy},
+        failure::{Failure, Remedy, remedy},
         late_among, skipped_among,
     },
 };
@@ -26,10 +29,10 @@ use crate::{
 const FAILURES: usize = 64;
 
 /// One change of several claims.
-pub(crate) struct ChangeRequest<'a> {
-    pub claims: &'a [Claim],
-    pub change: Change,
-    pub form: Form,
+struct ChangeRequest<'a> {
+    claims: &'a [Claim],
+    change: Change,
+    form: Form,
 }
 
 impl<DB: Database> Request<DB> for ChangeRequest<'_> {
@@ -132,6 +135,51 @@ pub(crate) async fn send_apart<DB: Database>(
         }
     }
     replies
+}
+
+/// A release of one lease or of a set, which is sent in a batch.
+pub(crate) struct Release {
+    pub claims: Vec<Claim>,
+    pub change: Change,
+}
+
+/// The reply to a release.
+pub(crate) struct Released {
+    /// One per claim, in order.
+    pub outcomes: Vec<Outcome>,
+    /// It was sent twice, and one of the two requests has no reply.
+    pub unanswered: bool,
+}
+
+impl<DB: Database> Batched<DB> for Release {
+    type Output = Released;
+
+    fn key(&self) -> Option<&Key> {
+        if let [claim] = &self.claims[..] { Some(&claim.key) } else { None }
+    }
+
+    fn can_share_statement(&self, other: &Self) -> bool {
+        self.change == other.change
+    }
+
+    async fn run(
+        &self,
+        requests: &[Self],
+        session: Loan<DB>,
+        sessions: &Sessions<DB>,
+        form: Form,
+        limit: Instant,
+    ) -> Result<Vec<Released>, Failure> {
+        let claims: Vec<Claim> = requests.iter().flat_map(|release| release.claims.clone()).collect();
+        let request = ChangeRequest { claims: &claims, change: self.change, form };
+        let Exchange { reply, unanswered } = exchange_on(session, sessions, limit, &request).await;
+        let mut outcomes = reply?.reply.into_iter();
+        let released = requests.iter().map(|release| {
+            let outcomes = outcomes.by_ref().take(release.claims.len()).collect();
+            Released { outcomes, unanswered }
+        });
+        Ok(released.collect())
+    }
 }
 
 #[cfg(all(test, feature = "sqlite"))]

@@ -15,7 +15,7 @@ use crate::{
         sessions::Sessions,
         time::Instant,
     },
-    store::{ClaimReply, ClaimRequest, Database, Form, Reply, TooLate, failure::Failure, schema::Schema},
+    store::{ClaimReply, ClaimRequest, Database, Form, Reply, TooLate, failure::Failure},
 };
 
 /// The outcome of a claim request.
@@ -38,7 +38,6 @@ pub(crate) enum Claimed<DB: Database> {
 pub(crate) struct ClaimSet<DB: Database> {
     pub requests: Vec<ClaimRequest>,
     pub key_terms: Arc<KeyTerms<DB>>,
-    pub alone: bool,
     /// The rows are only read: one of the keys is enough, and none has been chosen.
     pub look: bool,
     /// Told when the claim is sent.
@@ -49,7 +48,7 @@ impl<DB: Database> Batched<DB> for ClaimSet<DB> {
     type Output = Claimed<DB>;
 
     fn key(&self) -> Option<&Key> {
-        if let ([request], false) = (&self.requests[..], self.alone) { Some(&request.key) } else { None }
+        if let [request] = &self.requests[..] { Some(&request.key) } else { None }
     }
 
     /// A claim statement applies one set of terms. Handles on equal terms share them.
@@ -72,13 +71,12 @@ impl<DB: Database> Batched<DB> for ClaimSet<DB> {
         sets: &[Self],
         session: Loan<DB>,
         sessions: &Sessions<DB>,
-        table: Option<&Schema>,
+        form: Form,
         limit: Instant,
     ) -> Result<Vec<Claimed<DB>>, Failure> {
         let Self { key_terms, look, .. } = self;
         sets.iter().for_each(|set| set.pending.set_in_flight(!look));
         let requests: Vec<ClaimRequest> = sets.iter().flat_map(|set| set.requests.clone()).collect();
-        let form = table.map(|table| table.form).unwrap_or_default();
         let lease = key_terms.terms.lease.to_std().unwrap_or_default();
         let statement = Claiming { requests: &requests, key_terms, form, look: *look };
         let asked = requests.iter().filter(|_| !look).map(|request| (request.key.clone(), request.holder));

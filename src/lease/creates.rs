@@ -5,33 +5,19 @@ use std::time::Duration;
 use crate::{
     key::Key,
     session::{loan::Loan, queue::Batched, sessions::Sessions, time::Instant, timers::timeout_at},
-    store::{Database, failure::Failure, schema::Schema},
+    store::{Database, Form, failure::Failure},
 };
 
 /// How long a statement of several requests waits for another transaction's uncommitted insert of
 /// one of their keys. After that, each of them is sent by itself.
 const SHARED_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
-/// A request with less time than this is not sent with others. On MySQL the shortest wait is a
-/// second.
-const SHARED_WITH: Duration = Duration::from_secs(2);
 
 /// The creation of rows. Its statement is sent without a wait for the disk where that is possible:
 /// a row that is lost is created again, and the claim that follows waits.
 pub(crate) struct Creation {
     /// Several keys of one holder are created together.
-    keys: Vec<Key>,
-    minutes: i32,
-    /// It is sent without other requests.
-    alone: bool,
-}
-
-impl Creation {
-    /// `limit`: when its attempt ends. `contended`: it met contention before, perhaps with other
-    /// requests of its batch.
-    pub fn new(keys: Vec<Key>, minutes: i32, limit: Instant, contended: bool) -> Self {
-        let alone = contended || limit - Instant::now() < SHARED_WITH;
-        Self { keys, minutes, alone }
-    }
+    pub keys: Vec<Key>,
+    pub minutes: i32,
 }
 
 impl<DB: Database> Batched<DB> for Creation {
@@ -41,7 +27,7 @@ impl<DB: Database> Batched<DB> for Creation {
     const APART_BY_CALLER: bool = true;
 
     fn key(&self) -> Option<&Key> {
-        if let ([key], false) = (&self.keys[..], self.alone) { Some(key) } else { None }
+        if let [key] = &self.keys[..] { Some(key) } else { None }
     }
 
     fn can_share_statement(&self, other: &Self) -> bool {
@@ -58,7 +44,7 @@ impl<DB: Database> Batched<DB> for Creation {
         creations: &[Self],
         mut session: Loan<DB>,
         _: &Sessions<DB>,
-        table: Option<&Schema>,
+        form: Form,
         limit: Instant,
     ) -> Result<Vec<()>, Failure> {
         // The server gives up slightly earlier than the client, so that no backend continues to
@@ -67,7 +53,6 @@ impl<DB: Database> Batched<DB> for Creation {
         let lock_timeout = if creations.len() == 1 { left } else { SHARED_LOCK_TIMEOUT };
         let mut keys: Vec<Key> = creations.iter().flat_map(|creation| creation.keys.clone()).collect();
         keys.sort(); // instances that insert the same keys do not deadlock
-        let form = table.map(|table| table.form).unwrap_or_default();
         let creating = DB::create(session.get(), &keys, self.minutes, lock_timeout, form);
         let reply = timeout_at(limit, creating).await;
         session.settle(reply)?;

@@ -4,16 +4,15 @@ use std::{convert::Infallible, time::Duration};
 
 use crate::{
     error::Error,
-    lease::{lock::LeaseLock, span::Bounds},
+    lease::lock::LeaseLock,
     retry::{DAY, within},
-    rules::{Rules, Status, Terms},
+    rules::{Status, Terms},
     session::{time::Instant, timers::sleep},
     store::Database,
 };
 
 /// The key of the instance that deletes.
 const KEY: &str = "rowlock/forget";
-const LEASE: Duration = Duration::from_secs(30);
 /// The bounds of the time between two passes over the table.
 const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
 const LONGEST_PERIOD: Duration = Duration::from_secs(60 * 60);
@@ -62,12 +61,12 @@ impl<DB: Database> LeaseLock<DB> {
     /// ```
     pub async fn forget_after(&self, age: Duration) -> Result<Infallible, Error> {
         let period = (age.min(10 * 365 * DAY) / PERIODS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD);
-        let one = self.clone().rules(Rules::Recover).lock_delay(Duration::ZERO).lease(LEASE);
         let rule = "a part of the age";
         let min_interval = within("a period", period.mul_f64(0.85), Duration::ZERO, LONGEST_PERIOD, rule)?;
-        // Not set by the method of that name: it is an interval of this key, and of no other one.
-        let terms = Terms { min_interval, ..one.key_terms.terms.clone() };
-        let one = Self { key_terms: self.shared.key_terms(terms, false, Bounds::default()), ..one };
+        let Terms { retry_failed, article_clients, label, .. } = self.key_terms.terms.clone();
+        // The interval is not set by the method of that name: it is one of this key alone.
+        let terms = Terms { min_interval, retry_failed, article_clients, label, ..Terms::default() };
+        let one = Self { key_terms: self.shared.key_terms(terms), ..self.clone() };
         loop {
             match one.forget_as_one(age).await {
                 Err(error) if error.is_retryable() || error.is_of_a_failover() => {

@@ -11,8 +11,8 @@ use crate::{
     error::Error,
     key::{Claim, Key, PreviousClaim},
     lease::{
+        changes::{Release, Released},
         ending::EndOutcome,
-        releases::{Release, Released},
         state::{LeaseState, NO_RENEWAL},
         terms::KeyTerms,
     },
@@ -72,7 +72,7 @@ impl<DB: Database> LeaseHandle<DB> {
         priors: Vec<Option<PreviousClaim>>,
         sent: Instant,
     ) -> Self {
-        let held = key_terms.renewer.hold(key_terms.span(), key_terms.bounds.max_hold, claims, sent);
+        let held = key_terms.renewer.hold(key_terms.span(), key_terms.terms.max_hold, claims, sent);
         // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes
         // it over at once.
         let undo = if priors.iter().any(Option::is_some) { ABANDON } else { Change::PutBack };
@@ -213,8 +213,8 @@ impl<DB: Database> LeaseHandle<DB> {
         let change = Change::release(status, &self.key_terms.terms, *lock(&self.key_terms.longest_interval));
         loop {
             let limits = Limits::both(Instant::now() + self.key_terms.time_limit);
-            let release = Release { claims: left.clone(), change, alone };
-            let failure = match self.key_terms.releases.send(release, limits).await {
+            let release = Release { claims: left.clone(), change };
+            let failure = match self.key_terms.releases.send(release, limits, alone).await {
                 Ok(Released { outcomes, unanswered: is_unanswered }) => {
                     if is_unanswered {
                         unanswered.get_or_insert(Failure::NoReply);
@@ -247,6 +247,7 @@ impl<DB: Database> LeaseHandle<DB> {
                     None => self.error_busy(Action::Release, Certainty::Unknown),
                 });
             }
+            // It was sent and is not settled.
             alone = true;
             unanswered = failure.filter(Failure::is_unanswered).or(unanswered);
             pauses.pause(self.key_terms.time_limit).await;
@@ -337,7 +338,7 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
             HandleState::Undelivered | HandleState::Open if !self.held.drop_handle() => return,
             HandleState::Undelivered => Some(self.undo),
             // Work that has not ended may not have stopped yet.
-            HandleState::Open => Some(Change::Abandon(self.key_terms.bounds.lock_delay)),
+            HandleState::Open => Some(Change::Abandon(self.key_terms.terms.lock_delay)),
             HandleState::Ending => Some(ABANDON),
             HandleState::Ended => None,
         };

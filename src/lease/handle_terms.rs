@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     invalid::Invalid,
-    lease::{lock::LeaseLock, span::Bounds, terms::KeyTerms},
+    lease::lock::LeaseLock,
     retry::{DAY, Retry, within},
     rules::{Rules, Terms},
     store::Database,
@@ -38,8 +38,7 @@ impl<DB: Database> LeaseLock<DB> {
         else {
             return self;
         };
-        let delay = self.key_terms.bounds.lock_delay;
-        self.with(|terms, _, _| terms.lease = lease + delay)
+        self.with(|terms| terms.lease = lease + terms.lock_delay)
     }
 
     /// Sets how long a key stays closed after a holder that has not ended its claim had to stop:
@@ -68,9 +67,9 @@ impl<DB: Database> LeaseLock<DB> {
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         let checked = within("a lock-delay", delay, Duration::ZERO, 30 * DAY, "it has to be at most 30 days");
         let Some(delay) = self.faults.accept(checked) else { return self };
-        self.with(|terms, _, bounds| {
-            terms.lease += delay - bounds.lock_delay;
-            bounds.lock_delay = delay;
+        self.with(|terms| {
+            terms.lease += delay - terms.lock_delay;
+            terms.lock_delay = delay;
         })
     }
 
@@ -98,7 +97,7 @@ impl<DB: Database> LeaseLock<DB> {
         if self.faults.accept(checked).is_none() {
             return self;
         }
-        self.with(|_, _, bounds| bounds.max_hold = most)
+        self.with(|terms| terms.max_hold = most)
     }
 
     /// Sets the minimum interval between two starts: zero (no interval) to ten years, zero by
@@ -114,18 +113,18 @@ impl<DB: Database> LeaseLock<DB> {
         let mut longest = lock(&self.key_terms.longest_interval);
         *longest = distance.max(*longest);
         drop(longest);
-        self.with(|terms, _, _| terms.min_interval = distance)
+        self.with(|terms| terms.min_interval = distance)
     }
 
     /// Sets what happens after a failure or a crash; [`Rules::Recover`] by default.
     pub fn rules(self, rules: Rules) -> Self {
-        self.with(|terms, _, _| terms.rules = rules)
+        self.with(|terms| terms.rules = rules)
     }
 
     /// Allows a failed run to be repeated within its minimum interval. Has no effect under
     /// [`Rules::Article`].
     pub fn retry_failed_at_once(self) -> Self {
-        self.with(|terms, _, _| terms.retry_failed = true)
+        self.with(|terms| terms.retry_failed = true)
     }
 
     /// Sets whether keys are granted first come, first served, also across processes. Off by
@@ -139,7 +138,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// A waiter whose process died is skipped after 12 s. A fair claim reads the queue first, which
     /// is one statement more.
     pub fn fair(self, fair: bool) -> Self {
-        self.with(|_, is_fair, _| *is_fair = fair)
+        self.with(|terms| terms.fair = fair)
     }
 
     /// Sets how long a [`transaction`](Self::transaction) of this handle is
@@ -157,11 +156,10 @@ impl<DB: Database> LeaseLock<DB> {
         self.faults.check()
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Terms, &mut bool, &mut Bounds)) -> Self {
-        let KeyTerms { terms, fair, bounds, .. } = &*self.key_terms;
-        let (mut terms, mut fair, mut bounds) = (terms.clone(), *fair, *bounds);
-        change(&mut terms, &mut fair, &mut bounds);
-        self.key_terms = self.shared.key_terms(terms, fair, bounds);
+    fn with(mut self, change: impl FnOnce(&mut Terms)) -> Self {
+        let mut terms = self.key_terms.terms.clone();
+        change(&mut terms);
+        self.key_terms = self.shared.key_terms(terms);
         self
     }
 }

@@ -3,7 +3,7 @@
 //! - A call: `lock.rs` is the handle, `attempt.rs` one attempt, and `wait.rs` the attempts up to a
 //!   deadline. `replies.rs` and `wanted.rs` decide what follows from a reply: pure.
 //! - Requests that a queue of `session/queue.rs` sends in batches: `claims.rs`, `creates.rs`,
-//!   `releases.rs`, `reads.rs`.
+//!   `reads.rs`, and the releases of `changes.rs`.
 //! - A lease: `guard.rs` is what the caller holds, `handle.rs` ends its claims once, `state.rs` has
 //!   its deadline and its loss, and `span.rs` how long it lasts.
 //! - The background: `renewer.rs` renews and ends, `agenda.rs` says what is due, `changes.rs` sends
@@ -18,7 +18,7 @@
 //! batches, the renewer, the tickets, and the tracker that a shutdown waits for. Handles on equal
 //! terms share the queues of waiting tasks, because a refusal of one task applies to the others. A
 //! lease keeps the terms under which it was acquired. Locks of one application pool share sessions,
-//! the listener and wakeups (`session/registry.rs`).
+//! the listener and wakeups (`session/sessions.rs`).
 
 pub(crate) mod admin;
 pub(crate) mod agenda;
@@ -26,7 +26,6 @@ pub(crate) mod attempt;
 pub(crate) mod builder;
 pub(crate) mod changes;
 pub(crate) mod claims;
-pub(crate) mod confirm;
 mod creates;
 pub(crate) mod ending;
 mod forgetting;
@@ -40,10 +39,9 @@ pub(crate) mod lock;
 pub(crate) mod polling;
 pub(crate) mod readers;
 pub(crate) mod reads;
-pub(crate) mod releases;
 pub(crate) mod renewer;
 pub(crate) mod replies;
-mod resource_lock;
+pub(crate) mod resource_lock;
 mod run;
 pub(crate) mod shared;
 #[cfg(all(test, feature = "sqlite", feature = "schedule"))]

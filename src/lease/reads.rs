@@ -16,10 +16,9 @@ use crate::{
         time::Instant,
     },
     store::{
-        Database, Reply,
+        Database, Form, Reply,
         admin::{KeyRange, Listed},
         failure::Failure,
-        schema::{Freshness, Schema},
     },
 };
 
@@ -52,12 +51,11 @@ impl<DB: Database> Batched<DB> for RangeRead<DB> {
         _one: &[Self],
         session: Loan<DB>,
         sessions: &Sessions<DB>,
-        table: Option<&Schema>,
+        form: Form,
         limit: Instant,
     ) -> Result<Vec<Vec<Listed>>, Failure> {
-        let freshness = table.map_or(Freshness::Plain, |table| table.freshness);
         // A statement has one read: no two keys share one.
-        let answer = exchange_on(session, sessions, limit, &Fresh { read: self, freshness }).await;
+        let answer = exchange_on(session, sessions, limit, &Fresh { read: self, form }).await;
         Ok(vec![answer.reply?.reply])
     }
 }
@@ -65,7 +63,7 @@ impl<DB: Database> Batched<DB> for RangeRead<DB> {
 /// A read that shows what was committed before it.
 struct Fresh<'a, DB: Database> {
     read: &'a RangeRead<DB>,
-    freshness: Freshness,
+    form: Form,
 }
 
 impl<DB: Database> Request<DB> for Fresh<'_, DB> {
@@ -76,6 +74,6 @@ impl<DB: Database> Request<DB> for Fresh<'_, DB> {
         conn: &mut DB::Connection,
         _: Option<DateTime<Utc>>,
     ) -> impl Future<Output = Reply<Vec<Listed>>> + Send {
-        DB::read_range(conn, &self.read.keys, &self.read.key_terms.terms, self.freshness)
+        DB::read_range(conn, &self.read.keys, &self.read.key_terms.terms, self.form)
     }
 }

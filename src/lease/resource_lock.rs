@@ -1,19 +1,24 @@
-//! The pessimistic lock as a [`ResourceLock`], and its transactions.
+//! The pessimistic lock as a [`ResourceLock`], and its transactions. A commit depends on a lease by
+//! the count of confirmations in the lease's row.
 
 use std::time::Duration;
 
 use sqlx::Pool;
 
 use crate::{
+    action::{Action, Certainty},
     error::Error,
     grant::Grant,
     key::Claim,
-    lease::{confirm, lock::LeaseLock},
+    lease::lock::LeaseLock,
     lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock, TransactionTerms},
-    store::Database,
+    retry::{Repeat, pause},
+    session::{time::Instant, timers::timeout_at},
+    store::{Confirmed, Database, failure::Failure, fault::Fault},
     transaction::{
         self,
         error::{RunError, WorkError},
+        own::in_transaction,
         tx::Tx,
     },
 };
@@ -89,7 +94,10 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         claim: &'a Claim,
         tx: &'a mut DB::Connection,
     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
-        Box::pin(confirm::confirm::<DB>(claim, tx, self.shared.time_limit))
+        Box::pin(async move {
+            in_transaction::<DB>(tx, &claim.key, self.shared.time_limit).await?;
+            confirm_within::<DB>(claim, tx, self.shared.time_limit).await
+        })
     }
 
     fn pool(&self) -> &Pool<DB> {
@@ -101,15 +109,60 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         claim: &'a Claim,
         tx: &'a mut DB::Connection,
     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
-        Box::pin(confirm::confirm_within::<DB>(claim, tx, self.shared.time_limit))
+        Box::pin(confirm_within::<DB>(claim, tx, self.shared.time_limit))
     }
 
+    /// The outcome shows in the row's count, which only confirmations under this claim change.
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
-        Box::pin(confirm::commit_outcome(&self.shared.sessions, claim, confirmation, self.shared.time_limit))
+        Box::pin(async move {
+            let limit = Instant::now() + self.shared.time_limit;
+            let confirms = async |conn: &mut DB::Connection| DB::confirms(conn, claim).await;
+            let mut repeat = Repeat::until(limit);
+            let count = loop {
+                let count = self.shared.sessions.send(limit, confirms).await;
+                if let Some(count) = repeat.final_or_pause(count).await {
+                    break count;
+                }
+            };
+            match count {
+                Ok(Some(count)) if count == confirmation.0 => CommitOutcome::Committed,
+                Ok(Some(count)) if count == confirmation.0 - 1 => CommitOutcome::RolledBack,
+                _ => CommitOutcome::Unknown,
+            }
+        })
     }
 
     fn terms(&self) -> TransactionTerms {
         let time_limit = self.shared.time_limit;
         TransactionTerms { retry: self.retry, time_limit, ..TransactionTerms::default() }
+    }
+}
+
+/// Counts a confirmation in a transaction that is known to be open. While another transaction has
+/// the row locked, it retries instead of blocking, so that no statement outlives its limit.
+pub(crate) async fn confirm_within<DB: Database>(
+    claim: &Claim,
+    tx: &mut DB::Connection,
+    time_limit: Duration,
+) -> Result<Confirmation, Error> {
+    let key = claim.key.clone();
+    let limit = Instant::now() + time_limit;
+    loop {
+        let failure = match timeout_at(limit, DB::confirm(tx, claim)).await {
+            Ok(Ok(Confirmed::Done(count))) => return Ok(Confirmation(count)),
+            Ok(Ok(Confirmed::Lost)) => return Err(Error::Lost { key, token: claim.token }),
+            Ok(Ok(Confirmed::TooOld)) => return Err(Error::conflict(key, 1)),
+            Ok(Ok(Confirmed::Skipped)) if Instant::now() < limit => {
+                pause(5..20).await;
+                continue;
+            }
+            Ok(Ok(Confirmed::Skipped)) | Err(_) => Failure::NoReply,
+            Ok(Err(error)) => Failure::Failed(error),
+        };
+        if failure.fault() == Fault::Contention {
+            return Err(Error::conflict(key, 1));
+        }
+        let subject = key.quoted();
+        return Err(failure.into_error(Action::Confirm, subject, time_limit, Certainty::NothingChanged));
     }
 }

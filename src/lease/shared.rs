@@ -13,8 +13,8 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     lease::{
-        claims::ClaimSet, creates::Creation, readers::AllReaders, reads::RangeRead, releases::Release,
-        renewer::Renewer, span::Bounds, terms::KeyTerms,
+        changes::Release, claims::ClaimSet, creates::Creation, readers::AllReaders, reads::RangeRead, renewer::Renewer,
+        terms::KeyTerms,
     },
     queue::Waiting,
     rules::Terms,
@@ -81,13 +81,10 @@ impl<DB: Database> Shared<DB> {
     }
 
     /// Returns the terms of a handle, the same for handles on equal terms.
-    pub fn key_terms(&self, terms: Terms, fair: bool, bounds: Bounds) -> Arc<KeyTerms<DB>> {
+    pub fn key_terms(&self, terms: Terms) -> Arc<KeyTerms<DB>> {
         let mut known = lock(&self.terms);
         known.retain(|key_terms| key_terms.strong_count() > 0);
-        let equal = |key_terms: &Arc<KeyTerms<DB>>| {
-            key_terms.terms == terms && key_terms.fair == fair && key_terms.bounds == bounds
-        };
-        if let Some(key_terms) = known.iter().filter_map(Weak::upgrade).find(equal) {
+        if let Some(key_terms) = known.iter().filter_map(Weak::upgrade).find(|known| known.terms == terms) {
             return key_terms;
         }
         let key_terms = Arc::new(KeyTerms {
@@ -97,8 +94,6 @@ impl<DB: Database> Shared<DB> {
             queues: Arc::default(),
             longest_interval: self.longest_interval.clone(),
             terms,
-            fair,
-            bounds,
         });
         known.push(Arc::downgrade(&key_terms));
         key_terms

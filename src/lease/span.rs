@@ -13,24 +13,10 @@ use chrono::TimeDelta;
 
 use crate::{
     pacing::{self, Backoff},
+    rules::Terms,
     session::time::Instant,
     store::Change,
 };
-
-/// What bounds the leases of a handle beside their duration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Bounds {
-    /// How long a key stays closed after a holder that has not ended its claim had to stop.
-    pub lock_delay: TimeDelta,
-    /// How long a key is held at most.
-    pub max_hold: Duration,
-}
-
-impl Default for Bounds {
-    fn default() -> Self {
-        Self { lock_delay: TimeDelta::zero(), max_hold: Duration::MAX }
-    }
-}
 
 /// The duration of leases. Those of one span are renewed by one statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,8 +27,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// `lease`: as the row keeps it, `lock_delay` included.
-    pub fn new(lease: TimeDelta, lock_delay: TimeDelta) -> Self {
+    pub fn of(&Terms { lease, lock_delay, .. }: &Terms) -> Self {
         Self { lease: (lease - lock_delay).to_std().unwrap_or_default(), lock_delay }
     }
 

@@ -258,13 +258,14 @@ impl Drop for LeaseState {
 
 #[cfg(test)]
 mod tests {
+    use chrono::TimeDelta;
+
     use super::*;
-    use crate::lease::span::Bounds;
 
     #[test]
     fn a_renewal_without_a_reply_may_revive_what_was_abandoned_before_its_limit() {
         let (second, now) = (Duration::from_secs(1), Instant::now());
-        let span = Span { lease: 9 * second, lock_delay: Bounds::default().lock_delay };
+        let span = Span { lease: 9 * second, lock_delay: TimeDelta::zero() };
         let end = now + span.lease;
         let held = LeaseState::unwatched(Vec::new(), span, (end, end), Arc::default());
         assert_eq!(held.may_be_renewed_after(now), None);

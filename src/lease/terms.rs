@@ -8,11 +8,7 @@ use std::{
 use chrono::TimeDelta;
 
 use crate::{
-    lease::{
-        releases::Release,
-        renewer::Renewer,
-        span::{Bounds, Span},
-    },
+    lease::{changes::Release, renewer::Renewer, span::Span},
     queue::local::LocalQueues,
     rules::Terms,
     session::queue::Queue,
@@ -22,10 +18,7 @@ use crate::{
 /// The terms of a handle, and what its leases and waiting tasks use. Handles of one lock on equal
 /// terms share it.
 pub(crate) struct KeyTerms<DB: Database> {
-    /// Their lease is that of the row: the holder trusts it less the lock-delay.
     pub terms: Terms,
-    pub fair: bool,
-    pub bounds: Bounds,
     /// How long one statement may take.
     pub time_limit: Duration,
     /// The queues of this process. Tasks on other terms have others, because a refusal of one task
@@ -40,6 +33,6 @@ pub(crate) struct KeyTerms<DB: Database> {
 impl<DB: Database> KeyTerms<DB> {
     /// Returns how long its leases last.
     pub fn span(&self) -> Span {
-        Span::new(self.terms.lease, self.bounds.lock_delay)
+        Span::of(&self.terms)
     }
 }

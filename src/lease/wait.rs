@@ -114,7 +114,7 @@ struct PendingAcquire<'a, DB: Database> {
 
 impl<'a, DB: Database> PendingAcquire<'a, DB> {
     async fn granted_or_refused(&self) -> Result<Attempt<LeaseHandle<DB>>, Error> {
-        let fair = self.key_terms.fair;
+        let fair = self.key_terms.terms.fair;
         let mut next = self.queue.try_take();
         let mut ticket = None;
         loop {
@@ -150,7 +150,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         let subscribe = || waiting.listener.wakeups.subscribe(&self.wanted.keys);
         // Before the first request, so that no later notification is missed. A claim on one of
         // several keys that is believed to be free needs none, because no pause follows it.
-        let any = self.wanted.any && !self.key_terms.fair;
+        let any = self.wanted.any && !self.key_terms.terms.fair;
         let mut subscription = (!any).then(subscribe);
         let mut listening = None;
         let mut state = RequestState::new(turn, ticket);
@@ -178,7 +178,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
             if refusal.reason == Reason::WithinMinInterval {
                 return Ok(PollEnd::Finished(Attempt::Refused(refusal)));
             }
-            if self.key_terms.fair && state.ticket.is_none() {
+            if self.key_terms.terms.fair && state.ticket.is_none() {
                 return Ok(PollEnd::NeedsTicket);
             }
             state.on_refused(seen);
@@ -298,7 +298,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
             ClaimAttempt::new(self.shared, self.key_terms, self.wanted, Some(self.until), self.asked)
         });
         // A fair waiter keeps the turn: the next one is not the first in the queue.
-        if attempt.has_chosen() && !self.key_terms.fair {
+        if attempt.has_chosen() && !self.key_terms.terms.fair {
             self.queue.set_poll_backoff(None);
             state.turn = None;
         }

@@ -22,7 +22,7 @@ use crate::{
     pacing::open_backoff,
     queue::wakeups::Wakeups,
     session::{
-        registry::of_pool,
+        sessions::of_pool,
         threads,
         time::Instant,
         timers::{sleep, timeout},

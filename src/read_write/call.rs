@@ -134,7 +134,7 @@ impl<'a, DB: Database> Call<'a, DB> {
         let mut repeat = Repeat::until(limits.caller);
         loop {
             let read = RangeRead { keys: keys.clone(), key_terms: key_terms.clone() };
-            if let Some(rows) = repeat.final_or_pause(shared.reads.send(read, limits).await).await {
+            if let Some(rows) = repeat.final_or_pause(shared.reads.send(read, limits, false).await).await {
                 return rows.map_err(|failure| {
                     let (subject, unchanged) = (keys.first.quoted(), Certainty::NothingChanged);
                     failure.into_error(Action::Inspect, subject, shared.time_limit, unchanged)

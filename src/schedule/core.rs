@@ -103,7 +103,7 @@ impl<DB: Database> Core<DB> {
     /// the run holds as well, whichever is shorter.
     pub fn reserve(&self, schedule: &Schedule) -> Duration {
         let lease = self.lease(schedule);
-        let key = self.lock_of(schedule).map(|lock| lock.key_terms.terms.lease - lock.key_terms.bounds.lock_delay);
+        let key = self.lock_of(schedule).map(|lock| lock.key_terms.terms.lease - lock.key_terms.terms.lock_delay);
         pacing::reserve(key.map_or(lease, |key| key.min(lease)).to_std().unwrap_or_default())
     }
 

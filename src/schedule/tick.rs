@@ -17,7 +17,7 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     key::{Claim, PreviousClaim, Token},
-    lease::confirm::confirm_within,
+    lease::resource_lock::confirm_within,
     rules::Status,
     schedule::{
         core::{Core, answered},

@@ -261,7 +261,7 @@ async fn acquire<DB: Store>(pool: &Pool<DB>) -> Reply<PoolConnection<DB>> {
 /// Returns a connection that may be a database in memory to its pool, once no statement or
 /// transaction is left on it.
 async fn make_idle<DB: Store>(mut conn: PoolConnection<DB>) {
-    if !DB::make_idle(&mut conn).await {
+    if !matches!(DB::make_idle(&mut conn).await, Ok(true)) {
         drop(conn.detach());
     }
 }

@@ -3,9 +3,9 @@
 //! - Threads: `threads.rs` starts them, `clock.rs` is `rowlock-clock`, `pulse.rs` notices a thread
 //!   that takes no turn, and `fork.rs` whether this process has them. `time.rs` and `timers.rs` are
 //!   the only clock and the only timers.
-//! - Sessions: `sessions.rs` chooses where a statement gets one, `line.rs` opens and closes those
-//!   of one purpose, `loan.rs` lends one for a statement, and `registry.rs` finds what the locks of
-//!   one application pool share.
+//! - Sessions: `sessions.rs` chooses where a statement gets one, and finds what the locks of one
+//!   application pool share. `line.rs` opens and closes those of one purpose, and `loan.rs` lends
+//!   one for a statement.
 //! - Requests: `queue.rs` sends those of many tasks in one statement, and `exchange.rs` sends one
 //!   on a second session if the first is silent.
 //!
@@ -30,7 +30,6 @@ mod line;
 pub(crate) mod loan;
 pub(crate) mod pulse;
 pub(crate) mod queue;
-pub(crate) mod registry;
 pub(crate) mod sessions;
 pub(crate) mod threads;
 pub(crate) mod time;

@@ -36,7 +36,7 @@ use crate::{
         timers::{sleep, timeout, timeout_at},
     },
     store::{
-        Database,
+        Database, Form,
         failure::{Failure, Remedy, remedy},
         fault::Fault,
         schema::Schema,
@@ -62,7 +62,7 @@ pub(crate) trait Batched<DB: Database>: Sized + Send + Sync + 'static {
     const APART_BY_CALLER: bool = false;
 
     /// Returns the key of the request. One statement never carries two requests for the same key. A
-    /// request without a key is sent by itself.
+    /// request of several keys has none, and is sent by itself.
     fn key(&self) -> Option<&Key>;
 
     /// Returns whether one statement can carry both requests.
@@ -81,7 +81,7 @@ pub(crate) trait Batched<DB: Database>: Sized + Send + Sync + 'static {
         all: &[Self],
         session: Loan<DB>,
         sessions: &Sessions<DB>,
-        table: Option<&Schema>,
+        form: Form,
         limit: Instant,
     ) -> impl Future<Output = Result<Vec<Self::Output>, Failure>> + Send;
 }
@@ -201,13 +201,13 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
         Arc::new(Self { sessions, tracker, table, batching, state: Mutex::new(state) })
     }
 
-    /// Sends a request, on the thread `rowlock`. If the future is dropped, an unsent request is not
-    /// sent, and the result of a sent one is dropped.
-    pub async fn send(self: &Arc<Self>, request: R, limits: Limits) -> Result<R::Output, Failure> {
+    /// Sends a request, on the thread `rowlock`; without others, if it is to be `alone`. If the
+    /// future is dropped, an unsent request is not sent, and the result of a sent one is dropped.
+    pub async fn send(self: &Arc<Self>, request: R, limits: Limits, alone: bool) -> Result<R::Output, Failure> {
         let (reply, output) = oneshot::channel();
         let begun = Arc::<AtomicBool>::default();
         let waiting = Waiting { request, reply, limits, begun: begun.clone() };
-        let _queued = if self.batching && waiting.request.key().is_some() {
+        let _queued = if self.batching && !alone && waiting.request.key().is_some() {
             let number = self.push(waiting);
             Some(OnDrop(move || {
                 let left = lock(&self.state).waiting.remove(&number);
@@ -316,9 +316,10 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
             replies.push((reply, (limits, begun), others));
         }
         let (Some(first), Some(limit)) = (requests.first(), limit) else { return session.give_back() };
+        let form = self.table.get().map(|table| table.form).unwrap_or_default();
         let ran = if Instant::now() < limit {
             tokio::select! {
-                ran = first.run(&requests, session, &self.sessions, self.table.get(), limit) => ran,
+                ran = first.run(&requests, session, &self.sessions, form, limit) => ran,
                 () = abandoned(replies.iter_mut().map(|(reply, ..)| reply)) => Err(Failure::NoReply),
             }
         } else {

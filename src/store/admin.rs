@@ -6,8 +6,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use crate::store::{
-    Reply, Store,
-    schema::Freshness,
+    Form, Reply, Store,
     stored_row::{StoredRow, read},
     to_utc,
 };
@@ -126,7 +125,7 @@ pub trait AdminStore: Store {
         conn: &mut Self::Connection,
         keys: &KeyRange,
         terms: &Terms,
-        freshness: Freshness,
+        form: Form,
     ) -> impl Future<Output = Reply<Vec<Listed>>> + Send;
 
     /// Reads one row. Locks nothing.
@@ -136,7 +135,7 @@ pub trait AdminStore: Store {
         terms: &Terms,
     ) -> impl Future<Output = Reply<Option<Listed>>> + Send {
         let keys = KeyRange::one(key.clone());
-        async move { Ok(Self::read_range(conn, &keys, terms, Freshness::Plain).await?.pop()) }
+        async move { Ok(Self::read_range(conn, &keys, terms, Form::Common).await?.pop()) }
     }
 
     /// Frees a row, whichever holder has it, or only if it is as expected. The row is locked first,

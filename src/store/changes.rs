@@ -63,21 +63,21 @@ pub trait ChangeStore: Store {
 }
 
 /// Implements the operations, which are the same on every database except for the statements, which
-/// are constants beside it, and the types of its driver.
+/// are constants of its file, and the types of its driver.
 macro_rules! operations {
     ($connection:ty) => {
         async fn record(conn: &mut $connection, change: &Change<'_>, detail: &str) -> Reply<()> {
-            let query = sqlx::query(RECORD).bind(change.who).bind(change.what).bind(change.name);
+            let query = sqlx::query(RECORD_CHANGE).bind(change.who).bind(change.what).bind(change.name);
             query.bind(detail).execute(conn).await.map(drop)
         }
 
         async fn changes(conn: &mut $connection, name: Option<&str>, limit: u32) -> Reply<Vec<ChangeInfo>> {
-            let rows = sqlx::query(LIST).bind(name).bind(name).bind(i64::from(limit)).fetch_all(conn).await?;
+            let rows = sqlx::query(LIST_CHANGES).bind(name).bind(name).bind(i64::from(limit)).fetch_all(conn).await?;
             rows.iter().map(listed_change).collect()
         }
 
         async fn forget_changes(conn: &mut $connection, older_than: TimeDelta) -> Reply<u64> {
-            Ok(sqlx::query(FORGET).bind(micros(older_than)).execute(conn).await?.rows_affected())
+            Ok(sqlx::query(FORGET_CHANGES).bind(micros(older_than)).execute(conn).await?.rows_affected())
         }
     };
 }

@@ -7,8 +7,8 @@
 //! This file has the sessions and transactions. `claim.rs`, `admin.rs`, `queue.rs`, `schema.rs`,
 //! `version.rs`, `schedule.rs`, `instances.rs`, `orders.rs` and `changes.rs` have the other traits,
 //! and `database.rs` all of them under one name. `stored_row.rs` reads rows, and `removal.rs` takes
-//! the tables away. Each database has a folder with a file for each trait. `fault.rs` is the one
-//! place that knows the codes of the servers.
+//! the tables away. Each database has a folder with a file for each trait, where `admin.rs` has the
+//! statements of `changes.rs` too. `fault.rs` is the one place that knows the codes of the servers.
 
 pub mod admin;
 pub mod changes;
@@ -145,9 +145,16 @@ pub enum Form {
     /// For any server and table that the store supports.
     #[default]
     Common,
-    /// On MariaDB: at a locked row they fail instead of waiting.
-    NoWait,
-    /// On SQLite: for a file in WAL mode, and a table that keeps times as integers.
+    /// For PostgreSQL itself. The server may be a primary that was replaced and answers reads
+    /// still, or a standby.
+    Postgres,
+    /// For MySQL, where the server may be a member of a group (Group Replication).
+    Group,
+    /// For MariaDB: at a locked row they fail instead of waiting.
+    MariaDb,
+    /// For MariaDB, where the server may be a node of a Galera cluster.
+    Galera,
+    /// For SQLite: a file in WAL mode, and a table that keeps times as integers.
     IntegerTimes,
 }
 
@@ -200,10 +207,10 @@ pub trait Store: sqlx::Database {
     }
 
     /// Waits for the statement in flight on a connection and ends any open transaction, if the
-    /// database is in memory. Returns `false` for any other database, and on failure: the
-    /// connection has to be closed.
-    fn make_idle(_: &mut Self::Connection) -> impl Future<Output = bool> + Send {
-        std::future::ready(false)
+    /// database is in memory. Returns `false` for any other database: as on failure, the connection
+    /// has to be closed.
+    fn make_idle(_: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send {
+        std::future::ready(Ok(false))
     }
 
     /// Fails unless the connection is inside a transaction that can be committed. The server, or a

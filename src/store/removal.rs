@@ -12,7 +12,8 @@ pub fn removal(
     end: Option<Step>,
 ) -> Vec<Step> {
     let (before, between, after) = lock;
-    let ours: Vec<_> = schema.ours().filter(|name| schema.column(name).is_some()).collect();
+    let ours: Vec<&str> =
+        schema.ours.iter().map(|(name, _)| *name).filter(|name| schema.column(name).is_some()).collect();
     if ours.is_empty() && schema.tables().next().is_none() && schema.routines.is_empty() {
         return Vec::new();
     }

@@ -12,8 +12,9 @@ use crate::store::{Form, Reply, Store};
 pub struct Schema {
     /// Empty if there is no table.
     pub columns: Vec<Column>,
-    /// Whether this database needs the column `awaited`.
-    pub has_awaited: bool,
+    /// The columns that rowlock adds on this database, and their definitions, in which `{begin}`
+    /// and `{end}` stand for the types of `begin_time` and `end_time`: copies round alike.
+    pub ours: &'static [(&'static str, &'static str)],
     /// The tables of rowlock that exist, and indexes.
     pub relations: Vec<String>,
     /// PostgreSQL: those of them that are in another schema than the table.
@@ -33,8 +34,6 @@ pub struct Schema {
     pub label_chars: Option<usize>,
     /// The statements that this server and table allow.
     pub form: Form,
-    /// What a read needs to show all that was committed before it.
-    pub freshness: Freshness,
     /// Why the table or the connection is unusable.
     pub wrong: Option<String>,
     /// Why the database is unusable, whatever its table.
@@ -50,21 +49,6 @@ pub struct Column {
     pub name: String,
     /// As the database names it.
     pub kind: String,
-}
-
-/// What a read needs to show all that was committed before it, on whichever server of a cluster.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Freshness {
-    /// Nothing: the server that answers has it all.
-    #[default]
-    Plain,
-    /// The server may be a node of a Galera cluster (MariaDB).
-    SyncWait,
-    /// The server may be a member of a group (MySQL Group Replication).
-    Before,
-    /// The server may be a primary that was replaced and answers reads still, or a standby
-    /// (PostgreSQL).
-    Primary,
 }
 
 /// How much the key column holds. What is not limited is not set.
@@ -94,21 +78,6 @@ pub const CHANGES: &str = "t_resource_change";
 /// The columns that every program on the table knows.
 pub const THEIRS: [&str; 7] = ["key_resource", "status", "lock_flag", "begin_time", "end_time", "client_ip", "time"];
 
-/// The columns that rowlock adds. The last one is PostgreSQL's alone.
-const OURS: [&str; 11] = [
-    "holder",
-    "token",
-    "expires_at",
-    "claimed_at",
-    "confirms",
-    "prior_token",
-    "prior_client_ip",
-    "prior_status",
-    "prior_begin_time",
-    "prior_end_time",
-    "awaited",
-];
-
 impl Schema {
     /// Records what the server's version banner says about support.
     #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -125,14 +94,10 @@ impl Schema {
         self.columns.iter().find(|has| has.name.eq_ignore_ascii_case(wanted))
     }
 
-    /// Returns the columns that rowlock adds on this database.
-    pub fn ours(&self) -> impl Iterator<Item = &'static str> {
-        OURS.into_iter().filter(|name| self.has_awaited || *name != "awaited")
-    }
-
     /// Returns the columns that the table lacks.
     pub fn missing_columns(&self) -> Vec<&'static str> {
-        THEIRS.into_iter().chain(self.ours()).filter(|wanted| self.column(wanted).is_none()).collect()
+        let ours = self.ours.iter().map(|(name, _)| *name);
+        THEIRS.into_iter().chain(ours).filter(|wanted| self.column(wanted).is_none()).collect()
     }
 
     /// Returns what locks need and do not find.
@@ -270,18 +235,13 @@ impl Installed {
     }
 }
 
-/// Returns the definitions of the columns that the table lacks. In `ours`, `{begin}` and `{end}`
-/// stand for the types of the columns `begin_time` and `end_time`: copies round alike.
-pub fn additions(schema: &Schema, ours: &[(&str, &str)], new: &str) -> Vec<String> {
+/// Returns the definitions of the columns that the table lacks. `new` is the type of the times of a
+/// new table.
+pub fn additions(schema: &Schema, new: &str) -> Vec<String> {
     let kind = |column| schema.column(column).map_or(new, |column| column.kind.as_str());
-    let missing = schema.missing_columns();
-    let added = ours.iter().filter(|(name, _)| missing.contains(name));
-    added
-        .map(|(name, kind_of)| {
-            let kind_of = kind_of.replace("{begin}", kind("begin_time")).replace("{end}", kind("end_time"));
-            format!("{name} {kind_of}")
-        })
-        .collect()
+    let missing = schema.ours.iter().filter(|(name, _)| schema.column(name).is_none());
+    let definition = |of: &str| of.replace("{begin}", kind("begin_time")).replace("{end}", kind("end_time"));
+    missing.map(|(name, of)| format!("{name} {}", definition(of))).collect()
 }
 
 /// What a new table locks.

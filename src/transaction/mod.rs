@@ -1,9 +1,9 @@
 //! A transaction whose commit depends on a claim.
 //!
-//! This file has the attempts: acquire, begin, confirm a lease, run the work, check that the
-//! transaction still lives, confirm a version, commit, release. `tx.rs` is what the work receives,
-//! `undo.rs` rolls back, `error.rs` has the results, and `own.rs` checks a transaction that the
-//! application has begun.
+//! This file has the method of every lock, and its attempts: acquire, begin, confirm a lease, run
+//! the work, check that the transaction still lives, confirm a version, commit, release. `tx.rs` is
+//! what the work receives, `undo.rs` rolls back, `error.rs` has the results, and `own.rs` checks a
+//! transaction that the application has begun.
 //!
 //! A lease is confirmed before the work: its row stays locked to the end, so that no other instance
 //! takes over. The renewer finds the row locked until then, and the deadline of the last renewal
@@ -48,6 +48,43 @@ use crate::{
     },
 };
 
+/// The method that every [`ResourceLock`] has, also one that configuration chooses.
+///
+/// ```
+/// use rowlock::{Database, ResourceLock, RunError, strategy::ResourceLockExt};
+/// use std::io;
+///
+/// async fn write<DB: Database>(lock: &dyn ResourceLock<DB>) -> Result<(), RunError<io::Error>> {
+///     lock.transaction("report", async |_tx| Ok(())).await
+/// }
+/// ```
+pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
+    /// Runs `work` in a transaction that commits only if the claim on `key` stands until its end,
+    /// as [`LeaseLock::transaction`](crate::LeaseLock::transaction) does.
+    ///
+    /// # Errors
+    /// As [`LeaseLock::transaction`](crate::LeaseLock::transaction).
+    ///
+    /// # Cancel safety
+    /// As [`LeaseLock::transaction`](crate::LeaseLock::transaction).
+    fn transaction<T, E, W, F>(&self, key: &str, work: W) -> impl Future<Output = Result<T, RunError<E>>>
+    where
+        E: WorkError,
+        W: FnOnce(Tx<DB>) -> F + Clone,
+        F: Future<Output = Result<T, E>>;
+}
+
+impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
+    async fn transaction<T, E, W, F>(&self, key: &str, work: W) -> Result<T, RunError<E>>
+    where
+        E: WorkError,
+        W: FnOnce(Tx<DB>) -> F + Clone,
+        F: Future<Output = Result<T, E>>,
+    {
+        run(self, key, |wait| self.acquire(key, wait), work).await
+    }
+}
+
 /// How an attempt ended without a result.
 enum Stop<E> {
     /// Rolled back, and to be retried.
@@ -61,9 +98,8 @@ enum Stop<E> {
     Failed(Error),
 }
 
-/// Makes attempts until one is committed, or none can be: see
-/// [`ResourceLockExt::transaction`](crate::strategy::ResourceLockExt::transaction). `acquire` waits
-/// for a claim on `key`.
+/// Makes attempts until one is committed, or none can be: see [`ResourceLockExt::transaction`].
+/// `acquire` waits for a claim on `key`.
 pub(crate) async fn run<'a, DB, L, A, T, E, W, F>(lock: &L, key: &str, acquire: A, work: W) -> Result<T, RunError<E>>
 where
     DB: Database,

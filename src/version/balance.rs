@@ -12,8 +12,7 @@ use crate::{
     },
     version::{
         amount::{Amount, Insufficient},
-        known::Basis,
-        table::VersionedTable,
+        table::{Basis, VersionedTable},
         update::{UpdateError, Updated},
     },
 };

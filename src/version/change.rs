@@ -19,9 +19,8 @@ use crate::{
     transaction::own::in_transaction,
     version::{
         amount::{decimals, is_nan},
-        known::{Basis, Known},
         rows::{Failed, answered},
-        table::VersionedTable,
+        table::{Basis, Known, VersionedTable},
         update::{UpdateError, Updated, Versioned},
     },
 };

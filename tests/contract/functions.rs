@@ -181,14 +181,8 @@ pub fn settings() -> Vec<Terms> {
     let mut all = Vec::new();
     for rules in [rules::Rules::Article, rules::Rules::Recover] {
         for min_interval in [0, HOUR / 2] {
-            all.push(Terms {
-                rules,
-                min_interval: TimeDelta::milliseconds(min_interval),
-                lease: TimeDelta::seconds(30),
-                retry_failed: false,
-                article_clients: None,
-                label: String::new(),
-            });
+            let min_interval = TimeDelta::milliseconds(min_interval);
+            all.push(Terms { rules, min_interval, ..Terms::default() });
         }
     }
     all

@@ -82,10 +82,9 @@ fn settings<DB: TestDatabase>(db: &TestDb<DB>) -> Vec<(LeaseLock<DB>, Terms)> {
                     let terms = Terms {
                         rules: if rules == Rules::Article { rules::Rules::Article } else { rules::Rules::Recover },
                         min_interval: TimeDelta::milliseconds(min_interval),
-                        lease: TimeDelta::seconds(30),
                         retry_failed,
                         article_clients: offset.map(|seconds| TimeDelta::seconds(seconds.into())),
-                        label: String::new(),
+                        ..Terms::default()
                     };
                     all.push((lock, terms));
                 }
@@ -203,14 +202,7 @@ async fn the_cells_of_the_python_client_are_these<DB: TestDatabase>(_: TestDb<DB
     for cell in cells().iter().flatten() {
         for (rules, name) in [(rules::Rules::Article, "article"), (rules::Rules::Recover, "recover")] {
             for min_interval in [0, HOUR / 2] {
-                let terms = Terms {
-                    rules,
-                    min_interval: TimeDelta::milliseconds(min_interval),
-                    lease: TimeDelta::seconds(30),
-                    retry_failed: false,
-                    article_clients: None,
-                    label: String::new(),
-                };
+                let terms = Terms { rules, min_interval: TimeDelta::milliseconds(min_interval), ..Terms::default() };
                 let row = row_of(cell, now);
                 let (verdict, until) = match judge(Some(&row), now, rowlock::leases::Holder::unique(), &terms) {
                     Verdict::Acquire => ("acquired", None),

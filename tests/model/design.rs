@@ -137,14 +137,7 @@ pub struct Design {
 impl Design {
     /// Two clients, one claim each, on `Rules::Recover`.
     pub fn new(name: &'static str) -> Self {
-        let terms = Terms {
-            rules: Rules::Recover,
-            min_interval: TimeDelta::zero(),
-            lease: TimeDelta::minutes(2),
-            retry_failed: false,
-            article_clients: None,
-            label: String::new(),
-        };
+        let terms = Terms { lease: TimeDelta::minutes(2), ..Terms::default() };
         Self {
             name,
             terms,

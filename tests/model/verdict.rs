@@ -4,7 +4,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
     key::Holder,
-    rules::{self, Rules, Terms, Verdict},
+    rules::{self, Terms, Verdict},
 };
 
 /// How long a claim lasts, in ticks of the clock.
@@ -16,14 +16,7 @@ fn at(tick: i64) -> DateTime<Utc> {
 
 /// Judges a row with this claim, if any, for a client that wants it.
 pub fn verdict(claim: Option<u8>, expires_at: i64, now: i64, client: u8) -> Verdict {
-    let terms = Terms {
-        rules: Rules::Recover,
-        min_interval: TimeDelta::zero(),
-        lease: TimeDelta::minutes(LEASE),
-        retry_failed: false,
-        article_clients: None,
-        label: String::new(),
-    };
+    let terms = Terms { lease: TimeDelta::minutes(LEASE), ..Terms::default() };
     let held = claim.is_some();
     let row = rules::Row {
         locked: held,

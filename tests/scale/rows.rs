@@ -7,7 +7,7 @@ use chrono::TimeDelta;
 use crate::{
     events::{Time, clock},
     key::Holder,
-    rules::{Row, Rules, Terms, Verdict, judge},
+    rules::{Row, Terms, Verdict, judge},
 };
 
 pub struct Table {
@@ -50,14 +50,7 @@ fn free() -> Row {
 
 impl Table {
     pub fn new(keys: usize, lease: Duration) -> Self {
-        let terms = Terms {
-            rules: Rules::Recover,
-            min_interval: TimeDelta::zero(),
-            lease: TimeDelta::from_std(lease).unwrap(),
-            retry_failed: false,
-            article_clients: None,
-            label: String::new(),
-        };
+        let terms = Terms { lease: TimeDelta::from_std(lease).unwrap(), ..Terms::default() };
         Self { rows: vec![free(); keys], uncommitted: vec![0; keys], terms }
     }
 

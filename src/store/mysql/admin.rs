@@ -1,4 +1,4 @@
-//! Reads and changes of rows for operators.
+//! Reads and changes of rows for operators, and what operators have changed.
 
 use std::sync::LazyLock;
 
@@ -6,12 +6,12 @@ use chrono::TimeDelta;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
 use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed, old_of};
-use crate::store::schema::Freshness;
+use crate::store::changes::{Change, ChangeInfo, ChangeStore, listed_change, operations};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
-        Reply,
+        Form, Reply,
         mysql::row::{JOINED, MICROS, Query, ROW, marks, micros, stored},
         unanswered,
     },
@@ -71,6 +71,16 @@ const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
           - INTERVAL GREATEST(?, ?, LEAST(GREATEST(c.time, 0), 500000000) * 60000000) MICROSECOND)
       AND (c.end_time IS NULL OR c.end_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND)";
 
+const RECORD_CHANGE: &str =
+    "INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (UTC_TIMESTAMP(6), ?, ?, ?, ?)";
+
+const LIST_CHANGES: &str = "
+SELECT at, CONVERT(who USING utf8mb4) AS who, CONVERT(what USING utf8mb4) AS what, CONVERT(name USING utf8mb4) AS name,
+       CONVERT(detail USING utf8mb4) AS detail FROM t_resource_change
+WHERE ? IS NULL OR t_resource_change.name = ? ORDER BY id DESC LIMIT ?";
+
+const FORGET_CHANGES: &str = "DELETE FROM t_resource_change WHERE at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND";
+
 impl AdminStore for MySql {
     async fn list(conn: &mut MySqlConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
@@ -78,18 +88,10 @@ impl AdminStore for MySql {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
-    async fn read_range(
-        conn: &mut MySqlConnection,
-        keys: &KeyRange,
-        terms: &Terms,
-        freshness: Freshness,
-    ) -> Reply<Vec<Listed>> {
-        let sql = if freshness == Freshness::SyncWait { LOOK_CAUSAL.as_str() } else { LOOK.as_str() };
+    async fn read_range(conn: &mut MySqlConnection, keys: &KeyRange, terms: &Terms, form: Form) -> Reply<Vec<Listed>> {
+        let sql = if form == Form::Galera { LOOK_CAUSAL.as_str() } else { LOOK.as_str() };
         let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str()).bind(keys.is_one());
-        let rows = match freshness {
-            Freshness::Before => after_the_group(conn, query).await,
-            Freshness::Plain | Freshness::SyncWait | Freshness::Primary => query.fetch_all(conn).await,
-        };
+        let rows = if form == Form::Group { after_the_group(conn, query).await } else { query.fetch_all(conn).await };
         rows?.iter().map(|row| listed(row, terms)).collect()
     }
 
@@ -151,6 +153,10 @@ impl AdminStore for MySql {
         let query = padded.fold(bound(sqlx::query(AssertSqlSafe(delete))), |query, key| query.bind(key.clone()));
         Ok(Forgotten { rows: query.execute(conn).await?.rows_affected(), after })
     }
+}
+
+impl ChangeStore for MySql {
+    operations!(MySqlConnection);
 }
 
 /// Reads as the last of all transactions that the group has committed. A member that has been

@@ -9,7 +9,7 @@ use sqlx::{
 };
 
 use crate::store::mysql::row::{
-    IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded, read, read_statement,
+    IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, is_mariadb, marks, micros, padded, read, read_statement,
 };
 use crate::{
     key::{Claim, Key},
@@ -287,7 +287,7 @@ impl HeldStore for MySql {
     ) -> Reply<Vec<Outcome>> {
         match change {
             Change::Renew(_) => change_in_one(conn, claims, change, not_after, false).await,
-            _ if claims.len() == 1 => change_in_one(conn, claims, change, None, form == Form::NoWait).await,
+            _ if claims.len() == 1 => change_in_one(conn, claims, change, None, is_mariadb(form)).await,
             Change::Release { .. } | Change::Abandon(_) | Change::PutBack => end_several(conn, claims, change).await,
         }
     }

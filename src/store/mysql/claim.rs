@@ -1,20 +1,20 @@
-//! Claims: the granting half of the rules (`rules.rs`), as one statement.
+//! Claims: the granting half of the rules (`rules.rs`), as one statement; and the creation of the
+//! rows of keys that come for the first time.
 
 use std::{iter, sync::LazyLock, time::Duration};
 
 use chrono::{DateTime, Utc};
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, SqlSafeStr as _, mysql::MySqlRow};
 use uuid::Uuid;
 
 use crate::store::mysql::row::{
-    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, execute_nowait_first, marks, micros, padded, read,
+    IN_TIME, JOINED, MICROS, NOW, NOWAIT, Query, execute_nowait_first, is_mariadb, marks, micros, padded, read,
 };
 use crate::{
     key::{Key, PreviousClaim, Token},
     rules::{Rules, Terms, Verdict, judge},
     store::{
-        ClaimReply, ClaimRequest, ClaimStore, Form, Reply, is_apart, limit_micros,
-        mysql::create,
+        ClaimReply, ClaimRequest, ClaimStore, Form, Reply, hex, is_apart, limit_micros,
         stored_row::{StoredRow as _, by_key, previous, seen, seen_each},
         transaction, unanswered,
     },
@@ -345,6 +345,61 @@ fn held(row: &MySqlRow, holder: Uuid) -> Reply<Option<(Token, Option<PreviousCla
     Ok(Some((Token::new(row.number("token")?), previous(row)?)))
 }
 
+/// The unit of the servers' limits. MySQL has no shorter one.
+const SECOND: Duration = Duration::from_secs(1);
+/// On MariaDB, a statement with a shorter limit does not wait for a locked row.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+/// Builds the statement that creates these rows. It is not INSERT IGNORE, which hides errors, and
+/// deadlocks.
+fn insert(rows: &str) -> String {
+    format!(
+        "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip, time, token, confirms)
+         VALUES {rows} ON DUPLICATE KEY UPDATE key_resource = key_resource"
+    )
+}
+
+/// The servers' limits are whole seconds. A limit below a second becomes one second; on MariaDB,
+/// one below 100 ms becomes zero, and the statement fails at a locked row. A longer limit is the
+/// server's own, `innodb_lock_wait_timeout`.
+async fn create(
+    conn: &mut MySqlConnection,
+    keys: &[Key],
+    minutes: i32,
+    lock_timeout: Duration,
+    nowait: bool,
+) -> Reply<()> {
+    if lock_timeout < SECOND && !nowait {
+        return create_within_a_second(conn, keys, minutes).await;
+    }
+    let keys = padded(keys);
+    let insert = insert(&marks("(?, 'S', 0, '1970-01-01', '', ?, 0, 0)", keys.len()));
+    let sql = match lock_timeout {
+        limit if limit < SHORTEST => format!("{NOWAIT} {insert}"),
+        limit if limit < SECOND => format!("SET STATEMENT innodb_lock_wait_timeout = 1 FOR {insert}"),
+        _ => insert,
+    };
+    let query = sqlx::query(AssertSqlSafe(sql));
+    let query = keys.iter().fold(query, |query, key| query.bind(key.as_str()).bind(minutes));
+    query.execute(conn).await.map(drop)
+}
+
+/// MySQL has no limit for a single statement. The session's own is set again, by the last statement
+/// or after an error, which ends the others. A connection on which neither was carried out is
+/// closed.
+async fn create_within_a_second(conn: &mut MySqlConnection, keys: &[Key], minutes: i32) -> Reply<()> {
+    const RESTORE: &str = "SET innodb_lock_wait_timeout = @rowlock_wait";
+    let row = |key: &Key| format!("(x'{}', 'S', 0, '1970-01-01', '', {minutes}, 0, 0)", hex(key.as_str()));
+    let insert = insert(&keys.iter().map(row).collect::<Vec<_>>().join(", "));
+    let sql =
+        format!("SET @rowlock_wait = @@innodb_lock_wait_timeout, innodb_lock_wait_timeout = 1; {insert}; {RESTORE}");
+    let reply = sqlx::raw_sql(AssertSqlSafe(sql).into_sql_str()).execute(&mut *conn).await;
+    if reply.as_ref().is_err_and(|error| error.as_database_error().is_some()) {
+        sqlx::raw_sql(RESTORE).execute(conn).await.map_err(unanswered)?;
+    }
+    reply.map(drop)
+}
+
 impl ClaimStore for MySql {
     async fn create(
         conn: &mut MySqlConnection,
@@ -353,7 +408,7 @@ impl ClaimStore for MySql {
         lock_timeout: Duration,
         form: Form,
     ) -> Reply<()> {
-        create::create(conn, keys, minutes, lock_timeout, form == Form::NoWait).await
+        create(conn, keys, minutes, lock_timeout, is_mariadb(form)).await
     }
 
     async fn claim(
@@ -363,7 +418,7 @@ impl ClaimStore for MySql {
         not_after: Option<DateTime<Utc>>,
         form: Form,
     ) -> Reply<Vec<ClaimReply>> {
-        let asked = Asked { terms, limit: limit_micros(not_after), nowait: form == Form::NoWait };
+        let asked = Asked { terms, limit: limit_micros(not_after), nowait: is_mariadb(form) };
         match requests {
             [request] => Ok(vec![claim_one(conn, request, asked).await?]),
             _ if is_apart(requests) => claim_apart(conn, requests, asked).await,

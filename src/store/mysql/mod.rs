@@ -15,9 +15,7 @@ macro_rules! rollback {
 
 mod admin;
 mod change;
-mod changes;
 mod claim;
-mod create;
 #[cfg(feature = "schedule")]
 mod instances;
 #[cfg(feature = "schedule")]

@@ -10,7 +10,7 @@ pub(super) use crate::store::micros;
 use crate::{
     key::Key,
     store::{
-        Reply,
+        Form, Reply,
         fault::{Fault, fault},
         stored_row::{StoredRow, plain_columns},
     },
@@ -39,6 +39,10 @@ pub(super) const NOW: &str = "SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, N
 /// a row that a trigger of the application uses. A statement that fails is sent again in the form
 /// for both servers, where a derived table skips locked rows.
 pub(super) const NOWAIT: &str = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR";
+
+pub(super) fn is_mariadb(form: Form) -> bool {
+    matches!(form, Form::MariaDb | Form::Galera)
+}
 
 /// Joins the rows that a derived table `j` has locked with the table that is changed. Without the
 /// index, a server reads the whole of a small table, and waits for the rows that others have

@@ -5,7 +5,7 @@ use sqlx::{AssertSqlSafe, Executor as _, MySql, MySqlConnection, Row as _, SqlSa
 
 use crate::store::removal::{removal, until_locked, uses};
 use crate::store::schema::{
-    Column, Freshness, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, creations, unfit, without_end,
+    Column, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, creations, unfit, without_end,
 };
 use crate::store::{Form, Reply};
 
@@ -115,7 +115,7 @@ impl SchemaStore for MySql {
 
     async fn schema(conn: &mut MySqlConnection) -> Reply<Schema> {
         let rows = sqlx::query(SCHEMA).fetch_all(conn).await?;
-        let mut schema = Schema::default();
+        let mut schema = Schema { ours: &ADDED, ..Schema::default() };
         for row in rows {
             let banner: String = row.try_get("banner")?;
             schema.judge_server(banner.clone());
@@ -129,12 +129,12 @@ impl SchemaStore for MySql {
             }
             // The server returns its version even without a table.
             let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
-            schema.form = if is_mariadb { Form::NoWait } else { Form::Common };
             // MariaDB is also built without clusters, and lacks their variables then.
-            schema.freshness = match row.try_get::<i64, _>("clustered")? {
-                0 => Freshness::Plain,
-                _ if is_mariadb => Freshness::SyncWait,
-                _ => Freshness::Before,
+            schema.form = match (is_mariadb, row.try_get::<i64, _>("clustered")?) {
+                (true, 0) => Form::MariaDb,
+                (true, _) => Form::Galera,
+                (false, 0) => Form::Common,
+                (false, _) => Form::Group,
             };
             let engine: String = row.try_get("engine")?;
             if !engine.starts_with("InnoDB") {
@@ -174,7 +174,7 @@ impl SchemaStore for MySql {
             }
             Part::Functions => vec![Step { sql: without_end(FUNCTIONS_FILE), locks: REPLACING }],
         };
-        let added = additions(schema, &ADDED, "datetime(6)");
+        let added = additions(schema, "datetime(6)");
         if part == Part::Locks && !added.is_empty() {
             let hidden = if schema.hides_columns { " INVISIBLE" } else { "" };
             let added: String = added.iter().map(|column| format!("\n    ADD COLUMN {column}{hidden},")).collect();

@@ -1,4 +1,4 @@
-//! Reads and changes of rows for operators.
+//! Reads and changes of rows for operators, and what operators have changed.
 
 use std::sync::LazyLock;
 
@@ -6,12 +6,12 @@ use chrono::TimeDelta;
 use sqlx::{PgConnection, Postgres, Row as _};
 
 use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed};
-use crate::store::schema::Freshness;
+use crate::store::changes::{Change, ChangeInfo, ChangeStore, listed_change, operations};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
-        Reply,
+        Form, Reply, micros,
         postgres::{
             change::notified,
             row::{ROW, finite},
@@ -114,6 +114,16 @@ SELECT (SELECT count(*) FROM forgotten) AS rows, (SELECT max(key_resource)::text
     )
 });
 
+const RECORD_CHANGE: &str =
+    "INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (clock_timestamp(), $1, $2, $3, $4)";
+
+const LIST_CHANGES: &str = "
+SELECT at, who::text AS who, what::text AS what, name::text AS name, detail FROM t_resource_change
+WHERE $1::text IS NULL OR name = $2 ORDER BY id DESC LIMIT $3";
+
+const FORGET_CHANGES: &str =
+    "DELETE FROM t_resource_change WHERE at < clock_timestamp() - $1::bigint * interval '1 microsecond'";
+
 impl AdminStore for Postgres {
     async fn list(conn: &mut PgConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
@@ -121,13 +131,8 @@ impl AdminStore for Postgres {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
-    async fn read_range(
-        conn: &mut PgConnection,
-        keys: &KeyRange,
-        terms: &Terms,
-        freshness: Freshness,
-    ) -> Reply<Vec<Listed>> {
-        let sql = if freshness == Freshness::Primary { LOOK_AT_PRIMARY.as_str() } else { LOOK.as_str() };
+    async fn read_range(conn: &mut PgConnection, keys: &KeyRange, terms: &Terms, form: Form) -> Reply<Vec<Listed>> {
+        let sql = if form == Form::Postgres { LOOK_AT_PRIMARY.as_str() } else { LOOK.as_str() };
         let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
         rows.iter().map(|row| listed(row, terms)).collect()
@@ -161,4 +166,8 @@ impl AdminStore for Postgres {
         let rows = u64::try_from(row.try_get::<i64, _>("rows")?).unwrap_or_default();
         Ok(Forgotten { rows, after: row.try_get("last")? })
     }
+}
+
+impl ChangeStore for Postgres {
+    operations!(PgConnection);
 }

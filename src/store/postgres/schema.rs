@@ -2,12 +2,12 @@
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, Row as _};
 
-use crate::store::Reply;
 use crate::store::removal::{removal, until_locked, uses};
 use crate::store::schema::{
-    Column, FUNCTIONS, Freshness, Installed, MARKER, NO_KEY, Part, Schema, SchemaStore, Step, TABLES, additions,
-    creations, unfit, without_end,
+    Column, FUNCTIONS, Installed, MARKER, NO_KEY, Part, Schema, SchemaStore, Step, TABLES, additions, creations, unfit,
+    without_end,
 };
+use crate::store::{Form, Reply};
 
 const LOCKS: [&str; 2] = [
     include_str!("../../../migrations/postgres/20260101000000_rowlock.sql"),
@@ -102,15 +102,14 @@ impl SchemaStore for Postgres {
     async fn schema(conn: &mut PgConnection) -> Reply<Schema> {
         let relations: Vec<_> = tables().chain(INDEXES).collect();
         let rows = sqlx::query(SCHEMA).bind(relations).fetch_all(conn).await?;
-        let mut schema = Schema::default();
-        (schema.has_awaited, schema.hides_columns) = (true, true);
+        let mut schema = Schema { ours: &ADDED, hides_columns: true, ..Schema::default() };
         for row in rows {
             schema.judge_server(row.try_get("banner")?);
             (schema.relations, schema.place) = (row.try_get("relations")?, row.try_get("moved")?);
             schema.apart = row.try_get("apart")?;
             let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             if schema.untried.is_none() {
-                schema.freshness = Freshness::Primary;
+                schema.form = Form::Postgres;
             }
             if !row.try_get::<bool, _>("is_table")? {
                 schema.wrong = Some("it is not a table; rowlock writes rows of its own there".to_owned());
@@ -154,7 +153,7 @@ impl SchemaStore for Postgres {
             }
             Part::Functions => vec![Step { sql: without_end(FUNCTIONS_FILE), locks: "none: callers go on" }],
         };
-        let added = additions(schema, &ADDED, "timestamptz");
+        let added = additions(schema, "timestamptz");
         if part == Part::Locks && !added.is_empty() {
             let added = added.join(",\n    ADD COLUMN IF NOT EXISTS ");
             let sql = format!("ALTER TABLE t_resource_lock\n    ADD COLUMN IF NOT EXISTS {added}");

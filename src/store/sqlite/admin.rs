@@ -1,15 +1,15 @@
-//! Reads and changes of rows for operators.
+//! Reads and changes of rows for operators, and what operators have changed.
 
 use chrono::TimeDelta;
 use sqlx::{Row as _, Sqlite, SqliteConnection};
 
 use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed, old_of};
-use crate::store::schema::Freshness;
+use crate::store::changes::{Change, ChangeInfo, ChangeStore, listed_change, operations};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
-        Reply, hex,
+        Form, Reply, hex,
         sqlite::row::{as_micros, json, kept, micros, read_from, sql, stored, written},
     },
 };
@@ -62,6 +62,14 @@ const FORGET: &str = sql!(
      WHERE key_resource IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?4)) AND " {forgettable!()}
 );
 
+const RECORD_CHANGE: &str =
+    sql!("INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (" now ", ?1, ?2, ?3, ?4)");
+
+const LIST_CHANGES: &str = "
+SELECT at, who, what, name, detail FROM t_resource_change WHERE ?1 IS NULL OR name = ?2 ORDER BY id DESC LIMIT ?3";
+
+const FORGET_CHANGES: &str = sql!("DELETE FROM t_resource_change WHERE at < " now " - ?1");
+
 impl AdminStore for Sqlite {
     async fn list(conn: &mut SqliteConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST).bind(&page.after).bind(&page.prefix);
@@ -69,12 +77,7 @@ impl AdminStore for Sqlite {
         rows.iter().map(|row| listed(row, terms)).collect()
     }
 
-    async fn read_range(
-        conn: &mut SqliteConnection,
-        keys: &KeyRange,
-        terms: &Terms,
-        _: Freshness,
-    ) -> Reply<Vec<Listed>> {
+    async fn read_range(conn: &mut SqliteConnection, keys: &KeyRange, terms: &Terms, _: Form) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LOOK).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
         rows.iter().map(|row| listed(row, terms)).collect()
@@ -121,4 +124,8 @@ impl AdminStore for Sqlite {
         let reply = bind(FORGET).bind(named).execute(conn).await?;
         Ok(Forgotten { rows: reply.rows_affected(), after })
     }
+}
+
+impl ChangeStore for Sqlite {
+    operations!(SqliteConnection);
 }

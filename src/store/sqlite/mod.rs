@@ -11,14 +11,12 @@
 
 mod admin;
 mod change;
-mod changes;
 mod claim;
 #[cfg(test)]
 mod for_tests;
 mod free;
 #[cfg(test)]
 mod free_tests;
-mod in_memory;
 #[cfg(feature = "schedule")]
 mod instances;
 mod judged;
@@ -46,13 +44,14 @@ mod watch;
 
 use chrono::{DateTime, Utc};
 use sqlx::{
-    Pool, SqlSafeStr as _, Sqlite, SqliteConnection,
+    AssertSqlSafe, Connection as _, Pool, SqlSafeStr as _, Sqlite, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteTransactionManager},
 };
 use sqlx_core::transaction::TransactionManager as _;
 
 use crate::store::{Reply, Store, stored_row::StoredRow as _, unanswered};
 
+const FILE: &str = "SELECT COALESCE(file, '') FROM pragma_database_list WHERE name = 'main'";
 const MODES: &str = "SELECT journal_mode, locking_mode FROM pragma_journal_mode, pragma_locking_mode";
 
 impl Store for Sqlite {
@@ -68,7 +67,7 @@ impl Store for Sqlite {
     /// Without a write-ahead log, readers would wait for it. Under an exclusive lock it could not
     /// read.
     async fn begin_session(conn: &mut SqliteConnection) -> Reply<Option<DateTime<Utc>>> {
-        in_memory::end_transactions(conn).await?;
+        Self::leave_transaction(conn).await?;
         let (journal, locking): (String, String) = sqlx::query_as(MODES).fetch_one(conn).await?;
         Ok((journal == "wal" && locking == "normal").then(Utc::now))
     }
@@ -78,7 +77,20 @@ impl Store for Sqlite {
     }
 
     async fn leave_transaction(conn: &mut SqliteConnection) -> Reply<bool> {
-        in_memory::end_transactions(conn).await.map(|()| true)
+        while let depth @ 1.. = SqliteTransactionManager::get_transaction_depth(conn) {
+            if SqliteTransactionManager::rollback(conn).await.is_err() {
+                // The transaction had ended, by a statement or an error unknown to the driver. It
+                // is begun again at this depth, and rolled back.
+                let begin = format!("SAVEPOINT _sqlx_savepoint_{}", depth - 1);
+                sqlx::raw_sql(AssertSqlSafe(begin)).execute(&mut *conn).await?;
+                SqliteTransactionManager::rollback(conn).await?;
+            }
+        }
+        // Ends a transaction that the driver did not begin. Without one, this is an error.
+        match sqlx::raw_sql("ROLLBACK").execute(conn).await {
+            Ok(_) | Err(sqlx::Error::Database(_)) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     async fn open(conn: &mut SqliteConnection) -> Reply<bool> {
@@ -91,8 +103,19 @@ impl Store for Sqlite {
         !options.get_filename().exists()
     }
 
-    async fn make_idle(conn: &mut SqliteConnection) -> bool {
-        in_memory::make_idle(conn).await.unwrap_or(false)
+    /// The driver runs each connection on a thread of its own, which completes every statement,
+    /// whether its future is dropped or not.
+    ///
+    /// A busy timeout that a dropped claim has shortened stays: no statement waits for a database
+    /// that has one connection, or a shared cache.
+    async fn make_idle(conn: &mut SqliteConnection) -> Reply<bool> {
+        // After a COMMIT or ROLLBACK whose reply was not awaited, the driver skips the next
+        // rollback of this kind. This call is the one to be skipped.
+        SqliteTransactionManager::start_rollback(conn);
+        conn.ping().await?;
+        Self::leave_transaction(conn).await?;
+        let file: String = sqlx::query_scalar(FILE).fetch_one(conn).await?;
+        Ok(file.is_empty())
     }
 
     /// In a transaction, BEGIN fails. If it does not, the text goes on, ends what it has begun, and

@@ -70,7 +70,7 @@ const ALIVE: &str = sql!("SELECT '', label FROM t_resource_schedule_instance WHE
 
 impl SchemaStore for Sqlite {
     async fn schema(conn: &mut SqliteConnection) -> Reply<Schema> {
-        let mut schema = Schema { refused: wide(conn).await?, ..Schema::default() };
+        let mut schema = Schema { ours: &ADDED, refused: wide(conn).await?, ..Schema::default() };
         if schema.refused.is_some() {
             return Ok(schema);
         }
@@ -118,7 +118,7 @@ impl SchemaStore for Sqlite {
             Part::Removal => return removal(schema, false, "", ("", "", ""), None),
         };
         if part == Part::Locks && !schema.columns.is_empty() {
-            let added = additions(schema, &ADDED, "ANY").into_iter();
+            let added = additions(schema, "ANY").into_iter();
             steps.extend(
                 added.map(|column| Step {
                     sql: format!("ALTER TABLE t_resource_lock ADD COLUMN {column}"),
