@@ -8,7 +8,7 @@ use sqlx::Pool;
 use crate::{
     action::{Action, Certainty},
     error::Error,
-    key::{Claim, Holder},
+    key::Holder,
     schedule::{
         core::{answered, put_back, refused},
         declarations::Word,
@@ -103,9 +103,8 @@ impl<DB: Database> Tick<DB> {
             put_back(&core, holder, names).await;
             return Err(refused("another instance runs it"));
         };
-        let claim = Claim { key: name.clone(), holder, token: row.token };
         let (attempt, skip) = (row.attempt, None);
         let tick = Row { slot, own: true, attempt, missed: 0, spent: 0, lost_since: None, skip, stopped: false };
-        Ok(Self::new(core, Arc::new(schedule), (claim, row, sent), tick, None))
+        Ok(Self::new(core, Arc::new(schedule), (row, sent), tick, None))
     }
 }

@@ -205,12 +205,12 @@ impl<DB: Database> Tick<DB> {
     pub(super) fn new(
         core: Arc<Core<DB>>,
         schedule: Arc<Schedule>,
-        (claim, claimed, sent): (Claim, ClaimedRow, Instant),
+        (claimed, sent): (ClaimedRow, Instant),
         row: Row,
         exclusive: Option<Claim>,
     ) -> Self {
         let times = schedule.times();
-        let (previous, claimed) = (claimed.lost, (claimed.now, sent));
+        let (claim, previous, claimed) = (claimed.claim, claimed.lost, (claimed.now, sent));
         let stopped = AtomicBool::new(row.stopped);
         let (over, in_transaction) = (CancellationToken::new(), watch::Sender::new(InTransaction::None));
         Self(Arc::new(Inner {

@@ -58,8 +58,7 @@ pub struct DueRequest<'a> {
 /// A schedule that was claimed.
 #[derive(Clone, Debug)]
 pub struct ClaimedRow {
-    pub name: Key,
-    pub token: Token,
+    pub claim: Claim,
     /// The slot to run: the schedule's own, or the time of a trigger.
     pub slot: DateTime<Utc>,
     /// The slot to run is the row's. Otherwise it is that of a trigger, or of times that were

@@ -44,7 +44,7 @@ impl ScheduleStore for Postgres {
         for row in &rows {
             reply.next_in = row.number_or_null("next_in_micros")?.map(TimeDelta::microseconds);
             if row.try_get::<Option<&str>, _>("name")?.is_some() {
-                reply.claimed.push(claimed(row)?);
+                reply.claimed.push(claimed(row, ask.holder)?);
             }
         }
         if let (true, [row, ..]) = (reply.claims_nothing(), &rows[..]) {
@@ -90,14 +90,13 @@ impl ScheduleStore for Postgres {
     }
 }
 
-fn claimed(row: &PgRow) -> Reply<ClaimedRow> {
+fn claimed(row: &PgRow, holder: Holder) -> Reply<ClaimedRow> {
     let lost = || -> Reply<PreviousClaim> {
         Ok(PreviousClaim { token: Token::new(row.number("prior_token")?), label: row.text("prior_label")? })
     };
     let is_lost = row.is("taken_over")?;
     Ok(ClaimedRow {
-        name: named(&row.text("name")?)?,
-        token: Token::new(row.number("token")?),
+        claim: Claim { key: named(&row.text("name")?)?, holder, token: Token::new(row.number("token")?) },
         slot: row.time("run_slot")?,
         own: row.is("own")?,
         attempt: row.count("attempt")?,
