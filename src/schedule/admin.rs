@@ -179,8 +179,8 @@ impl<DB: Database> Schedules<DB> {
     /// The method only reads.
     pub async fn inspect(&self, name: &str) -> Result<Option<ScheduleInfo>, Error> {
         let (core, names) = (self.core()?, [Key::new(name)?]);
-        let found = answered!(&*core, Action::Inspect, TABLE, conn => DB::registered(conn, &names))?;
-        Ok(infos(found.rows, &declared(&core).await?).into_iter().next())
+        let rows = answered!(&*core, Action::Inspect, TABLE, conn => DB::registered(conn, &names))?;
+        Ok(infos(rows, &declared(&core).await?).into_iter().next())
     }
 
     /// Returns the last runs of a schedule, at most `limit`: the latest slot first.

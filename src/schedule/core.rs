@@ -134,8 +134,8 @@ impl<DB: Database> Core<DB> {
     /// Reads the row of a schedule, if there is one.
     pub async fn row(&self, name: &Key) -> Result<Option<ListedSchedule>, Error> {
         let names = std::slice::from_ref(name);
-        let found = answered!(self, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names))?;
-        Ok(found.rows.into_iter().next())
+        let rows = answered!(self, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names))?;
+        Ok(rows.into_iter().next())
     }
 
     /// Reads an order that an operator has given for a schedule.

@@ -345,11 +345,15 @@ async fn read<DB: Database>(
     let mut asked: HashSet<Key> = names.iter().cloned().collect();
     loop {
         let found = answered!(core, Action::Inspect, "schedules", conn => DB::registered(conn, &names))?;
-        let now = *first.get_or_insert(found.now);
-        let others = found.rows.iter().filter_map(|row| Key::new(renamed_to(&row.times.spec)?).ok());
+        first = first.or(found.first().map(|row| row.now));
+        let others = found.iter().filter_map(|row| Key::new(renamed_to(&row.times.spec)?).ok());
         names = others.filter(|name| asked.insert(name.clone())).collect();
-        rows.extend(found.rows.into_iter().map(|row| (row.times.name.clone(), row)));
+        rows.extend(found.into_iter().map(|row| (row.times.name.clone(), row)));
         if names.is_empty() {
+            let now = match first {
+                Some(now) => now,
+                None => answered!(core, Action::Inspect, "schedules", conn => DB::now(conn))?,
+            };
             return Ok((rows, now));
         }
     }

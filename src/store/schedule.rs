@@ -35,13 +35,6 @@ pub struct Known {
     pub lease: TimeDelta,
 }
 
-/// The rows of the named schedules, and the database's time.
-#[derive(Clone, Debug)]
-pub struct Registered {
-    pub rows: Vec<ListedSchedule>,
-    pub now: DateTime<Utc>,
-}
-
 /// A request to claim what is due.
 #[derive(Clone, Debug)]
 pub struct DueRequest<'a> {
@@ -212,19 +205,10 @@ impl ListedSchedule {
 /// The schedules' operations of a [`Store`].
 pub trait ScheduleStore: Store {
     /// Reads the rows of the named schedules.
-    fn rows(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Vec<ListedSchedule>>> + Send;
-
-    /// Reads the same, and the database's clock.
-    fn registered(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Registered>> + Send {
-        async move {
-            let rows = Self::rows(conn, names).await?;
-            let now = match rows.first() {
-                Some(row) => row.now,
-                None => Self::now(conn).await?,
-            };
-            Ok(Registered { rows, now })
-        }
-    }
+    fn registered(
+        conn: &mut Self::Connection,
+        names: &[Key],
+    ) -> impl Future<Output = Reply<Vec<ListedSchedule>>> + Send;
 
     /// Claims the known schedules that are due, and records the runs whose lease ended.
     fn claim_due(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<DueReply>> + Send;

@@ -29,7 +29,7 @@ use crate::{
 impl ScheduleStore for MySql {
     operations!(MySqlConnection);
 
-    async fn rows(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
+    async fn registered(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
         let query = sqlx::query(AssertSqlSafe(format!("{REGISTERED} ({})", marks("?", names.len().max(1)))));
         let names = names.iter().map(Key::as_str).chain(names.is_empty().then_some(""));
         let rows = names.fold(query, |query, name| query.bind(name)).fetch_all(conn).await?;

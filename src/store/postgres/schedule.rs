@@ -28,7 +28,7 @@ use crate::{
 impl ScheduleStore for Postgres {
     operations!(PgConnection);
 
-    async fn rows(conn: &mut PgConnection, keys: &[Key]) -> Reply<Vec<ListedSchedule>> {
+    async fn registered(conn: &mut PgConnection, keys: &[Key]) -> Reply<Vec<ListedSchedule>> {
         let rows = sqlx::query(REGISTERED).bind(names(keys)).fetch_all(conn).await?;
         rows.iter().map(listed).collect()
     }

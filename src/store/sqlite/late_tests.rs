@@ -7,7 +7,7 @@ use crate::{
     key::{Claim, Holder, Key, Token},
     rules::{Row, Status, Terms},
     store::{
-        Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, TooLate,
+        Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, Store as _, TooLate,
         instances::{InstanceStore as _, TimesChange},
         queue::QueueStore as _,
         schedule::{DueReply, DueRequest, Extended, Extension, Known, LOST, Pass, ScheduleStore as _, Times},
@@ -22,7 +22,7 @@ const LEASE: TimeDelta = TimeDelta::seconds(60);
 
 /// Reads the database's clock.
 async fn clock(conn: &mut Conn) -> DateTime<Utc> {
-    DB::registered(conn, &[]).await.unwrap().now
+    DB::now(conn).await.unwrap()
 }
 
 /// Returns a limit that has passed.
@@ -226,15 +226,15 @@ async fn a_late_extension_of_a_run_extends_nothing() {
     let known = due(conn, &["a"]).await;
     let claim = claim_due(conn, &known, Holder::unique(), None).await.claimed.remove(0).claim;
     let names = [claim.key.clone()];
-    let ends = DB::registered(conn, &names).await.unwrap().rows[0].due_at;
+    let ends = DB::registered(conn, &names).await.unwrap()[0].due_at;
     let limit = over(conn).await;
     let outcome = extend(conn, &claim, limit).await;
     let Extended::Is(Outcome::TooLate(TooLate { now })) = outcome else { panic!("{outcome:?}") };
     assert!(Some(now) > limit, "{outcome:?}");
-    assert_eq!(DB::registered(conn, &names).await.unwrap().rows[0].due_at, ends);
+    assert_eq!(DB::registered(conn, &names).await.unwrap()[0].due_at, ends);
     let limit = soon(conn).await;
     assert_eq!(extend(conn, &claim, limit).await, Extended::Is(Outcome::Done));
-    assert!(DB::registered(conn, &names).await.unwrap().rows[0].due_at > ends);
+    assert!(DB::registered(conn, &names).await.unwrap()[0].due_at > ends);
     let other = Claim { holder: Holder::unique(), ..claim };
     let limit = over(conn).await;
     assert_eq!(extend(conn, &other, limit).await, Extended::Is(Outcome::Lost));
@@ -270,7 +270,7 @@ async fn a_pass_that_is_sent_again_moves_nothing_further() {
         let pass = Pass { times, from: row.slot, to, runs, missed: 0, skipped: 7, error: None };
         assert!(DB::skip_ticks(conn, &claim, &pass).await.unwrap());
         let state = async |conn: &mut Conn| {
-            let mut row = DB::registered(conn, std::slice::from_ref(&claim.key)).await.unwrap().rows.remove(0);
+            let mut row = DB::registered(conn, std::slice::from_ref(&claim.key)).await.unwrap().remove(0);
             row.now = row.slot;
             format!("{row:?} {:?}", DB::history(conn, &claim.key, 9).await.unwrap())
         };

@@ -31,7 +31,7 @@ use crate::{
 impl ScheduleStore for Sqlite {
     operations!(SqliteConnection);
 
-    async fn rows(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
+    async fn registered(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
         let rows = sqlx::query(REGISTERED).bind(keys(names)).fetch_all(conn).await?;
         rows.iter().map(listed).collect()
     }

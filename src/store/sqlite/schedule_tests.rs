@@ -362,7 +362,7 @@ async fn an_attempt_that_is_put_back_is_a_takeover_if_the_last_one_was_lost() {
         }
         let claim = claim_of(&mut conn).await;
         assert!(Sqlite::put_back(&mut conn, claim.holder, Holder::unique(), &[times().name]).await.unwrap());
-        let row = Sqlite::registered(&mut conn, &[times().name]).await.unwrap().rows.remove(0);
+        let row = Sqlite::registered(&mut conn, &[times().name]).await.unwrap().remove(0);
         assert_eq!((row.attempt as usize, row.running), (attempts, shown.is_some()), "{statuses}: {row:?}");
         assert_eq!(row.label, shown.unwrap_or("test"), "{statuses}");
     }
@@ -383,9 +383,8 @@ async fn a_run_that_was_handed_back_has_not_succeeded() {
 #[tokio::test]
 async fn a_schedule_that_is_marked_as_gone_again_is_gone_since_the_first_time() {
     let mut conn = due().await;
-    let gone_at = async |conn: &mut SqliteConnection| {
-        Sqlite::registered(conn, &[times().name]).await.unwrap().rows.remove(0).gone_at
-    };
+    let gone_at =
+        async |conn: &mut SqliteConnection| Sqlite::registered(conn, &[times().name]).await.unwrap().remove(0).gone_at;
     assert_eq!(gone_at(&mut conn).await, None);
     Sqlite::mark_gone(&mut conn, &[times().name]).await.unwrap();
     assert!(gone_at(&mut conn).await.is_some());
