@@ -195,7 +195,8 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>, stopped: &Cance
     let (mut limit, mut pauses, mut is_late) = (some_time(), Backoff::up_to(LONGEST_PAUSE), false);
     let plain = end.error.map(|error| error.escape_default().take(ERROR).collect::<String>());
     let mut end = end.clone();
-    let (mut sessions, mut others) = (&core.renewals, &core.requests);
+    let renewals = core.renewals();
+    let (mut sessions, mut others) = (&renewals, &core.requests);
     loop {
         let send = async |conn: &mut _| end_run::<DB>(conn, &tick.claim, &end).await;
         // The sessions that renew may be the only ones that are left.
