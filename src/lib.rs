@@ -230,11 +230,10 @@ pub mod admin {
     pub use crate::schedule::{
         declared::{DeclaredTimes, InstanceInfo},
         info::ScheduleInfo,
-        selection::RunOptions,
     };
     pub use crate::store::changes::ChangeInfo;
     #[cfg(feature = "schedule")]
-    pub use crate::store::run_info::{RunInfo, RunStatus};
+    pub use crate::store::run_info::{RunInfo, RunOptions, RunStatus};
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub use crate::store::servers::accept_any_server;
 }

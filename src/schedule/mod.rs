@@ -10,7 +10,7 @@
 //! - Several instances: `declarations.rs` has what they declare, `instances.rs` decides which times
 //!   apply if they declare different ones, `view.rs` what follows for each schedule, `steps.rs`
 //!   carries that out, and `presence.rs` announces the instance and beats.
-//! - Operators: `admin.rs`, `orders.rs`, `declared.rs`, `selection.rs`, `info.rs`.
+//! - Operators: `admin.rs`, `orders.rs`, `declared.rs`, `info.rs`.
 //! - One tick without a loop: `try_tick.rs`, and `for_test.rs` for the tests of applications.
 //!
 //! `store/schedule.rs`, `store/instances.rs` and `store/orders.rs` have the statements.
@@ -37,7 +37,6 @@ mod presence;
 mod run;
 pub mod runner;
 pub mod schedules;
-pub mod selection;
 pub mod spec;
 mod steps;
 pub mod terms;

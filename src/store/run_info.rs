@@ -1,8 +1,14 @@
-//! The runs in the history of schedules, as operators see them.
+//! The runs in the history of schedules, as operators see and select them.
+
+use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use crate::key::{Key, Token};
+use crate::{
+    invalid::Faults,
+    key::{Key, Token},
+    retry,
+};
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +61,55 @@ impl RunInfo {
     }
 }
 
-/// Which runs are read.
+/// Selects the runs that [`Schedules::runs`](crate::Schedules::runs) returns: the last hundred of
+/// all schedules, by default.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use rowlock::admin::RunOptions;
+///
+/// let day = Duration::from_secs(24 * 60 * 60);
+/// let bad = RunOptions::default().of("nightly-report").unsuccessful().within(day);
+/// ```
 #[derive(Clone, Debug)]
-pub struct RunPage {
-    pub name: Option<Key>,
-    pub unsuccessful: bool,
+pub struct RunOptions {
+    pub(crate) name: Option<Key>,
+    pub(crate) unsuccessful: bool,
     /// How long ago a run ended at most.
-    pub within: Option<TimeDelta>,
-    pub limit: u32,
+    pub(crate) within: Option<TimeDelta>,
+    pub(crate) limit: u32,
+    pub(crate) faults: Faults,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self { name: None, unsuccessful: false, within: None, limit: 100, faults: Faults::default() }
+    }
+}
+
+impl RunOptions {
+    /// Selects only the runs of this schedule.
+    pub fn of(mut self, name: &str) -> Self {
+        self.name = Some(Key::checked(name, &mut self.faults));
+        self
+    }
+
+    /// Selects only runs that have not succeeded: failed, lost and missed ones.
+    pub fn unsuccessful(mut self) -> Self {
+        self.unsuccessful = true;
+        self
+    }
+
+    /// Selects only runs that ended at most `age` ago, by the database's clock.
+    pub fn within(mut self, age: Duration) -> Self {
+        self.within = self.faults.accept(retry::age(age));
+        self
+    }
+
+    /// Returns at most `runs` runs.
+    pub fn limit(mut self, runs: u32) -> Self {
+        self.limit = runs;
+        self
+    }
 }

@@ -9,7 +9,7 @@ use std::future::Future;
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::key::{Claim, Holder, Key, PreviousClaim, Token};
-use crate::store::run_info::{RunInfo, RunPage};
+use crate::store::run_info::{RunInfo, RunOptions};
 use crate::store::{Outcome, Reply, Store, TooLate};
 
 /// The error that the history records for a run whose process died.
@@ -303,7 +303,7 @@ pub trait ScheduleStore: Store {
     ) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
 
     /// Reads the runs that are selected, the latest end first.
-    fn runs(conn: &mut Self::Connection, page: &RunPage) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
+    fn runs(conn: &mut Self::Connection, options: &RunOptions) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
 
     /// Deletes at most [`STEP`] runs that ended before `older_than`, with what they printed, and
     /// returns their number. The last success of each schedule stays, and so do the attempts at a
@@ -362,10 +362,11 @@ macro_rules! operations {
             rows.iter().map(run).collect()
         }
 
-        async fn runs(conn: &mut $connection, page: &RunPage) -> Reply<Vec<RunInfo>> {
-            let (name, within) = (page.name.as_ref().map(Key::as_str), page.within.map($crate::store::micros));
-            let query = sqlx::query(SELECTED).bind(name).bind(name).bind(page.unsuccessful).bind(within).bind(within);
-            let rows = query.bind(i64::from(page.limit)).fetch_all(conn).await?;
+        async fn runs(conn: &mut $connection, options: &RunOptions) -> Reply<Vec<RunInfo>> {
+            let (name, within) = (options.name.as_ref().map(Key::as_str), options.within.map($crate::store::micros));
+            let query =
+                sqlx::query(SELECTED).bind(name).bind(name).bind(options.unsuccessful).bind(within).bind(within);
+            let rows = query.bind(i64::from(options.limit)).fetch_all(conn).await?;
             rows.iter().map(run).collect()
         }
     };

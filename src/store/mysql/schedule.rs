@@ -15,7 +15,7 @@ use crate::{
                 SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK, forget_statement,
             },
         },
-        run_info::{RunInfo, RunPage},
+        run_info::{RunInfo, RunOptions},
         schedule::{
             DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, ListedSchedule, Pass, STEP, ScheduleStore,
             operations, to_stored_count,

@@ -15,7 +15,7 @@ use crate::{
                 LIST, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE, TRIGGER,
             },
         },
-        run_info::{RunInfo, RunPage},
+        run_info::{RunInfo, RunOptions},
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, Pass, STEP,
             ScheduleStore, Times, named, operations, to_stored_count,

@@ -9,7 +9,7 @@ use crate::{
     key::{Claim, Holder, Key},
     store::{
         Outcome, Reply, Store as _, changed, hex, limit_micros,
-        run_info::{RunInfo, RunPage},
+        run_info::{RunInfo, RunOptions},
         schedule::{
             DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, STEP,
             ScheduleStore, operations, to_stored_count,
