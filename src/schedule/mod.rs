@@ -20,7 +20,7 @@ mod busy;
 mod core;
 mod cron;
 mod declarations;
-pub mod declared;
+mod declared;
 #[cfg(test)]
 mod deploys_tests;
 pub mod end;

@@ -112,43 +112,63 @@ impl TimesChange {
     }
 }
 
-impl ListedInstance {
-    /// Returns whether the instance counts as alive. A beat far ahead is one of a clock that was
-    /// wrong.
-    pub fn is_alive(&self) -> bool {
-        self.beat_at + self.lives > self.now && self.beat_at <= self.now + self.lives
-    }
-}
-
-/// An instance, for display.
-#[derive(Clone, Debug)]
-pub struct ListedInstance {
+/// An instance that runs schedules, for display. Times are from the database's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct InstanceInfo {
+    /// A random id, which no two starts have in common. Calls have that of their times.
     pub id: Uuid,
+    /// The [label](crate::Schedules::label) of the instance.
     pub label: String,
+    /// The [build](crate::Schedules::build) of the application.
     pub build: String,
+    /// It stands for all processes that call [`try_tick`](crate::Schedules::try_tick), or
+    /// [`run_now`](crate::Schedules::run_now), with the same times.
     pub calls: bool,
+    /// When the instance was started; of calls, the first.
     pub since: DateTime<Utc>,
-    pub beat_at: DateTime<Utc>,
-    pub lives: TimeDelta,
-    pub beats: u32,
-    pub declares_id: i64,
+    /// When it was last heard of.
+    pub beat: DateTime<Utc>,
+    /// Whether it counts as alive.
+    pub alive: bool,
+    /// What it declares, in the order of the names.
+    pub declares: Vec<DeclaredTimes>,
+    /// When the instance was read.
     pub now: DateTime<Utc>,
 }
 
-/// Reads an instance.
-pub fn instance(row: &impl StoredRow) -> Reply<ListedInstance> {
-    Ok(ListedInstance {
+/// The times that an instance declares of a schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct DeclaredTimes {
+    /// The schedule's name.
+    pub name: String,
+    /// Its times, as [`ScheduleInfo::times`](crate::admin::ScheduleInfo::times); `none` of a
+    /// schedule that was [removed](crate::Schedules::removed).
+    pub times: String,
+    /// The time zone of a cron pattern.
+    pub zone: String,
+}
+
+/// Reads an instance, without what it declares, and the id of that.
+pub fn instance(row: &impl StoredRow) -> Reply<(i64, InstanceInfo)> {
+    let (beat, now) = (row.time("beat_at")?, row.time("now")?);
+    let lives = TimeDelta::microseconds(row.number("lives")?);
+    let instance = InstanceInfo {
         id: row.uuid("id")?,
         label: row.text("label")?,
         build: row.text("build")?,
         calls: row.is("calls")?,
         since: row.time("since")?,
-        beat_at: row.time("beat_at")?,
-        lives: TimeDelta::microseconds(row.number("lives")?),
-        beats: row.count("beats")?,
-        declares_id: row.number("declares_id")?,
-        now: row.time("now")?,
-    })
+        beat,
+        // A beat far ahead is one of a clock that was wrong.
+        alive: beat + lives > now && beat <= now + lives,
+        declares: Vec::new(),
+        now,
+    };
+    Ok((row.number("declares_id")?, instance))
 }
 
 /// The operations on instances of a store.
@@ -194,8 +214,8 @@ pub trait InstanceStore: OrderStore {
     /// Deletes the instances that have not beaten for twice as long as they live.
     fn forget_instances(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Reads all instances, by their labels.
-    fn instances(conn: &mut Self::Connection) -> impl Future<Output = Reply<Vec<ListedInstance>>> + Send;
+    /// Reads all instances, by their labels, each with the id of what it declares.
+    fn instances(conn: &mut Self::Connection) -> impl Future<Output = Reply<Vec<(i64, InstanceInfo)>>> + Send;
 
     /// Deletes a schedule on which nothing runs, within a transaction. Its history stays. Returns
     /// `false` if there is none, or something runs.
@@ -258,7 +278,7 @@ macro_rules! operations {
             sqlx::query(FORGET).execute(conn).await.map(drop)
         }
 
-        async fn instances(conn: &mut $connection) -> Reply<Vec<ListedInstance>> {
+        async fn instances(conn: &mut $connection) -> Reply<Vec<(i64, InstanceInfo)>> {
             let rows = sqlx::query(LIST).fetch_all(conn).await?;
             rows.iter().map(instance).collect()
         }

@@ -8,7 +8,7 @@ use crate::{
     key::Key,
     store::{
         Reply,
-        instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
+        instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
         mysql::{
             row::{marks, stored},
             schedule_sql::LOSE,
@@ -100,7 +100,7 @@ WHERE beat_at + INTERVAL 2 * lives MICROSECOND < UTC_TIMESTAMP(6) OR beat_at > U
 
 const LIST: &str = "
 SELECT id, CONVERT(label USING utf8mb4) AS label, CONVERT(build USING utf8mb4) AS build, CAST(calls AS SIGNED) AS calls, since,
-       beat_at, lives, beats, declares_id, UTC_TIMESTAMP(6) AS now
+       beat_at, lives, declares_id, UTC_TIMESTAMP(6) AS now
 FROM t_resource_schedule_instance ORDER BY t_resource_schedule_instance.label, id";
 
 const REMOVE: &str = "DELETE FROM t_resource_schedule WHERE name = ? AND (holder IS NULL OR due_at < UTC_TIMESTAMP(6))";

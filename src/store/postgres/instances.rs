@@ -9,7 +9,7 @@ use crate::{
     key::Key,
     store::{
         Reply,
-        instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
+        instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
         postgres::row::{finite, names},
         schedule::{LOST, from_stored_count, to_stored_count},
     },
@@ -155,7 +155,7 @@ WHERE beat_at + 2 * lives * interval '1 microsecond' < clock_timestamp()
    OR beat_at > clock_timestamp() + 2 * lives * interval '1 microsecond'";
 
 const LIST: &str = "
-SELECT id, label::text AS label, build::text AS build, calls, since, beat_at, lives, beats, declares_id, clock_timestamp() AS now
+SELECT id, label::text AS label, build::text AS build, calls, since, beat_at, lives, declares_id, clock_timestamp() AS now
 FROM t_resource_schedule_instance ORDER BY label, id";
 
 const REMOVE: &str = "

@@ -7,7 +7,7 @@ use crate::{
     key::Key,
     store::{
         Reply,
-        instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
+        instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
         schedule::{LOST, from_stored_count, to_stored_count},
         sqlite::row::{json, keys, sql, stored, written},
     },
@@ -112,7 +112,7 @@ const FORGET: &str =
     sql!("DELETE FROM t_resource_schedule_instance WHERE beat_at + 2 * lives < " now " OR beat_at > 2 * lives + " now);
 
 const LIST: &str = sql!("
-SELECT id, label, build, calls, since, beat_at, lives, beats, declares_id, " now " AS now
+SELECT id, label, build, calls, since, beat_at, lives, declares_id, " now " AS now
 FROM t_resource_schedule_instance ORDER BY label, id");
 
 const REMOVE: &str = sql!("
