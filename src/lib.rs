@@ -228,7 +228,7 @@ pub mod admin {
     pub use crate::rules::LockState;
     #[cfg(feature = "schedule")]
     pub use crate::schedule::info::ScheduleInfo;
-    pub use crate::store::changes::ChangeInfo;
+    pub use crate::store::admin::ChangeInfo;
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub use crate::store::servers::accept_any_server;
     #[cfg(feature = "schedule")]

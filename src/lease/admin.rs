@@ -17,8 +17,7 @@ use crate::{
     session::time::Instant,
     store::{
         Database, Reply,
-        admin::{Forced, Listed, Seen},
-        changes::{Change, ChangeInfo, recorded},
+        admin::{Change, ChangeInfo, Forced, Listed, Seen, recorded},
         failure::Failure,
         fault::Fault,
     },

@@ -17,7 +17,7 @@ use crate::{
     },
     store::{
         Database,
-        changes::{Change, recorded},
+        admin::{Change, recorded},
         failure::Failure,
         orders::{Order, What},
         run_info::{RunInfo, RunOptions},

@@ -22,7 +22,7 @@ use crate::{
     },
     store::{
         Database, Reply, TooLate,
-        changes::{Change, recorded},
+        admin::{Change, recorded},
         failure::Failure,
         orders::{Given, What},
         schedule::{DueReply, DueRequest, Known, ListedSchedule},

@@ -20,7 +20,7 @@ use crate::{
     },
     store::{
         Database,
-        changes::Change,
+        admin::Change,
         instances::{Beat, DeclaredTimes, InstanceInfo, TimesChange},
         orders::OF_SCHEDULES,
         schedule::Times,

@@ -5,13 +5,12 @@
 //! transaction open, and waits for no row that another transaction has locked.
 //!
 //! This file has the sessions and transactions. `claim.rs`, `admin.rs`, `queue.rs`, `schema.rs`,
-//! `version.rs`, `schedule.rs`, `instances.rs`, `orders.rs` and `changes.rs` have the other traits,
+//! `version.rs`, `schedule.rs`, `instances.rs` and `orders.rs` have the other traits,
 //! and `database.rs` all of them under one name. `stored_row.rs` reads rows, and `removal.rs` takes
 //! the tables away. Each database has a folder with a file for each trait. `fault.rs` is the one
 //! place that knows the codes of the servers.
 
 pub mod admin;
-pub mod changes;
 mod claim;
 pub mod database;
 pub mod failure;

@@ -15,7 +15,6 @@ macro_rules! rollback {
 
 mod admin;
 mod change;
-mod changes;
 mod claim;
 mod create;
 #[cfg(feature = "schedule")]

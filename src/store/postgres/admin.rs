@@ -5,17 +5,21 @@ use std::sync::LazyLock;
 use chrono::TimeDelta;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed};
-use crate::store::schema::Freshness;
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
         Reply,
+        admin::{
+            AdminStore, Change, ChangeInfo, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed,
+            listed_change, operations,
+        },
+        micros,
         postgres::{
             change::notified,
             row::{ROW, finite},
         },
+        schema::Freshness,
     },
 };
 
@@ -114,7 +118,19 @@ SELECT (SELECT count(*) FROM forgotten) AS rows, (SELECT max(key_resource)::text
     )
 });
 
+const RECORD: &str =
+    "INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (clock_timestamp(), $1, $2, $3, $4)";
+
+const CHANGES: &str = "
+SELECT at, who::text AS who, what::text AS what, name::text AS name, detail FROM t_resource_change
+WHERE $1::text IS NULL OR name = $2 ORDER BY id DESC LIMIT $3";
+
+const FORGET_CHANGES: &str =
+    "DELETE FROM t_resource_change WHERE at < clock_timestamp() - $1::bigint * interval '1 microsecond'";
+
 impl AdminStore for Postgres {
+    operations!(PgConnection);
+
     async fn list(conn: &mut PgConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(i64::from(page.limit)).fetch_all(conn).await?;

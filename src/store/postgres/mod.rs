@@ -3,7 +3,6 @@
 
 mod admin;
 mod change;
-mod changes;
 mod claim;
 #[cfg(feature = "schedule")]
 mod instances;

@@ -11,7 +11,6 @@
 
 mod admin;
 mod change;
-mod changes;
 mod claim;
 #[cfg(test)]
 mod for_tests;
