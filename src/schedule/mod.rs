@@ -13,7 +13,7 @@
 //! - Operators: `admin.rs`, `orders.rs`, `declared.rs`, `info.rs`.
 //! - One tick without a loop: `try_tick.rs`, and `for_test.rs` for the tests of applications.
 //!
-//! `store/schedule.rs`, `store/instances.rs` and `store/orders.rs` have the statements.
+//! `store/schedule.rs` and `store/instances.rs` have the statements.
 
 pub mod admin;
 mod busy;

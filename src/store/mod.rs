@@ -5,10 +5,10 @@
 //! transaction open, and waits for no row that another transaction has locked.
 //!
 //! This file has the sessions and transactions. `claim.rs`, `admin.rs`, `queue.rs`, `schema.rs`,
-//! `version.rs`, `schedule.rs`, `instances.rs` and `orders.rs` have the other traits,
-//! and `database.rs` all of them under one name. `stored_row.rs` reads rows, and `removal.rs` takes
-//! the tables away. Each database has a folder with a file for each trait. `fault.rs` is the one
-//! place that knows the codes of the servers.
+//! `version.rs`, `schedule.rs` and `instances.rs` have the other traits, and `database.rs` all of
+//! them under one name. `stored_row.rs` reads rows, and `removal.rs` takes the tables away. Each
+//! database has a folder with a file for each trait. `fault.rs` is the one place that knows the
+//! codes of the servers.
 
 pub mod admin;
 mod claim;

@@ -19,8 +19,6 @@ mod claim;
 mod create;
 #[cfg(feature = "schedule")]
 mod instances;
-#[cfg(feature = "schedule")]
-mod orders;
 mod queue;
 mod row;
 #[cfg(feature = "schedule")]

@@ -8,7 +8,7 @@ use crate::{
     store::{
         Reply,
         instances::{InstanceStore as _, TimesChange},
-        orders::{Order, OrderStore as _, What},
+        orders::{Order, What},
         schedule::{DueReply, DueRequest, End, Known, ListedSchedule, Pass, ScheduleStore as _, Times},
         schedule_seen::{Seen, SeenStore as _},
         sqlite::for_tests::{execute, tables},
