@@ -24,8 +24,6 @@ mod row;
 #[cfg(feature = "schedule")]
 mod schedule;
 #[cfg(feature = "schedule")]
-mod schedule_due;
-#[cfg(feature = "schedule")]
 mod schedule_sql;
 mod schema;
 mod version;
