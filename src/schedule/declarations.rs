@@ -7,7 +7,6 @@ use chrono::{DateTime, Utc};
 
 use crate::{
     key::Key,
-    schedule::hash::hash,
     store::{instances::DeclaredSet, schedule::Times},
 };
 
@@ -35,6 +34,13 @@ pub fn are_removed(spec: &str) -> bool {
 /// Returns the other name of a schedule with these times.
 pub fn renamed_to(spec: &str) -> Option<&str> {
     spec.strip_prefix(RENAMED)
+}
+
+/// Returns what names and times are compared and spread by: a hash that is the same in every version
+/// of the library (FNV-1a).
+pub fn hash(parts: &[&str]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Writes what an instance declares: a line for each schedule, with its name, times, zone and

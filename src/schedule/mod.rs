@@ -26,7 +26,6 @@ mod deploys_tests;
 pub mod end;
 mod exclusive;
 mod for_test;
-mod hash;
 pub mod info;
 mod instances;
 mod keeper;

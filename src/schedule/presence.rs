@@ -16,8 +16,7 @@ use crate::{
     key::{Holder, Key},
     schedule::{
         core::{Core, answered},
-        declarations::{Declarations, Word, renamed_to, to_text},
-        hash::hash,
+        declarations::{Declarations, Word, hash, renamed_to, to_text},
         instances::{Decision, Declared, JUDGES, Judge},
         spec::Schedule,
         steps::{carry_out_all, end_pauses},
