@@ -90,12 +90,15 @@ impl TickOutcome {
     }
 }
 
+/// How a run ended, and how long from now until its schedule is due again.
+pub(super) type Ended = (TickOutcome, Option<Duration>);
+
 /// Records the end of the run, until the instance is stopped.
 pub(super) async fn end<DB: Database>(
     tick: &Inner<DB>,
     result: Result<(), String>,
     stopped: &CancellationToken,
-) -> (TickOutcome, Option<Duration>) {
+) -> Ended {
     let ended = match tick.in_transaction() {
         InTransaction::None => return record_end(tick, result, stopped).await.unwrap_or((TickOutcome::Lost, None)),
         InTransaction::Committed => find_success(tick).await,
@@ -118,7 +121,7 @@ pub(super) async fn end<DB: Database>(
 /// Looks for the success that a transaction of the work may have committed. Unless the commit had a
 /// reply, it is read, and not recorded: the server that showed no claim may be behind, and another
 /// one may show that the claim stands.
-pub(super) async fn find_success<DB: Database>(tick: &Inner<DB>) -> (TickOutcome, Option<Duration>) {
+pub(super) async fn find_success<DB: Database>(tick: &Inner<DB>) -> Ended {
     let (end, then) = tick.end(Status::Succeeded, None);
     let (core, claim) = (&tick.core, &tick.claim);
     let End { slot, attempt, status, .. } = end;
@@ -162,7 +165,7 @@ async fn record_end<DB: Database>(
     tick: &Inner<DB>,
     result: Result<(), String>,
     stopped: &CancellationToken,
-) -> Result<(TickOutcome, Option<Duration>), Failure> {
+) -> Result<Ended, Failure> {
     let error: Option<String> = result.err().map(|error| error.chars().take(ERROR).collect());
     let status = if error.is_some() { Status::Failed } else { Status::Succeeded };
     let (end, then) = tick.end(status, error.as_deref());

@@ -16,7 +16,7 @@ use crate::{
     rules::Status,
     schedule::{
         core::{Core, answered, hand_back, put_back},
-        end::{TickOutcome, end, find_success},
+        end::{Ended, TickOutcome, end, find_success},
         exclusive::{Exclusive, acquire_exclusive},
         keeper::Keeper,
         plan::{self, Row, Start},
@@ -63,14 +63,13 @@ pub struct StopTokens {
     pub stopped: CancellationToken,
 }
 
-/// Runs a claimed tick, and returns how it ended and how long from now until the schedule is due
-/// again.
+/// Runs a claimed tick.
 pub async fn run<DB: Database>(
     core: Arc<Core<DB>>,
     job: Job<DB>,
     claimed: (ClaimedRow, Instant),
     tokens: StopTokens,
-) -> (TickOutcome, Option<Duration>) {
+) -> Ended {
     let (row, sent) = &claimed;
     let &ClaimedRow { slot, own, attempt, missed, lost_since, skip, stopped, .. } = row;
     let keeper = Keeper::start(&core, &row.claim, core.lease(&job.schedule), *sent);
@@ -112,7 +111,7 @@ async fn run_claimed<DB: Database>(
     keeper: Keeper,
     (mut tick, start): (Row, Start),
     tokens: StopTokens,
-) -> (TickOutcome, Option<Duration>) {
+) -> Ended {
     let row = &claimed.0;
     let claim = &row.claim;
     tracing::debug!(schedule = %claim.key, token = %claim.token, ?tick, ?start, "claimed");
@@ -161,7 +160,7 @@ async fn begin<DB: Database>(
     row: &ClaimedRow,
     keeper: Keeper,
     (tick, start): (&mut Row, Start),
-) -> Result<Keeper, (TickOutcome, Option<Duration>)> {
+) -> Result<Keeper, Ended> {
     let claim = &row.claim;
     let passed = skip_ticks(core, schedule, claim, tick, start).await;
     if !matches!(passed, Ok(true)) {
@@ -212,7 +211,7 @@ async fn work_and_end<DB: Database>(
     keeper: Keeper,
     lease: &mut Option<Lease<DB>>,
     stopped: &CancellationToken,
-) -> (TickOutcome, Option<Duration>) {
+) -> Ended {
     let stop = work_until_stopped(tick, work, &keeper, lease.as_ref(), stopped).await;
     let inner = tick.inner();
     inner.cancel();
@@ -255,7 +254,7 @@ async fn end_kept<DB: Database>(
     tick: &Inner<DB>,
     result: Result<(), String>,
     stopped: &CancellationToken,
-) -> (TickOutcome, Option<Duration>) {
+) -> Ended {
     let tells = keeper.leave_loss_to_end();
     let ended = end(tick, result, stopped).await;
     if tells && matches!(ended.0, TickOutcome::Lost) {
