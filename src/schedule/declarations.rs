@@ -140,9 +140,7 @@ pub struct Word {
     pub counts: HashSet<u64>,
     /// The times of instances that are alive.
     pub alive: HashSet<u64>,
-    /// The times of instances that are not forgotten yet.
-    pub present: HashSet<u64>,
-    /// Since when an instance declares them.
+    /// The times of instances that are not forgotten yet, and since when one declares them.
     pub since: HashMap<u64, DateTime<Utc>>,
     /// An instance that is not forgotten yet, and one that is alive, runs the schedule.
     pub is_run: bool,
@@ -153,7 +151,6 @@ impl Word {
     /// Adds the times that a set of instances declares.
     pub fn add(&mut self, times: &Times, alive: bool, counts: bool, since: DateTime<Utc>) {
         let mark = times.mark();
-        self.present.insert(mark);
         if alive {
             self.alive.insert(mark);
         }
@@ -173,7 +170,7 @@ impl Word {
     /// Returns whether other times than these are declared.
     pub fn contests(&self, times: &Times) -> bool {
         let mark = times.mark();
-        self.present.iter().any(|other| *other != mark)
+        self.since.keys().any(|other| *other != mark)
     }
 }
 

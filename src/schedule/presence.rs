@@ -240,11 +240,11 @@ impl Presence {
     async fn look_at<DB: Database>(
         &mut self,
         core: &Core<DB>,
-        Beat { sets, longest_life, drained, .. }: Beat,
+        Beat { sets, drained, .. }: Beat,
         until: Option<Instant>,
     ) -> Result<bool, Error> {
         self.is_drained |= drained;
-        self.longest_life = longest_life.max(self.lives);
+        self.longest_life = sets.iter().map(|set| set.lives).fold(self.lives, TimeDelta::max);
         if !self.announcement.calls {
             self.learn(core, &sets).await?;
         }

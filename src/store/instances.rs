@@ -42,8 +42,8 @@ pub struct DeclaredSet {
     pub forgotten: i64,
     /// When the first of them started.
     pub since: DateTime<Utc>,
-    /// The longest life of those with a loop, in microseconds.
-    pub lives: i64,
+    /// The longest life of those with a loop.
+    pub lives: TimeDelta,
 }
 
 impl Beat {
@@ -60,16 +60,11 @@ impl Beat {
                     counting: row.number("counting")?,
                     forgotten: row.number("forgotten")?,
                     since: row.time("since")?,
-                    lives: row.number("lives")?,
+                    lives: TimeDelta::microseconds(row.number("lives")?),
                 });
             }
         }
-        Ok(Self::new(beats, first.is("drained")?, sets, first.time("now")?))
-    }
-
-    pub fn new(beats: Option<u32>, drained: bool, sets: Vec<DeclaredSet>, now: DateTime<Utc>) -> Self {
-        let longest_life = TimeDelta::microseconds(sets.iter().map(|set| set.lives).max().unwrap_or_default());
-        Self { beats, drained, sets, longest_life, now }
+        Ok(Self { beats, drained: first.is("drained")?, sets, now: first.time("now")? })
     }
 }
 
@@ -81,8 +76,6 @@ pub struct Beat {
     /// An operator has ordered that the instance ends.
     pub drained: bool,
     pub sets: Vec<DeclaredSet>,
-    /// The longest life of an instance with a loop.
-    pub longest_life: TimeDelta,
     pub now: DateTime<Utc>,
 }
 
