@@ -11,7 +11,6 @@ use crate::{
     rules::Status,
     schedule::{
         core::answered,
-        plan::Then,
         tick::{InTransaction, Inner},
     },
     session::time::Instant,
@@ -122,7 +121,7 @@ pub(super) async fn end<DB: Database>(
 /// reply, it is read, and not recorded: the server that showed no claim may be behind, and another
 /// one may show that the claim stands.
 pub(super) async fn find_success<DB: Database>(tick: &Inner<DB>) -> Ended {
-    let (end, then) = tick.end(Status::Succeeded, None);
+    let end = tick.end(Status::Succeeded, None);
     let (core, claim) = (&tick.core, &tick.claim);
     let End { slot, attempt, status, .. } = end;
     let found = match tick.in_transaction() {
@@ -136,7 +135,7 @@ pub(super) async fn find_success<DB: Database>(tick: &Inner<DB>) -> Ended {
     match found {
         Ok(true) => {
             report(tick, &end);
-            (TickOutcome::Succeeded, Some(due_in(tick, then)))
+            (TickOutcome::Succeeded, Some(due_in(tick, &end)))
         }
         Ok(false) => (TickOutcome::Lost, None),
         Err(error) => {
@@ -153,11 +152,8 @@ fn report<DB: Database>(tick: &Inner<DB>, end: &End<'_>) {
 }
 
 /// Returns the time until the schedule is due again.
-fn due_in<DB: Database>(tick: &Inner<DB>, then: Then) -> Duration {
-    match then {
-        Then::Next(next) => (next - tick.now()).to_std().unwrap_or_default(),
-        Then::Again(pause) => pause.to_std().unwrap_or_default(),
-    }
+fn due_in<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Duration {
+    end.next.map_or(end.pause, |next| next - tick.now()).to_std().unwrap_or_default()
 }
 
 /// Records the end of the run as `S` or `F`. An error was logged.
@@ -168,13 +164,13 @@ async fn record_end<DB: Database>(
 ) -> Result<Ended, Failure> {
     let error: Option<String> = result.err().map(|error| error.chars().take(ERROR).collect());
     let status = if error.is_some() { Status::Failed } else { Status::Succeeded };
-    let (end, then) = tick.end(status, error.as_deref());
+    let end = tick.end(status, error.as_deref());
     if !send_end(tick, &end, stopped).await? {
         return Ok((TickOutcome::Lost, None));
     }
     report(tick, &end);
-    let again = matches!(then, Then::Again(_));
-    Ok((error.map_or(TickOutcome::Succeeded, |error| TickOutcome::Failed { error, again }), Some(due_in(tick, then))))
+    let (again, due_in) = (end.next.is_none(), due_in(tick, &end));
+    Ok((error.map_or(TickOutcome::Succeeded, |error| TickOutcome::Failed { error, again }), Some(due_in)))
 }
 
 /// Returns whether the server refused the statement for what it says.
