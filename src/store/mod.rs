@@ -29,8 +29,6 @@ mod removal;
 pub mod run_info;
 #[cfg(feature = "schedule")]
 pub mod schedule;
-#[cfg(feature = "schedule")]
-mod schedule_row;
 #[cfg(all(feature = "schedule", any(feature = "mysql", feature = "sqlite")))]
 mod schedule_seen;
 pub mod schema;

@@ -8,6 +8,7 @@ use crate::{
     invalid::Faults,
     key::{Key, Token},
     retry,
+    store::{Reply, stored_row::StoredRow},
 };
 
 /// How a run ended.
@@ -59,6 +60,27 @@ impl RunInfo {
     pub fn order(&self) -> (&str, DateTime<Utc>, u32) {
         (&self.name, self.slot, self.attempt)
     }
+}
+
+/// Reads a row of the history.
+pub fn run(row: &impl StoredRow) -> Reply<RunInfo> {
+    Ok(RunInfo {
+        name: row.text("name")?,
+        slot: row.time("slot")?,
+        attempt: row.count("attempt")?,
+        token: Token::new(row.number("token")?),
+        by: row.text("client_ip")?,
+        began: row.time("begin_time")?,
+        ended: row.time("end_time")?,
+        status: match row.text("status")?.as_str() {
+            "S" => RunStatus::Succeeded,
+            "L" => RunStatus::Lost,
+            "M" => RunStatus::Missed,
+            _ => RunStatus::Failed,
+        },
+        missed: row.count("missed")?,
+        error: row.text_or_null("error")?,
+    })
 }
 
 /// Selects the runs that [`Schedules::runs`](crate::Schedules::runs) returns: the last hundred of

@@ -8,9 +8,14 @@ use std::future::Future;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use crate::key::{Claim, Holder, Key, PreviousClaim, Token};
-use crate::store::run_info::{RunInfo, RunOptions};
-use crate::store::{Outcome, Reply, Store, TooLate};
+use crate::{
+    key::{Claim, Holder, Key, PreviousClaim, Token},
+    store::{
+        Outcome, Reply, Store, TooLate, not_extended,
+        run_info::{RunInfo, RunOptions},
+        stored_row::StoredRow,
+    },
+};
 
 /// The error that the history records for a run whose process died.
 pub const LOST: &str = "taken over: its lease ended";
@@ -26,6 +31,11 @@ pub struct Times {
     pub name: Key,
     pub spec: String,
     pub zone: String,
+}
+
+/// Reads the times of a row.
+pub fn times(row: &impl StoredRow) -> Reply<Times> {
+    Ok(Times { name: named(&row.text("name")?)?, spec: row.text("spec")?, zone: row.text("zone")? })
 }
 
 /// A schedule that an instance runs, and the lease of its runs.
@@ -143,6 +153,16 @@ pub struct Extension {
     pub not_after: Option<DateTime<Utc>>,
 }
 
+/// Derives the outcome of a renewal that changed nothing from the row of its claim, if that stands.
+pub fn unextended(row: Option<&impl StoredRow>, extension: Extension) -> Reply<Extended> {
+    let Some(row) = row else { return Ok(Extended::Is(Outcome::Lost)) };
+    if !extension.is_stopped && row.is("stopped")? {
+        return Ok(Extended::Stopped);
+    }
+    let left = TimeDelta::microseconds(row.number("left_micros")?);
+    Ok(Extended::Is(not_extended(left, row.time("now")?, extension.not_after)))
+}
+
 /// A schedule's row, for display.
 #[derive(Clone, Debug)]
 pub struct ListedSchedule {
@@ -171,6 +191,33 @@ pub struct ListedSchedule {
     /// Since when no instance has the schedule, although its service lives.
     pub gone_at: Option<DateTime<Utc>>,
     pub now: DateTime<Utc>,
+}
+
+/// Reads a row for display.
+pub fn listed(row: &impl StoredRow) -> Reply<ListedSchedule> {
+    let (attempt, run_slot) = (row.count("attempt")?, row.time_or_null("run_slot")?);
+    Ok(ListedSchedule {
+        times: times(row)?,
+        slot: row.time("slot")?,
+        due_at: row.time("due_at")?,
+        paused: row.is("paused")?,
+        paused_until: row.time_or_null("paused_until")?,
+        skip_until: row.time_or_null("skip_until")?,
+        stopped: attempt > 0 && run_slot.is_some() && row.time_or_null("stop_slot")? == run_slot,
+        note: row.text("note")?,
+        triggered_at: row.time_or_null("triggered_at")?,
+        run_slot,
+        attempt,
+        missed: row.count("missed")?,
+        running: row.is("running")?,
+        token: Token::new(row.number("token")?),
+        label: row.text("client_ip")?,
+        begin_time: row.time_or_null("begin_time")?,
+        known: row.text_or_null("known")?.unwrap_or_default(),
+        times_at: row.time_or_null("times_at")?,
+        gone_at: row.time_or_null("gone_at")?,
+        now: row.time("now")?,
+    })
 }
 
 #[cfg(test)]
@@ -379,11 +426,6 @@ pub(super) use operations;
 /// trigger replaces this one in the row.
 pub fn is_trigger(slot: DateTime<Utc>) -> bool {
     !slot.timestamp_subsec_micros().is_multiple_of(1_000)
-}
-
-/// Converts a count from the tables, which have no negative ones.
-pub fn from_stored_count(number: i32) -> u32 {
-    u32::try_from(number).unwrap_or_default()
 }
 
 /// Converts a count for the tables.

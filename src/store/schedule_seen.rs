@@ -12,8 +12,7 @@ use crate::{
     key::{Claim, Holder, Key, PreviousClaim, Token},
     store::{
         Reply, TooLate, is_undone,
-        schedule::{ClaimedRow, DueReply, DueRequest, ScheduleStore, Times},
-        schedule_row::times,
+        schedule::{ClaimedRow, DueReply, DueRequest, ScheduleStore, Times, times},
         stored_row::StoredRow,
     },
 };

@@ -13,7 +13,8 @@ use crate::{
         instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
         orders::{Given, Order, What, given},
         postgres::row::{finite, names, stored},
-        schedule::{LOST, from_stored_count, to_stored_count},
+        schedule::{LOST, to_stored_count},
+        stored_row::from_stored_count,
     },
 };
 

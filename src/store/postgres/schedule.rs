@@ -15,12 +15,11 @@ use crate::{
                 LIST, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE, TRIGGER,
             },
         },
-        run_info::{RunInfo, RunOptions},
+        run_info::{RunInfo, RunOptions, run},
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, Pass, STEP,
-            ScheduleStore, Times, named, operations, to_stored_count,
+            ScheduleStore, Times, listed, named, operations, to_stored_count, unextended,
         },
-        schedule_row::{listed, run, unextended},
         stored_row::StoredRow as _,
     },
 };

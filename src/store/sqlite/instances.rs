@@ -10,8 +10,9 @@ use crate::{
         Reply,
         instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
         orders::{Given, Order, What, given},
-        schedule::{LOST, from_stored_count, to_stored_count},
+        schedule::{LOST, to_stored_count},
         sqlite::row::{json, keys, sql, stored, written},
+        stored_row::from_stored_count,
     },
 };
 

@@ -9,12 +9,11 @@ use crate::{
     key::{Claim, Holder, Key},
     store::{
         Outcome, Reply, Store as _, changed, hex, limit_micros,
-        run_info::{RunInfo, RunOptions},
+        run_info::{RunInfo, RunOptions, run},
         schedule::{
             DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, STEP,
-            ScheduleStore, operations, to_stored_count,
+            ScheduleStore, listed, operations, to_stored_count, unextended,
         },
-        schedule_row::{listed, run, unextended},
         schedule_seen::{SEEN, Seen, SeenStore, claim_due},
         sqlite::{
             row::{Query, json, keys, micros, stored, written},
