@@ -16,7 +16,7 @@ use crate::{
     key::{Holder, Key},
     schedule::{
         core::{Core, answered},
-        declarations::{Declarations, Word, hash, renamed_to, to_text},
+        declarations::{Declarations, hash, renamed_to, to_text},
         instances::{Decision, Declared, JUDGES, Judge},
         spec::Schedule,
         steps::{carry_out_all, end_pauses},
@@ -289,8 +289,8 @@ impl Presence {
         if self.announcement.calls && !self.declared.iter().all(has_own) {
             self.learn(core, sets).await?;
         }
-        let (words, none) = (self.declarations.words(sets, now), Word::default());
-        let view = View { rows, words, none, judge: self.judge(), now };
+        let words = self.declarations.words(sets, now);
+        let view = View { rows, words, judge: self.judge(), now };
         self.contested = !view.judge.judges;
         let mut steps = Vec::new();
         for declared in self.declared.iter().filter(|declared| !view.waits(declared, &self.declared)) {
