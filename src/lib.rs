@@ -226,16 +226,15 @@ pub mod admin {
     pub use crate::lease::info::{ForcedRelease, ListOptions, LockInfo};
     pub use crate::rules::LockState;
     #[cfg(feature = "schedule")]
-    pub use crate::schedule::{
-        declared::{DeclaredTimes, InstanceInfo},
-        info::ScheduleInfo,
-        selection::RunOptions,
-    };
-    pub use crate::store::changes::ChangeInfo;
-    #[cfg(feature = "schedule")]
-    pub use crate::store::run_info::{RunInfo, RunStatus};
+    pub use crate::schedule::info::ScheduleInfo;
+    pub use crate::store::admin::ChangeInfo;
     #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub use crate::store::servers::accept_any_server;
+    #[cfg(feature = "schedule")]
+    pub use crate::store::{
+        instances::{DeclaredTimes, InstanceInfo},
+        run_info::{RunInfo, RunOptions, RunStatus},
+    };
 }
 
 /// Types for [`VersionedTable`]: columns, amounts, and the results of changes.

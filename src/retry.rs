@@ -103,6 +103,11 @@ pub(crate) fn time_limit(limit: Duration) -> Result<Duration, Invalid> {
     Ok(limit)
 }
 
+/// Validates the age of what is selected, or deleted.
+pub(crate) fn age(age: Duration) -> Result<TimeDelta, Invalid> {
+    within("an age", age, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")
+}
+
 /// Validates a duration and truncates it to the databases' precision, the microsecond.
 pub(crate) fn within(
     setting: &str,

@@ -12,13 +12,12 @@ use crate::{
         info::{ForcedRelease, ListOptions, LockInfo},
         lock::LeaseLock,
     },
-    retry::{DAY, pause, within},
+    retry::{age, pause},
     rules::{Status, Terms},
     session::time::Instant,
     store::{
         Database, Reply,
-        admin::{Forced, Listed, Seen},
-        changes::{Change, ChangeInfo, recorded},
+        admin::{Change, ChangeInfo, Forced, Listed, Seen, recorded},
         failure::Failure,
         fault::Fault,
     },
@@ -349,7 +348,7 @@ impl<DB: Database> LeaseLock<DB> {
     }
 
     pub(crate) fn forgetting(&self, older_than: Duration) -> Result<Forgetting<'_, DB>, Error> {
-        let older_than = within("an age", older_than, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")?;
+        let older_than = age(older_than)?;
         let terms = Terms { min_interval: *lock(&self.key_terms.longest_interval), ..self.key_terms.terms.clone() };
         Ok(Forgetting { lock: self, older_than, terms, after: Some(String::new()), deleted: false })
     }

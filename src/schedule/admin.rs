@@ -2,27 +2,25 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{DateTime, Utc};
 
 use crate::{
     action::{Action, Certainty},
     error::Error,
-    invalid::Invalid,
     key::Key,
-    retry::{DAY, Repeat, within},
+    retry::{Repeat, age},
     schedule::{
         core::{Core, answered, not_found},
         declared::declared,
         info::{Said, ScheduleInfo},
         schedules::Schedules,
-        selection::RunOptions,
     },
     store::{
         Database,
-        changes::{Change, recorded},
+        admin::{Change, recorded},
         failure::Failure,
         orders::{Order, What},
-        run_info::{RunInfo, RunPage},
+        run_info::{RunInfo, RunOptions},
         schedule::{ListedSchedule, STEP},
     },
 };
@@ -32,10 +30,6 @@ const HISTORY: &str = "the table t_resource_schedule_run";
 const CHANGES: &str = "the table t_resource_change";
 /// The rows of one statement that lists.
 const PAGE: u32 = 500;
-
-fn age(age: Duration) -> Result<TimeDelta, Invalid> {
-    within("an age", age, Duration::ZERO, 3653 * DAY, "it has to be at most ten years")
-}
 
 /// Sends a trigger, up to the time limit. Returns whether the schedule exists.
 ///
@@ -179,8 +173,8 @@ impl<DB: Database> Schedules<DB> {
     /// The method only reads.
     pub async fn inspect(&self, name: &str) -> Result<Option<ScheduleInfo>, Error> {
         let (core, names) = (self.core()?, [Key::new(name)?]);
-        let found = answered!(&*core, Action::Inspect, TABLE, conn => DB::registered(conn, &names))?;
-        Ok(infos(found.rows, &declared(&core).await?).into_iter().next())
+        let rows = answered!(&*core, Action::Inspect, TABLE, conn => DB::registered(conn, &names))?;
+        Ok(infos(rows, &declared(&core).await?).into_iter().next())
     }
 
     /// Returns the last runs of a schedule, at most `limit`: the latest slot first.
@@ -268,10 +262,9 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// The method only reads.
     pub async fn runs(&self, options: &RunOptions) -> Result<Vec<RunInfo>, Error> {
-        let (core, name) = (self.core()?, options.name.as_deref().map(Key::new).transpose()?);
-        let within = options.within.map(age).transpose()?;
-        let page = RunPage { name, unsuccessful: options.unsuccessful, within, limit: options.limit };
-        answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs(conn, &page))
+        let core = self.core()?;
+        options.faults.check()?;
+        answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs(conn, options))
     }
 
     /// Deletes the runs that ended longer than `older_than` ago, with what they printed, and what

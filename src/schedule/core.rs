@@ -15,14 +15,14 @@ use crate::{
     schedule::{declarations::renamed_to, spec::Schedule},
     schema::schema,
     session::{
-        sessions::Sessions,
+        sessions::{Purpose, Sessions},
         threads,
         time::Instant,
         timers::{sleep, timeout_at},
     },
     store::{
         Database, Reply, TooLate,
-        changes::{Change, recorded},
+        admin::{Change, recorded},
         failure::Failure,
         orders::{Given, What},
         schedule::{DueReply, DueRequest, Known, ListedSchedule},
@@ -66,11 +66,18 @@ pub struct Core<DB: Database> {
     pub max_concurrent_runs_in: HashMap<Key, u32>,
     /// The build of the application, for display.
     pub build: String,
-    pub renewals: Sessions<DB>,
     /// Takes the keys of schedules that share one with other programs.
     pub lock: Option<LeaseLock<DB>>,
     /// The application has set the terms of that lock.
     pub has_terms: bool,
+}
+
+impl<DB: Database> Clone for Core<DB> {
+    fn clone(&self) -> Self {
+        let (requests, lock, label) = (self.requests.clone(), self.lock.clone(), self.label.clone());
+        let (build, max_concurrent_runs_in) = (self.build.clone(), self.max_concurrent_runs_in.clone());
+        Self { requests, label, build, lock, max_concurrent_runs_in, ..*self }
+    }
 }
 
 impl<DB: Database> Core<DB> {
@@ -97,6 +104,21 @@ impl<DB: Database> Core<DB> {
 
     pub fn limit(&self) -> Instant {
         Instant::now() + self.time_limit
+    }
+
+    /// Returns the sessions for renewals, and for the ends of runs.
+    pub fn renewals(&self) -> Sessions<DB> {
+        self.requests.with_purpose(Purpose::Renewals)
+    }
+
+    /// Returns the application's lock for the keys of schedules, or creates one.
+    pub fn lock_of_keys(&self) -> Result<LeaseLock<DB>, Error> {
+        if let Some(lock) = &self.lock {
+            return Ok(lock.clone());
+        }
+        let builder = LeaseLock::builder(self.requests.application().clone());
+        let builder = builder.label(&self.label).time_limit(self.time_limit);
+        if self.requests.is_shared() { builder.share_pool().build() } else { builder.build() }
     }
 
     /// Returns what is left of a lease when it counts as lost: that of a run, or of the key that
@@ -140,8 +162,8 @@ impl<DB: Database> Core<DB> {
     /// Reads the row of a schedule, if there is one.
     pub async fn row(&self, name: &Key) -> Result<Option<ListedSchedule>, Error> {
         let names = std::slice::from_ref(name);
-        let found = answered!(self, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names))?;
-        Ok(found.rows.into_iter().next())
+        let rows = answered!(self, Action::Inspect, &name.quoted(), conn => DB::registered(conn, names))?;
+        Ok(rows.into_iter().next())
     }
 
     /// Reads an order that an operator has given for a schedule.

@@ -7,7 +7,6 @@ use chrono::{DateTime, Utc};
 
 use crate::{
     key::Key,
-    schedule::hash::hash,
     store::{instances::DeclaredSet, schedule::Times},
 };
 
@@ -35,6 +34,13 @@ pub fn are_removed(spec: &str) -> bool {
 /// Returns the other name of a schedule with these times.
 pub fn renamed_to(spec: &str) -> Option<&str> {
     spec.strip_prefix(RENAMED)
+}
+
+/// Returns what names and times are compared and spread by: a hash that is the same in every version
+/// of the library (FNV-1a).
+pub fn hash(parts: &[&str]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Writes what an instance declares: a line for each schedule, with its name, times, zone and
@@ -134,9 +140,7 @@ pub struct Word {
     pub counts: HashSet<u64>,
     /// The times of instances that are alive.
     pub alive: HashSet<u64>,
-    /// The times of instances that are not forgotten yet.
-    pub present: HashSet<u64>,
-    /// Since when an instance declares them.
+    /// The times of instances that are not forgotten yet, and since when one declares them.
     pub since: HashMap<u64, DateTime<Utc>>,
     /// An instance that is not forgotten yet, and one that is alive, runs the schedule.
     pub is_run: bool,
@@ -147,7 +151,6 @@ impl Word {
     /// Adds the times that a set of instances declares.
     pub fn add(&mut self, times: &Times, alive: bool, counts: bool, since: DateTime<Utc>) {
         let mark = times.mark();
-        self.present.insert(mark);
         if alive {
             self.alive.insert(mark);
         }
@@ -167,7 +170,7 @@ impl Word {
     /// Returns whether other times than these are declared.
     pub fn contests(&self, times: &Times) -> bool {
         let mark = times.mark();
-        self.present.iter().any(|other| *other != mark)
+        self.since.keys().any(|other| *other != mark)
     }
 }
 

@@ -20,62 +20,19 @@ use crate::{
     },
     store::{
         Database,
-        changes::Change,
-        instances::{Beat, ListedInstance, TimesChange},
+        admin::Change,
+        instances::{Beat, DeclaredTimes, InstanceInfo, TimesChange},
         orders::OF_SCHEDULES,
         schedule::Times,
     },
 };
 
-/// An instance that runs schedules, for display. Times are from the database's clock.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct InstanceInfo {
-    /// A random id, which no two starts have in common. Calls have that of their times.
-    pub id: Uuid,
-    /// The [label](Schedules::label) of the instance.
-    pub label: String,
-    /// The [build](Schedules::build) of the application.
-    pub build: String,
-    /// It stands for all processes that call [`try_tick`](Schedules::try_tick), or
-    /// [`run_now`](Schedules::run_now), with the same times.
-    pub calls: bool,
-    /// When the instance was started; of calls, the first.
-    pub since: DateTime<Utc>,
-    /// When it was last heard of.
-    pub beat: DateTime<Utc>,
-    /// Whether it counts as alive.
-    pub alive: bool,
-    /// What it declares, in the order of the names.
-    pub declares: Vec<DeclaredTimes>,
-    /// When the instance was read.
-    pub now: DateTime<Utc>,
-}
-
-/// The times that an instance declares of a schedule.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct DeclaredTimes {
-    /// The schedule's name.
-    pub name: String,
-    /// Its times, as [`ScheduleInfo::times`](crate::admin::ScheduleInfo::times); `none` of a
-    /// schedule that was [removed](Schedules::removed).
-    pub times: String,
-    /// The time zone of a cron pattern.
-    pub zone: String,
-}
-
-impl InstanceInfo {
-    fn new(listed: ListedInstance, text: &str) -> Self {
-        let declared = |Times { name, spec, zone }| DeclaredTimes { name: name.as_str().to_owned(), times: spec, zone };
-        let mut declares: Vec<DeclaredTimes> = times_from(text).into_iter().map(declared).collect();
-        declares.sort_by(|one, other| one.name.cmp(&other.name));
-        let alive = listed.is_alive();
-        let ListedInstance { id, label, build, calls, since, beat_at: beat, now, .. } = listed;
-        Self { id, label, build, calls, since, beat, alive, declares, now }
-    }
+/// Returns what a text declares, in the order of the names.
+fn declared_in(text: &str) -> Vec<DeclaredTimes> {
+    let declared = |Times { name, spec, zone }| DeclaredTimes { name: name.as_str().to_owned(), times: spec, zone };
+    let mut declares: Vec<DeclaredTimes> = times_from(text).into_iter().map(declared).collect();
+    declares.sort_by(|one, other| one.name.cmp(&other.name));
+    declares
 }
 
 /// Reads what the instances declare that are alive.
@@ -127,13 +84,13 @@ impl<DB: Database> Schedules<DB> {
     pub async fn instances(&self) -> Result<Vec<InstanceInfo>, Error> {
         let core = self.core()?;
         let listed = answered!(&*core, Action::Inspect, INSTANCES, conn => DB::instances(conn))?;
-        let sets: BTreeSet<i64> = listed.iter().map(|instance| instance.declares_id).collect();
+        let sets: BTreeSet<i64> = listed.iter().map(|(declares_id, _)| *declares_id).collect();
         let texts = texts_of(&core, sets.into_iter().collect()).await?;
-        let info = |instance: ListedInstance| {
-            let text = texts.get(&instance.declares_id).map_or("", String::as_str);
-            InstanceInfo::new(instance, text)
+        let with_declared = |(declares_id, instance)| {
+            let declares = texts.get(&declares_id).map(|text| declared_in(text)).unwrap_or_default();
+            InstanceInfo { declares, ..instance }
         };
-        Ok(listed.into_iter().map(info).collect())
+        Ok(listed.into_iter().map(with_declared).collect())
     }
 
     /// Removes the declarations of an instance at once, for example after its machine was shut

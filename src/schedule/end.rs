@@ -11,7 +11,6 @@ use crate::{
     rules::Status,
     schedule::{
         core::answered,
-        plan::Then,
         tick::{InTransaction, Inner},
     },
     session::time::Instant,
@@ -90,12 +89,15 @@ impl TickOutcome {
     }
 }
 
+/// How a run ended, and how long from now until its schedule is due again.
+pub(super) type Ended = (TickOutcome, Option<Duration>);
+
 /// Records the end of the run, until the instance is stopped.
 pub(super) async fn end<DB: Database>(
     tick: &Inner<DB>,
     result: Result<(), String>,
     stopped: &CancellationToken,
-) -> (TickOutcome, Option<Duration>) {
+) -> Ended {
     let ended = match tick.in_transaction() {
         InTransaction::None => return record_end(tick, result, stopped).await.unwrap_or((TickOutcome::Lost, None)),
         InTransaction::Committed => find_success(tick).await,
@@ -118,8 +120,8 @@ pub(super) async fn end<DB: Database>(
 /// Looks for the success that a transaction of the work may have committed. Unless the commit had a
 /// reply, it is read, and not recorded: the server that showed no claim may be behind, and another
 /// one may show that the claim stands.
-pub(super) async fn find_success<DB: Database>(tick: &Inner<DB>) -> (TickOutcome, Option<Duration>) {
-    let (end, then) = tick.end(Status::Succeeded, None);
+pub(super) async fn find_success<DB: Database>(tick: &Inner<DB>) -> Ended {
+    let end = tick.end(Status::Succeeded, None);
     let (core, claim) = (&tick.core, &tick.claim);
     let End { slot, attempt, status, .. } = end;
     let found = match tick.in_transaction() {
@@ -133,7 +135,7 @@ pub(super) async fn find_success<DB: Database>(tick: &Inner<DB>) -> (TickOutcome
     match found {
         Ok(true) => {
             report(tick, &end);
-            (TickOutcome::Succeeded, Some(due_in(tick, then)))
+            (TickOutcome::Succeeded, Some(due_in(tick, &end)))
         }
         Ok(false) => (TickOutcome::Lost, None),
         Err(error) => {
@@ -150,11 +152,8 @@ fn report<DB: Database>(tick: &Inner<DB>, end: &End<'_>) {
 }
 
 /// Returns the time until the schedule is due again.
-fn due_in<DB: Database>(tick: &Inner<DB>, then: Then) -> Duration {
-    match then {
-        Then::Next(next) => (next - tick.now()).to_std().unwrap_or_default(),
-        Then::Again(pause) => pause.to_std().unwrap_or_default(),
-    }
+fn due_in<DB: Database>(tick: &Inner<DB>, end: &End<'_>) -> Duration {
+    end.next.map_or(end.pause, |next| next - tick.now()).to_std().unwrap_or_default()
 }
 
 /// Records the end of the run as `S` or `F`. An error was logged.
@@ -162,16 +161,16 @@ async fn record_end<DB: Database>(
     tick: &Inner<DB>,
     result: Result<(), String>,
     stopped: &CancellationToken,
-) -> Result<(TickOutcome, Option<Duration>), Failure> {
+) -> Result<Ended, Failure> {
     let error: Option<String> = result.err().map(|error| error.chars().take(ERROR).collect());
     let status = if error.is_some() { Status::Failed } else { Status::Succeeded };
-    let (end, then) = tick.end(status, error.as_deref());
+    let end = tick.end(status, error.as_deref());
     if !send_end(tick, &end, stopped).await? {
         return Ok((TickOutcome::Lost, None));
     }
     report(tick, &end);
-    let again = matches!(then, Then::Again(_));
-    Ok((error.map_or(TickOutcome::Succeeded, |error| TickOutcome::Failed { error, again }), Some(due_in(tick, then))))
+    let (again, due_in) = (end.next.is_none(), due_in(tick, &end));
+    Ok((error.map_or(TickOutcome::Succeeded, |error| TickOutcome::Failed { error, again }), Some(due_in)))
 }
 
 /// Returns whether the server refused the statement for what it says.
@@ -195,7 +194,8 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>, stopped: &Cance
     let (mut limit, mut pauses, mut is_late) = (some_time(), Backoff::up_to(LONGEST_PAUSE), false);
     let plain = end.error.map(|error| error.escape_default().take(ERROR).collect::<String>());
     let mut end = end.clone();
-    let (mut sessions, mut others) = (&core.renewals, &core.requests);
+    let renewals = core.renewals();
+    let (mut sessions, mut others) = (&renewals, &core.requests);
     loop {
         let send = async |conn: &mut _| end_run::<DB>(conn, &tick.claim, &end).await;
         // The sessions that renew may be the only ones that are left.

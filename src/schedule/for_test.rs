@@ -8,7 +8,7 @@ use sqlx::Pool;
 use crate::{
     action::{Action, Certainty},
     error::Error,
-    key::{Claim, Holder},
+    key::Holder,
     schedule::{
         core::{answered, put_back, refused},
         declarations::Word,
@@ -77,21 +77,23 @@ impl<DB: Database> Tick<DB> {
         if runs.iter().any(|run| run.slot == slot) {
             return Err(refused("there was a run of this tick: take another time, or another database"));
         }
-        let names = std::slice::from_ref(name);
-        let found = answered!(&*core, Action::Inspect, &subject, conn => DB::registered(conn, names))?;
-        let (row, now) = (found.rows.first(), found.now);
+        let row = core.row(name).await?;
+        let now = match &row {
+            Some(row) => row.now,
+            None => answered!(&*core, Action::Inspect, &subject, conn => DB::now(conn))?,
+        };
         let tick = schedule.upcoming(slot - TimeDelta::milliseconds(1))?.next();
         if let Some(tick) = tick.filter(|tick| *tick != slot) {
             return Err(refused(&format!("no tick is at {slot}: the next one is at {tick}")));
         }
-        if row.is_some_and(|row| row.paused || row.running) {
+        if row.as_ref().is_some_and(|row| row.paused || row.running) {
             return Err(refused("it is paused, or a run is under way"));
         }
         if slot > now {
             return Err(refused("the tick of a test has to be of a time that has passed"));
         }
         let declared = Declared::new(&schedule);
-        let change = declared.change_to(slot, Decision::Fresh, row, &Word::default(), now);
+        let change = declared.change_to(slot, Decision::Fresh, row.as_ref(), &Word::default(), now);
         if !answered!(&*core, Action::Update, &subject, conn => DB::change_times(conn, &change))? {
             return Err(refused("another instance changed its row"));
         }
@@ -100,12 +102,11 @@ impl<DB: Database> Tick<DB> {
         let reply =
             reply.map_err(|failure| core.failed(failure, Action::Acquire, &subject, Certainty::NothingChanged))?;
         let Some(row) = reply.claimed.into_iter().next().filter(|row| row.slot == slot) else {
-            put_back(&core, holder, names).await;
+            put_back(&core, holder, std::slice::from_ref(name)).await;
             return Err(refused("another instance runs it"));
         };
-        let claim = Claim { key: name.clone(), holder, token: row.token };
         let (attempt, skip) = (row.attempt, None);
         let tick = Row { slot, own: true, attempt, missed: 0, spent: 0, lost_since: None, skip, stopped: false };
-        Ok(Self::new(core, Arc::new(schedule), (claim, row, sent), tick, None))
+        Ok(Self::new(core, Arc::new(schedule), (row, sent), tick, None))
     }
 }

@@ -96,7 +96,7 @@ pub fn decide(
     }
     let (known, mark) = (known(row), mine.times.mark());
     // A row remembers what is declared, so there is no room for more.
-    let is_full = known.len() >= KNOWN && known.iter().all(|mark| word.present.contains(mark));
+    let is_full = known.len() >= KNOWN && known.iter().all(|mark| word.since.contains_key(mark));
     if !word.contests(&mine.times) || (judge.calls && !known.contains(&mark) && !is_full) {
         return Decision::Apply;
     }
@@ -137,7 +137,7 @@ fn known_with(row: Option<&ListedSchedule>, times: &Times, word: &Word) -> Strin
         known.insert(0, mark);
     }
     while known.len() > KNOWN
-        && let Some(place) = known.iter().rposition(|other| *other != mark && !word.present.contains(other))
+        && let Some(place) = known.iter().rposition(|other| *other != mark && !word.since.contains_key(other))
     {
         known.remove(place);
     }

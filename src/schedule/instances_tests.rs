@@ -6,7 +6,7 @@ mod slots;
 use std::time::Duration;
 
 use super::*;
-use crate::schedule::hash::hash;
+use crate::schedule::declarations::hash;
 
 const LIVES: TimeDelta = TimeDelta::seconds(24);
 const NOW: &str = "10:10:30.000123";

@@ -172,6 +172,7 @@ fn trusted(lease: TimeDelta, left: TimeDelta) -> Duration {
 }
 
 async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant, stopped: CancellationToken) {
+    let sessions = core.renewals();
     let whole = kept.lease.to_std().unwrap_or_default();
     let pause = pacing::renewed_within(whole).min(NOTICED);
     let (mut renew_at, mut is_failing) = (sent + pause, false);
@@ -181,7 +182,7 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
             return;
         }
         let limit = Instant::now() + pacing::attempt(whole);
-        let reply = exchange(None, &core.renewals, pacing::hedge_delay(whole), limit, &*kept).await.reply;
+        let reply = exchange(None, &sessions, pacing::hedge_delay(whole), limit, &*kept).await.reply;
         let soon = Instant::now() + pacing::renewal_retry(whole);
         match reply {
             Ok(Answer { sent, reply: Extended::Is(Outcome::Done) }) => {

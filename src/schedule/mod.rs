@@ -10,23 +10,22 @@
 //! - Several instances: `declarations.rs` has what they declare, `instances.rs` decides which times
 //!   apply if they declare different ones, `view.rs` what follows for each schedule, `steps.rs`
 //!   carries that out, and `presence.rs` announces the instance and beats.
-//! - Operators: `admin.rs`, `orders.rs`, `declared.rs`, `selection.rs`, `info.rs`.
+//! - Operators: `admin.rs`, `orders.rs`, `declared.rs`, `info.rs`.
 //! - One tick without a loop: `try_tick.rs`, and `for_test.rs` for the tests of applications.
 //!
-//! `store/schedule.rs`, `store/instances.rs` and `store/orders.rs` have the statements.
+//! `store/schedule.rs` and `store/instances.rs` have the statements.
 
 pub mod admin;
 mod busy;
 mod core;
 mod cron;
 mod declarations;
-pub mod declared;
+mod declared;
 #[cfg(test)]
 mod deploys_tests;
 pub mod end;
 mod exclusive;
 mod for_test;
-mod hash;
 pub mod info;
 mod instances;
 mod keeper;
@@ -37,7 +36,6 @@ mod presence;
 mod run;
 pub mod runner;
 pub mod schedules;
-pub mod selection;
 pub mod spec;
 mod steps;
 pub mod terms;

@@ -16,8 +16,7 @@ use crate::{
     key::{Holder, Key},
     schedule::{
         core::{Core, answered},
-        declarations::{Declarations, Word, renamed_to, to_text},
-        hash::hash,
+        declarations::{Declarations, hash, renamed_to, to_text},
         instances::{Decision, Declared, JUDGES, Judge},
         spec::Schedule,
         steps::{carry_out_all, end_pauses},
@@ -241,11 +240,11 @@ impl Presence {
     async fn look_at<DB: Database>(
         &mut self,
         core: &Core<DB>,
-        Beat { sets, longest_life, drained, .. }: Beat,
+        Beat { sets, drained, .. }: Beat,
         until: Option<Instant>,
     ) -> Result<bool, Error> {
         self.is_drained |= drained;
-        self.longest_life = longest_life.max(self.lives);
+        self.longest_life = sets.iter().map(|set| set.lives).fold(self.lives, TimeDelta::max);
         if !self.announcement.calls {
             self.learn(core, &sets).await?;
         }
@@ -290,8 +289,8 @@ impl Presence {
         if self.announcement.calls && !self.declared.iter().all(has_own) {
             self.learn(core, sets).await?;
         }
-        let (words, none) = (self.declarations.words(sets, now), Word::default());
-        let view = View { rows, words, none, judge: self.judge(), now };
+        let words = self.declarations.words(sets, now);
+        let view = View { rows, words, judge: self.judge(), now };
         self.contested = !view.judge.judges;
         let mut steps = Vec::new();
         for declared in self.declared.iter().filter(|declared| !view.waits(declared, &self.declared)) {
@@ -345,11 +344,15 @@ async fn read<DB: Database>(
     let mut asked: HashSet<Key> = names.iter().cloned().collect();
     loop {
         let found = answered!(core, Action::Inspect, "schedules", conn => DB::registered(conn, &names))?;
-        let now = *first.get_or_insert(found.now);
-        let others = found.rows.iter().filter_map(|row| Key::new(renamed_to(&row.times.spec)?).ok());
+        first = first.or(found.first().map(|row| row.now));
+        let others = found.iter().filter_map(|row| Key::new(renamed_to(&row.times.spec)?).ok());
         names = others.filter(|name| asked.insert(name.clone())).collect();
-        rows.extend(found.rows.into_iter().map(|row| (row.times.name.clone(), row)));
+        rows.extend(found.into_iter().map(|row| (row.times.name.clone(), row)));
         if names.is_empty() {
+            let now = match first {
+                Some(now) => now,
+                None => answered!(core, Action::Inspect, "schedules", conn => DB::now(conn))?,
+            };
             return Ok((rows, now));
         }
     }

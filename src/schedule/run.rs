@@ -16,7 +16,7 @@ use crate::{
     rules::Status,
     schedule::{
         core::{Core, answered, hand_back, put_back},
-        end::{TickOutcome, end, find_success},
+        end::{Ended, TickOutcome, end, find_success},
         exclusive::{Exclusive, acquire_exclusive},
         keeper::Keeper,
         plan::{self, Row, Start},
@@ -63,22 +63,21 @@ pub struct StopTokens {
     pub stopped: CancellationToken,
 }
 
-/// Runs a claimed tick, and returns how it ended and how long from now until the schedule is due
-/// again.
+/// Runs a claimed tick.
 pub async fn run<DB: Database>(
     core: Arc<Core<DB>>,
     job: Job<DB>,
-    claimed: (Claim, ClaimedRow, Instant),
+    claimed: (ClaimedRow, Instant),
     tokens: StopTokens,
-) -> (TickOutcome, Option<Duration>) {
-    let (claim, row, sent) = &claimed;
+) -> Ended {
+    let (row, sent) = &claimed;
     let &ClaimedRow { slot, own, attempt, missed, lost_since, skip, stopped, .. } = row;
-    let keeper = Keeper::start(&core, claim, core.lease(&job.schedule), *sent);
-    let spent = spent(&core, &job.schedule, claim, row).await;
+    let keeper = Keeper::start(&core, &row.claim, core.lease(&job.schedule), *sent);
+    let spent = spent(&core, &job.schedule, row).await;
     let tick = Row { slot, own, attempt, missed, spent, lost_since, skip, stopped };
     let start = plan::start(&job.schedule, &tick, row.now);
     let (slot, attempt) = if let Start::Move { to, .. } = start { (to, 1) } else { (slot, attempt) };
-    let span = spans::tick(claim, slot, attempt);
+    let span = spans::tick(&row.claim, slot, attempt);
     let ended = run_claimed(core, job, claimed, keeper, (tick, start), tokens).instrument(span.clone()).await;
     if let TickOutcome::Failed { error, .. } = &ended.0 {
         span.record("error", error.as_str());
@@ -89,12 +88,12 @@ pub async fn run<DB: Database>(
 
 /// Counts the earlier attempts at the tick that were not handed back. The history is asked only if
 /// there were enough attempts to give up. If it cannot be read, the tick is run.
-async fn spent<DB: Database>(core: &Core<DB>, schedule: &Schedule, claim: &Claim, row: &ClaimedRow) -> u32 {
+async fn spent<DB: Database>(core: &Core<DB>, schedule: &Schedule, row: &ClaimedRow) -> u32 {
     let most = row.attempt.saturating_sub(1);
     if most <= plan::most_spent(schedule) {
         return most;
     }
-    let (name, slot) = (&claim.key, row.slot);
+    let (name, slot) = (&row.claim.key, row.slot);
     match answered!(core, Action::Read, &name.quoted(), conn => DB::handed_back_runs(conn, name, slot)) {
         Ok(handed_back) => most.saturating_sub(u32::try_from(handed_back).unwrap_or(u32::MAX)),
         Err(error) => {
@@ -108,14 +107,15 @@ async fn spent<DB: Database>(core: &Core<DB>, schedule: &Schedule, claim: &Claim
 async fn run_claimed<DB: Database>(
     core: Arc<Core<DB>>,
     job: Job<DB>,
-    claimed: (Claim, ClaimedRow, Instant),
+    claimed: (ClaimedRow, Instant),
     keeper: Keeper,
     (mut tick, start): (Row, Start),
     tokens: StopTokens,
-) -> (TickOutcome, Option<Duration>) {
-    let (claim, row, _) = &claimed;
+) -> Ended {
+    let row = &claimed.0;
+    let claim = &row.claim;
     tracing::debug!(schedule = %claim.key, token = %claim.token, ?tick, ?start, "claimed");
-    let keeper = match begin(&core, &job.schedule, (claim, row), keeper, (&mut tick, start)).await {
+    let keeper = match begin(&core, &job.schedule, row, keeper, (&mut tick, start)).await {
         Ok(keeper) => keeper,
         Err(ended) => return ended,
     };
@@ -157,10 +157,11 @@ async fn run_claimed<DB: Database>(
 async fn begin<DB: Database>(
     core: &Core<DB>,
     schedule: &Schedule,
-    (claim, row): (&Claim, &ClaimedRow),
+    row: &ClaimedRow,
     keeper: Keeper,
     (tick, start): (&mut Row, Start),
-) -> Result<Keeper, (TickOutcome, Option<Duration>)> {
+) -> Result<Keeper, Ended> {
+    let claim = &row.claim;
     let passed = skip_ticks(core, schedule, claim, tick, start).await;
     if !matches!(passed, Ok(true)) {
         keeper.stop().await;
@@ -210,7 +211,7 @@ async fn work_and_end<DB: Database>(
     keeper: Keeper,
     lease: &mut Option<Lease<DB>>,
     stopped: &CancellationToken,
-) -> (TickOutcome, Option<Duration>) {
+) -> Ended {
     let stop = work_until_stopped(tick, work, &keeper, lease.as_ref(), stopped).await;
     let inner = tick.inner();
     inner.cancel();
@@ -253,7 +254,7 @@ async fn end_kept<DB: Database>(
     tick: &Inner<DB>,
     result: Result<(), String>,
     stopped: &CancellationToken,
-) -> (TickOutcome, Option<Duration>) {
+) -> Ended {
     let tells = keeper.leave_loss_to_end();
     let mut ended = end(tick, result, stopped).await;
     if tells && matches!(ended.0, TickOutcome::Lost) {

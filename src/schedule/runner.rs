@@ -8,7 +8,7 @@ use tracing::Instrument as _;
 
 use crate::{
     error::Error,
-    key::{Claim, Holder, Key},
+    key::{Holder, Key},
     pacing::Backoff,
     schedule::{
         busy::Busy,
@@ -407,10 +407,9 @@ impl<DB: Database> Runner<DB> {
             return Err(self.core.poll_interval);
         }
         for row in reply.claimed {
-            let Some(job) = self.job(&row.name) else { continue };
-            let claim = Claim { key: row.name.clone(), holder, token: row.token };
+            let Some(job) = self.job(&row.claim.key) else { continue };
             let in_group = job.schedule.group.is_some();
-            let run = run::run(self.core.clone(), job, (claim, row, sent), self.tokens.clone());
+            let run = run::run(self.core.clone(), job, (row, sent), self.tokens.clone());
             runs.spawn(async move { (in_group, run.await.1) });
         }
         // Without a row that is known, one may come.

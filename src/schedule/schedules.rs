@@ -75,19 +75,10 @@ const MAX_SCHEDULES: usize = 10_000;
 /// ```
 #[must_use = "schedules run after `start`"]
 pub struct Schedules<DB: Database> {
-    /// Kept, so that calls that follow each other use the same sessions.
-    requests: Sessions<DB>,
-    label: String,
-    lease: TimeDelta,
-    time_limit: Duration,
-    poll_interval: Duration,
-    max_concurrent_runs: u32,
-    /// The most runs of each group.
-    max_concurrent_runs_in: HashMap<Key, u32>,
-    build: String,
+    /// What is copied for each call. Calls that follow each other use the same sessions.
+    settings: Core<DB>,
     /// Schedules that the application had once.
     removed: Vec<Key>,
-    lock: Option<LeaseLock<DB>>,
     /// That of the instance whose place this one takes.
     busy: Option<Arc<Busy>>,
     pub(super) jobs: Vec<Job<DB>>,
@@ -97,21 +88,19 @@ pub struct Schedules<DB: Database> {
 impl<DB: Database> Schedules<DB> {
     /// Creates an instance without schedules on the pool's database. Nothing is sent yet.
     pub fn new(pool: Pool<DB>) -> Self {
-        Self {
+        let settings = Core {
             requests: Sessions::new(pool, Purpose::Requests),
             label: label::default(),
-            lease: TimeDelta::seconds(30),
+            default_lease: TimeDelta::seconds(30),
             time_limit: TIME_LIMIT,
             poll_interval: Duration::from_secs(2),
             max_concurrent_runs: 32,
             max_concurrent_runs_in: HashMap::new(),
             build: String::new(),
-            removed: Vec::new(),
             lock: None,
-            busy: None,
-            jobs: Vec::new(),
-            faults: Faults::default(),
-        }
+            has_terms: false,
+        };
+        Self { settings, removed: Vec::new(), busy: None, jobs: Vec::new(), faults: Faults::default() }
     }
 
     /// Adds a schedule with its work.
@@ -152,7 +141,8 @@ impl<DB: Database> Schedules<DB> {
     /// Sets after how long without a renewal another instance runs a tick again: 30 s by default. A
     /// schedule may have [another one](Schedule::lease).
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = self.faults.accept(lease_of_runs(lease)).unwrap_or(self.lease);
+        let checked = self.faults.accept(lease_of_runs(lease));
+        self.settings.default_lease = checked.unwrap_or(self.settings.default_lease);
         self
     }
 
@@ -160,14 +150,15 @@ impl<DB: Database> Schedules<DB> {
     /// default. It has at most 45 characters, none of them a control character.
     pub fn label(mut self, label: &str) -> Self {
         self.faults.accept(label::check(label));
-        label.clone_into(&mut self.label);
+        label.clone_into(&mut self.settings.label);
         self
     }
 
     /// Sets how long one statement may take, including the wait for a connection: 1 ms to one hour,
     /// 5 s by default.
     pub fn time_limit(mut self, limit: Duration) -> Self {
-        self.time_limit = self.faults.accept(time_limit(limit)).unwrap_or(self.time_limit);
+        let checked = self.faults.accept(time_limit(limit));
+        self.settings.time_limit = checked.unwrap_or(self.settings.time_limit);
         self
     }
 
@@ -178,14 +169,16 @@ impl<DB: Database> Schedules<DB> {
     pub fn poll_interval(mut self, pause: Duration) -> Self {
         let (least, most) = (Duration::from_millis(10), Duration::from_secs(3600));
         let checked = within("a poll interval", pause, least, most, "it has to be from 10 ms to one hour");
-        self.poll_interval = self.faults.accept(checked).map_or(self.poll_interval, |_| pause);
+        if self.faults.accept(checked).is_some() {
+            self.settings.poll_interval = pause;
+        }
         self
     }
 
     /// Sets how many ticks this instance runs at the same time: 1 to 10,000, 32 by default.
     pub fn max_concurrent_runs(mut self, runs: u32) -> Self {
         self.faults.accept(number_of_runs(runs));
-        self.max_concurrent_runs = runs;
+        self.settings.max_concurrent_runs = runs;
         self
     }
 
@@ -208,7 +201,7 @@ impl<DB: Database> Schedules<DB> {
     /// ```
     pub fn max_concurrent_runs_in(mut self, group: &str, runs: u32) -> Self {
         self.faults.accept(number_of_runs(runs));
-        self.max_concurrent_runs_in.insert(Key::checked(group, &mut self.faults), runs);
+        self.settings.max_concurrent_runs_in.insert(Key::checked(group, &mut self.faults), runs);
         self
     }
 
@@ -221,7 +214,7 @@ impl<DB: Database> Schedules<DB> {
             let rule = "it has to have at most 64 characters, and no control characters";
             self.faults.add(Invalid::setting("a build", value, rule));
         }
-        build.clone_into(&mut self.build);
+        build.clone_into(&mut self.settings.build);
         self
     }
 
@@ -247,7 +240,7 @@ impl<DB: Database> Schedules<DB> {
         let terms = &lock.key_terms.terms;
         let mut refuse =
             |value: &str, rule: &str| self.faults.add(Invalid::setting("a lock for schedules", value, rule));
-        if !Arc::ptr_eq(&lock.pool().connect_options(), &self.requests.application().connect_options()) {
+        if !Arc::ptr_eq(&lock.pool().connect_options(), &self.settings.requests.application().connect_options()) {
             refuse("another pool", "it has to be built on the pool of the schedules");
         }
         if !terms.min_interval.is_zero() {
@@ -257,7 +250,7 @@ impl<DB: Database> Schedules<DB> {
             refuse("Rules::Article", "a run that fails would block all later ones until an operator acts");
         }
         self.faults.accept(lock.check());
-        self.lock = Some(lock);
+        (self.settings.lock, self.settings.has_terms) = (Some(lock), true);
         self
     }
 
@@ -286,7 +279,7 @@ impl<DB: Database> Schedules<DB> {
     /// sessions that locks open for themselves; see
     /// [`LeaseLockBuilder::share_pool`](crate::leases::LeaseLockBuilder::share_pool).
     pub fn share_pool(mut self) -> Self {
-        self.requests.share_pool();
+        self.settings.requests.share_pool();
         self
     }
 
@@ -331,23 +324,14 @@ impl<DB: Database> Schedules<DB> {
         Handle::try_current().map_err(|_| Invalid::new(no_runtime))?;
         self.check()?;
         let keys: Vec<Key> = jobs.iter().filter_map(|job| job.schedule.exclusive.clone()).collect();
-        let lock = if keys.is_empty() { None } else { Some(self.lock_of_keys()?) };
-        let core = self.core_with(lock);
-        if let Some(lock) = &core.lock {
+        let mut core = self.settings.clone();
+        if !keys.is_empty() {
+            let lock = core.lock_of_keys()?;
             lock.check_admits(keys).await?;
+            core.lock = Some(lock);
         }
         core.check().await?;
-        Ok(core)
-    }
-
-    fn lock_of_keys(&self) -> Result<LeaseLock<DB>, Error> {
-        if let Some(lock) = &self.lock {
-            return Ok(lock.clone());
-        }
-        let builder =
-            LeaseLock::builder(self.requests.application().clone()).label(&self.label).time_limit(self.time_limit);
-        let builder = if self.requests.is_shared() { builder.share_pool() } else { builder };
-        builder.build()
+        Ok(Arc::new(core))
     }
 
     /// Checks the settings, the schedules and their names. Nothing is sent. [`start`](Self::start)
@@ -361,7 +345,7 @@ impl<DB: Database> Schedules<DB> {
         for Job { schedule, .. } in &self.jobs {
             let of = |fault: Invalid| fault.of(format_args!("the schedule {:?}", schedule.name()));
             faults.accept(schedule.check().map_err(of));
-            if schedule.group.as_ref().is_some_and(|group| !self.max_concurrent_runs_in.contains_key(group)) {
+            if schedule.group.as_ref().is_some_and(|group| !self.settings.max_concurrent_runs_in.contains_key(group)) {
                 faults.add(of(Invalid::new("its group has no limit: set one with Schedules::max_concurrent_runs_in")));
             }
         }
@@ -377,7 +361,7 @@ impl<DB: Database> Schedules<DB> {
             faults.add(Invalid::new(wrong).of(format_args!("the schedule {:?}", name.as_str())));
         }
         let groups: BTreeSet<&Key> = self.jobs.iter().filter_map(|job| job.schedule.group.as_ref()).collect();
-        for group in self.max_concurrent_runs_in.keys().filter(|group| !groups.contains(group)) {
+        for group in self.settings.max_concurrent_runs_in.keys().filter(|group| !groups.contains(group)) {
             faults.add(Invalid::setting("a group with a limit", group, "no schedule is in it"));
         }
         faults.check()
@@ -386,23 +370,7 @@ impl<DB: Database> Schedules<DB> {
     /// Returns what the operations for operators need.
     pub(super) fn core(&self) -> Result<Arc<Core<DB>>, Error> {
         self.faults.check()?;
-        Ok(self.core_with(None))
-    }
-
-    fn core_with(&self, lock: Option<LeaseLock<DB>>) -> Arc<Core<DB>> {
-        Arc::new(Core {
-            requests: self.requests.clone(),
-            label: self.label.clone(),
-            default_lease: self.lease,
-            time_limit: self.time_limit,
-            poll_interval: self.poll_interval,
-            max_concurrent_runs: self.max_concurrent_runs,
-            max_concurrent_runs_in: self.max_concurrent_runs_in.clone(),
-            build: self.build.clone(),
-            renewals: self.requests.with_purpose(Purpose::Renewals),
-            lock,
-            has_terms: self.lock.is_some(),
-        })
+        Ok(Arc::new(self.settings.clone()))
     }
 }
 
@@ -416,11 +384,8 @@ fn number_of_runs(runs: u32) -> Result<(), Invalid> {
 
 impl<DB: Database> Clone for Schedules<DB> {
     fn clone(&self) -> Self {
-        let (label, build, lock) = (self.label.clone(), self.build.clone(), self.lock.clone());
-        let (requests, removed, jobs) = (self.requests.clone(), self.removed.clone(), self.jobs.clone());
-        let (max_concurrent_runs_in, busy, faults) =
-            (self.max_concurrent_runs_in.clone(), self.busy.clone(), self.faults.clone());
-        Self { requests, label, build, removed, lock, jobs, max_concurrent_runs_in, busy, faults, ..*self }
+        let (settings, removed, busy) = (self.settings.clone(), self.removed.clone(), self.busy.clone());
+        Self { settings, removed, busy, jobs: self.jobs.clone(), faults: self.faults.clone() }
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     retry::{DAY, within},
     schedule::{
         cron::Pattern,
-        hash::hash,
+        declarations::hash,
         terms::{Backoff, CatchUp, Retries, YEAR},
         zones::Zone,
     },

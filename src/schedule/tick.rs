@@ -173,7 +173,7 @@ impl<DB: Database> Inner<DB> {
         if let Some(claim) = &self.exclusive {
             confirm_within::<DB>(claim, tx, self.core.time_limit).await?;
         }
-        let (end, _) = self.end(Status::Succeeded, None);
+        let end = self.end(Status::Succeeded, None);
         let failure = match timeout_at(self.core.limit(), DB::end_run(tx, &self.claim, &end, true)).await {
             Ok(Ok(true)) => return Ok(()),
             Ok(Ok(false)) => return Err(self.lost()),
@@ -187,17 +187,16 @@ impl<DB: Database> Inner<DB> {
         Err(self.core.failed(failure, Action::Confirm, &key.quoted(), Certainty::NothingChanged))
     }
 
-    /// Returns the end of the run, and what follows from it.
-    pub fn end<'a>(&'a self, status: Status, error: Option<&'a str>) -> (End<'a>, Then) {
+    /// Returns the end of the run.
+    pub fn end<'a>(&'a self, status: Status, error: Option<&'a str>) -> End<'a> {
         let row = Row { stopped: self.stopped.load(Ordering::Relaxed), ..self.row.clone() };
-        let then = plan::end(&self.schedule, &row, status, self.now());
-        let (next, pause) = match then {
+        let (next, pause) = match plan::end(&self.schedule, &row, status, self.now()) {
             Then::Next(next) => (Some(next), chrono::TimeDelta::zero()),
             Then::Again(pause) => (None, pause),
         };
         let (status, output) = (status.letter(), self.output.get().map(Vec::as_slice));
         let Row { slot, attempt, missed, .. } = row;
-        (End { times: &self.times, slot, attempt, missed, status, error, next, pause, output }, then)
+        End { times: &self.times, slot, attempt, missed, status, error, next, pause, output }
     }
 }
 
@@ -205,12 +204,12 @@ impl<DB: Database> Tick<DB> {
     pub(super) fn new(
         core: Arc<Core<DB>>,
         schedule: Arc<Schedule>,
-        (claim, claimed, sent): (Claim, ClaimedRow, Instant),
+        (claimed, sent): (ClaimedRow, Instant),
         row: Row,
         exclusive: Option<Claim>,
     ) -> Self {
         let times = schedule.times();
-        let (previous, claimed) = (claimed.lost, (claimed.now, sent));
+        let (claim, previous, claimed) = (claimed.claim, claimed.lost, (claimed.now, sent));
         let stopped = AtomicBool::new(row.stopped);
         let (over, in_transaction) = (CancellationToken::new(), watch::Sender::new(InTransaction::None));
         Self(Arc::new(Inner {

@@ -9,7 +9,7 @@ use crate::{
     action::{Action, Certainty},
     causes::{NotFound, Setup},
     error::Error,
-    key::{Claim, Holder, Key},
+    key::{Holder, Key},
     retry::Repeat,
     schedule::{
         core::{Core, not_found},
@@ -136,16 +136,15 @@ async fn tick<DB: Database>(
     stopped: CancellationToken,
 ) -> Result<TickOutcome, Error> {
     let mut repeat = Repeat::until(core.limit());
-    let (holder, sent, reply) = loop {
-        let holder = Holder::unique();
-        let (sent, reply) = core.claim(std::slice::from_ref(&known), holder, 1).await;
+    let (sent, reply) = loop {
+        let (sent, reply) = core.claim(std::slice::from_ref(&known), Holder::unique(), 1).await;
         // Other instances claim at the same moment. A claim without a reply is undone, and
         // reported.
         if stopped.is_cancelled() || !reply.as_ref().is_err_and(|failure| failure.fault() == Fault::Contention) {
-            break (holder, sent, reply);
+            break (sent, reply);
         }
         if let Some(reply) = repeat.final_or_pause(reply).await {
-            break (holder, sent, reply);
+            break (sent, reply);
         }
     };
     let subject = job.schedule.name.quoted();
@@ -154,7 +153,6 @@ async fn tick<DB: Database>(
         let retry_after = reply.next_in.map(|next| next.to_std().unwrap_or_default());
         return Ok(TickOutcome::NotDue { retry_after });
     };
-    let claim = Claim { key: row.name.clone(), holder, token: row.token };
     let tokens = StopTokens { closed: stopped.clone(), stopped };
-    Ok(run::run(core, job, (claim, row, sent), tokens).await.0)
+    Ok(run::run(core, job, (row, sent), tokens).await.0)
 }

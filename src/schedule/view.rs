@@ -1,6 +1,6 @@
 //! What an instance knows when it decides, and what follows for each schedule: pure.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::LazyLock};
 
 use chrono::{DateTime, Utc};
 
@@ -14,19 +14,20 @@ use crate::{
     store::schedule::{ListedSchedule, Times},
 };
 
+/// What is declared of schedules of which nothing is.
+static NONE: LazyLock<Word> = LazyLock::new(Word::default);
+
 /// What is known when an instance decides.
 pub struct View {
     pub rows: HashMap<Key, ListedSchedule>,
     pub words: HashMap<Key, Word>,
-    /// What is declared of schedules of which nothing is.
-    pub none: Word,
     pub judge: Judge,
     pub now: DateTime<Utc>,
 }
 
 impl View {
     pub fn word(&self, name: &Key) -> &Word {
-        self.words.get(name).unwrap_or(&self.none)
+        self.words.get(name).unwrap_or(&NONE)
     }
 
     fn is_in_effect(&self, name: &Key) -> bool {

@@ -47,7 +47,7 @@ fn view(rows: Vec<ListedSchedule>) -> View {
         (name, if row.times.are_removed() { ListedSchedule { known, ..row } } else { row })
     };
     let rows = rows.into_iter().map(with_past).collect();
-    View { rows, words: HashMap::new(), none: Word::default(), judge, now: at(30) }
+    View { rows, words: HashMap::new(), judge, now: at(30) }
 }
 
 /// Returns what follows for the name that the first of these declares, if its times apply.

@@ -3,8 +3,7 @@
 #[cfg(feature = "schedule")]
 use crate::store::instances::InstanceStore;
 use crate::store::{
-    ClaimStore, HeldStore, admin::AdminStore, changes::ChangeStore, queue::QueueStore, schema::SchemaStore,
-    version::VersionStore,
+    ClaimStore, HeldStore, admin::AdminStore, queue::QueueStore, schema::SchemaStore, version::VersionStore,
 };
 
 /// Stands in for the operations of the feature `schedule`.
@@ -36,13 +35,13 @@ impl<DB> InstanceStore for DB {}
     note = "`sqlx::Any` has no locks: connect with the driver that the URL names"
 )]
 pub trait Database:
-    ClaimStore + HeldStore + AdminStore + ChangeStore + SchemaStore + VersionStore + QueueStore + InstanceStore
+    ClaimStore + HeldStore + AdminStore + SchemaStore + VersionStore + QueueStore + InstanceStore
 {
 }
 
 // What is missing is the feature, not one of these traits.
 #[diagnostic::do_not_recommend]
 impl<DB> Database for DB where
-    DB: ClaimStore + HeldStore + AdminStore + ChangeStore + SchemaStore + VersionStore + QueueStore + InstanceStore
+    DB: ClaimStore + HeldStore + AdminStore + SchemaStore + VersionStore + QueueStore + InstanceStore
 {
 }

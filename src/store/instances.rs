@@ -1,4 +1,5 @@
-//! The operations on the instances of schedules, and the times that these declare.
+//! The operations on the instances of schedules, the times that these declare, the orders that they
+//! obey, and the details of their runs.
 
 use std::future::Future;
 
@@ -6,11 +7,11 @@ use chrono::{DateTime, TimeDelta, Utc};
 use uuid::Uuid;
 
 use crate::{
-    key::Key,
+    key::{Claim, Key},
     store::{
         Reply,
-        orders::OrderStore,
-        schedule::{ListedSchedule, Times},
+        orders::{Given, OF_SCHEDULES, Order, What},
+        schedule::{ListedSchedule, ScheduleStore, Times},
         stored_row::StoredRow,
     },
 };
@@ -41,8 +42,8 @@ pub struct DeclaredSet {
     pub forgotten: i64,
     /// When the first of them started.
     pub since: DateTime<Utc>,
-    /// The longest life of those with a loop, in microseconds.
-    pub lives: i64,
+    /// The longest life of those with a loop.
+    pub lives: TimeDelta,
 }
 
 impl Beat {
@@ -59,16 +60,11 @@ impl Beat {
                     counting: row.number("counting")?,
                     forgotten: row.number("forgotten")?,
                     since: row.time("since")?,
-                    lives: row.number("lives")?,
+                    lives: TimeDelta::microseconds(row.number("lives")?),
                 });
             }
         }
-        Ok(Self::new(beats, first.is("drained")?, sets, first.time("now")?))
-    }
-
-    pub fn new(beats: Option<u32>, drained: bool, sets: Vec<DeclaredSet>, now: DateTime<Utc>) -> Self {
-        let longest_life = TimeDelta::microseconds(sets.iter().map(|set| set.lives).max().unwrap_or_default());
-        Self { beats, drained, sets, longest_life, now }
+        Ok(Self { beats, drained: first.is("drained")?, sets, now: first.time("now")? })
     }
 }
 
@@ -80,8 +76,6 @@ pub struct Beat {
     /// An operator has ordered that the instance ends.
     pub drained: bool,
     pub sets: Vec<DeclaredSet>,
-    /// The longest life of an instance with a loop.
-    pub longest_life: TimeDelta,
     pub now: DateTime<Utc>,
 }
 
@@ -113,47 +107,67 @@ impl TimesChange {
     }
 }
 
-impl ListedInstance {
-    /// Returns whether the instance counts as alive. A beat far ahead is one of a clock that was
-    /// wrong.
-    pub fn is_alive(&self) -> bool {
-        self.beat_at + self.lives > self.now && self.beat_at <= self.now + self.lives
-    }
-}
-
-/// An instance, for display.
-#[derive(Clone, Debug)]
-pub struct ListedInstance {
+/// An instance that runs schedules, for display. Times are from the database's clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct InstanceInfo {
+    /// A random id, which no two starts have in common. Calls have that of their times.
     pub id: Uuid,
+    /// The [label](crate::Schedules::label) of the instance.
     pub label: String,
+    /// The [build](crate::Schedules::build) of the application.
     pub build: String,
+    /// It stands for all processes that call [`try_tick`](crate::Schedules::try_tick), or
+    /// [`run_now`](crate::Schedules::run_now), with the same times.
     pub calls: bool,
+    /// When the instance was started; of calls, the first.
     pub since: DateTime<Utc>,
-    pub beat_at: DateTime<Utc>,
-    pub lives: TimeDelta,
-    pub beats: u32,
-    pub declares_id: i64,
+    /// When it was last heard of.
+    pub beat: DateTime<Utc>,
+    /// Whether it counts as alive.
+    pub alive: bool,
+    /// What it declares, in the order of the names.
+    pub declares: Vec<DeclaredTimes>,
+    /// When the instance was read.
     pub now: DateTime<Utc>,
 }
 
-/// Reads an instance.
-pub fn instance(row: &impl StoredRow) -> Reply<ListedInstance> {
-    Ok(ListedInstance {
+/// The times that an instance declares of a schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct DeclaredTimes {
+    /// The schedule's name.
+    pub name: String,
+    /// Its times, as [`ScheduleInfo::times`](crate::admin::ScheduleInfo::times); `none` of a
+    /// schedule that was [removed](crate::Schedules::removed).
+    pub times: String,
+    /// The time zone of a cron pattern.
+    pub zone: String,
+}
+
+/// Reads an instance, without what it declares, and the id of that.
+pub fn instance(row: &impl StoredRow) -> Reply<(i64, InstanceInfo)> {
+    let (beat, now) = (row.time("beat_at")?, row.time("now")?);
+    let lives = TimeDelta::microseconds(row.number("lives")?);
+    let instance = InstanceInfo {
         id: row.uuid("id")?,
         label: row.text("label")?,
         build: row.text("build")?,
         calls: row.is("calls")?,
         since: row.time("since")?,
-        beat_at: row.time("beat_at")?,
-        lives: TimeDelta::microseconds(row.number("lives")?),
-        beats: row.count("beats")?,
-        declares_id: row.number("declares_id")?,
-        now: row.time("now")?,
-    })
+        beat,
+        // A beat far ahead is one of a clock that was wrong.
+        alive: beat + lives > now && beat <= now + lives,
+        declares: Vec::new(),
+        now,
+    };
+    Ok((row.number("declares_id")?, instance))
 }
 
-/// The operations on instances of a store.
-pub trait InstanceStore: OrderStore {
+/// The operations on instances, orders and details of runs of a [`ScheduleStore`].
+pub trait InstanceStore: ScheduleStore {
     /// Adds the instance, or records that it is still there.
     fn announce(conn: &mut Self::Connection, instance: &Announcement) -> impl Future<Output = Reply<()>> + Send;
 
@@ -192,12 +206,55 @@ pub trait InstanceStore: OrderStore {
     /// Deletes the instances that have not beaten for twice as long as they live.
     fn forget_instances(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Reads all instances, by their labels.
-    fn instances(conn: &mut Self::Connection) -> impl Future<Output = Reply<Vec<ListedInstance>>> + Send;
+    /// Reads all instances, by their labels, each with the id of what it declares.
+    fn instances(conn: &mut Self::Connection) -> impl Future<Output = Reply<Vec<(i64, InstanceInfo)>>> + Send;
 
     /// Deletes a schedule on which nothing runs, within a transaction. Its history stays. Returns
     /// `false` if there is none, or something runs.
     fn remove_schedule(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Gives an order, within a transaction.
+    fn order(conn: &mut Self::Connection, order: &Order<'_>) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Reads an order.
+    fn ordered(
+        conn: &mut Self::Connection,
+        what: What,
+        name: &str,
+    ) -> impl Future<Output = Reply<Option<Given>>> + Send;
+
+    /// Deletes an order; with a time, only one that is until then at most. Returns `false` if there
+    /// is none.
+    fn cancel(
+        conn: &mut Self::Connection,
+        what: What,
+        name: &str,
+        by: Option<DateTime<Utc>>,
+    ) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Keeps the row of a schedule, which has this slot and attempt, from other transactions up to
+    /// the end of this one. A look at the row from before it leads to no claim. Returns `false` if
+    /// the row has others by now.
+    fn latch(
+        conn: &mut Self::Connection,
+        name: &Key,
+        slot: DateTime<Utc>,
+        attempt: u32,
+    ) -> impl Future<Output = Reply<bool>> + Send;
+
+    /// Makes the next attempt at a tick due at once, if it waits.
+    fn wake(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Sets what a run says of itself, if its claim stands.
+    fn set_note(conn: &mut Self::Connection, claim: &Claim, note: &str) -> impl Future<Output = Reply<()>> + Send;
+
+    /// Reads the end of what a run printed.
+    fn output(
+        conn: &mut Self::Connection,
+        name: &Key,
+        slot: DateTime<Utc>,
+        attempt: u32,
+    ) -> impl Future<Output = Reply<Option<Vec<u8>>>> + Send;
 }
 
 /// Implements those operations that are the same on every database except for the statements, which
@@ -237,7 +294,7 @@ macro_rules! operations {
                     sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
                 }
                 sqlx::query(INHERIT).bind(from).bind(to).execute(&mut *conn).await?;
-                crate::store::orders::pass_orders::<Self>(conn, from, to).await?;
+                crate::store::instances::pass_orders::<Self>(conn, from, to).await?;
                 sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
             })
             .await
@@ -257,11 +314,62 @@ macro_rules! operations {
             sqlx::query(FORGET).execute(conn).await.map(drop)
         }
 
-        async fn instances(conn: &mut $connection) -> Reply<Vec<ListedInstance>> {
+        async fn instances(conn: &mut $connection) -> Reply<Vec<(i64, InstanceInfo)>> {
             let rows = sqlx::query(LIST).fetch_all(conn).await?;
             rows.iter().map(instance).collect()
+        }
+
+        async fn order(conn: &mut $connection, order: &Order<'_>) -> Reply<()> {
+            let query = sqlx::query(ORDER).bind(order.what.name()).bind(order.name);
+            let query = query.bind(stored(order.since)).bind(stored(order.until));
+            query.bind(order.who).execute(conn).await.map(drop)
+        }
+
+        async fn ordered(conn: &mut $connection, what: What, name: &str) -> Reply<Option<Given>> {
+            let row = sqlx::query(ORDERED).bind(what.name()).bind(name).fetch_optional(conn).await?;
+            row.as_ref().map(given).transpose()
+        }
+
+        async fn cancel(conn: &mut $connection, what: What, name: &str, by: Option<DateTime<Utc>>) -> Reply<bool> {
+            let query = sqlx::query(CANCEL).bind(what.name()).bind(name).bind(by.map(stored));
+            Ok(query.execute(conn).await?.rows_affected() > 0)
+        }
+
+        async fn latch(conn: &mut $connection, name: &Key, slot: DateTime<Utc>, attempt: u32) -> Reply<bool> {
+            let query = sqlx::query(LATCH).bind(name.as_str()).bind(stored(slot)).bind(to_stored_count(attempt));
+            Ok(query.execute(conn).await?.rows_affected() > 0)
+        }
+
+        async fn wake(conn: &mut $connection, name: &Key) -> Reply<()> {
+            sqlx::query(WAKE).bind(name.as_str()).execute(conn).await.map(drop)
+        }
+
+        async fn set_note(conn: &mut $connection, claim: &Claim, note: &str) -> Reply<()> {
+            let query = sqlx::query(NOTE).bind(note).bind(claim.key.as_str()).bind(*claim.holder.as_uuid());
+            query.bind(claim.token.get()).execute(conn).await.map(drop)
+        }
+
+        async fn output(
+            conn: &mut $connection,
+            name: &Key,
+            slot: DateTime<Utc>,
+            attempt: u32,
+        ) -> Reply<Option<Vec<u8>>> {
+            let query = sqlx::query_scalar(OUTPUT).bind(name.as_str()).bind(stored(slot));
+            Ok(query.bind(to_stored_count(attempt)).fetch_optional(conn).await?.flatten())
         }
     };
 }
 
 pub(super) use operations;
+
+/// Gives the orders for a schedule to another one, within a transaction.
+pub async fn pass_orders<DB: InstanceStore>(conn: &mut DB::Connection, from: &str, to: &str) -> Reply<()> {
+    for what in OF_SCHEDULES {
+        if let Some(Given { since, until, who }) = DB::ordered(conn, what, from).await? {
+            DB::order(conn, &Order { what, name: to, since, until, who: &who }).await?;
+            DB::cancel(conn, what, from, None).await?;
+        }
+    }
+    Ok(())
+}

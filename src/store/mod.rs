@@ -5,13 +5,12 @@
 //! transaction open, and waits for no row that another transaction has locked.
 //!
 //! This file has the sessions and transactions. `claim.rs`, `admin.rs`, `queue.rs`, `schema.rs`,
-//! `version.rs`, `schedule.rs`, `instances.rs`, `orders.rs` and `changes.rs` have the other traits,
-//! and `database.rs` all of them under one name. `stored_row.rs` reads rows, and `removal.rs` takes
-//! the tables away. Each database has a folder with a file for each trait, where `admin.rs` has the
-//! statements of `changes.rs` too. `fault.rs` is the one place that knows the codes of the servers.
+//! `version.rs`, `schedule.rs` and `instances.rs` have the other traits, and `database.rs` all of
+//! them under one name. `stored_row.rs` reads rows, and `removal.rs` takes the tables away. Each
+//! database has a folder with a file for each trait. `fault.rs` is the one place that knows the
+//! codes of the servers.
 
 pub mod admin;
-pub mod changes;
 mod claim;
 pub mod database;
 pub mod failure;
@@ -30,8 +29,6 @@ mod removal;
 pub mod run_info;
 #[cfg(feature = "schedule")]
 pub mod schedule;
-#[cfg(feature = "schedule")]
-mod schedule_row;
 #[cfg(all(feature = "schedule", any(feature = "mysql", feature = "sqlite")))]
 mod schedule_seen;
 pub mod schema;

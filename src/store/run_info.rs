@@ -1,8 +1,15 @@
-//! The runs in the history of schedules, as operators see them.
+//! The runs in the history of schedules, as operators see and select them.
+
+use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use crate::key::{Key, Token};
+use crate::{
+    invalid::Faults,
+    key::{Key, Token},
+    retry,
+    store::{Reply, stored_row::StoredRow},
+};
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +62,76 @@ impl RunInfo {
     }
 }
 
-/// Which runs are read.
+/// Reads a row of the history.
+pub fn run(row: &impl StoredRow) -> Reply<RunInfo> {
+    Ok(RunInfo {
+        name: row.text("name")?,
+        slot: row.time("slot")?,
+        attempt: row.count("attempt")?,
+        token: Token::new(row.number("token")?),
+        by: row.text("client_ip")?,
+        began: row.time("begin_time")?,
+        ended: row.time("end_time")?,
+        status: match row.text("status")?.as_str() {
+            "S" => RunStatus::Succeeded,
+            "L" => RunStatus::Lost,
+            "M" => RunStatus::Missed,
+            _ => RunStatus::Failed,
+        },
+        missed: row.count("missed")?,
+        error: row.text_or_null("error")?,
+    })
+}
+
+/// Selects the runs that [`Schedules::runs`](crate::Schedules::runs) returns: the last hundred of
+/// all schedules, by default.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use rowlock::admin::RunOptions;
+///
+/// let day = Duration::from_secs(24 * 60 * 60);
+/// let bad = RunOptions::default().of("nightly-report").unsuccessful().within(day);
+/// ```
 #[derive(Clone, Debug)]
-pub struct RunPage {
-    pub name: Option<Key>,
-    pub unsuccessful: bool,
+pub struct RunOptions {
+    pub(crate) name: Option<Key>,
+    pub(crate) unsuccessful: bool,
     /// How long ago a run ended at most.
-    pub within: Option<TimeDelta>,
-    pub limit: u32,
+    pub(crate) within: Option<TimeDelta>,
+    pub(crate) limit: u32,
+    pub(crate) faults: Faults,
+}
+
+impl Default for RunOptions {
+    fn default() -> Self {
+        Self { name: None, unsuccessful: false, within: None, limit: 100, faults: Faults::default() }
+    }
+}
+
+impl RunOptions {
+    /// Selects only the runs of this schedule.
+    pub fn of(mut self, name: &str) -> Self {
+        self.name = Some(Key::checked(name, &mut self.faults));
+        self
+    }
+
+    /// Selects only runs that have not succeeded: failed, lost and missed ones.
+    pub fn unsuccessful(mut self) -> Self {
+        self.unsuccessful = true;
+        self
+    }
+
+    /// Selects only runs that ended at most `age` ago, by the database's clock.
+    pub fn within(mut self, age: Duration) -> Self {
+        self.within = self.faults.accept(retry::age(age));
+        self
+    }
+
+    /// Returns at most `runs` runs.
+    pub fn limit(mut self, runs: u32) -> Self {
+        self.limit = runs;
+        self
+    }
 }

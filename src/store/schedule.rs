@@ -8,9 +8,14 @@ use std::future::Future;
 
 use chrono::{DateTime, TimeDelta, Utc};
 
-use crate::key::{Claim, Holder, Key, PreviousClaim, Token};
-use crate::store::run_info::{RunInfo, RunPage};
-use crate::store::{Outcome, Reply, Store, TooLate};
+use crate::{
+    key::{Claim, Holder, Key, PreviousClaim, Token},
+    store::{
+        Outcome, Reply, Store, TooLate, not_extended,
+        run_info::{RunInfo, RunOptions},
+        stored_row::StoredRow,
+    },
+};
 
 /// The error that the history records for a run whose process died.
 pub const LOST: &str = "taken over: its lease ended";
@@ -28,18 +33,16 @@ pub struct Times {
     pub zone: String,
 }
 
+/// Reads the times of a row.
+pub fn times(row: &impl StoredRow) -> Reply<Times> {
+    Ok(Times { name: named(&row.text("name")?)?, spec: row.text("spec")?, zone: row.text("zone")? })
+}
+
 /// A schedule that an instance runs, and the lease of its runs.
 #[derive(Clone, Debug)]
 pub struct Known {
     pub times: Times,
     pub lease: TimeDelta,
-}
-
-/// The rows of the named schedules, and the database's time.
-#[derive(Clone, Debug)]
-pub struct Registered {
-    pub rows: Vec<ListedSchedule>,
-    pub now: DateTime<Utc>,
 }
 
 /// A request to claim what is due.
@@ -58,8 +61,7 @@ pub struct DueRequest<'a> {
 /// A schedule that was claimed.
 #[derive(Clone, Debug)]
 pub struct ClaimedRow {
-    pub name: Key,
-    pub token: Token,
+    pub claim: Claim,
     /// The slot to run: the schedule's own, or the time of a trigger.
     pub slot: DateTime<Utc>,
     /// The slot to run is the row's. Otherwise it is that of a trigger, or of times that were
@@ -151,6 +153,16 @@ pub struct Extension {
     pub not_after: Option<DateTime<Utc>>,
 }
 
+/// Derives the outcome of a renewal that changed nothing from the row of its claim, if that stands.
+pub fn unextended(row: Option<&impl StoredRow>, extension: Extension) -> Reply<Extended> {
+    let Some(row) = row else { return Ok(Extended::Is(Outcome::Lost)) };
+    if !extension.is_stopped && row.is("stopped")? {
+        return Ok(Extended::Stopped);
+    }
+    let left = TimeDelta::microseconds(row.number("left_micros")?);
+    Ok(Extended::Is(not_extended(left, row.time("now")?, extension.not_after)))
+}
+
 /// A schedule's row, for display.
 #[derive(Clone, Debug)]
 pub struct ListedSchedule {
@@ -179,6 +191,33 @@ pub struct ListedSchedule {
     /// Since when no instance has the schedule, although its service lives.
     pub gone_at: Option<DateTime<Utc>>,
     pub now: DateTime<Utc>,
+}
+
+/// Reads a row for display.
+pub fn listed(row: &impl StoredRow) -> Reply<ListedSchedule> {
+    let (attempt, run_slot) = (row.count("attempt")?, row.time_or_null("run_slot")?);
+    Ok(ListedSchedule {
+        times: times(row)?,
+        slot: row.time("slot")?,
+        due_at: row.time("due_at")?,
+        paused: row.is("paused")?,
+        paused_until: row.time_or_null("paused_until")?,
+        skip_until: row.time_or_null("skip_until")?,
+        stopped: attempt > 0 && run_slot.is_some() && row.time_or_null("stop_slot")? == run_slot,
+        note: row.text("note")?,
+        triggered_at: row.time_or_null("triggered_at")?,
+        run_slot,
+        attempt,
+        missed: row.count("missed")?,
+        running: row.is("running")?,
+        token: Token::new(row.number("token")?),
+        label: row.text("client_ip")?,
+        begin_time: row.time_or_null("begin_time")?,
+        known: row.text_or_null("known")?.unwrap_or_default(),
+        times_at: row.time_or_null("times_at")?,
+        gone_at: row.time_or_null("gone_at")?,
+        now: row.time("now")?,
+    })
 }
 
 #[cfg(test)]
@@ -213,19 +252,10 @@ impl ListedSchedule {
 /// The schedules' operations of a [`Store`].
 pub trait ScheduleStore: Store {
     /// Reads the rows of the named schedules.
-    fn rows(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Vec<ListedSchedule>>> + Send;
-
-    /// Reads the same, and the database's clock.
-    fn registered(conn: &mut Self::Connection, names: &[Key]) -> impl Future<Output = Reply<Registered>> + Send {
-        async move {
-            let rows = Self::rows(conn, names).await?;
-            let now = match rows.first() {
-                Some(row) => row.now,
-                None => Self::now(conn).await?,
-            };
-            Ok(Registered { rows, now })
-        }
-    }
+    fn registered(
+        conn: &mut Self::Connection,
+        names: &[Key],
+    ) -> impl Future<Output = Reply<Vec<ListedSchedule>>> + Send;
 
     /// Claims the known schedules that are due, and records the runs whose lease ended.
     fn claim_due(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<DueReply>> + Send;
@@ -320,7 +350,7 @@ pub trait ScheduleStore: Store {
     ) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
 
     /// Reads the runs that are selected, the latest end first.
-    fn runs(conn: &mut Self::Connection, page: &RunPage) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
+    fn runs(conn: &mut Self::Connection, options: &RunOptions) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
 
     /// Deletes at most [`STEP`] runs that ended before `older_than`, with what they printed, and
     /// returns their number. The last success of each schedule stays, and so do the attempts at a
@@ -379,10 +409,11 @@ macro_rules! operations {
             rows.iter().map(run).collect()
         }
 
-        async fn runs(conn: &mut $connection, page: &RunPage) -> Reply<Vec<RunInfo>> {
-            let (name, within) = (page.name.as_ref().map(Key::as_str), page.within.map($crate::store::micros));
-            let query = sqlx::query(SELECTED).bind(name).bind(name).bind(page.unsuccessful).bind(within).bind(within);
-            let rows = query.bind(i64::from(page.limit)).fetch_all(conn).await?;
+        async fn runs(conn: &mut $connection, options: &RunOptions) -> Reply<Vec<RunInfo>> {
+            let (name, within) = (options.name.as_ref().map(Key::as_str), options.within.map($crate::store::micros));
+            let query =
+                sqlx::query(SELECTED).bind(name).bind(name).bind(options.unsuccessful).bind(within).bind(within);
+            let rows = query.bind(i64::from(options.limit)).fetch_all(conn).await?;
             rows.iter().map(run).collect()
         }
     };
@@ -395,11 +426,6 @@ pub(super) use operations;
 /// trigger replaces this one in the row.
 pub fn is_trigger(slot: DateTime<Utc>) -> bool {
     !slot.timestamp_subsec_micros().is_multiple_of(1_000)
-}
-
-/// Converts a count from the tables, which have no negative ones.
-pub fn from_stored_count(number: i32) -> u32 {
-    u32::try_from(number).unwrap_or_default()
 }
 
 /// Converts a count for the tables.

@@ -9,11 +9,10 @@ use std::{
 use chrono::{DateTime, TimeDelta, Utc};
 
 use crate::{
-    key::{Key, PreviousClaim, Token},
+    key::{Claim, Holder, Key, PreviousClaim, Token},
     store::{
         Reply, TooLate, is_undone,
-        schedule::{ClaimedRow, DueReply, DueRequest, ScheduleStore, Times},
-        schedule_row::times,
+        schedule::{ClaimedRow, DueReply, DueRequest, ScheduleStore, Times, times},
         stored_row::StoredRow,
     },
 };
@@ -83,11 +82,10 @@ impl Seen {
     }
 
     /// The row as a claim leaves it.
-    pub fn claimed(&self) -> ClaimedRow {
+    fn claimed(&self, holder: Holder) -> ClaimedRow {
         let lost = || PreviousClaim { token: Token::new(self.token), label: self.label.clone() };
         ClaimedRow {
-            name: self.times.name.clone(),
-            token: Token::new(self.next_token()),
+            claim: Claim { key: self.times.name.clone(), holder, token: Token::new(self.next_token()) },
             slot: self.to_run(),
             own: self.to_run() == self.slot,
             attempt: self.attempt + 1,
@@ -145,9 +143,9 @@ pub async fn claim_due<DB: SeenStore>(conn: &mut DB::Connection, ask: &DueReques
         let (lost, free): (Vec<&Seen>, Vec<&Seen>) = next.iter().partition(|seen| seen.running);
         take_all::<DB>(conn, ask, &free, &mut reply).await?;
         for seen in lost {
-            reply.add(seen, DB::take_over(conn, ask, seen).await)?;
+            reply.add(ask, seen, DB::take_over(conn, ask, seen).await)?;
         }
-        let is_left = |seen: &&Seen| reply.claimed.iter().all(|claimed| claimed.name != seen.times.name);
+        let is_left = |seen: &&Seen| reply.claimed.iter().all(|claimed| claimed.claim.key != seen.times.name);
         reply.next_in = due.iter().find(is_left).or(later.first()).map(Seen::left);
         tried.extend(next.iter().map(|seen| seen.version()));
         // A look finds no more than that.
@@ -179,19 +177,19 @@ async fn take_all<DB: SeenStore>(
         match DB::take_free(conn, ask, &rows, lease).await {
             Ok(taken) => {
                 for (seen, taken) in rows.iter().zip(taken) {
-                    reply.add(seen, Ok(taken))?;
+                    reply.add(ask, seen, Ok(taken))?;
                 }
             }
             // A trigger may refuse one of them.
             Err(error) if rows.len() > 1 && is_undone(&error) => {
                 for seen in rows {
                     let taken = DB::take_free(conn, ask, &[seen], lease).await;
-                    reply.add(seen, taken.map(|taken| taken == [true]))?;
+                    reply.add(ask, seen, taken.map(|taken| taken == [true]))?;
                 }
             }
             Err(error) => {
                 let Some(seen) = rows.first() else { return Err(error) };
-                reply.add(seen, Err(error))?;
+                reply.add(ask, seen, Err(error))?;
             }
         }
     }
@@ -206,9 +204,9 @@ impl DueRequest<'_> {
 }
 
 impl DueReply {
-    fn add(&mut self, seen: &Seen, taken: Reply<bool>) -> Reply<()> {
+    fn add(&mut self, ask: &DueRequest<'_>, seen: &Seen, taken: Reply<bool>) -> Reply<()> {
         match taken {
-            Ok(true) => self.claimed.push(seen.claimed()),
+            Ok(true) => self.claimed.push(seen.claimed(ask.holder)),
             Ok(false) => {}
             Err(error) if is_undone(&error) => self.refused = Some(error),
             Err(error) => return Err(error),

@@ -10,7 +10,7 @@ use super::tables::{LEASE, LIVES, Run, Tables};
 use crate::{
     key::Key,
     schedule::{
-        declarations::{Declarations, Word, times_from, to_text},
+        declarations::{Declarations, times_from, to_text},
         instances::{Declared, JUDGES, Judge},
         steps::Step,
         view::View,
@@ -224,7 +224,7 @@ impl Machine {
         self.contested = !judge.judges;
         let words = self.declarations.words(sets, now);
         let listed = shared.db.rows.iter().map(|(name, row)| (name.clone(), row.listed.clone()));
-        let view = View { rows: listed.collect(), words, none: Word::default(), judge, now };
+        let view = View { rows: listed.collect(), words, judge, now };
         let all = &release.declared;
         for declared in all.iter().filter(|declared| !view.waits(declared, all)) {
             let decision = view.decide(declared, all);

@@ -93,7 +93,7 @@ impl Tables {
             instance.beats
         });
         let sets = if self.sets_before { before } else { self.sets(now) };
-        Beat::new(beats, false, sets, now)
+        Beat { beats, drained: false, sets, now }
     }
 
     fn sets(&self, now: DateTime<Utc>) -> Vec<DeclaredSet> {
@@ -106,7 +106,7 @@ impl Tables {
                 counting: 0,
                 forgotten: 0,
                 since: *since,
-                lives: LIVES.num_microseconds().unwrap(),
+                lives: LIVES,
             };
             let set = sets.entry(*declares_id).or_insert(none);
             let is_alive = *beat_at + LIVES > now;

@@ -5,13 +5,15 @@ use std::sync::LazyLock;
 use chrono::TimeDelta;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _, mysql::MySqlRow};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed, old_of};
-use crate::store::changes::{Change, ChangeInfo, ChangeStore, listed_change, operations};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
         Form, Reply,
+        admin::{
+            AdminStore, Change, ChangeInfo, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed,
+            listed_change, old_of, operations,
+        },
         mysql::row::{JOINED, MICROS, Query, ROW, marks, micros, stored},
         unanswered,
     },
@@ -71,10 +73,10 @@ const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
           - INTERVAL GREATEST(?, ?, LEAST(GREATEST(c.time, 0), 500000000) * 60000000) MICROSECOND)
       AND (c.end_time IS NULL OR c.end_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND)";
 
-const RECORD_CHANGE: &str =
+const RECORD: &str =
     "INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (UTC_TIMESTAMP(6), ?, ?, ?, ?)";
 
-const LIST_CHANGES: &str = "
+const CHANGES: &str = "
 SELECT at, CONVERT(who USING utf8mb4) AS who, CONVERT(what USING utf8mb4) AS what, CONVERT(name USING utf8mb4) AS name,
        CONVERT(detail USING utf8mb4) AS detail FROM t_resource_change
 WHERE ? IS NULL OR t_resource_change.name = ? ORDER BY id DESC LIMIT ?";
@@ -82,6 +84,8 @@ WHERE ? IS NULL OR t_resource_change.name = ? ORDER BY id DESC LIMIT ?";
 const FORGET_CHANGES: &str = "DELETE FROM t_resource_change WHERE at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND";
 
 impl AdminStore for MySql {
+    operations!(MySqlConnection);
+
     async fn list(conn: &mut MySqlConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
@@ -153,10 +157,6 @@ impl AdminStore for MySql {
         let query = padded.fold(bound(sqlx::query(AssertSqlSafe(delete))), |query, key| query.bind(key.clone()));
         Ok(Forgotten { rows: query.execute(conn).await?.rows_affected(), after })
     }
-}
-
-impl ChangeStore for MySql {
-    operations!(MySqlConnection);
 }
 
 /// Reads as the last of all transactions that the group has committed. A member that has been

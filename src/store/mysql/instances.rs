@@ -1,19 +1,20 @@
-//! The instances of schedules. MySQL assigns from left to right: what depends on a column comes
-//! before the change of that column.
+//! The instances of schedules, the orders that they obey, and the details of runs. MySQL assigns
+//! from left to right: what depends on a column comes before the change of that column.
 
 use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection};
 use uuid::Uuid;
 
 use crate::{
-    key::Key,
+    key::{Claim, Key},
     store::{
         Reply,
-        instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
+        instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
         mysql::{
             row::{marks, stored},
             schedule_sql::LOSE,
         },
+        orders::{Given, Order, What, given},
         schedule::{LOST, to_stored_count},
     },
 };
@@ -101,11 +102,38 @@ WHERE beat_at + INTERVAL 2 * lives MICROSECOND < UTC_TIMESTAMP(6) OR beat_at > U
 
 const LIST: &str = "
 SELECT id, CONVERT(label USING utf8mb4) AS label, CONVERT(build USING utf8mb4) AS build, CAST(calls AS SIGNED) AS calls, since,
-       beat_at, lives, beats, declares_id, UTC_TIMESTAMP(6) AS now
+       beat_at, lives, declares_id, UTC_TIMESTAMP(6) AS now
 FROM t_resource_schedule_instance ORDER BY t_resource_schedule_instance.label, id";
 
 const REMOVE: &str = "DELETE FROM t_resource_schedule WHERE name = ? AND (holder IS NULL OR due_at < UTC_TIMESTAMP(6))";
 const REMOVE_PAST: &str = "DELETE FROM t_resource_schedule_times WHERE name = ?";
+
+const ORDER: &str = "
+INSERT INTO t_resource_order (what, name, since, until, who) VALUES (?, ?, ?, ?, ?)
+ON DUPLICATE KEY UPDATE since = VALUES(since), until = VALUES(until), who = VALUES(who)";
+
+const ORDERED: &str =
+    "SELECT since, until, CONVERT(who USING utf8mb4) AS who FROM t_resource_order WHERE what = ? AND name = ?";
+
+const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ? AND name = ? AND until <= COALESCE(?, until)";
+
+/// The row of a run keeps its token. A claim that takes over compares the time since which it is
+/// due.
+const LATCH: &str = "
+UPDATE t_resource_schedule
+SET token = IF(holder IS NULL, token + 1, token),
+    due_at = IF(holder IS NOT NULL AND due_at <= UTC_TIMESTAMP(6), due_at - INTERVAL 1 MICROSECOND, due_at)
+WHERE name = ? AND slot = ? AND attempt = ?";
+
+const WAKE: &str = "
+UPDATE t_resource_schedule SET due_at = LEAST(due_at, UTC_TIMESTAMP(6)) WHERE name = ? AND holder IS NULL AND attempt > 0";
+
+const NOTE: &str = "
+INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, note)
+SELECT name, run_slot, attempt, token, ? FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?
+ON DUPLICATE KEY UPDATE t_resource_schedule_detail.note = VALUES(note), t_resource_schedule_detail.token = VALUES(token)";
+
+const OUTPUT: &str = "SELECT output FROM t_resource_schedule_detail WHERE name = ? AND slot = ? AND attempt = ?";
 
 impl InstanceStore for MySql {
     operations!(MySqlConnection);

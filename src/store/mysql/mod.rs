@@ -18,14 +18,10 @@ mod change;
 mod claim;
 #[cfg(feature = "schedule")]
 mod instances;
-#[cfg(feature = "schedule")]
-mod orders;
 mod queue;
 mod row;
 #[cfg(feature = "schedule")]
 mod schedule;
-#[cfg(feature = "schedule")]
-mod schedule_due;
 #[cfg(feature = "schedule")]
 mod schedule_sql;
 mod schema;

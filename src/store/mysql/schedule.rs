@@ -1,35 +1,36 @@
-//! Schedules.
+//! Schedules. A claim of what is due is a read, and a compare-and-set of the whole of what was seen.
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
+use uuid::Uuid;
 
 use crate::{
     key::{Claim, Holder, Key},
     store::{
         Outcome, Reply, changed, limit_micros,
         mysql::{
-            row::{Query, marks, micros, stored},
+            row::{Query, marks, micros, padded, stored},
             schedule_sql::{
-                END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST, LEFT, LIST,
-                MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK, RECORD_PASSED, REGISTERED,
-                SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK, forget_statement,
+                COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST,
+                LEFT, LIST, LOOK, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
+                RECORD_LOST, RECORD_PASSED, REGISTERED, SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK, claim_statement,
+                forget_statement,
             },
         },
-        run_info::{RunInfo, RunPage},
+        run_info::{RunInfo, RunOptions, run},
         schedule::{
-            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, ListedSchedule, Pass, STEP, ScheduleStore,
-            operations, to_stored_count,
+            DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, STEP,
+            ScheduleStore, listed, operations, to_stored_count, unextended,
         },
-        schedule_row::{listed, run, unextended},
-        schedule_seen::claim_due,
-        transaction,
+        schedule_seen::{SEEN, Seen, SeenStore, claim_due},
+        transaction, unanswered,
     },
 };
 
 impl ScheduleStore for MySql {
     operations!(MySqlConnection);
 
-    async fn rows(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
+    async fn registered(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
         let query = sqlx::query(AssertSqlSafe(format!("{REGISTERED} ({})", marks("?", names.len().max(1)))));
         let names = names.iter().map(Key::as_str).chain(names.is_empty().then_some(""));
         let rows = names.fold(query, |query, name| query.bind(name)).fetch_all(conn).await?;
@@ -66,11 +67,37 @@ impl ScheduleStore for MySql {
     }
 
     async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
-        changed::<Self>(conn, async |conn| hand_back(conn, claim, vacant).await).await
+        changed::<Self>(conn, async |conn: &mut MySqlConnection| {
+            let query = sqlx::query(HAND_BACK).bind(*vacant.as_uuid());
+            if bind_claim(query, claim).execute(&mut *conn).await?.rows_affected() == 0 {
+                let query =
+                    sqlx::query(WAS_HANDED_BACK).bind(claim.key.as_str()).bind(claim.token.get()).bind(HANDED_BACK);
+                return Ok(query.fetch_optional(conn).await?.is_some());
+            }
+            let vacated = Claim { holder: vacant, ..claim.clone() };
+            bind_claim(sqlx::query(RECORD_HANDED_BACK).bind(HANDED_BACK), &vacated).execute(conn).await?;
+            Ok(true)
+        })
+        .await
     }
 
     async fn skip_ticks(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
-        changed::<Self>(conn, async |conn| skip_ticks(conn, claim, pass).await).await
+        changed::<Self>(conn, async |conn: &mut MySqlConnection| {
+            let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, stored(pass.to));
+            let query = sqlx::query(PASS).bind(pass.runs).bind(to).bind(to).bind(pass.runs).bind(to).bind(pass.runs);
+            let query = query.bind(pass.runs).bind(to_stored_count(pass.missed)).bind(pass.runs);
+            let query = bind_claim(query, claim).bind(spec).bind(zone).bind(pass.error);
+            if query.execute(&mut *conn).await?.rows_affected() == 0 {
+                return Ok(false);
+            }
+            if pass.skipped > 0 {
+                let query = sqlx::query(RECORD_PASSED).bind(stored(pass.from)).bind(0).bind("M");
+                let query = query.bind(to_stored_count(pass.skipped)).bind(pass.error);
+                query.bind(claim.key.as_str()).bind(claim.token.get()).execute(conn).await?;
+            }
+            Ok(true)
+        })
+        .await
     }
 
     async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>, within: bool) -> Reply<bool> {
@@ -91,6 +118,66 @@ impl ScheduleStore for MySql {
     }
 }
 
+impl SeenStore for MySql {
+    async fn look_for_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<Seen>> {
+        if ask.known.is_empty() {
+            return Ok(Vec::new());
+        }
+        let known = marks("(?, ?, ?)", ask.known.len());
+        let query = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
+        let bind = |query: Query<'static>, Known { times, .. }: &Known| {
+            query.bind(times.name.as_str().to_owned()).bind(times.spec.clone()).bind(times.zone.clone())
+        };
+        let rows = ask.known.iter().fold(query, bind).bind(SEEN).fetch_all(conn).await?;
+        rows.iter().map(Seen::read).collect()
+    }
+
+    async fn take_free(
+        conn: &mut MySqlConnection,
+        ask: &DueRequest<'_>,
+        rows: &[&Seen],
+        lease: TimeDelta,
+    ) -> Reply<Vec<bool>> {
+        // The runs begin at the time by which they were decided.
+        let Some(now) = rows.first().map(|seen| seen.now) else { return Ok(Vec::new()) };
+        let named = padded(rows);
+        let mut query = sqlx::query(AssertSqlSafe(claim_statement(named.len())));
+        for seen in named {
+            query = query.bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
+            query = query.bind(seen.token).bind(stored(seen.slot)).bind(to_stored_count(seen.attempt));
+            query = query.bind(stored(seen.due_at)).bind(seen.triggered_at.map(stored));
+        }
+        let holder: Uuid = *ask.holder.as_uuid();
+        let query = query.bind(holder).bind(ask.label).bind(stored(now)).bind(now.timestamp_micros());
+        let query = query.bind(micros(lease)).bind(limit_micros(ask.not_after));
+        let taken = query.execute(&mut *conn).await?.rows_affected();
+        if taken == 0 || taken == rows.len() as u64 {
+            return Ok(vec![taken > 0; rows.len()]);
+        }
+        let names = marks("?", rows.len());
+        let sql = format!("SELECT name, token FROM t_resource_schedule WHERE holder = ? AND name IN ({names})");
+        let query = sqlx::query_as(AssertSqlSafe(sql)).bind(holder);
+        let query = rows.iter().fold(query, |query, seen| query.bind(seen.times.name.as_str()));
+        // Without the names, nothing is known of what was claimed.
+        let held: Vec<(Vec<u8>, i64)> = query.fetch_all(conn).await.map_err(unanswered)?;
+        let is_held = |seen: &&Seen| held.contains(&(seen.times.name.as_str().into(), seen.next_token()));
+        Ok(rows.iter().map(is_held).collect())
+    }
+
+    async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<bool> {
+        changed::<Self>(conn, async |conn: &mut MySqlConnection| {
+            if Self::take_free(conn, ask, &[seen], ask.lease_of(&seen.times.name)).await? != [true] {
+                return Ok(false);
+            }
+            let query = sqlx::query(RECORD_LOST).bind(seen.times.name.as_str()).bind(stored(seen.to_run()));
+            let query = query.bind(to_stored_count(seen.attempt)).bind(seen.token).bind(&seen.label);
+            let query = query.bind(stored(seen.began())).bind(to_stored_count(seen.missed)).bind(LOST);
+            query.execute(conn).await.map(|_| true)
+        })
+        .await
+    }
+}
+
 /// Deletes these runs and their details. Returns the number of runs.
 async fn forget(conn: &mut MySqlConnection, runs: &[(Vec<u8>, NaiveDateTime, i32)]) -> Reply<u64> {
     let mut deleted = 0;
@@ -106,33 +193,6 @@ async fn forget(conn: &mut MySqlConnection, runs: &[(Vec<u8>, NaiveDateTime, i32
 
 fn bind_claim<'q>(query: Query<'q>, claim: &'q Claim) -> Query<'q> {
     query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
-}
-
-async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
-    let query = sqlx::query(HAND_BACK).bind(*vacant.as_uuid());
-    if bind_claim(query, claim).execute(&mut *conn).await?.rows_affected() == 0 {
-        let query = sqlx::query(WAS_HANDED_BACK).bind(claim.key.as_str()).bind(claim.token.get()).bind(HANDED_BACK);
-        return Ok(query.fetch_optional(conn).await?.is_some());
-    }
-    let vacated = Claim { holder: vacant, ..claim.clone() };
-    bind_claim(sqlx::query(RECORD_HANDED_BACK).bind(HANDED_BACK), &vacated).execute(conn).await?;
-    Ok(true)
-}
-
-async fn skip_ticks(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
-    let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, stored(pass.to));
-    let query = sqlx::query(PASS).bind(pass.runs).bind(to).bind(to).bind(pass.runs).bind(to).bind(pass.runs);
-    let query = query.bind(pass.runs).bind(to_stored_count(pass.missed)).bind(pass.runs);
-    let query = bind_claim(query, claim).bind(spec).bind(zone).bind(pass.error);
-    if query.execute(&mut *conn).await?.rows_affected() == 0 {
-        return Ok(false);
-    }
-    if pass.skipped > 0 {
-        let query = sqlx::query(RECORD_PASSED).bind(stored(pass.from)).bind(0).bind("M");
-        let query = query.bind(to_stored_count(pass.skipped)).bind(pass.error);
-        query.bind(claim.key.as_str()).bind(claim.token.get()).execute(conn).await?;
-    }
-    Ok(true)
 }
 
 async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {

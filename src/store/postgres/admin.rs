@@ -5,13 +5,16 @@ use std::sync::LazyLock;
 use chrono::TimeDelta;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed};
-use crate::store::changes::{Change, ChangeInfo, ChangeStore, listed_change, operations};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
-        Form, Reply, micros,
+        Form, Reply,
+        admin::{
+            AdminStore, Change, ChangeInfo, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed,
+            listed_change, operations,
+        },
+        micros,
         postgres::{
             change::notified,
             row::{ROW, finite},
@@ -114,10 +117,10 @@ SELECT (SELECT count(*) FROM forgotten) AS rows, (SELECT max(key_resource)::text
     )
 });
 
-const RECORD_CHANGE: &str =
+const RECORD: &str =
     "INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (clock_timestamp(), $1, $2, $3, $4)";
 
-const LIST_CHANGES: &str = "
+const CHANGES: &str = "
 SELECT at, who::text AS who, what::text AS what, name::text AS name, detail FROM t_resource_change
 WHERE $1::text IS NULL OR name = $2 ORDER BY id DESC LIMIT $3";
 
@@ -125,6 +128,8 @@ const FORGET_CHANGES: &str =
     "DELETE FROM t_resource_change WHERE at < clock_timestamp() - $1::bigint * interval '1 microsecond'";
 
 impl AdminStore for Postgres {
+    operations!(PgConnection);
+
     async fn list(conn: &mut PgConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(i64::from(page.limit)).fetch_all(conn).await?;
@@ -166,8 +171,4 @@ impl AdminStore for Postgres {
         let rows = u64::try_from(row.try_get::<i64, _>("rows")?).unwrap_or_default();
         Ok(Forgotten { rows, after: row.try_get("last")? })
     }
-}
-
-impl ChangeStore for Postgres {
-    operations!(PgConnection);
 }

@@ -6,8 +6,6 @@ mod change;
 mod claim;
 #[cfg(feature = "schedule")]
 mod instances;
-#[cfg(feature = "schedule")]
-mod orders;
 mod queue;
 mod row;
 #[cfg(feature = "schedule")]

@@ -15,12 +15,11 @@ use crate::{
                 LIST, LOCK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE, TRIGGER,
             },
         },
-        run_info::{RunInfo, RunPage},
+        run_info::{RunInfo, RunOptions, run},
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, Pass, STEP,
-            ScheduleStore, Times, named, operations, to_stored_count,
+            ScheduleStore, Times, listed, named, operations, to_stored_count, unextended,
         },
-        schedule_row::{listed, run, unextended},
         stored_row::StoredRow as _,
     },
 };
@@ -28,7 +27,7 @@ use crate::{
 impl ScheduleStore for Postgres {
     operations!(PgConnection);
 
-    async fn rows(conn: &mut PgConnection, keys: &[Key]) -> Reply<Vec<ListedSchedule>> {
+    async fn registered(conn: &mut PgConnection, keys: &[Key]) -> Reply<Vec<ListedSchedule>> {
         let rows = sqlx::query(REGISTERED).bind(names(keys)).fetch_all(conn).await?;
         rows.iter().map(listed).collect()
     }
@@ -93,7 +92,7 @@ async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<(DueR
     for row in &rows {
         reply.next_in = row.number_or_null("next_in_micros")?.map(TimeDelta::microseconds);
         if row.try_get::<Option<&str>, _>("name")?.is_some() {
-            reply.claimed.push(claimed(row)?);
+            reply.claimed.push(claimed(row, ask.holder)?);
         }
     }
     if let (true, [row, ..]) = (reply.claims_nothing(), &rows[..]) {
@@ -103,14 +102,13 @@ async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<(DueR
     Ok((reply, is_overtaken))
 }
 
-fn claimed(row: &PgRow) -> Reply<ClaimedRow> {
+fn claimed(row: &PgRow, holder: Holder) -> Reply<ClaimedRow> {
     let lost = || -> Reply<PreviousClaim> {
         Ok(PreviousClaim { token: Token::new(row.number("prior_token")?), label: row.text("prior_label")? })
     };
     let is_lost = row.is("taken_over")?;
     Ok(ClaimedRow {
-        name: named(&row.text("name")?)?,
-        token: Token::new(row.number("token")?),
+        claim: Claim { key: named(&row.text("name")?)?, holder, token: Token::new(row.number("token")?) },
         slot: row.time("run_slot")?,
         own: row.is("own")?,
         attempt: row.count("attempt")?,

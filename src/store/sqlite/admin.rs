@@ -3,13 +3,16 @@
 use chrono::TimeDelta;
 use sqlx::{Row as _, Sqlite, SqliteConnection};
 
-use crate::store::admin::{AdminStore, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed, old_of};
-use crate::store::changes::{Change, ChangeInfo, ChangeStore, listed_change, operations};
 use crate::{
     key::{Key, Token},
     rules::{Status, Terms},
     store::{
-        Form, Reply, hex,
+        Form, Reply,
+        admin::{
+            AdminStore, Change, ChangeInfo, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed,
+            listed_change, old_of, operations,
+        },
+        hex,
         sqlite::row::{as_micros, json, kept, micros, read_from, sql, stored, written},
     },
 };
@@ -62,15 +65,17 @@ const FORGET: &str = sql!(
      WHERE key_resource IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?4)) AND " {forgettable!()}
 );
 
-const RECORD_CHANGE: &str =
+const RECORD: &str =
     sql!("INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (" now ", ?1, ?2, ?3, ?4)");
 
-const LIST_CHANGES: &str = "
+const CHANGES: &str = "
 SELECT at, who, what, name, detail FROM t_resource_change WHERE ?1 IS NULL OR name = ?2 ORDER BY id DESC LIMIT ?3";
 
 const FORGET_CHANGES: &str = sql!("DELETE FROM t_resource_change WHERE at < " now " - ?1");
 
 impl AdminStore for Sqlite {
+    operations!(SqliteConnection);
+
     async fn list(conn: &mut SqliteConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LIST).bind(&page.after).bind(&page.prefix);
         let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
@@ -124,8 +129,4 @@ impl AdminStore for Sqlite {
         let reply = bind(FORGET).bind(named).execute(conn).await?;
         Ok(Forgotten { rows: reply.rows_affected(), after })
     }
-}
-
-impl ChangeStore for Sqlite {
-    operations!(SqliteConnection);
 }

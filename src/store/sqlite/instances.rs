@@ -1,16 +1,18 @@
-//! The instances of schedules.
+//! The instances of schedules, the orders that they obey, and the details of runs.
 
 use chrono::{DateTime, Utc};
 use sqlx::{Sqlite, SqliteConnection};
 use uuid::Uuid;
 
 use crate::{
-    key::Key,
+    key::{Claim, Key},
     store::{
         Reply,
-        instances::{Announcement, Beat, InstanceStore, ListedInstance, TimesChange, instance, operations},
-        schedule::{LOST, from_stored_count, to_stored_count},
+        instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
+        orders::{Given, Order, What, given},
+        schedule::{LOST, to_stored_count},
         sqlite::row::{json, keys, sql, stored, written},
+        stored_row::from_stored_count,
     },
 };
 
@@ -113,12 +115,38 @@ const FORGET: &str =
     sql!("DELETE FROM t_resource_schedule_instance WHERE beat_at + 2 * lives < " now " OR beat_at > 2 * lives + " now);
 
 const LIST: &str = sql!("
-SELECT id, label, build, calls, since, beat_at, lives, beats, declares_id, " now " AS now
+SELECT id, label, build, calls, since, beat_at, lives, declares_id, " now " AS now
 FROM t_resource_schedule_instance ORDER BY label, id");
 
 const REMOVE: &str = sql!("
 DELETE FROM t_resource_schedule WHERE name = ?1 AND (holder IS NULL OR due_at < " now ") RETURNING 1;
 DELETE FROM t_resource_schedule_times WHERE name = ?1 AND changes() > 0");
+
+const ORDER: &str = "
+INSERT INTO t_resource_order (what, name, since, until, who) VALUES (?1, ?2, ?3, ?4, ?5)
+ON CONFLICT (what, name) DO UPDATE SET since = excluded.since, until = excluded.until, who = excluded.who";
+
+const ORDERED: &str = "SELECT since, until, who FROM t_resource_order WHERE what = ?1 AND name = ?2";
+
+const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ?1 AND name = ?2 AND until <= coalesce(?3, until)";
+
+/// The row of a run keeps its token. A claim that takes over compares the time since which it is
+/// due.
+const LATCH: &str = sql!("
+UPDATE t_resource_schedule
+SET token = iif(holder IS NULL, token + 1, token),
+    due_at = iif(holder IS NOT NULL AND due_at <= " now ", due_at - 1, due_at)
+WHERE name = ?1 AND slot = ?2 AND attempt = ?3");
+
+const WAKE: &str = sql!("
+UPDATE t_resource_schedule SET due_at = min(due_at, " now ") WHERE name = ?1 AND holder IS NULL AND attempt > 0");
+
+const NOTE: &str = "
+INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, note)
+SELECT name, run_slot, attempt, token, ?1 FROM t_resource_schedule WHERE name = ?2 AND holder = ?3 AND token = ?4
+ON CONFLICT (name, slot, attempt) DO UPDATE SET note = excluded.note, token = excluded.token";
+
+const OUTPUT: &str = "SELECT output FROM t_resource_schedule_detail WHERE name = ?1 AND slot = ?2 AND attempt = ?3";
 
 impl InstanceStore for Sqlite {
     operations!(SqliteConnection);

@@ -7,7 +7,7 @@ use crate::{
     key::{Claim, Holder, Key, Token},
     rules::{Row, Status, Terms},
     store::{
-        Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, TooLate,
+        Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, Store as _, TooLate,
         instances::{InstanceStore as _, TimesChange},
         queue::QueueStore as _,
         schedule::{DueReply, DueRequest, Extended, Extension, Known, LOST, Pass, ScheduleStore as _, Times},
@@ -22,7 +22,7 @@ const LEASE: TimeDelta = TimeDelta::seconds(60);
 
 /// Reads the database's clock.
 async fn clock(conn: &mut Conn) -> DateTime<Utc> {
-    DB::registered(conn, &[]).await.unwrap().now
+    DB::now(conn).await.unwrap()
 }
 
 /// Returns a limit that has passed.
@@ -224,19 +224,17 @@ async fn extend(conn: &mut SqliteConnection, claim: &Claim, not_after: Option<Da
 async fn a_late_extension_of_a_run_extends_nothing() {
     let conn = &mut tables().await;
     let known = due(conn, &["a"]).await;
-    let holder = Holder::unique();
-    let row = claim_due(conn, &known, holder, None).await.claimed.remove(0);
-    let claim = Claim { key: row.name, holder, token: row.token };
+    let claim = claim_due(conn, &known, Holder::unique(), None).await.claimed.remove(0).claim;
     let names = [claim.key.clone()];
-    let ends = DB::registered(conn, &names).await.unwrap().rows[0].due_at;
+    let ends = DB::registered(conn, &names).await.unwrap()[0].due_at;
     let limit = over(conn).await;
     let outcome = extend(conn, &claim, limit).await;
     let Extended::Is(Outcome::TooLate(TooLate { now })) = outcome else { panic!("{outcome:?}") };
     assert!(Some(now) > limit, "{outcome:?}");
-    assert_eq!(DB::registered(conn, &names).await.unwrap().rows[0].due_at, ends);
+    assert_eq!(DB::registered(conn, &names).await.unwrap()[0].due_at, ends);
     let limit = soon(conn).await;
     assert_eq!(extend(conn, &claim, limit).await, Extended::Is(Outcome::Done));
-    assert!(DB::registered(conn, &names).await.unwrap().rows[0].due_at > ends);
+    assert!(DB::registered(conn, &names).await.unwrap()[0].due_at > ends);
     let other = Claim { holder: Holder::unique(), ..claim };
     let limit = over(conn).await;
     assert_eq!(extend(conn, &other, limit).await, Extended::Is(Outcome::Lost));
@@ -246,15 +244,17 @@ async fn a_late_extension_of_a_run_extends_nothing() {
 async fn a_hand_back_that_is_sent_again_is_recognized() {
     let conn = &mut tables().await;
     let known = due(conn, &["a"]).await;
-    let (holder, vacant) = (Holder::unique(), Holder::unique());
-    let row = claim_due(conn, &known, holder, None).await.claimed.remove(0);
-    let claim = Claim { key: row.name, holder, token: row.token };
+    let vacant = Holder::unique();
+    let claim = claim_due(conn, &known, Holder::unique(), None).await.claimed.remove(0).claim;
     for _ in 0..2 {
         assert!(DB::hand_back(conn, &claim, vacant).await.unwrap());
     }
     let next = claim_due(conn, &known, Holder::unique(), None).await.claimed.remove(0);
     assert!(DB::hand_back(conn, &claim, vacant).await.unwrap(), "after the next claim");
-    assert!(!DB::hand_back(conn, &Claim { token: next.token, ..claim }, vacant).await.unwrap(), "another claim's");
+    assert!(
+        !DB::hand_back(conn, &Claim { token: next.claim.token, ..claim }, vacant).await.unwrap(),
+        "another claim's"
+    );
     assert_eq!(DB::history(conn, &known[0].name, 9).await.unwrap().len(), 1);
 }
 
@@ -264,14 +264,13 @@ async fn a_pass_that_is_sent_again_moves_nothing_further() {
     let conn = &mut tables().await;
     let known = due(conn, &["a", "b"]).await;
     for (times, runs) in known.iter().zip([true, false]) {
-        let holder = Holder::unique();
-        let row = claim_due(conn, std::slice::from_ref(times), holder, None).await.claimed.remove(0);
-        let claim = Claim { key: row.name, holder, token: row.token };
+        let row = claim_due(conn, std::slice::from_ref(times), Holder::unique(), None).await.claimed.remove(0);
+        let claim = row.claim;
         let to = row.slot + TimeDelta::minutes(7);
         let pass = Pass { times, from: row.slot, to, runs, missed: 0, skipped: 7, error: None };
         assert!(DB::skip_ticks(conn, &claim, &pass).await.unwrap());
         let state = async |conn: &mut Conn| {
-            let mut row = DB::registered(conn, std::slice::from_ref(&claim.key)).await.unwrap().rows.remove(0);
+            let mut row = DB::registered(conn, std::slice::from_ref(&claim.key)).await.unwrap().remove(0);
             row.now = row.slot;
             format!("{row:?} {:?}", DB::history(conn, &claim.key, 9).await.unwrap())
         };

@@ -25,8 +25,6 @@ mod judged;
 mod late_tests;
 #[cfg(test)]
 mod lock_tests;
-#[cfg(feature = "schedule")]
-mod orders;
 #[cfg(test)]
 mod plans;
 mod queue;

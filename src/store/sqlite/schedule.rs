@@ -9,12 +9,11 @@ use crate::{
     key::{Claim, Holder, Key},
     store::{
         Outcome, Reply, Store as _, changed, hex, limit_micros,
-        run_info::{RunInfo, RunPage},
+        run_info::{RunInfo, RunOptions, run},
         schedule::{
             DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, STEP,
-            ScheduleStore, operations, to_stored_count,
+            ScheduleStore, listed, operations, to_stored_count, unextended,
         },
-        schedule_row::{listed, run, unextended},
         schedule_seen::{SEEN, Seen, SeenStore, claim_due},
         sqlite::{
             row::{Query, json, keys, micros, stored, written},
@@ -31,7 +30,7 @@ use crate::{
 impl ScheduleStore for Sqlite {
     operations!(SqliteConnection);
 
-    async fn rows(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
+    async fn registered(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
         let rows = sqlx::query(REGISTERED).bind(keys(names)).fetch_all(conn).await?;
         rows.iter().map(listed).collect()
     }

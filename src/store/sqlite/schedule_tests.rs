@@ -8,7 +8,7 @@ use crate::{
     store::{
         Reply,
         instances::{InstanceStore as _, TimesChange},
-        orders::{Order, OrderStore as _, What},
+        orders::{Order, What},
         schedule::{DueReply, DueRequest, End, Known, ListedSchedule, Pass, ScheduleStore as _, Times},
         schedule_seen::{Seen, SeenStore as _},
         sqlite::for_tests::{execute, tables},
@@ -25,8 +25,8 @@ fn known() -> Known {
     Known { times: times(), lease: TimeDelta::seconds(60) }
 }
 
-async fn claim_due(conn: &mut SqliteConnection, holder: Holder) -> Reply<DueReply> {
-    let ask = DueRequest { known: &[known()], holder, label: "test", most: 1, not_after: None };
+async fn claim_due(conn: &mut SqliteConnection) -> Reply<DueReply> {
+    let ask = DueRequest { known: &[known()], holder: Holder::unique(), label: "test", most: 1, not_after: None };
     Sqlite::claim_due(conn, &ask).await
 }
 
@@ -40,13 +40,12 @@ async fn due() -> SqliteConnection {
 /// Returns a connection and the claim of a run, which no statement can change any more.
 async fn claimed() -> (SqliteConnection, Claim) {
     let mut conn = due().await;
-    let holder = Holder::unique();
-    let row = claim_due(&mut conn, holder).await.unwrap().claimed.remove(0);
+    let claim = claim_of(&mut conn).await;
     let refused = "
         UPDATE t_resource_schedule SET due_at = 0;
         CREATE TRIGGER refused BEFORE UPDATE ON t_resource_schedule BEGIN SELECT RAISE(ABORT, 'refused'); END";
     execute(&mut conn, refused).await;
-    (conn, Claim { key: row.name, holder, token: row.token })
+    (conn, claim)
 }
 
 /// Asserts that the statement was refused, that nothing of its text stands, and that its
@@ -91,20 +90,19 @@ async fn a_move_that_is_refused_is_undone() {
 #[tokio::test]
 async fn a_claim_that_takes_over_and_is_refused_is_undone() {
     let (mut conn, _) = claimed().await;
-    let reply = claim_due(&mut conn, Holder::unique()).await;
+    let reply = claim_due(&mut conn).await;
     assert_undone(&mut conn, reply).await;
 }
 
 /// Returns a claim during which other times took effect. They left the row at the slot after it.
 async fn claimed_under_other_times() -> (SqliteConnection, Claim) {
     let mut conn = due().await;
-    let holder = Holder::unique();
-    let row = claim_due(&mut conn, holder).await.unwrap().claimed.remove(0);
+    let claim = claim_of(&mut conn).await;
     let (other, slot) = (Times { spec: "every 2m".into(), ..times() }, SLOT + TimeDelta::minutes(1));
     let seen = ListedSchedule { run_slot: Some(SLOT), attempt: 1, ..ListedSchedule::unrun(times(), SLOT) };
     let change = TimesChange { seen: Some(Box::new(seen)), ..TimesChange::creation(other, slot) };
     assert!(Sqlite::change_times(&mut conn, &change).await.unwrap());
-    (conn, Claim { key: row.name, holder, token: row.token })
+    (conn, claim)
 }
 
 async fn has(conn: &mut SqliteConnection, condition: &str) -> bool {
@@ -116,7 +114,7 @@ async fn has(conn: &mut SqliteConnection, condition: &str) -> bool {
 #[tokio::test]
 async fn a_run_is_cleared_once_it_is_recorded() {
     let mut conn = due().await;
-    let claim = claim_due(&mut conn, Holder::unique()).await.unwrap().claimed.remove(0);
+    let claim = claim_of(&mut conn).await;
     let seen = ListedSchedule { run_slot: Some(SLOT), attempt: 1, ..ListedSchedule::unrun(times(), SLOT) };
     let seen = Some(Box::new(seen));
     let change = TimesChange { seen, afresh: true, ..TimesChange::creation(times(), SLOT) };
@@ -198,9 +196,7 @@ async fn a_row_that_has_changed_since_the_look_is_not_claimed() {
 
 /// Claims what is due.
 async fn claim_of(conn: &mut SqliteConnection) -> Claim {
-    let holder = Holder::unique();
-    let row = claim_due(conn, holder).await.unwrap().claimed.remove(0);
-    Claim { key: row.name, holder, token: row.token }
+    claim_due(conn).await.unwrap().claimed.remove(0).claim
 }
 
 async fn order(conn: &mut SqliteConnection, what: What, until: DateTime<Utc>) {
@@ -366,7 +362,7 @@ async fn an_attempt_that_is_put_back_is_a_takeover_if_the_last_one_was_lost() {
         }
         let claim = claim_of(&mut conn).await;
         assert!(Sqlite::put_back(&mut conn, claim.holder, Holder::unique(), &[times().name]).await.unwrap());
-        let row = Sqlite::registered(&mut conn, &[times().name]).await.unwrap().rows.remove(0);
+        let row = Sqlite::registered(&mut conn, &[times().name]).await.unwrap().remove(0);
         assert_eq!((row.attempt as usize, row.running), (attempts, shown.is_some()), "{statuses}: {row:?}");
         assert_eq!(row.label, shown.unwrap_or("test"), "{statuses}");
     }
@@ -387,9 +383,8 @@ async fn a_run_that_was_handed_back_has_not_succeeded() {
 #[tokio::test]
 async fn a_schedule_that_is_marked_as_gone_again_is_gone_since_the_first_time() {
     let mut conn = due().await;
-    let gone_at = async |conn: &mut SqliteConnection| {
-        Sqlite::registered(conn, &[times().name]).await.unwrap().rows.remove(0).gone_at
-    };
+    let gone_at =
+        async |conn: &mut SqliteConnection| Sqlite::registered(conn, &[times().name]).await.unwrap().remove(0).gone_at;
     assert_eq!(gone_at(&mut conn).await, None);
     Sqlite::mark_gone(&mut conn, &[times().name]).await.unwrap();
     assert!(gone_at(&mut conn).await.is_some());
