@@ -9,19 +9,19 @@ use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Form, HeldStore, Outcome, Reply, RowSnapshot, hex, limit_micros,
-        sqlite::row::{as_micros, json, kept, listed, micros, read_from, sql},
+        sqlite::row::{as_micros, is_listed, json, kept, listed, micros, read_from, sql},
         stored_row::snapshot,
         unanswered, unconfirmed, unmatched,
     },
 };
 
 /// The claims of the list ?1 that stand. Each item is a holder, of 32 digits, a token, of 20, and
-/// its key in hex.
+/// its key in hex. The planner would read the table first if the list had no part in a condition.
 macro_rules! standing {
     () => {
-        "t.key_resource = CAST(unhex(substr(j.value, 53)) AS TEXT) AND t.holder = unhex(substr(j.value, 1, 32))
+        sql!({is_listed!("substr(j.value, 53)")} " AND t.holder = unhex(substr(j.value, 1, 32))
               AND t.token = CAST(substr(j.value, 33, 20) AS INTEGER)
-              AND t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL"
+              AND (t.lock_flag = 1 AND t.claimed_at = t.begin_time AND t.end_time IS NULL) = (j.value NOTNULL)")
     };
 }
 

@@ -17,7 +17,7 @@ use crate::{
         ClaimReply, ClaimRequest, Reply, Store as _, hex, is_apart,
         sqlite::{
             judged::look,
-            row::{as_micros, json, listed, micros, read_from, sql},
+            row::{as_micros, is_listed, json, listed, micros, read_from, sql},
         },
         stored_row::seen,
         unanswered,
@@ -28,8 +28,7 @@ use crate::{
 macro_rules! wanted {
     ($condition:literal) => {
         sql!(
-            "json_each(?1) AS j CROSS JOIN t_resource_lock ON key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT)
-             WHERE " $condition
+            "json_each(?1) AS j CROSS JOIN t_resource_lock ON " {is_listed!("substr(j.value, 33)")} " WHERE " $condition
         )
     };
 }
@@ -53,7 +52,7 @@ SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(substr(j.value, 
     begin_time = " now " + ?4, claimed_at = " now " + ?4, token = max(token + 1, " now "), expires_at = " now " + ?3,
     prior_token = NULL, prior_client_ip = client_ip, prior_status = status,
     prior_begin_time = begin_time, prior_end_time = end_time
-FROM j WHERE key_resource = CAST(unhex(substr(j.value, 33)) AS TEXT) AND lock_flag IS NOT 1 AND " now " <= ?6;
+FROM j WHERE " {is_listed!("substr(j.value, 33)")} " AND lock_flag IS NOT 1 AND " now " <= ?6;
 SELECT group_concat(CASE WHEN lock_flag = 1 AND holder = unhex(substr(j.value, 1, 32)) THEN j.key || ' ' || token END),
     count(*) FROM " {wanted!("TRUE;")} "COMMIT"
 );

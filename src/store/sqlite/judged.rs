@@ -13,7 +13,7 @@ use crate::{
         ClaimReply, ClaimRequest, Reply,
         fault::{Fault, fault},
         hex, is_apart,
-        sqlite::row::{as_micros, json, kept, keys, listed, micros, read_rows, sql},
+        sqlite::row::{as_micros, is_listed, json, kept, keys, listed, micros, read_rows, sql},
         stored_row::{StoredRow as _, by_key, previous, read, seen_each},
         unanswered,
     },
@@ -39,7 +39,7 @@ SET lock_flag = 1, status = 'P', client_ip = ?2, holder = unhex(j.value ->> 1), 
     prior_end_time = CASE WHEN j.value ->> 2 = 'same' THEN prior_end_time ELSE end_time END,
     expires_at = max(CASE WHEN j.value ->> 2 = 'same' THEN ifnull(expires_at, 0) ELSE 0 END, " now " + ?3)
 FROM j
-WHERE key_resource = CAST(unhex(j.value ->> 0) AS TEXT) AND token = j.value ->> 3
+WHERE " {is_listed!("j.value ->> 0")} " AND token = j.value ->> 3
   AND COALESCE(lock_flag = 1, 0) = j.value ->> 4 AND holder IS unhex(j.value ->> 5)
   AND status IS CAST(unhex(j.value ->> 6) AS TEXT) AND " {as_micros!("begin_time")} " IS j.value ->> 7
   AND " {as_micros!("claimed_at")} " IS j.value ->> 8 AND expires_at IS j.value ->> 9

@@ -61,22 +61,33 @@ FROM " {$source})
 macro_rules! read_rows {
     () => {
         $crate::store::sqlite::row::read_from!(
-            "json_each(?1) AS j CROSS JOIN t_resource_lock ON key_resource = CAST(unhex(j.value) AS TEXT)"
+            $crate::store::sqlite::row::sql!(
+                "json_each(?1) AS j CROSS JOIN t_resource_lock ON " {$crate::store::sqlite::row::is_listed!("j.value")}
+            )
         )
     };
 }
 
 /// The items of the list ?1, to be joined with the table in an UPDATE, which knows no CROSS JOIN.
-///
-/// In a table that was analyzed while it was small, the planner would look for each row of the
-/// table in the list. It looks for each item of a materialized list in the index.
 macro_rules! listed {
     () => {
         "WITH j AS MATERIALIZED (SELECT value FROM json_each(?1)) "
     };
 }
 
-pub(super) use {as_micros, kept, listed, read_from, read_rows, sql};
+/// Whether the row has the key of the item `j`, which `$hex` is. Both parts are true of each item
+/// that has a row.
+///
+/// In a table that was analyzed while it was small, the planner would read all rows for each item,
+/// or the list for each row. If it expects that few items and few rows are the ones, it looks for
+/// each item of a materialized list in the index.
+macro_rules! is_listed {
+    ($hex:literal) => {
+        concat!("unlikely(j.value NOTNULL) AND unlikely(key_resource = CAST(unhex(", $hex, ") AS TEXT))")
+    };
+}
+
+pub(super) use {as_micros, is_listed, kept, listed, read_from, read_rows, sql};
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
 
