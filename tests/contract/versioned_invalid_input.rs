@@ -31,7 +31,8 @@ harness::tests!(
         a_table_of_another_engine_is_refused,
         a_session_that_is_not_strict_is_refused,
         a_table_is_not_taken_for_its_namesake
-    )
+    ),
+    postgres(a_key_that_means_several_rows_in_spite_of_an_index_is_refused)
 );
 
 /// The error of the table and of the lock at their first use, which must be the same.
@@ -241,6 +242,36 @@ async fn a_key_column_without_a_unique_index_of_its_own_is_refused<DB: TestDatab
     db.execute("CREATE UNIQUE INDEX single ON account (id)").await;
     let table = VersionedTable::new(db.pool.clone(), COLUMNS);
     assert_eq!(table.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
+}
+
+/// A collation may take texts that differ for equal, and an index covers its own table only.
+async fn a_key_that_means_several_rows_in_spite_of_an_index_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let is_refused = async |table| {
+        let says = refused(&db, Columns { table, ..COLUMNS }).await;
+        assert!(says.contains("column id (") && says.contains("unique index"), "{says}");
+    };
+    let is_used = async |table| {
+        let table = VersionedTable::new(db.pool.clone(), Columns { table, ..COLUMNS });
+        assert_eq!(table.deduct("a", 1).await.unwrap(), updated(99, 1, 1));
+    };
+    db.execute("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)").await;
+    for (name, column, index, is_fit) in [
+        ("loose_exact", "loose", "\"C\"", false),
+        ("loose", "loose", "loose", true),
+        ("exact_loose", "\"C\"", "loose", true),
+        ("exact", "\"POSIX\"", "\"C\"", true),
+    ] {
+        db.execute(&format!("CREATE TABLE {name} (id text COLLATE {column}, balance bigint, version int)")).await;
+        insert(&db, name, "'a'", 100).await;
+        db.execute(&format!("CREATE UNIQUE INDEX ON {name} (id COLLATE {index})")).await;
+        if is_fit { is_used(name).await } else { is_refused(name).await }
+    }
+    create(&db, "parent", "text", "bigint", "int").await;
+    insert(&db, "parent", "'a'", 100).await;
+    db.execute("CREATE TABLE child () INHERITS (parent)").await;
+    is_refused("parent").await;
+    db.execute("DROP TABLE child").await;
+    is_used("parent").await;
 }
 
 async fn columns_of_another_type_are_refused_with_their_type<DB: TestDatabase>(db: TestDb<DB>) {

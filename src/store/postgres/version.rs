@@ -8,7 +8,8 @@ use crate::store::version::{
 use crate::{store::Reply, version::identifier::TableName};
 
 /// A domain counts as its base type, through domains over domains. The scale of a numeric is in the
-/// lowest eleven bits of its modifier, signed.
+/// lowest eleven bits of its modifier, signed. Texts that differ may be equal in the column and not
+/// in an index of another collation. An index does not cover the tables that inherit from its own.
 const TABLE_COLUMNS: &str = "
 WITH RECURSIVE made_of AS (
     SELECT a.attnum, a.atttypid AS type, a.atttypmod AS modifier FROM pg_attribute a
@@ -24,7 +25,10 @@ SELECT a.attname::text AS name, format_type(a.atttypid, a.atttypmod) AS type, fo
                   WHERE g.tgtype & 16 <> 0 AND g.tgenabled <> 'D' AND NOT g.tgisinternal
                     AND (g.tgrelid = a.attrelid OR g.tgrelid IN (SELECT relid FROM pg_partition_tree(a.attrelid)))) AS triggers,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indpred IS NULL
-               AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS single
+               AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum AND (i.indcollation[0] = a.attcollation OR NOT EXISTS (
+                   SELECT FROM pg_collation o WHERE o.oid = a.attcollation AND NOT o.collisdeterministic)))
+       AND NOT EXISTS (SELECT FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhrelid
+                       WHERE h.inhparent = a.attrelid AND NOT c.relispartition) AS single
 FROM pg_attribute a JOIN made_of m ON m.attnum = a.attnum JOIN pg_type t ON t.oid = m.type AND t.typtype <> 'd'
 WHERE a.attrelid = to_regclass($1)";
 
