@@ -4,11 +4,12 @@ use harness::{PATIENCE, TestDatabase, TestDb};
 use rowlock::{Error, Schedule, Schedules, Tick, errors::NotFound, jobs::TickOutcome};
 use tokio::sync::mpsc;
 
-use crate::ticks::{LONG, Never, idle, info, instance, runs, told};
+use crate::ticks::{LONG, Never, due, idle, info, instance, runs, told};
 
 harness::tests!(everywhere(
     a_trigger_between_attempts_of_a_triggered_run_adds_no_run,
     a_trigger_is_later_than_the_last_run,
+    a_trigger_after_a_thousand_ahead_of_the_clock_is_no_tick,
     a_trigger_does_not_wait_for_a_tick_of_other_times_or_another_name,
     a_schedule_that_is_removed_is_neither_paused_nor_triggered,
     a_name_that_is_free_keeps_no_pause_and_no_trigger
@@ -50,6 +51,20 @@ async fn a_trigger_is_later_than_the_last_run<DB: TestDatabase>(db: TestDb<DB>) 
     assert!(last < runs[0].slot && runs[0].slot < runs[1].slot, "{last}: {runs:?}");
     assert_eq!(told(&db, "k").await, "S1 S1");
     assert_eq!(info(&db, "k").await.slot, last, "the tick stays");
+}
+
+/// Of ticks, the slots have whole milliseconds.
+async fn a_trigger_after_a_thousand_ahead_of_the_clock_is_no_tick<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db, "k").await;
+    let last = match db.server.name {
+        "sqlite" => "4102444800000999",
+        "postgres" => "'2100-01-01 00:00:00.000999Z'",
+        _ => "'2100-01-01 00:00:00.000999'",
+    };
+    assert_eq!(db.execute(&format!("UPDATE t_resource_schedule SET run_slot = {last}")).await, 1);
+    instance(&db, "one").trigger("k").await.unwrap();
+    let triggered = info(&db, "k").await.triggered.unwrap();
+    assert_eq!(triggered.timestamp_micros(), 4_102_444_800_001_001);
 }
 
 /// No instance looked between the trigger and the deploy.

@@ -222,7 +222,8 @@ WHERE name = ? AND holder = ? AND token = ?"
 pub(super) const TRIGGER: &str = "
 UPDATE t_resource_schedule
 SET triggered_at = IF(triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot),
-        GREATEST(UTC_TIMESTAMP(3), COALESCE(run_slot, '1970-01-01')) + INTERVAL 1 MICROSECOND, triggered_at),
+        GREATEST(UTC_TIMESTAMP(3), COALESCE(run_slot, '1970-01-01'))
+            + INTERVAL IF(MICROSECOND(run_slot) % 1000 = 999, 2, 1) MICROSECOND, triggered_at),
     due_at = IF(holder IS NULL, LEAST(due_at, UTC_TIMESTAMP(6)), due_at)
 WHERE name = ? AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 

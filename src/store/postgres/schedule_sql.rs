@@ -196,7 +196,8 @@ WHERE name = $3 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 pub(super) const TRIGGER: &str = "
 UPDATE t_resource_schedule
 SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)
-        THEN greatest(date_trunc('milliseconds', clock_timestamp()), run_slot) + interval '1 microsecond' ELSE triggered_at END,
+        THEN greatest(date_trunc('milliseconds', clock_timestamp()), run_slot) + interval '1 microsecond'
+            * CASE WHEN extract(microseconds FROM run_slot)::bigint % 1000 = 999 THEN 2 ELSE 1 END ELSE triggered_at END,
     due_at = CASE WHEN holder IS NULL THEN least(due_at, clock_timestamp()) ELSE due_at END
 WHERE name = $1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 

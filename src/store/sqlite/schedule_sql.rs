@@ -190,7 +190,7 @@ WHERE name = ?3 AND spec <> 'none' AND spec NOT LIKE 'renamed %'");
 pub(super) const TRIGGER: &str = sql!("
 UPDATE t_resource_schedule
 SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)
-                        THEN max(" now ", COALESCE(run_slot, 0)) + 1 ELSE triggered_at END,
+                        THEN max(" now ", COALESCE(run_slot, 0)) + iif(run_slot % 1000 = 999, 2, 1) ELSE triggered_at END,
     due_at = CASE WHEN holder IS NULL THEN min(due_at, " now ") ELSE due_at END
 WHERE name = ?1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'");
 
