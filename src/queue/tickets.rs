@@ -103,10 +103,9 @@ impl<DB: Database> Ticket<DB> {
     /// Gives the ticket up after use.
     pub async fn leave(mut self, limit: Instant) {
         let number = self.number;
+        // On SQLite, a waiter that comes within the same millisecond may draw the number again.
+        lock(&self.tickets.state).tickets.remove(&number);
         self.left = self.tickets.pool.send(limit, async |conn| DB::leave(conn, &[number]).await).await.is_ok();
-        if self.left {
-            lock(&self.tickets.state).tickets.remove(&number);
-        }
     }
 }
 

@@ -15,8 +15,10 @@ use crate::{
     },
 };
 
-/// The number is a time as well, so that one that was given up is not issued again. ?3 is the
-/// limit.
+/// The number is a time as well, so that one that was given up is not issued again after its
+/// millisecond. A waiter that gets it before stands where the other one stood, at the end. If the
+/// other one is given up once more, because the reply was lost, the waiter draws another number. ?3
+/// is the limit.
 const JOIN: &str = sql!("
 INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until)
 SELECT CAST(unhex(j.value) AS TEXT), n.ticket, " now " + ?2 * 1000000
