@@ -105,43 +105,32 @@ async fn run_on_tables(source: &SourceArguments, action: TableAction, front: Opt
         out::never_stop();
     }
     let source = choose_source(source)?;
-    let Source { kind, own_file, timeout, .. } = &*source;
-    let create = *own_file || matches!(&action, TableAction::Migrate(migrate) if !migrate.dry_run && !migrate.undo);
-    match kind {
-        Kind::Sqlite => {
-            let opened = open(&action, async || database::open_sqlite(&source.url(), create, *timeout).await).await?;
-            if *own_file {
-                rowlock::migrate(&opened.pool).await?;
-            }
-            run_and_close(opened, source.clone(), action, front).await
-        }
+    let changes_tables = matches!(&action, TableAction::Migrate(migrate) if !migrate.dry_run && !migrate.undo);
+    let create = source.own_file || changes_tables;
+    match source.kind {
+        Kind::Sqlite => run_on(async || database::open_sqlite(&source, create).await, &source, action, front).await,
         Kind::Postgres => {
-            let opened = open(&action, async || database::open::<sqlx::Postgres>(&source).await).await?;
-            run_and_close(opened, source.clone(), action, front).await
+            run_on(async || database::open::<sqlx::Postgres>(&source).await, &source, action, front).await
         }
-        Kind::MySql => {
-            let opened = open(&action, async || database::open::<sqlx::MySql>(&source).await).await?;
-            run_and_close(opened, source.clone(), action, front).await
-        }
+        Kind::MySql => run_on(async || database::open::<sqlx::MySql>(&source).await, &source, action, front).await,
     }
 }
 
-/// Opens the database. `cron` waits for it.
-async fn open<T>(action: &TableAction, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
-    match action {
-        TableAction::Cron(cron) => schedule::cron::open_when_available(cron, open).await,
-        _ => open().await,
-    }
-}
-
-async fn run_and_close<DB: Database>(
-    database: Opened<DB>,
-    source: Arc<Source>,
+/// Opens the database, runs the action on it, and closes it.
+async fn run_on<DB: Database>(
+    open: impl AsyncFn() -> Result<Opened<DB>, Failure>,
+    source: &Arc<Source>,
     action: TableAction,
     front: Option<Pid>,
 ) -> Result<u8, Failure> {
-    let Opened { pool, place } = database;
-    let result = run_action(pool.clone(), (&place, source), action, front).await;
+    let Opened { pool, place } = match &action {
+        TableAction::Cron(cron) => schedule::cron::open_when_available(cron, open).await?,
+        _ => open().await?,
+    };
+    if source.own_file {
+        rowlock::migrate(&pool).await?;
+    }
+    let result = run_action(pool.clone(), (&place, source.clone()), action, front).await;
     // All locks of a pool share their connections. This call closes those connections too.
     LeaseLock::new(pool.clone()).shutdown(Duration::ZERO).await;
     database::within_second(pool.close()).await;
