@@ -70,12 +70,7 @@ pub struct Opened<DB: sqlx::Database> {
 }
 
 pub async fn open_sqlite(source: &Source, create: bool) -> Result<Opened<sqlx::Sqlite>, Failure> {
-    // A path is used as it is written; only in a URL do some characters have a meaning.
-    let url = source.url();
-    let options = match url.starts_with("sqlite:") {
-        true => SqliteConnectOptions::from_str(&url).map_err(unreadable)?,
-        false => SqliteConnectOptions::new().filename(url),
-    };
+    let options = SqliteConnectOptions::from_str(&source.url()).map_err(unreadable)?;
     // The journal mode is stored in the file. A command that only reads does not change it.
     let options = if create { options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal) } else { options };
     let address = options.get_filename().display().to_string();
