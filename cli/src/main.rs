@@ -29,8 +29,8 @@ use tokio::runtime::Builder;
 use args::{Action, Arguments, TableAction, source::SourceArguments};
 use database::{Kind, Opened, Source};
 use exit::Failure;
-use keys::{claims, hold, lead, list, show};
-use process::{front, parent, stub};
+use keys::{claims, hold, lead, rows, show};
+use process::{child, front, stub};
 
 /// How long the end of the program waits for threads that are blocked, such as by a reader of
 /// stdout that does not read.
@@ -101,7 +101,7 @@ fn choose_source(source: &SourceArguments) -> Result<Arc<Source>, Failure> {
 /// `front`: the process that stands before this one on a terminal.
 async fn run_on_tables(source: &SourceArguments, action: TableAction, front: Option<Pid>) -> Result<u8, Failure> {
     if let Some(front) = front {
-        parent::die_with(front.as_raw_nonzero().get())?;
+        child::die_with_parent(front.as_raw_nonzero().get())?;
         out::never_stop();
     }
     let source = choose_source(source)?;
@@ -154,10 +154,10 @@ async fn run_action<DB: Database>(
         TableAction::Hold(hold) => hold::hold(hold.terms.lock(pool)?.lock_delay(hold.lock_delay), hold).await,
         TableAction::Renew(renew) => claims::renew(pool, renew).await,
         TableAction::Release(release) => claims::release(pool, release).await,
-        TableAction::List(list) => list::list(&list.judged_by.lock(pool)?, &list).await,
+        TableAction::List(list) => rows::list(&list.judged_by.lock(pool)?, &list).await,
         TableAction::Show(one) => show::show(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
-        TableAction::Changes(asked) => keys::changes::changes(&LeaseLock::new(pool), &asked).await,
-        TableAction::Watch(watch) => list::watch(&watch.judged_by.lock(pool)?, &watch).await,
+        TableAction::Changes(asked) => operator::changes(&LeaseLock::new(pool), &asked).await,
+        TableAction::Watch(watch) => rows::watch(&watch.judged_by.lock(pool)?, &watch).await,
         TableAction::Forget { older_than, runs, judged_by } => {
             let rows = match runs {
                 true => Schedules::new(pool).forget_history(older_than).await?,

@@ -14,11 +14,10 @@ use crate::{
     exit::{self, Failure},
     format::{aligned, brief, clock},
     keys::{
-        changes,
         names::Parts,
-        queues::{self, Queues},
-        rows::{duration, object, objects, style, table, work_status},
+        rows::{Queues, duration, object, objects, style, table, waiters, work_status},
     },
+    operator,
     out::{self, printable},
     schedule,
 };
@@ -61,7 +60,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
         shown["permits"] = objects(parts.permits.as_deref().unwrap_or_default(), &queues).into();
         shown["readers"] = objects(parts.readers.as_deref().unwrap_or_default(), &queues).into();
         shown["schedule"] = schedule.as_ref().map_or(Value::Null, schedule::show::object);
-        shown["changes"] = changed.iter().map(changes::object).collect();
+        shown["changes"] = changed.iter().map(operator::change_object).collect();
         shown["runs"] = runs.iter().map(schedule::show::run_object).collect();
         return out::say_json(&shown);
     }
@@ -72,7 +71,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
         let rows = (!rows.is_empty()).then(|| table(rows, &queues));
         std::iter::once(what).chain(rows)
     });
-    let changed = (!changed.is_empty()).then(|| changes::table(&changed));
+    let changed = (!changed.is_empty()).then(|| operator::change_table(&changed));
     let shown = entry.into_iter().chain(parts).chain(schedule).chain(runs).chain(changed);
     out::say(shown.collect::<Vec<_>>().join("\n\n"))
 }
@@ -101,7 +100,7 @@ fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {
         line("UNTIL", &time(entry.until)),
         line("ENDED", &time(entry.ended)),
         line("DURATION", &took),
-        line("WAITING", &queues::text(waiting)),
+        line("WAITING", &waiters(waiting)),
         line("TOKEN", &entry.token.to_string()),
     ];
     lines[1].0 = style(entry.state);

@@ -11,8 +11,8 @@ use crate::{
         state::{has_next, is_late, states, versions, words},
     },
     ui::{
+        layout::Shown,
         live::Page,
-        pages::Shown,
         plot::durations,
         snapshot::{Part, Snapshot},
         text::{clocks, counted, encoded, span, when, zone},

@@ -11,8 +11,8 @@ use crate::{
     keys::names::{Kind, is_claimed, kind},
     out::printable,
     ui::{
+        layout::Shown,
         live::Page,
-        pages::Shown,
         snapshot::{InUse, Part, Snapshot},
         text::{counted, encoded, grouped, lasting, span, when},
     },

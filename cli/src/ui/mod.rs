@@ -3,8 +3,9 @@
 //! `looks.rs` reads the database, as often for one open page as for a hundred. A look is a
 //! `Snapshot`, and each page is a pure function of it: `locks.rs`, `jobs.rs`, `runs.rs`, `key.rs`,
 //! `job.rs`, `instances.rs`, `changed.rs`, and `metrics.rs` for `/metrics`. `live.rs` sends a
-//! page's changes, and `pages.rs` divides long tables. `output.rs` alone reads the database for one
-//! request.
+//! page's changes, and `layout.rs` has what pages have in common. `output.rs` alone reads the
+//! database for one request.
+//!
 //! `guard.rs` decides which requests are answered, `guesses.rs` how fast passwords may be tried,
 //! and `connections.rs` how long clients may take for them. `change.rs` makes the changes that an
 //! operator asks for, and `changes.rs` asks once more before.
@@ -26,7 +27,6 @@ mod locks;
 mod looks;
 mod metrics;
 mod output;
-mod pages;
 mod passwords;
 mod plot;
 mod runs;
@@ -45,7 +45,7 @@ use rowlock::{Database, Schedules};
 use tokio::{net::TcpListener, sync::mpsc};
 
 use crate::{
-    args::ui::Ui,
+    args::keys::Ui,
     database,
     exit::{self, Failure},
     out,

@@ -10,8 +10,8 @@ use crate::{
     out::printable,
     ui::{
         jobs::{is_failing, job_address},
+        layout::Shown,
         live::Page,
-        pages::Shown,
         plot::{Window, bars, marks, ticks},
         snapshot::{Part, Snapshot, WEEK},
         text::{counted, encoded, grouped},

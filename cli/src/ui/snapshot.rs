@@ -10,10 +10,7 @@ use std::{
 use chrono::{DateTime, TimeDelta, Utc};
 use rowlock::admin::{ChangeInfo, InstanceInfo, LockInfo, LockState, RunInfo, RunStatus, ScheduleInfo};
 
-use crate::keys::{
-    names::{Kind, kind},
-    queues::queue,
-};
+use crate::keys::names::{Kind, kind, queue};
 
 /// How long runs are kept, so that a page can show a week of them.
 pub const WEEK: TimeDelta = TimeDelta::days(7);
