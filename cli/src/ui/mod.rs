@@ -39,7 +39,6 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use axum::{
     Router,
     middleware::{from_fn, from_fn_with_state},
-    routing::get,
 };
 use rowlock::{Database, Schedules};
 use tokio::{net::TcpListener, sync::mpsc};
@@ -100,7 +99,7 @@ fn router(app: Arc<App>, guard: Arc<Guard>) -> Router {
         .merge(live::routes::<changed::Changed>())
         .merge(output::routes())
         .merge(changes::routes())
-        .merge(numbers())
+        .merge(metrics::routes(app.looks.clone()))
         .merge(layout::files())
         .fallback(layout::not_found)
         .with_state(app);
@@ -133,17 +132,10 @@ pub async fn serve_numbers<DB: Database>(
     let metrics_token = token_file.map(passwords::read_token).transpose()?;
     let listener = listen(address, metrics_token.is_some(), "--metrics-token-file").await?;
     let address = listener.local_addr().map_err(|error| Failure::new(exit::IO, error))?;
-    let schedules = Schedules::new(pool.clone());
-    let looks = Looks::start(database::lock(pool, None)?, schedules.clone());
+    let looks = Looks::start(database::lock(pool.clone(), None)?, Schedules::new(pool));
     let guard = Arc::new(Guard { metrics_token, ..Guard::default() });
-    let app = Arc::new(App::new(looks, output::outputs(schedules), None, mpsc::channel(1).0.downgrade(), ""));
     out::print_info(format_args!("http://{address}{METRICS} and {HEALTH}"));
     let places = connections::FOR_NUMBERS.min(connections::places());
-    tokio::spawn(connections::serve(listener, guarded(numbers().with_state(app), guard), places));
+    tokio::spawn(connections::serve(listener, guarded(metrics::routes(looks), guard), places));
     Ok(())
-}
-
-/// What programs ask for.
-fn numbers() -> Router<Arc<App>> {
-    Router::new().route(METRICS, get(metrics::metrics)).route(HEALTH, get(metrics::health))
 }

@@ -144,6 +144,16 @@ impl Runs {
         self.by_job.get(job).into_iter().flat_map(|runs| runs.values().rev())
     }
 
+    /// Returns the run of the latest slot: of a tick that was missed, none was begun.
+    pub fn last(&self, job: &str) -> Option<&RunInfo> {
+        self.of(job).find(|run| run.status != RunStatus::Missed)
+    }
+
+    /// Returns whether the last run failed or was lost.
+    pub fn last_failed(&self, job: &str) -> bool {
+        self.last(job).is_some_and(|run| run.status != RunStatus::Succeeded)
+    }
+
     pub fn last_success(&self, job: &str) -> Option<DateTime<Utc>> {
         self.of(job).filter(|run| run.status == RunStatus::Succeeded).map(|run| run.ended).max()
     }
