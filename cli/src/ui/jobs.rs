@@ -157,7 +157,6 @@ fn row(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
 
 impl Page for Jobs {
     const PATH: &'static str = "/jobs";
-    const EVENTS: &'static str = "/events/jobs";
     const NEEDS: Part = Part::Schedules;
 
     fn title(&self) -> String {

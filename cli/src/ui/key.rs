@@ -31,7 +31,6 @@ pub struct OneKey {
 
 impl Page for OneKey {
     const PATH: &'static str = "/key";
-    const EVENTS: &'static str = "/events/key";
     const NEEDS: Part = Part::Locks;
 
     fn title(&self) -> String {

@@ -186,7 +186,6 @@ fn row(lock: &LockInfo, waiting: u64, used: InUse) -> Markup {
 
 impl Page for Locks {
     const PATH: &'static str = "/";
-    const EVENTS: &'static str = "/events/locks";
     const NEEDS: Part = Part::Locks;
 
     fn title(&self) -> String {

@@ -76,7 +76,6 @@ impl Runs {
 
 impl Page for Runs {
     const PATH: &'static str = "/runs";
-    const EVENTS: &'static str = "/events/runs";
     const NEEDS: Part = Part::Schedules;
 
     fn title(&self) -> String {

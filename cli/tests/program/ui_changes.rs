@@ -223,7 +223,7 @@ async fn a_password_is_asked_for_and_names_the_operator<DB: TestDatabase>(db: Te
     let stage = Stage::new();
     let file = secret(&stage, "passwords", "ann:open sesame\nbob:other\n");
     let mut ui = open(&db, &format!("--allow-changes --password-file {}", file.display())).await;
-    for path in ["/", "/metrics", "/style.css", "/events/locks", "/release?key=k"] {
+    for path in ["/", "/metrics", "/style.css", "/events/", "/release?key=k"] {
         let refused = ui.get(path).await.with(401);
         assert_eq!(refused.header("www-authenticate"), Some("Basic realm=\"rowlock\", charset=\"UTF-8\""));
         assert!(!refused.body.contains("badge"), "{refused:?}");

@@ -56,7 +56,7 @@ async fn closed(mut stream: TcpStream) -> String {
 
 async fn half_requests_keep_nothing_from_the_page<DB: TestDatabase>(db: TestDb<DB>) {
     let ui = with_few_files(&db).await;
-    let mut events = ui.events("/events/locks").await;
+    let mut events = ui.events("/events/").await;
     events.until("nothing was taken", |page| page.contains("No key was ever taken")).await;
     let mut halves = Vec::new();
     for _ in 0..80 {
@@ -76,7 +76,7 @@ async fn half_requests_keep_nothing_from_the_page<DB: TestDatabase>(db: TestDb<D
 async fn requests_without_their_body_and_open_pages_keep_nothing_from_others<DB: TestDatabase>(db: TestDb<DB>) {
     let ui = with_few_files(&db).await;
     let bodiless = format!("GET / HTTP/1.1\r\nHost: {}\r\nContent-Length: 5\r\n\r\n", ui.address);
-    let events = format!("GET /events/locks HTTP/1.1\r\nHost: {}\r\n\r\n", ui.address);
+    let events = format!("GET /events/ HTTP/1.1\r\nHost: {}\r\n\r\n", ui.address);
     let mut clients = Vec::new();
     for text in [bodiless, events] {
         for _ in 0..40 {

@@ -215,7 +215,7 @@ async fn jobs_that_need_attention_come_first<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn an_open_page_follows_the_database<DB: TestDatabase>(db: TestDb<DB>) {
     let ui = open(&db, "").await;
-    let mut events = ui.events("/events/locks?state=held").await;
+    let mut events = ui.events("/events/?state=held").await;
     events.until("nothing is held", |page| page.contains("No key was ever taken")).await;
     let held = acquired(db.lock().try_acquire("k").await);
     events.until("k is held", |page| page.contains("/key?key=k") && page.contains("badge held")).await;
@@ -365,7 +365,7 @@ async fn a_database_that_is_lost_and_comes_back_is_reported<DB: TestDatabase>(db
     let _held = acquired(db.lock().try_acquire("k").await);
     let proxy = db.proxy().await;
     let ui = open_at(&db, &proxy.url, "").await;
-    let mut events = ui.events("/events/locks?").await;
+    let mut events = ui.events("/events/?").await;
     events.until("k is shown", |page| page.contains("/key?key=k") && !page.contains("does not answer")).await;
     proxy.hold_everything();
     let lost = |page: &str| page.contains("The database does not answer") && page.contains("What follows is from");
@@ -381,7 +381,7 @@ async fn a_database_that_is_lost_and_comes_back_is_reported<DB: TestDatabase>(db
 async fn a_time_that_is_none_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
     let ui = open(&db, "").await;
-    let mut events = ui.events("/events/locks").await;
+    let mut events = ui.events("/events/").await;
     events.until("nothing is held", |page| page.contains("No key was ever taken")).await;
     db.execute("UPDATE t_resource_schedule SET slot = 'infinity'").await;
     // At least one look is made in that time. An open page is sent no more than the looks.
