@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use harness::{TestDatabase, TestDb, acquired};
-use rustix::process::Signal;
 use tokio::time::sleep;
 
 use crate::{
@@ -54,8 +53,7 @@ async fn a_cron_that_starts_before_its_database_waits_for_it<DB: TestDatabase>(d
     proxy.open();
     cron.complains("jobs.toml: 1 job").await;
     cron.says("k: it runs", 1).await;
-    cron.signal(Signal::TERM);
-    let ended = cron.ended().await.with(0);
+    let ended = cron.stopped().await;
     assert_eq!(ended.err.matches("trying again").count(), 1, "{ended:?}");
 }
 
@@ -68,8 +66,7 @@ async fn a_cron_reports_an_outage_once<DB: TestDatabase>(db: TestDb<DB>) {
     cron.complains("the end of a run is not recorded yet").await;
     sleep(Duration::from_secs(8)).await;
     proxy.open();
-    cron.signal(Signal::TERM);
-    let ended = cron.ended().await.with(0);
+    let ended = cron.stopped().await;
     assert_eq!(ended.err.matches("the end of a run is not recorded yet").count(), 1, "{ended:?}");
     let others = ended.err.matches(" WARN ").count() - 1;
     assert_eq!(ended.err.matches("no session could be opened").count(), others, "{ended:?}");
@@ -92,8 +89,7 @@ async fn what_all_runs_try_again_is_written_once_and_its_end_too<DB: TestDatabas
     sleep(Duration::from_secs(3)).await;
     proxy.open();
     cron.complains("renewed again").await;
-    cron.signal(Signal::TERM);
-    let ended = cron.ended().await.with(0);
+    let ended = cron.stopped().await;
     assert_eq!(ended.err.matches("a renewal received no reply").count(), 1, "{ended:?}");
     assert!(!ended.err.contains("lost"), "{ended:?}");
 }
@@ -104,8 +100,7 @@ async fn a_cron_that_waits_for_its_database_may_be_stopped<DB: TestDatabase>(db:
     let away = format!("{scheme}://127.0.0.1:1/{}", rest.split_once('/').unwrap().1);
     let mut cron = cron_at(&db, &stage, &away);
     cron.complains("at 127.0.0.1:1, database ").await;
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
     // What is wrong with the file does not wait for the database.
     std::fs::write(stage.file("jobs.toml"), "[k]\n").unwrap();
     let mut command = db.command("cron", &[stage.file("jobs.toml").to_str().unwrap()]);

@@ -139,6 +139,12 @@ impl Started {
         self.child.try_wait().unwrap().is_some()
     }
 
+    /// Asks the program to end, and waits until it has, with exit code 0.
+    pub async fn stopped(self) -> Ended {
+        self.signal(Signal::TERM);
+        self.ended().await.with(0)
+    }
+
     pub async fn ended(mut self) -> Ended {
         let end = async {
             let pipes = (self.out.read_to_string(&mut self.heard.out), self.err.read_to_string(&mut self.heard.err));

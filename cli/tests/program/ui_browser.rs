@@ -313,8 +313,7 @@ async fn a_browser_tells_of_a_lost_server<DB: TestDatabase>(db: TestDb<DB>) {
     browser.goto(&ui, "/").await;
     browser.shows("No key was ever taken").await;
     let address = ui.address.clone();
-    ui.program.signal(Signal::TERM);
-    ui.program.ended().await.with(0);
+    ui.program.stopped().await;
     browser.shows("The connection to rowlock ui is lost").await;
     let mut again = db.start(&format!("ui --listen {address}"), &[]);
     again.says("/\n", 1).await;

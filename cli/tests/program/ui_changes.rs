@@ -203,8 +203,7 @@ async fn a_job_without_an_instance_is_triggered_on_request_only<DB: TestDatabase
     let file = job(&stage, "k", "cron = \"0 0 1 1 *\"", "true");
     let mut running = cron(&db, "", &file);
     running.complains("1 job").await;
-    running.signal(Signal::TERM);
-    running.ended().await.with(0);
+    running.stopped().await;
     let ui = open(&db, "--allow-changes").await;
     let page = ui.get("/trigger?name=k").await.with(200);
     let form = Form::of(&page);

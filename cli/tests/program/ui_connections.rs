@@ -3,7 +3,6 @@
 use std::{process::Stdio, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rustix::process::Signal;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpSocket, TcpStream},
@@ -124,8 +123,7 @@ async fn clients_of_a_cron_leave_files_to_its_commands<DB: TestDatabase>(db: Tes
     ui.get("/healthz").await.with(200);
     let open = sockets(&ui);
     assert!(open < 40, "{open} sockets");
-    ui.program.signal(Signal::TERM);
-    ui.program.ended().await.with(0);
+    ui.program.stopped().await;
 }
 
 /// The answer is larger than what the system keeps of it for a client with a small window.

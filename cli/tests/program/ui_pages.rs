@@ -163,8 +163,7 @@ async fn jobs_that_are_removed_or_have_no_instance_are_shown<DB: TestDatabase>(d
     cron.signal(Signal::HUP);
     shows("/jobs", &["badge removed", "1 removed"]).await;
     shows("/job?name=gone", &["badge removed", "Gone"]).await;
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
     let ago = DB::ago(600_000);
     db.execute(&format!("UPDATE t_resource_schedule SET slot = {ago}, due_at = {ago}")).await;
     shows("/jobs", &["badge no_instance", "1 without an instance", "1 removed"]).await;
