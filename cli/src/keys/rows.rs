@@ -3,7 +3,7 @@
 use std::{collections::HashMap, io::IsTerminal as _, time::Duration};
 
 use anstyle::{AnsiColor, Style};
-use chrono::{DateTime, Utc};
+use chrono::Utc;
 use rowlock::{
     Database, Error, LeaseLock,
     admin::{ListOptions, LockInfo, LockState},
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     args::keys::{List, Watch},
     exit::Failure,
-    format::{clock, precise, tabular},
+    format::{clock, clock_or_dash, or_dash, precise, tabular},
     keys::names::{is_claimed, pages, queue},
     out::{self, printable},
 };
@@ -45,12 +45,12 @@ async fn all<DB: Database>(lock: &LeaseLock<DB>, claimed: bool) -> Result<Vec<Lo
 
 pub fn table(entries: &[LockInfo], queues: &Queues) -> String {
     const HEADER: [&str; 7] = ["KEY", "STATE", "SINCE", "UNTIL", "BY", "WAITING", "TOKEN"];
-    let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
     let row = |entry: &LockInfo| {
-        let who = if entry.by.is_empty() { "-" } else { &entry.by };
         let (state, token) = (entry.state.to_string(), entry.token.to_string());
-        let (key, who, waiting) = (printable(&entry.key), printable(who), waiters(queues.of(&entry.key)));
-        (style(entry.state), [key, state, time(entry.since), time(entry.until), who, waiting, token])
+        let (key, who, waiting) =
+            (printable(&entry.key), printable(or_dash(&entry.by)), waiters(queues.of(&entry.key)));
+        let (since, until) = (clock_or_dash(entry.since), clock_or_dash(entry.until));
+        (style(entry.state), [key, state, since, until, who, waiting, token])
     };
     tabular(HEADER, entries.iter().map(row))
 }

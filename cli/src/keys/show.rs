@@ -1,7 +1,6 @@
 //! `show`: one key, and what else has its name.
 
 use anstyle::Style;
-use chrono::{DateTime, Utc};
 use rowlock::{
     Database, Error, LeaseLock, Schedules,
     admin::{LockInfo, LockState, ScheduleInfo},
@@ -12,7 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     args::keys::Show,
     exit::{self, Failure},
-    format::{aligned, brief, clock},
+    format::{aligned, brief, clock_or_dash, or_dash},
     keys::{
         names::Parts,
         rows::{Queues, duration, object, objects, style, table, waiters, work_status},
@@ -82,23 +81,21 @@ const CHANGES: u32 = 10;
 
 /// Describes a key, one fact a line.
 fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {
-    let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
     let so_far = || (entry.now - entry.since?).to_std().ok().filter(|_| entry.state == LockState::Held);
     let took = match (duration(entry), so_far()) {
         (Some(took), _) => brief(took),
         (None, Some(took)) => format!("{} so far", brief(took)),
         (None, None) => "-".to_owned(),
     };
-    let who = if entry.by.is_empty() { "-" } else { &entry.by };
     let line = |name: &str, value: &str| (Style::new(), [name.to_owned(), printable(value)]);
     let mut lines = vec![
         line("KEY", &entry.key),
         line("STATE", &entry.state.to_string()),
         line("STATUS", work_status(entry)),
-        line("BY", who),
-        line("SINCE", &time(entry.since)),
-        line("UNTIL", &time(entry.until)),
-        line("ENDED", &time(entry.ended)),
+        line("BY", or_dash(&entry.by)),
+        line("SINCE", &clock_or_dash(entry.since)),
+        line("UNTIL", &clock_or_dash(entry.until)),
+        line("ENDED", &clock_or_dash(entry.ended)),
         line("DURATION", &took),
         line("WAITING", &waiters(waiting)),
         line("TOKEN", &entry.token.to_string()),
