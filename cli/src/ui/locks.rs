@@ -14,7 +14,7 @@ use crate::{
         layout::Shown,
         live::Page,
         snapshot::{InUse, Part, Snapshot},
-        text::{counted, encoded, grouped, lasting, span, when},
+        text::{counted, encoded, grouped, lasting, when},
     },
 };
 
@@ -242,9 +242,4 @@ impl Page for Locks {
             (shown.links(|page| self.address(self.sort, self.desc, page)))
         }
     }
-}
-
-/// Shows how long a claim lasts so far.
-pub fn so_far(lock: &LockInfo) -> Option<String> {
-    lock.since.filter(|_| is_claimed(lock.state)).map(|since| span(lock.now - since))
 }
