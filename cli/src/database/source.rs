@@ -72,9 +72,7 @@ impl Source {
             Kind::Postgres | Kind::MySql => return url,
         };
         match std::env::current_dir() {
-            Ok(folder) if !path.starts_with(['/', ':']) => {
-                format!("{}/{path}", url_of_path(&folder))
-            }
+            Ok(folder) if !path.starts_with(['/', ':']) => below(&folder, path),
             _ => url,
         }
     }
@@ -126,6 +124,11 @@ fn url_of_path(path: &Path) -> String {
     // Two slashes at its beginning would be a part of the URL.
     let path: PathBuf = path.components().collect();
     format!("sqlite:{}", utf8_percent_encode(&path.to_string_lossy(), MEAN))
+}
+
+/// Returns the URL of a file in a folder. The folder `/` ends with a slash already.
+fn below(folder: &Path, file: &str) -> String {
+    format!("{}/{file}", url_of_path(folder).trim_end_matches('/'))
 }
 
 fn url_of(file: &PathBuf) -> Result<String, Failure> {
@@ -182,5 +185,6 @@ mod tests {
             let source = Source { kind, url, file: None, own_file: false, timeout: LONGEST };
             assert_eq!(source.url_of_commands(), expected);
         }
+        assert_eq!(below(Path::new("/"), "locks.db?mode=rwc"), "sqlite:/locks.db?mode=rwc");
     }
 }
