@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, getuid, kill_process};
 use tokio::time::sleep;
 
 use crate::{
-    program::{Program as _, STAYS, Stage, read, rowlock, start},
+    program::{Program as _, STAYS, Stage, at, read, rowlock, start},
     program_cron::{cron, ended_as, job, runs},
 };
 
@@ -487,9 +487,7 @@ async fn a_password_is_masked<DB: TestDatabase>(db: TestDb<DB>) {
         &stage,
         &format!("[k]\nafter = \"1h\"\ndatabase_url = true\ncommand = [\"sh\", \"-c\", '''{script}''']\n"),
     );
-    let mut command = db.command("cron", &[path.to_str().unwrap()]);
-    command.env("DATABASE_URL", &url);
-    let running = start(command);
+    let running = start(at(&url, "cron", &[path.to_str().unwrap()]));
     assert_eq!(ended_as(&db, "k", "failed").await["error"], "exit code 3: of ***");
     let ended = running.stopped().await;
     assert_eq!(ended.out, format!("k: {}\n", url.replace("secret%2Dword", "***")));

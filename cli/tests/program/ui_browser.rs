@@ -293,7 +293,7 @@ async fn a_page_is_used_with_the_keyboard<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_browser_tells_of_a_lost_database<DB: TestDatabase>(db: TestDb<DB>) {
     let _held = acquired(db.lock_for(Duration::from_secs(600)).try_acquire("k").await);
     let proxy = db.proxy().await;
-    let ui = open_at(&db, &proxy.url, "").await;
+    let ui = open_at(&proxy.url, "").await;
     let browser = Browser::open(DESK).await;
     browser.goto(&ui, "/").await;
     browser.shows("1 held").await;

@@ -363,7 +363,7 @@ async fn what_cannot_be_served_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_database_that_is_lost_and_comes_back_is_reported<DB: TestDatabase>(db: TestDb<DB>) {
     let _held = acquired(db.lock().try_acquire("k").await);
     let proxy = db.proxy().await;
-    let ui = open_at(&db, &proxy.url, "").await;
+    let ui = open_at(&proxy.url, "").await;
     let mut events = ui.events("/events/?").await;
     events.until("k is shown", |page| page.contains("/key?key=k") && !page.contains("does not answer")).await;
     proxy.hold_everything();
