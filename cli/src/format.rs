@@ -32,6 +32,16 @@ pub fn clock(time: DateTime<Utc>) -> String {
     time.format("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
+/// Writes a time that may be absent.
+pub fn clock_or_dash(time: Option<DateTime<Utc>>) -> String {
+    time.map_or_else(|| "-".to_owned(), clock)
+}
+
+/// Writes a text that may be empty.
+pub fn or_dash(text: &str) -> &str {
+    if text.is_empty() { "-" } else { text }
+}
+
 /// Milliseconds are enough for a person.
 pub fn brief(duration: Duration) -> String {
     let millis = Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));

@@ -29,8 +29,8 @@ use tokio::runtime::Builder;
 use args::{Action, Arguments, TableAction, source::SourceArguments};
 use database::{Kind, Opened, Source};
 use exit::Failure;
-use keys::{claims, hold, lead, list, show};
-use process::{front, parent, stub};
+use keys::{claims, hold, lead, rows, show};
+use process::{child, front, stub};
 
 /// How long the end of the program waits for threads that are blocked, such as by a reader of
 /// stdout that does not read.
@@ -101,47 +101,36 @@ fn choose_source(source: &SourceArguments) -> Result<Arc<Source>, Failure> {
 /// `front`: the process that stands before this one on a terminal.
 async fn run_on_tables(source: &SourceArguments, action: TableAction, front: Option<Pid>) -> Result<u8, Failure> {
     if let Some(front) = front {
-        parent::die_with(front.as_raw_nonzero().get())?;
+        child::die_with_parent(front.as_raw_nonzero().get())?;
         out::never_stop();
     }
     let source = choose_source(source)?;
-    let Source { kind, own_file, timeout, .. } = &*source;
-    let create = *own_file || matches!(&action, TableAction::Migrate(migrate) if !migrate.dry_run && !migrate.undo);
-    match kind {
-        Kind::Sqlite => {
-            let opened = open(&action, async || database::open_sqlite(&source.url(), create, *timeout).await).await?;
-            if *own_file {
-                rowlock::migrate(&opened.pool).await?;
-            }
-            run_and_close(opened, source.clone(), action, front).await
-        }
+    let changes_tables = matches!(&action, TableAction::Migrate(migrate) if !migrate.dry_run && !migrate.undo);
+    let create = source.own_file || changes_tables;
+    match source.kind {
+        Kind::Sqlite => run_on(async || database::open_sqlite(&source, create).await, &source, action, front).await,
         Kind::Postgres => {
-            let opened = open(&action, async || database::open::<sqlx::Postgres>(&source).await).await?;
-            run_and_close(opened, source.clone(), action, front).await
+            run_on(async || database::open::<sqlx::Postgres>(&source).await, &source, action, front).await
         }
-        Kind::MySql => {
-            let opened = open(&action, async || database::open::<sqlx::MySql>(&source).await).await?;
-            run_and_close(opened, source.clone(), action, front).await
-        }
+        Kind::MySql => run_on(async || database::open::<sqlx::MySql>(&source).await, &source, action, front).await,
     }
 }
 
-/// Opens the database. `cron` waits for it.
-async fn open<T>(action: &TableAction, open: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
-    match action {
-        TableAction::Cron(cron) => schedule::cron::open_when_available(cron, open).await,
-        _ => open().await,
-    }
-}
-
-async fn run_and_close<DB: Database>(
-    database: Opened<DB>,
-    source: Arc<Source>,
+/// Opens the database, runs the action on it, and closes it.
+async fn run_on<DB: Database>(
+    open: impl AsyncFn() -> Result<Opened<DB>, Failure>,
+    source: &Arc<Source>,
     action: TableAction,
     front: Option<Pid>,
 ) -> Result<u8, Failure> {
-    let Opened { pool, place } = database;
-    let result = run_action(pool.clone(), (&place, source), action, front).await;
+    let Opened { pool, place } = match &action {
+        TableAction::Cron(cron) => schedule::cron::open_when_available(cron, open).await?,
+        _ => open().await?,
+    };
+    if source.own_file {
+        rowlock::migrate(&pool).await?;
+    }
+    let result = run_action(pool.clone(), (&place, source.clone()), action, front).await;
     // All locks of a pool share their connections. This call closes those connections too.
     LeaseLock::new(pool.clone()).shutdown(Duration::ZERO).await;
     database::within_second(pool.close()).await;
@@ -165,10 +154,10 @@ async fn run_action<DB: Database>(
         TableAction::Hold(hold) => hold::hold(hold.terms.lock(pool)?.lock_delay(hold.lock_delay), hold).await,
         TableAction::Renew(renew) => claims::renew(pool, renew).await,
         TableAction::Release(release) => claims::release(pool, release).await,
-        TableAction::List(list) => list::list(&list.judged_by.lock(pool)?, &list).await,
+        TableAction::List(list) => rows::list(&list.judged_by.lock(pool)?, &list).await,
         TableAction::Show(one) => show::show(&one.judged_by.lock(pool.clone())?, &Schedules::new(pool), &one).await,
-        TableAction::Changes(asked) => keys::changes::changes(&LeaseLock::new(pool), &asked).await,
-        TableAction::Watch(watch) => list::watch(&watch.judged_by.lock(pool)?, &watch).await,
+        TableAction::Changes(asked) => operator::changes(&LeaseLock::new(pool), &asked).await,
+        TableAction::Watch(watch) => rows::watch(&watch.judged_by.lock(pool)?, &watch).await,
         TableAction::Forget { older_than, runs, judged_by } => {
             let rows = match runs {
                 true => Schedules::new(pool).forget_history(older_than).await?,

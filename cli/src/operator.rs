@@ -1,12 +1,19 @@
-//! Who makes a change; and changes that operators make on the command line, which are logged with
-//! who asked, and where.
+//! Who makes a change; changes that operators make on the command line, which are logged with who
+//! asked, and where; and `changes`, which shows all that were made.
 
 use std::fmt::Display;
 
-use rowlock::{Database, Schedules};
+use anstyle::Style;
+use rowlock::{Database, LeaseLock, Schedules, admin::ChangeInfo};
+use serde_json::{Value, json};
 use sqlx::Pool;
 
-use crate::exit::Failure;
+use crate::{
+    args::keys::Changes,
+    exit::Failure,
+    format::{clock, precise, tabular},
+    out::{self, printable},
+};
 
 /// The most characters of a label.
 const LABEL: usize = 45;
@@ -57,4 +64,30 @@ fn user() -> String {
 
 fn machine() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+pub async fn changes<DB: Database>(lock: &LeaseLock<DB>, asked: &Changes) -> Result<u8, Failure> {
+    let changes = lock.changes(asked.name.as_deref(), asked.limit).await?;
+    match asked.json {
+        true => out::say_json(&changes.iter().map(change_object).collect()),
+        false => out::say(change_table(&changes)),
+    }
+}
+
+pub fn change_table(changes: &[ChangeInfo]) -> String {
+    let row = |change: &ChangeInfo| {
+        let cells = [&clock(change.at), &change.what, &change.name, &change.who, &change.detail];
+        (Style::new(), cells.map(|cell| printable(cell)))
+    };
+    tabular(["CHANGED", "WHAT", "NAME", "WHO", "DETAIL"], changes.iter().map(row))
+}
+
+pub fn change_object(change: &ChangeInfo) -> Value {
+    json!({
+        "at": precise(change.at),
+        "what": change.what,
+        "who": change.who,
+        "name": change.name,
+        "detail": change.detail,
+    })
 }

@@ -163,9 +163,13 @@ pub struct Lead {
 }
 
 impl Lead {
+    pub fn lock_delay(&self) -> Duration {
+        self.lock_delay.unwrap_or(self.stop_timeout)
+    }
+
     pub fn lock<DB: Database>(&self, pool: sqlx::Pool<DB>) -> Result<LeaseLock<DB>, Error> {
         let lock = database::lock(pool, self.label.as_deref())?;
-        Ok(lock.lease(self.lease).lock_delay(self.lock_delay.unwrap_or(self.stop_timeout)))
+        Ok(lock.lease(self.lease).lock_delay(self.lock_delay()))
     }
 }
 

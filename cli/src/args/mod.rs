@@ -5,8 +5,6 @@ pub mod keys;
 pub mod process;
 pub mod schedules;
 pub mod source;
-#[cfg(feature = "ui")]
-pub mod ui;
 pub mod values;
 
 use std::{path::PathBuf, sync::LazyLock, time::Duration};
@@ -230,7 +228,7 @@ pub enum TableAction {
     /// Show locks, jobs and runs as a web page, and metrics for Prometheus at /metrics
     #[cfg(feature = "ui")]
     #[command(after_help = "Example: rowlock ui --listen 127.0.0.1:8080 --allow-changes")]
-    Ui(ui::Ui),
+    Ui(keys::Ui),
 }
 
 #[cfg(test)]

@@ -64,9 +64,6 @@ pub fn within(time: Duration, possible: RangeInclusive<Duration>, why: &str) -> 
     possible.contains(&time).then_some(time).ok_or_else(|| why.to_owned())
 }
 
-/// How many commands an instance may run at the same time.
-pub const MAX_CONCURRENT_RUNS: RangeInclusive<u32> = 1..=10_000;
-
 /// The permissions that new files do not have, as octal digits.
 pub fn umask(text: &str) -> Result<u32, String> {
     let digits = (1..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));

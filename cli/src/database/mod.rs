@@ -69,12 +69,8 @@ pub struct Opened<DB: sqlx::Database> {
     pub place: String,
 }
 
-pub async fn open_sqlite(url: &str, create: bool, timeout: Duration) -> Result<Opened<sqlx::Sqlite>, Failure> {
-    // A path is used as it is written; only in a URL do some characters have a meaning.
-    let options = match url.starts_with("sqlite:") {
-        true => SqliteConnectOptions::from_str(url).map_err(unreadable)?,
-        false => SqliteConnectOptions::new().filename(url),
-    };
+pub async fn open_sqlite(source: &Source, create: bool) -> Result<Opened<sqlx::Sqlite>, Failure> {
+    let options = SqliteConnectOptions::from_str(&source.url()).map_err(unreadable)?;
     // The journal mode is stored in the file. A command that only reads does not change it.
     let options = if create { options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal) } else { options };
     let address = options.get_filename().display().to_string();
@@ -84,7 +80,7 @@ pub async fn open_sqlite(url: &str, create: bool, timeout: Duration) -> Result<O
         (None, true) => "check the path, and who may write the file and its folder".to_owned(),
         (None, false) => "check the path; if there is no such file, `rowlock migrate` creates it".to_owned(),
     };
-    connect(options, Some(address), (&next, true), timeout).await
+    connect(options, Some(address), (&next, true), source.timeout).await
 }
 
 /// Opens a server's database. Passwords that change later are followed until the pool is closed.

@@ -2,7 +2,7 @@
 
 use std::{
     os::unix::fs::DirBuilderExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{PoisonError, RwLock},
     time::Duration,
 };
@@ -42,7 +42,7 @@ impl Source {
     pub fn choose(arguments: &SourceArguments) -> Result<Self, Failure> {
         let timeout = arguments.connect_timeout.min(LONGEST);
         if arguments.local {
-            let url = RwLock::new(local_file()?);
+            let url = RwLock::new(url_of_path(&local_file()?));
             return Ok(Self { kind: Kind::Sqlite, url, file: None, own_file: true, timeout });
         }
         // An empty variable counts as one that is not set.
@@ -67,15 +67,12 @@ impl Source {
     /// Returns the URL for a command, which may run in another folder.
     pub fn url_of_commands(&self) -> String {
         let url = self.url();
-        let path = match (self.kind, self.own_file) {
-            (Kind::Sqlite, true) => return format!("sqlite:{}", encoded(&url)),
-            (Kind::Sqlite, false) => url.trim_start_matches("sqlite:").trim_start_matches("//"),
-            (Kind::Postgres | Kind::MySql, _) => return url,
+        let path = match self.kind {
+            Kind::Sqlite => url.trim_start_matches("sqlite:").trim_start_matches("//"),
+            Kind::Postgres | Kind::MySql => return url,
         };
         match std::env::current_dir() {
-            Ok(folder) if !path.starts_with(['/', ':']) => {
-                format!("sqlite:{}/{path}", encoded(&folder.to_string_lossy()))
-            }
+            Ok(folder) if !path.starts_with(['/', ':']) => below(&folder, path),
             _ => url,
         }
     }
@@ -122,9 +119,16 @@ impl Secrets {
     }
 }
 
-fn encoded(path: &str) -> impl std::fmt::Display {
+fn url_of_path(path: &Path) -> String {
     const MEAN: &AsciiSet = &CONTROLS.add(b'%').add(b'?').add(b'#');
-    utf8_percent_encode(path, MEAN)
+    // Two slashes at its beginning would be a part of the URL.
+    let path: PathBuf = path.components().collect();
+    format!("sqlite:{}", utf8_percent_encode(&path.to_string_lossy(), MEAN))
+}
+
+/// Returns the URL of a file in a folder. The folder `/` ends with a slash already.
+fn below(folder: &Path, file: &str) -> String {
+    format!("{}/{file}", url_of_path(folder).trim_end_matches('/'))
 }
 
 fn url_of(file: &PathBuf) -> Result<String, Failure> {
@@ -149,7 +153,7 @@ fn kind(url: &str) -> Result<Kind, Failure> {
 }
 
 /// Returns `$XDG_STATE_HOME/rowlock/locks.db`, or the same path below `~/.local/state`.
-fn local_file() -> Result<String, Failure> {
+fn local_file() -> Result<PathBuf, Failure> {
     let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let state = state.or_else(|| std::env::home_dir().map(|home| home.join(".local/state")));
     let folder =
@@ -158,7 +162,7 @@ fn local_file() -> Result<String, Failure> {
     // claim.
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
     made.map_err(|error| Failure::io(&folder, &error))?;
-    Ok(folder.join("locks.db").display().to_string())
+    Ok(folder.join("locks.db"))
 }
 
 #[cfg(test)]
@@ -169,15 +173,18 @@ mod tests {
     fn commands_in_another_folder_find_the_same_file() {
         let folder = std::env::current_dir().unwrap().display().to_string();
         let absolute = |rest: &str| format!("sqlite:{folder}/{rest}");
-        for (kind, own_file, url, expected) in [
-            (Kind::Sqlite, false, "sqlite:locks.db?mode=rwc", absolute("locks.db?mode=rwc")),
-            (Kind::Sqlite, false, "sqlite://a/locks.db", absolute("a/locks.db")),
-            (Kind::Sqlite, false, "sqlite:/a/locks.db", "sqlite:/a/locks.db".to_owned()),
-            (Kind::Sqlite, true, "/home/a%b?/locks.db", "sqlite:/home/a%25b%3F/locks.db".to_owned()),
-            (Kind::Postgres, false, "postgres://db/app", "postgres://db/app".to_owned()),
+        let own = url_of_path(Path::new("//home/a%b?/locks.db"));
+        for (kind, url, expected) in [
+            (Kind::Sqlite, "sqlite:locks.db?mode=rwc", absolute("locks.db?mode=rwc")),
+            (Kind::Sqlite, "sqlite://a/locks.db", absolute("a/locks.db")),
+            (Kind::Sqlite, "sqlite:/a/locks.db", "sqlite:/a/locks.db".to_owned()),
+            (Kind::Sqlite, &own, "sqlite:/home/a%25b%3F/locks.db".to_owned()),
+            (Kind::Postgres, "postgres://db/app", "postgres://db/app".to_owned()),
         ] {
-            let source = Source { kind, url: RwLock::new(url.to_owned()), file: None, own_file, timeout: LONGEST };
+            let url = RwLock::new(url.to_owned());
+            let source = Source { kind, url, file: None, own_file: false, timeout: LONGEST };
             assert_eq!(source.url_of_commands(), expected);
         }
+        assert_eq!(below(Path::new("/"), "locks.db?mode=rwc"), "sqlite:/locks.db?mode=rwc");
     }
 }

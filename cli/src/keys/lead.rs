@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::{
     args::claims::{Lead, Leader, RuleSet},
     exit::{self, Failure},
-    format::{clock, precise},
+    format::{clock_or_dash, precise},
     keys::{
         claiming::Claiming,
         run::{Job, LOST, environment},
@@ -30,8 +30,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub async fn lead<DB: Database>(lock: LeaseLock<DB>, lead: Lead, front: Option<Pid>) -> Result<u8, Failure> {
     let program = find(&lead.command)?;
     let mut stop = StopSignals::listen()?;
-    let (key, stop_timeout, lock_delay) =
-        (lead.key.as_str(), lead.stop_timeout, lead.lock_delay.unwrap_or(lead.stop_timeout));
+    let (key, stop_timeout, lock_delay) = (lead.key.as_str(), lead.stop_timeout, lead.lock_delay());
     let (rules, refused) = (RuleSet::Recover, exit::REFUSED);
     let claiming = Claiming { lock: &lock, keys: vec![key], stop_timeout, rules, refused };
     let job = Job { claiming: &claiming, program, words: &lead.command, front, timeout: None, lock_delay };
@@ -77,7 +76,7 @@ pub async fn leader<DB: Database>(lock: &LeaseLock<DB>, shown: &Leader) -> Resul
             }))?,
             Some(leader) => {
                 let (key, by) = (printable(key), printable(&leader.label));
-                let since = leader.since.map_or_else(|| "-".into(), clock);
+                let since = clock_or_dash(leader.since);
                 out::say(format_args!("{key}: {by} leads since {since}, in term {}", leader.term))?
             }
             None => out::say(format_args!("{}: no instance leads", printable(key)))?,

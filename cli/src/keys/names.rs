@@ -1,6 +1,8 @@
 //! The rows of keys, and what they are by their names: `NAME#3` is a permit of a semaphore,
 //! `NAME#r3` a reader's.
 
+use std::borrow::Cow;
+
 use rowlock::{
     Database, Error, LeaseLock,
     admin::{ListOptions, LockInfo, LockState},
@@ -20,6 +22,14 @@ pub fn kind(key: &str) -> Kind<'_> {
         _ if is_number(number) => Kind::Permit { of },
         Some(number) if is_number(number) => Kind::Reader { of },
         _ => Kind::Lock,
+    }
+}
+
+/// Returns the key under which the waiters of a key queue: those of a permit wait for any permit.
+pub fn queue(key: &str) -> Cow<'_, str> {
+    match kind(key) {
+        Kind::Permit { of } => format!("{of}#").into(),
+        Kind::Lock | Kind::Reader { .. } => key.into(),
     }
 }
 

@@ -1,29 +1,56 @@
-//! The rows of keys, for people and for programs.
+//! `list` and `watch`: the rows of keys, and how many wait for them, for people and for programs.
 
-use std::time::Duration;
+use std::{collections::HashMap, io::IsTerminal as _, time::Duration};
 
 use anstyle::{AnsiColor, Style};
-use chrono::{DateTime, Utc};
-use rowlock::admin::{LockInfo, LockState};
+use chrono::Utc;
+use rowlock::{
+    Database, Error, LeaseLock,
+    admin::{ListOptions, LockInfo, LockState},
+};
 use serde_json::{Value, json};
 
 use crate::{
-    format::{clock, precise, tabular},
-    keys::{
-        names::is_claimed,
-        queues::{Queues, text},
-    },
-    out::printable,
+    args::keys::{List, Watch},
+    exit::Failure,
+    format::{clock, clock_or_dash, or_dash, precise, tabular},
+    keys::names::{is_claimed, pages, queue},
+    out::{self, printable},
 };
+
+pub async fn list<DB: Database>(lock: &LeaseLock<DB>, list: &List) -> Result<u8, Failure> {
+    let entries = all(lock, list.claimed).await?;
+    let queues = Queues::if_possible(lock).await;
+    if list.json {
+        out::say_json(&Value::Array(objects(&entries, &queues)))
+    } else {
+        out::say(table(&entries, &queues))
+    }
+}
+
+pub async fn watch<DB: Database>(lock: &LeaseLock<DB>, watch: &Watch) -> Result<u8, Failure> {
+    // The screen is cleared together with the output of the table, to avoid flicker.
+    let (top, rest) = if std::io::stdout().is_terminal() { ("\x1b[H\x1b[2J", "") } else { ("", "\n") };
+    loop {
+        let (entries, queues) = (all(lock, watch.claimed).await?, Queues::read(lock).await.unwrap_or_default());
+        let table = table(&entries, &queues);
+        out::say(format_args!("{top}{}  {} keys\n{table}{rest}", clock(Utc::now()), entries.len()))?;
+        tokio::time::sleep(watch.every).await;
+    }
+}
+
+async fn all<DB: Database>(lock: &LeaseLock<DB>, claimed: bool) -> Result<Vec<LockInfo>, Error> {
+    pages(lock, &if claimed { ListOptions::default().claimed() } else { ListOptions::default() }).await
+}
 
 pub fn table(entries: &[LockInfo], queues: &Queues) -> String {
     const HEADER: [&str; 7] = ["KEY", "STATE", "SINCE", "UNTIL", "BY", "WAITING", "TOKEN"];
-    let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
     let row = |entry: &LockInfo| {
-        let who = if entry.by.is_empty() { "-" } else { &entry.by };
         let (state, token) = (entry.state.to_string(), entry.token.to_string());
-        let (key, who, waiting) = (printable(&entry.key), printable(who), text(queues.of(&entry.key)));
-        (style(entry.state), [key, state, time(entry.since), time(entry.until), who, waiting, token])
+        let (key, who, waiting) =
+            (printable(&entry.key), printable(or_dash(&entry.by)), waiters(queues.of(&entry.key)));
+        let (since, until) = (clock_or_dash(entry.since), clock_or_dash(entry.until));
+        (style(entry.state), [key, state, since, until, who, waiting, token])
     };
     tabular(HEADER, entries.iter().map(row))
 }
@@ -85,4 +112,42 @@ pub fn work_status(entry: &LockInfo) -> &str {
 /// Returns how long the last claim lasted, if it has ended.
 pub fn duration(entry: &LockInfo) -> Option<Duration> {
     (entry.ended.filter(|_| entry.holder.is_none())? - entry.since?).to_std().ok()
+}
+
+/// How many tickets each queue has, if that is known.
+#[derive(Default)]
+pub struct Queues(Option<HashMap<String, u64>>);
+
+impl Queues {
+    pub async fn read<DB: Database>(lock: &LeaseLock<DB>) -> Result<Self, Error> {
+        Ok(Self(Some(lock.queue_lengths().await?.into_iter().collect())))
+    }
+
+    /// Reads the queues, or says why they are not known. Rights on the table of locks are enough
+    /// for a key.
+    pub async fn if_possible<DB: Database>(lock: &LeaseLock<DB>) -> Self {
+        Self::read(lock).await.unwrap_or_else(|error| {
+            out::print_error(format_args!("how many wait is not known: {error:?}"));
+            Self(None)
+        })
+    }
+
+    /// Returns how many wait for a key, or for a permit of a name.
+    pub fn of(&self, key: &str) -> Option<u64> {
+        self.0.as_ref().map(|lengths| lengths.get(&*queue(key)).copied().unwrap_or_default())
+    }
+
+    /// Returns how many wait for a name and for its permits.
+    pub fn of_name(&self, name: &str) -> Option<u64> {
+        Some(self.of(name)? + self.of(&format!("{name}#"))?)
+    }
+}
+
+/// Writes for people how many wait.
+pub fn waiters(waiting: Option<u64>) -> String {
+    match waiting {
+        None => "?".to_owned(),
+        Some(0) => "-".to_owned(),
+        Some(number) => number.to_string(),
+    }
 }

@@ -1,7 +1,6 @@
 //! `show`: one key, and what else has its name.
 
 use anstyle::Style;
-use chrono::{DateTime, Utc};
 use rowlock::{
     Database, Error, LeaseLock, Schedules,
     admin::{LockInfo, LockState, ScheduleInfo},
@@ -12,13 +11,12 @@ use serde_json::{Value, json};
 use crate::{
     args::keys::Show,
     exit::{self, Failure},
-    format::{aligned, brief, clock},
+    format::{aligned, brief, clock_or_dash, or_dash},
     keys::{
-        changes,
         names::Parts,
-        queues::{self, Queues},
-        rows::{duration, object, objects, style, table, work_status},
+        rows::{Queues, duration, object, objects, style, table, waiters, work_status},
     },
+    operator,
     out::{self, printable},
     schedule,
 };
@@ -61,7 +59,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
         shown["permits"] = objects(parts.permits.as_deref().unwrap_or_default(), &queues).into();
         shown["readers"] = objects(parts.readers.as_deref().unwrap_or_default(), &queues).into();
         shown["schedule"] = schedule.as_ref().map_or(Value::Null, schedule::show::object);
-        shown["changes"] = changed.iter().map(changes::object).collect();
+        shown["changes"] = changed.iter().map(operator::change_object).collect();
         shown["runs"] = runs.iter().map(schedule::show::run_object).collect();
         return out::say_json(&shown);
     }
@@ -72,7 +70,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
         let rows = (!rows.is_empty()).then(|| table(rows, &queues));
         std::iter::once(what).chain(rows)
     });
-    let changed = (!changed.is_empty()).then(|| changes::table(&changed));
+    let changed = (!changed.is_empty()).then(|| operator::change_table(&changed));
     let shown = entry.into_iter().chain(parts).chain(schedule).chain(runs).chain(changed);
     out::say(shown.collect::<Vec<_>>().join("\n\n"))
 }
@@ -83,25 +81,23 @@ const CHANGES: u32 = 10;
 
 /// Describes a key, one fact a line.
 fn lines(entry: &LockInfo, waiting: Option<u64>) -> Vec<(Style, [String; 2])> {
-    let time = |time: Option<DateTime<Utc>>| time.map_or_else(|| "-".into(), clock);
     let so_far = || (entry.now - entry.since?).to_std().ok().filter(|_| entry.state == LockState::Held);
     let took = match (duration(entry), so_far()) {
         (Some(took), _) => brief(took),
         (None, Some(took)) => format!("{} so far", brief(took)),
         (None, None) => "-".to_owned(),
     };
-    let who = if entry.by.is_empty() { "-" } else { &entry.by };
     let line = |name: &str, value: &str| (Style::new(), [name.to_owned(), printable(value)]);
     let mut lines = vec![
         line("KEY", &entry.key),
         line("STATE", &entry.state.to_string()),
         line("STATUS", work_status(entry)),
-        line("BY", who),
-        line("SINCE", &time(entry.since)),
-        line("UNTIL", &time(entry.until)),
-        line("ENDED", &time(entry.ended)),
+        line("BY", or_dash(&entry.by)),
+        line("SINCE", &clock_or_dash(entry.since)),
+        line("UNTIL", &clock_or_dash(entry.until)),
+        line("ENDED", &clock_or_dash(entry.ended)),
         line("DURATION", &took),
-        line("WAITING", &queues::text(waiting)),
+        line("WAITING", &waiters(waiting)),
         line("TOKEN", &entry.token.to_string()),
     ];
     lines[1].0 = style(entry.state);

@@ -1,8 +1,8 @@
-//! A child process: its number, and how it ended.
+//! A child process and its parent: what each does about the end of the other.
 
 use std::{os::unix::process::ExitStatusExt as _, process::ExitStatus};
 
-use rustix::process::Pid;
+use rustix::process::{Pid, getppid};
 use tokio::process::Child;
 
 use crate::exit::{self, Failure};
@@ -21,4 +21,33 @@ pub fn code(status: ExitStatus) -> u8 {
 
 pub fn wait_failed(error: std::io::Error) -> Failure {
     Failure::new(exit::NOT_EXECUTABLE, format_args!("the command's end was not seen: {error}"))
+}
+
+/// Returns whether the parent has ended, so that this process has another one.
+pub fn parent_has_ended(parent: i32) -> bool {
+    getppid().map(|pid| pid.as_raw_nonzero().get()) != Some(parent)
+}
+
+/// Fails if the parent has ended already.
+pub fn check_parent(parent: i32) -> Result<(), Failure> {
+    if parent_has_ended(parent) {
+        let text = "the command was not started: the rowlock process that started it has ended";
+        return Err(Failure::new(exit::LOST, text));
+    }
+    Ok(())
+}
+
+/// On Linux, has this process killed when its parent ends, for whatever reason.
+pub fn die_with_parent(parent: i32) -> Result<(), Failure> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{Signal, set_parent_process_death_signal};
+        set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| {
+            let text = format_args!("the program could not tie the command to its parent: {error}");
+            Failure::new(exit::NOT_EXECUTABLE, text)
+        })?;
+        // The parent may have ended before the call.
+        check_parent(parent)?;
+    }
+    Ok(())
 }

@@ -5,7 +5,6 @@ pub mod descendants;
 pub mod find;
 pub mod front;
 pub mod orphans;
-pub mod parent;
 pub mod service;
 pub mod signals;
 pub mod stub;

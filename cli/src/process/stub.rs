@@ -11,12 +11,12 @@ use rustix::{
 use crate::{
     args::process::{Beginning, Stub},
     exit::{self, Failure},
-    process::{descendants, parent::die_with, surroundings::user_of_commands},
+    process::{child::die_with_parent, descendants, surroundings::user_of_commands},
 };
 
 /// Becomes the command. On Linux, the process is killed when its parent ends, for whatever reason.
 pub fn become_command(stub: Stub) -> Failure {
-    if let Err(failure) = die_with(stub.parent) {
+    if let Err(failure) = die_with_parent(stub.parent) {
         return failure;
     }
     // The write end of the parent's pipe is opened only here, so that the command does not inherit
@@ -29,7 +29,7 @@ pub fn become_command(stub: Stub) -> Failure {
     command.arg0(&name).args(words);
     let why = match begin(&stub.beginning, &mut command) {
         // The kernel forgets the signal when the user changes.
-        Ok(()) => match die_with(stub.parent) {
+        Ok(()) => match die_with_parent(stub.parent) {
             Ok(()) => format!("{}: {}", stub.program.display(), command.exec()),
             Err(failure) => return failure,
         },

@@ -8,7 +8,7 @@ use rowlock::{
 use crate::{
     args::schedules::{Named, Trigger, Until},
     exit::{Failure, REFUSED},
-    format::clock,
+    format::{clock, clock_or_dash},
     operator::logged,
     out::{self, printable},
     schedule::{
@@ -167,7 +167,7 @@ pub async fn reset<DB: Database>(schedules: &Schedules<DB>, named: &Named) -> Re
     let name = named.name.as_str();
     let was = schedules.inspect(name).await?;
     let slot = logged("reset", name, schedules.reset(name).await, |slot| {
-        let was = was.as_ref().map_or_else(|| "-".to_owned(), |was| clock(was.slot));
+        let was = clock_or_dash(was.as_ref().map(|was| was.slot));
         format!("{was}, and is {} now", clock(*slot))
     })?;
     print_change(schedules, named, &format!("is reset: the next tick is at {}", clock(slot))).await

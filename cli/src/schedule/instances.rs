@@ -8,7 +8,7 @@ use uuid::Uuid;
 use crate::{
     args::schedules::Instances,
     exit::{Failure, REFUSED},
-    format::{clock, precise, tabular},
+    format::{clock, or_dash, precise, tabular},
     operator::logged,
     out::{self, printable},
 };
@@ -27,9 +27,8 @@ pub async fn instances<DB: Database>(schedules: &Schedules<DB>, asked: &Instance
 }
 
 fn row(instance: &InstanceInfo) -> (Style, [String; 7]) {
-    let build = if instance.build.is_empty() { "-" } else { &instance.build };
     let (since, beat, id) = (clock(instance.since), clock(instance.beat), instance.id.to_string());
-    let cells = [&instance.label, build, &since, &beat, state(instance), &declares(instance), &id];
+    let cells = [&instance.label, or_dash(&instance.build), &since, &beat, state(instance), &declares(instance), &id];
     let colour = if instance.alive { AnsiColor::Green } else { AnsiColor::Yellow };
     (colour.on_default(), cells.map(printable))
 }

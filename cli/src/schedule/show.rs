@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
-use chrono::{DateTime, Utc};
 use rowlock::{
     Database, Schedules,
     admin::{RunInfo, RunOptions, RunStatus, ScheduleInfo},
@@ -13,7 +12,7 @@ use serde_json::{Value, json};
 use crate::{
     args::schedules,
     exit::{self, Failure},
-    format::{clock, precise, tabular},
+    format::{clock, clock_or_dash, or_dash, precise, tabular},
     out::{self, printable},
     schedule::{
         state::{described, state, states},
@@ -28,9 +27,8 @@ pub async fn list<DB: Database>(schedules: &Schedules<DB>, json: bool) -> Result
         return out::say_json(&all.iter().map(object).collect());
     }
     let row = |info: &ScheduleInfo| {
-        let who = if info.by.is_empty() { "-" } else { &info.by };
         let (times, token) = (times(info), info.token.to_string());
-        let cells = [info.name.as_str(), &times, &described(info), &next(info), who, &token];
+        let cells = [info.name.as_str(), &times, &described(info), &next(info), or_dash(&info.by), &token];
         (style(state(info)), cells.map(printable))
     };
     out::say(tabular(HEADER, all.iter().map(row)))
@@ -91,8 +89,7 @@ async fn running<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs
         return out::say_json(&all.iter().map(object).collect());
     }
     let row = |info: &ScheduleInfo| {
-        let time = |time: Option<DateTime<Utc>>| time.map_or("-".to_owned(), clock);
-        let (slot, since, until) = (time(info.run_slot), time(info.since), clock(info.due));
+        let (slot, since, until) = (clock_or_dash(info.run_slot), clock_or_dash(info.since), clock(info.due));
         let (attempt, token) = (info.attempt.to_string(), info.token.to_string());
         let note = info.note.as_deref().unwrap_or("-");
         let cells = [info.name.as_str(), &slot, &attempt, info.by.as_str(), &since, &token, &until, note];

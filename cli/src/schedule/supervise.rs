@@ -12,7 +12,13 @@ use tokio::time::sleep;
 use crate::{
     args::process::Supervise,
     exit::{self, Failure},
-    process::{child::code, descendants::Process, find::find_in, parent, signals::StopSignals, work::Work},
+    process::{
+        child::{check_parent, code, parent_has_ended},
+        descendants::Process,
+        find::find_in,
+        signals::StopSignals,
+        work::Work,
+    },
 };
 
 /// The interval at which the process looks for its parent.
@@ -24,7 +30,7 @@ pub const STOPPED: u8 = exit::LOST;
 /// [`STOPPED`].
 pub async fn supervise(run: Supervise) -> Result<u8, Failure> {
     let mut stop = StopSignals::listen()?;
-    parent::check(run.parent)?;
+    check_parent(run.parent)?;
     begin_session(run.parent);
     let folder = run.beginning.cwd.as_deref().unwrap_or(Path::new("."));
     let program = find_in(&run.command, std::env::var_os("PATH").as_deref(), folder)?;
@@ -53,7 +59,7 @@ fn begin_session(parent: i32) {
 
 /// Waits until `rowlock cron` has ended. It looks, because a signal may be blocked or ignored.
 async fn orphaned(parent: i32) {
-    while !parent::has_ended(parent) {
+    while !parent_has_ended(parent) {
         sleep(ORPHAN_INTERVAL).await;
     }
 }

@@ -68,7 +68,6 @@ fn table(changes: &[&ChangeInfo], now: DateTime<Utc>) -> Markup {
 
 impl Page for Changed {
     const PATH: &'static str = "/changes";
-    const EVENTS: &'static str = "/events/changes";
     const NEEDS: Part = Part::Changes;
 
     fn title(&self) -> String {

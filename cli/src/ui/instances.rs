@@ -37,7 +37,6 @@ fn row(instance: &InstanceInfo) -> Markup {
 
 impl Page for Instances {
     const PATH: &'static str = "/instances";
-    const EVENTS: &'static str = "/events/instances";
     const NEEDS: Part = Part::Instances;
 
     fn title(&self) -> String {

@@ -33,7 +33,6 @@ pub struct OneJob {
 
 impl Page for OneJob {
     const PATH: &'static str = "/job";
-    const EVENTS: &'static str = "/events/job";
     const NEEDS: Part = Part::Schedules;
 
     fn title(&self) -> String {

@@ -11,8 +11,8 @@ use crate::{
         state::{has_next, is_late, states, versions, words},
     },
     ui::{
+        layout::Shown,
         live::Page,
-        pages::Shown,
         plot::durations,
         snapshot::{Part, Snapshot},
         text::{clocks, counted, encoded, span, when, zone},
@@ -66,10 +66,9 @@ const SIGNS: [Sign; 7] = [
 /// How many signs need attention.
 const ATTENTION: usize = 4;
 
-/// Returns whether the last run that has ended failed or was lost.
+/// Returns whether the last run failed or was lost, of a job that was not removed.
 pub fn is_failing(snapshot: &Snapshot, job: &ScheduleInfo) -> bool {
-    let last = snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
-    last.is_some_and(|run| run.status != RunStatus::Succeeded) && !job.is_removed()
+    snapshot.runs.last_failed(&job.name) && !job.is_removed()
 }
 
 impl Jobs {
@@ -135,7 +134,6 @@ pub fn outcome_badge(status: RunStatus) -> Markup {
 }
 
 fn row(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
-    let last = snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
     let missed = snapshot.missed_in_a_week(&job.name);
     html! {
         tr {
@@ -145,7 +143,7 @@ fn row(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
                 @if has_next(job) { (when(job.slot, snapshot.now)) (clocks(job.slot, &job.zone)) } @else { "–" }
             }
             td data-label="Last run" {
-                @match last {
+                @match snapshot.runs.last(&job.name) {
                     Some(run) => { (outcome_badge(run.status)) " " (when(run.ended, snapshot.now)) small { " took " (span(run.ended - run.began)) } }
                     None => { "–" }
                 }
@@ -159,7 +157,6 @@ fn row(snapshot: &Snapshot, job: &ScheduleInfo) -> Markup {
 
 impl Page for Jobs {
     const PATH: &'static str = "/jobs";
-    const EVENTS: &'static str = "/events/jobs";
     const NEEDS: Part = Part::Schedules;
 
     fn title(&self) -> String {

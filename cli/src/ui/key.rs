@@ -13,7 +13,7 @@ use crate::{
     ui::{
         changed::changes_of,
         live::Page,
-        locks::{badge, holder, key_address, so_far, time_left},
+        locks::{badge, holder, key_address, time_left},
         snapshot::{Part, Snapshot},
         text::{counted, encoded, span, when},
     },
@@ -31,7 +31,6 @@ pub struct OneKey {
 
 impl Page for OneKey {
     const PATH: &'static str = "/key";
-    const EVENTS: &'static str = "/events/key";
     const NEEDS: Part = Part::Locks;
 
     fn title(&self) -> String {
@@ -76,7 +75,9 @@ fn facts(lock: &LockInfo, waiting: Option<u64>) -> Markup {
             div { dt { (if is_claimed(lock.state) { "Holder" } else { "Last holder" }) } dd { (holder(lock)) } }
             div { dt { "Status of the work" } dd { (printable(work_status(lock))) } }
             div { dt { "Taken" } dd { @if let Some(since) = lock.since { (when(since, lock.now)) } @else { "–" } } }
-            @if let Some(so_far) = so_far(lock) { div { dt { "Lasts" } dd { (so_far) " so far" } } }
+            @if let Some(since) = lock.since.filter(|_| is_claimed(lock.state)) {
+                div { dt { "Lasts" } dd { (span(lock.now - since)) " so far" } }
+            }
             div { dt { "Time left" } dd { (time_left(lock)) } }
             @if let Some(took) = took {
                 div { dt { "Released" } dd { @if let Some(ended) = lock.ended { (when(ended, lock.now)) ", after " (took) } } }

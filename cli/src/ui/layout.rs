@@ -1,4 +1,5 @@
-//! What all pages have: the frame, the state of the database, the files, and pages of errors.
+//! What pages have in common: the frame, the state of the database, the files, errors, and tables that
+//! are longer than a page.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::{
     exit::{self, Failure},
     format::clock,
     out::printable,
-    ui::{app::App, looks::View, snapshot::Unread},
+    ui::{app::App, looks::View, snapshot::Unread, text::grouped},
 };
 
 const STYLE: &str = include_str!("style.css");
@@ -119,4 +120,39 @@ pub fn files() -> Router<Arc<App>> {
         .route("/style.css", file("text/css; charset=utf-8", STYLE))
         .route("/script.js", file("text/javascript; charset=utf-8", SCRIPT))
         .route("/icon.svg", file("image/svg+xml", ICON))
+}
+
+/// One page of the rows that were found.
+pub struct Shown<'a, T> {
+    pub rows: &'a [T],
+    /// The number of the page, from 1, and of the last one.
+    page: usize,
+    last: usize,
+}
+
+impl<'a, T> Shown<'a, T> {
+    /// Returns the page with this number, or the nearest one, of pages with so many rows.
+    pub fn new(found: &'a [T], page: usize, rows: usize) -> Self {
+        let last = found.len().div_ceil(rows).max(1);
+        let page = page.clamp(1, last);
+        Self { rows: found.chunks(rows).nth(page - 1).unwrap_or_default(), page, last }
+    }
+
+    /// Links to the first, the previous, the next and the last page.
+    pub fn links(&self, address: impl Fn(usize) -> String) -> Markup {
+        let Self { page, last, .. } = *self;
+        let link = |name: &str, to: usize| match to == page || to < 1 || to > last {
+            true => html! { span { (name) } },
+            false => html! { a href=(address(to)) { (name) } },
+        };
+        html! {
+            @if last > 1 {
+                nav.pages aria-label="Pages of the table" {
+                    (link("First", 1)) (link("Previous", page.saturating_sub(1)))
+                    strong { (grouped(page)) " of " (grouped(last)) }
+                    (link("Next", page + 1)) (link("Last", last))
+                }
+            }
+        }
+    }
 }

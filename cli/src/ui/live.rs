@@ -27,8 +27,6 @@ use crate::ui::{
 /// A page, by what its address says beside the path.
 pub trait Page: DeserializeOwned + Send + Sync + 'static {
     const PATH: &'static str;
-    /// Where its events are.
-    const EVENTS: &'static str;
     /// Without this part of a look there is nothing to show.
     const NEEDS: Part;
 
@@ -43,7 +41,11 @@ pub trait Page: DeserializeOwned + Send + Sync + 'static {
 
 /// The routes of a page.
 pub fn routes<P: Page>() -> Router<Arc<App>> {
-    Router::new().route(P::PATH, get(page::<P>)).route(P::EVENTS, get(events::<P>))
+    Router::new().route(P::PATH, get(page::<P>)).route(&address_of_events::<P>(), get(events::<P>))
+}
+
+fn address_of_events<P: Page>() -> String {
+    format!("/events{}", P::PATH)
 }
 
 async fn page<P: Page>(State(app): State<Arc<App>>, RawQuery(raw): RawQuery, Query(page): Query<P>) -> Html<String> {
@@ -51,7 +53,7 @@ async fn page<P: Page>(State(app): State<Arc<App>>, RawQuery(raw): RawQuery, Que
     let live = rendered(&app, &app.looks.fresh().await, &raw, &page);
     let content = html! {
         (page.head())
-        div #live data-events={ (P::EVENTS) "?" (raw) } { (maud::PreEscaped(live)) }
+        div #live data-events={ (address_of_events::<P>()) "?" (raw) } { (maud::PreEscaped(live)) }
     };
     layout::page(&app, &page.title(), P::PATH, &content)
 }

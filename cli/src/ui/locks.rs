@@ -11,10 +11,10 @@ use crate::{
     keys::names::{Kind, is_claimed, kind},
     out::printable,
     ui::{
+        layout::Shown,
         live::Page,
-        pages::Shown,
         snapshot::{InUse, Part, Snapshot},
-        text::{counted, encoded, grouped, lasting, span, when},
+        text::{counted, encoded, grouped, lasting, when},
     },
 };
 
@@ -186,7 +186,6 @@ fn row(lock: &LockInfo, waiting: u64, used: InUse) -> Markup {
 
 impl Page for Locks {
     const PATH: &'static str = "/";
-    const EVENTS: &'static str = "/events/locks";
     const NEEDS: Part = Part::Locks;
 
     fn title(&self) -> String {
@@ -243,9 +242,4 @@ impl Page for Locks {
             (shown.links(|page| self.address(self.sort, self.desc, page)))
         }
     }
-}
-
-/// Shows how long a claim lasts so far.
-pub fn so_far(lock: &LockInfo) -> Option<String> {
-    lock.since.filter(|_| is_claimed(lock.state)).map(|since| span(lock.now - since))
 }

@@ -4,17 +4,16 @@
 //! the database is gone from the metrics.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicI64, AtomicU64},
-    },
+    sync::atomic::{AtomicI64, AtomicU64},
     time::Duration,
 };
 
 use axum::{
+    Router,
     extract::State,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
+    routing::get,
 };
 use chrono::TimeDelta;
 use prometheus_client::{
@@ -22,15 +21,15 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge},
     registry::{Registry, Unit},
 };
-use rowlock::admin::{RunStatus, ScheduleInfo};
+use rowlock::admin::ScheduleInfo;
 use tokio::time::timeout;
 
 use crate::{
     schedule::state::has_next,
     ui::{
-        app::App,
+        guard::{HEALTH, METRICS},
         locks::STATES,
-        looks::View,
+        looks::{Looks, View},
         snapshot::{Part, Snapshot},
     },
 };
@@ -42,23 +41,31 @@ const LONGEST: Duration = Duration::from_secs(8);
 /// The most names of semaphores that have a number of their own.
 const MAX_NAMES: usize = 200;
 
-pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    // A scrape that is not answered has no `rowlock_up` that an alert could see.
-    let view = timeout(LONGEST, app.looks.fresh()).await.unwrap_or_else(|_| app.looks.last());
-    match text(&view) {
+/// What programs ask for.
+pub fn routes<S: Clone + Send + Sync + 'static>(looks: Looks) -> Router<S> {
+    Router::new().route(METRICS, get(metrics)).route(HEALTH, get(health)).with_state(looks)
+}
+
+async fn metrics(State(looks): State<Looks>) -> Response {
+    match text(&seen(&looks).await) {
         Ok(text) => ([(header::CONTENT_TYPE, KIND)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
 /// Says whether the database can be read.
-pub async fn health(State(app): State<Arc<App>>) -> Response {
-    let view = timeout(LONGEST, app.looks.fresh()).await.unwrap_or_else(|_| app.looks.last());
+async fn health(State(looks): State<Looks>) -> Response {
+    let view = seen(&looks).await;
     match (&view.problem, view.is_old()) {
         (Some(_), _) => (StatusCode::SERVICE_UNAVAILABLE, "the database cannot be read\n").into_response(),
         (None, true) => (StatusCode::SERVICE_UNAVAILABLE, "the database does not answer\n").into_response(),
         (None, false) => "ok\n".into_response(),
     }
+}
+
+/// A scrape that is not answered has no `rowlock_up` that an alert could see.
+async fn seen(looks: &Looks) -> View {
+    timeout(LONGEST, looks.fresh()).await.unwrap_or_else(|_| looks.last())
 }
 
 type Number = Gauge<i64, AtomicI64>;
@@ -179,16 +186,16 @@ fn of_jobs(registry: &mut Registry, snapshot: &Snapshot) {
 
 fn of_runs(registry: &mut Registry, snapshot: &Snapshot) {
     let mut of = OfJobs { registry, jobs: &snapshot.jobs };
-    let last = |job: &ScheduleInfo| snapshot.runs.of(&job.name).find(|run| run.status != RunStatus::Missed);
-    of.number("job_failed", "Whether the last run failed or was lost", |job| {
-        last(job).is_some_and(|run| run.status != RunStatus::Succeeded).into()
-    });
+    let help = "Whether the last run failed or was lost";
+    of.number("job_failed", help, |job| snapshot.runs.last_failed(&job.name).into());
     let help = "Ticks of the last week that were not run in time";
     of.number("job_missed", help, |job| number(snapshot.missed_in_a_week(&job.name)));
     of.time("job_since_success", "Time since the last success ended", |job| {
         snapshot.runs.last_success(&job.name).map(|ended| snapshot.now - ended)
     });
-    of.time("job_last_duration", "Duration of the last run", |job| last(job).map(|run| run.ended - run.began));
+    of.time("job_last_duration", "Duration of the last run", |job| {
+        snapshot.runs.last(&job.name).map(|run| run.ended - run.began)
+    });
 }
 
 fn number<N: TryInto<i64>>(count: N) -> i64 {
@@ -197,7 +204,7 @@ fn number<N: TryInto<i64>>(count: N) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::{sync::Arc, time::Instant};
 
     use super::*;
 

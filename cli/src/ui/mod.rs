@@ -3,8 +3,9 @@
 //! `looks.rs` reads the database, as often for one open page as for a hundred. A look is a
 //! `Snapshot`, and each page is a pure function of it: `locks.rs`, `jobs.rs`, `runs.rs`, `key.rs`,
 //! `job.rs`, `instances.rs`, `changed.rs`, and `metrics.rs` for `/metrics`. `live.rs` sends a
-//! page's changes, and `pages.rs` divides long tables. `output.rs` alone reads the database for one
-//! request.
+//! page's changes, and `layout.rs` has what pages have in common. `output.rs` alone reads the
+//! database for one request.
+//!
 //! `guard.rs` decides which requests are answered, `guesses.rs` how fast passwords may be tried,
 //! and `connections.rs` how long clients may take for them. `change.rs` makes the changes that an
 //! operator asks for, and `changes.rs` asks once more before.
@@ -26,7 +27,6 @@ mod locks;
 mod looks;
 mod metrics;
 mod output;
-mod pages;
 mod passwords;
 mod plot;
 mod runs;
@@ -39,13 +39,12 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 use axum::{
     Router,
     middleware::{from_fn, from_fn_with_state},
-    routing::get,
 };
 use rowlock::{Database, Schedules};
 use tokio::{net::TcpListener, sync::mpsc};
 
 use crate::{
-    args::ui::Ui,
+    args::keys::Ui,
     database,
     exit::{self, Failure},
     out,
@@ -100,7 +99,7 @@ fn router(app: Arc<App>, guard: Arc<Guard>) -> Router {
         .merge(live::routes::<changed::Changed>())
         .merge(output::routes())
         .merge(changes::routes())
-        .merge(numbers())
+        .merge(metrics::routes(app.looks.clone()))
         .merge(layout::files())
         .fallback(layout::not_found)
         .with_state(app);
@@ -133,17 +132,10 @@ pub async fn serve_numbers<DB: Database>(
     let metrics_token = token_file.map(passwords::read_token).transpose()?;
     let listener = listen(address, metrics_token.is_some(), "--metrics-token-file").await?;
     let address = listener.local_addr().map_err(|error| Failure::new(exit::IO, error))?;
-    let schedules = Schedules::new(pool.clone());
-    let looks = Looks::start(database::lock(pool, None)?, schedules.clone());
+    let looks = Looks::start(database::lock(pool.clone(), None)?, Schedules::new(pool));
     let guard = Arc::new(Guard { metrics_token, ..Guard::default() });
-    let app = Arc::new(App::new(looks, output::outputs(schedules), None, mpsc::channel(1).0.downgrade(), ""));
     out::print_info(format_args!("http://{address}{METRICS} and {HEALTH}"));
     let places = connections::FOR_NUMBERS.min(connections::places());
-    tokio::spawn(connections::serve(listener, guarded(numbers().with_state(app), guard), places));
+    tokio::spawn(connections::serve(listener, guarded(metrics::routes(looks), guard), places));
     Ok(())
-}
-
-/// What programs ask for.
-fn numbers() -> Router<Arc<App>> {
-    Router::new().route(METRICS, get(metrics::metrics)).route(HEALTH, get(metrics::health))
 }

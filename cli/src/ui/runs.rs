@@ -10,8 +10,8 @@ use crate::{
     out::printable,
     ui::{
         jobs::{is_failing, job_address},
+        layout::Shown,
         live::Page,
-        pages::Shown,
         plot::{Window, bars, marks, ticks},
         snapshot::{Part, Snapshot, WEEK},
         text::{counted, encoded, grouped},
@@ -76,7 +76,6 @@ impl Runs {
 
 impl Page for Runs {
     const PATH: &'static str = "/runs";
-    const EVENTS: &'static str = "/events/runs";
     const NEEDS: Part = Part::Schedules;
 
     fn title(&self) -> String {

@@ -10,10 +10,7 @@ use std::{
 use chrono::{DateTime, TimeDelta, Utc};
 use rowlock::admin::{ChangeInfo, InstanceInfo, LockInfo, LockState, RunInfo, RunStatus, ScheduleInfo};
 
-use crate::keys::{
-    names::{Kind, kind},
-    queues::queue,
-};
+use crate::keys::names::{Kind, kind, queue};
 
 /// How long runs are kept, so that a page can show a week of them.
 pub const WEEK: TimeDelta = TimeDelta::days(7);
@@ -145,6 +142,16 @@ impl Runs {
     /// Returns the runs of a schedule, the latest slot first.
     pub fn of(&self, job: &str) -> impl Iterator<Item = &RunInfo> {
         self.by_job.get(job).into_iter().flat_map(|runs| runs.values().rev())
+    }
+
+    /// Returns the run of the latest slot: of a tick that was missed, none was begun.
+    pub fn last(&self, job: &str) -> Option<&RunInfo> {
+        self.of(job).find(|run| run.status != RunStatus::Missed)
+    }
+
+    /// Returns whether the last run failed or was lost.
+    pub fn last_failed(&self, job: &str) -> bool {
+        self.last(job).is_some_and(|run| run.status != RunStatus::Succeeded)
     }
 
     pub fn last_success(&self, job: &str) -> Option<DateTime<Utc>> {

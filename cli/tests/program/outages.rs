@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use harness::{TestDatabase, TestDb, acquired};
-use rustix::process::Signal;
 use tokio::time::sleep;
 
 use crate::{
-    program::{Program as _, Stage, Started, start},
+    program::{Stage, Started, at, start},
     program_cron::{job, jobs},
 };
 
@@ -23,9 +22,7 @@ harness::tests!(servers(
 async fn the_program_waits_through_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(db.lock().try_acquire("k").await);
     let proxy = db.proxy().await;
-    let mut command = db.command("run k --wait 10m -vv -- echo", &["it runs"]);
-    command.env("DATABASE_URL", &proxy.url);
-    let mut waiting = start(command);
+    let mut waiting = start(at(&proxy.url, "run k --wait 10m -vv -- echo", &["it runs"]));
     waiting.complains("refused").await;
     proxy.hold_everything();
     sleep(Duration::from_secs(8)).await;
@@ -35,18 +32,16 @@ async fn the_program_waits_through_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(waiting.ended().await.with(0).out, "it runs\n");
 }
 
-fn cron_at<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage, url: &str) -> Started {
+fn cron_at(stage: &Stage, url: &str) -> Started {
     let file = job(stage, "k", "after = \"1h\"", "echo it runs; sleep 1");
-    let mut command = db.command("cron --connect-timeout 1s", &[file.to_str().unwrap()]);
-    command.env("DATABASE_URL", url);
-    start(command)
+    start(at(url, "cron --connect-timeout 1s", &[file.to_str().unwrap()]))
 }
 
 /// The line that says so comes once, however often it tries.
 async fn a_cron_that_starts_before_its_database_waits_for_it<DB: TestDatabase>(db: TestDb<DB>) {
     let (stage, proxy) = (Stage::new(), db.proxy().await);
     proxy.hold_everything();
-    let mut cron = cron_at(&db, &stage, &proxy.url);
+    let mut cron = cron_at(&stage, &proxy.url);
     cron.complains("no reply within 1s; check that the server runs").await;
     cron.complains("trying again every 5s").await;
     sleep(Duration::from_secs(7)).await;
@@ -54,22 +49,20 @@ async fn a_cron_that_starts_before_its_database_waits_for_it<DB: TestDatabase>(d
     proxy.open();
     cron.complains("jobs.toml: 1 job").await;
     cron.says("k: it runs", 1).await;
-    cron.signal(Signal::TERM);
-    let ended = cron.ended().await.with(0);
+    let ended = cron.stopped().await;
     assert_eq!(ended.err.matches("trying again").count(), 1, "{ended:?}");
 }
 
 /// The end of the run is sent several times. Until it is recorded, the schedule is not claimed.
 async fn a_cron_reports_an_outage_once<DB: TestDatabase>(db: TestDb<DB>) {
     let (stage, proxy) = (Stage::new(), db.proxy().await);
-    let mut cron = cron_at(&db, &stage, &proxy.url);
+    let mut cron = cron_at(&stage, &proxy.url);
     cron.says("k: it runs", 1).await;
     proxy.hold_everything();
     cron.complains("the end of a run is not recorded yet").await;
     sleep(Duration::from_secs(8)).await;
     proxy.open();
-    cron.signal(Signal::TERM);
-    let ended = cron.ended().await.with(0);
+    let ended = cron.stopped().await;
     assert_eq!(ended.err.matches("the end of a run is not recorded yet").count(), 1, "{ended:?}");
     let others = ended.err.matches(" WARN ").count() - 1;
     assert_eq!(ended.err.matches("no session could be opened").count(), others, "{ended:?}");
@@ -81,9 +74,7 @@ async fn what_all_runs_try_again_is_written_once_and_its_end_too<DB: TestDatabas
     let (stage, proxy) = (Stage::new(), db.proxy().await);
     let names = ["one", "two", "three"];
     let file = jobs(&stage, &names.map(|name| (name, "after = \"1h\"\nlease = \"15s\"", "echo up; exec sleep 1000")));
-    let mut command = db.command("cron --stop-timeout 1s", &[file.to_str().unwrap()]);
-    command.env("DATABASE_URL", &proxy.url);
-    let mut cron = start(command);
+    let mut cron = start(at(&proxy.url, "cron --stop-timeout 1s", &[file.to_str().unwrap()]));
     for name in names {
         cron.says(&format!("{name}: up"), 1).await;
     }
@@ -92,8 +83,7 @@ async fn what_all_runs_try_again_is_written_once_and_its_end_too<DB: TestDatabas
     sleep(Duration::from_secs(3)).await;
     proxy.open();
     cron.complains("renewed again").await;
-    cron.signal(Signal::TERM);
-    let ended = cron.ended().await.with(0);
+    let ended = cron.stopped().await;
     assert_eq!(ended.err.matches("a renewal received no reply").count(), 1, "{ended:?}");
     assert!(!ended.err.contains("lost"), "{ended:?}");
 }
@@ -102,14 +92,11 @@ async fn a_cron_that_waits_for_its_database_may_be_stopped<DB: TestDatabase>(db:
     let stage = Stage::new();
     let (scheme, rest) = db.url.split_once("://").unwrap();
     let away = format!("{scheme}://127.0.0.1:1/{}", rest.split_once('/').unwrap().1);
-    let mut cron = cron_at(&db, &stage, &away);
+    let mut cron = cron_at(&stage, &away);
     cron.complains("at 127.0.0.1:1, database ").await;
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
     // What is wrong with the file does not wait for the database.
     std::fs::write(stage.file("jobs.toml"), "[k]\n").unwrap();
-    let mut command = db.command("cron", &[stage.file("jobs.toml").to_str().unwrap()]);
-    command.env("DATABASE_URL", &away);
-    let wrong = start(command).ended().await.with(2);
+    let wrong = start(at(&away, "cron", &[stage.file("jobs.toml").to_str().unwrap()])).ended().await.with(2);
     assert!(wrong.err.contains("jobs.toml, line 1"), "{wrong:?}");
 }

@@ -37,6 +37,13 @@ pub fn rowlock(words: &str, more: &[&str]) -> Command {
     command
 }
 
+/// A command on the database of this URL.
+pub fn at(url: &str, words: &str, more: &[&str]) -> Command {
+    let mut command = rowlock(words, more);
+    command.env("DATABASE_URL", url);
+    command
+}
+
 /// How the program ended, and what it and its command wrote. Both pipes are closed, so no process
 /// is left that could write.
 #[derive(Debug)]
@@ -139,6 +146,12 @@ impl Started {
         self.child.try_wait().unwrap().is_some()
     }
 
+    /// Asks the program to end, and waits until it has, with exit code 0.
+    pub async fn stopped(self) -> Ended {
+        self.signal(Signal::TERM);
+        self.ended().await.with(0)
+    }
+
     pub async fn ended(mut self) -> Ended {
         let end = async {
             let pipes = (self.out.read_to_string(&mut self.heard.out), self.err.read_to_string(&mut self.heard.err));
@@ -176,9 +189,7 @@ pub trait Program {
 
 impl<DB: TestDatabase> Program for TestDb<DB> {
     fn command(&self, words: &str, more: &[&str]) -> Command {
-        let mut command = rowlock(words, more);
-        command.env("DATABASE_URL", &self.url);
-        command
+        at(&self.url, words, more)
     }
 }
 

@@ -95,8 +95,7 @@ async fn a_command_sees_its_tick_and_its_output_has_its_name<DB: TestDatabase>(d
     let file = job(&stage, "nightly report", "after = \"1h\"", script);
     let mut cron = cron(&db, "--label node-1", &file);
     cron.complains("WARN rowlock::cron: failed job=\"nightly report\"").await;
-    cron.signal(Signal::TERM);
-    let ended = cron.ended().await.with(0);
+    let ended = cron.stopped().await;
     let run = ended_as(&db, "nightly report", "failed").await;
     assert_eq!((&run["error"], &run["by"]), (&"exit code 3: oh".into(), &"node-1".into()));
     let (slot, token) = (run["slot"].as_str().unwrap(), &run["token"]);
@@ -128,13 +127,11 @@ async fn what_does_not_end_within_the_stop_timeout_is_stopped_and_run_elsewhere<
     let terms = "after = \"1h\"\nlease = \"1h\"";
     let first = cron(&db, "--stop-timeout 300ms", &job(&stage, "k", terms, OBEYS));
     stage.up().await;
-    first.signal(Signal::TERM);
-    assert_eq!(first.ended().await.with(0).out, "k: bye\n");
+    assert_eq!(first.stopped().await.out, "k: bye\n");
     let second = cron(&db, "", &job(&stage, "k", terms, "true"));
     let run = ended_as(&db, "k", "succeeded").await;
     assert_eq!(run["attempt"], 2);
-    second.signal(Signal::TERM);
-    second.ended().await.with(0);
+    second.stopped().await;
 }
 
 async fn a_run_that_is_lost_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
@@ -144,8 +141,7 @@ async fn a_run_that_is_lost_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute("UPDATE t_resource_schedule SET token = token + 1, paused = TRUE").await;
     cron.complains("k: lost; stopping the command").await;
     cron.says("k: bye", 1).await;
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
 }
 
 /// The command has started a process in a session of its own, which ignores SIGTERM.
@@ -161,8 +157,7 @@ async fn a_run_that_takes_too_long_is_stopped_and_fails<DB: TestDatabase>(db: Te
     let run = ended_as(&db, "k", "failed").await;
     assert_eq!(run["error"], "stopped after its timeout of 2s");
     assert!(std::fs::read(&of_left).is_ok_and(|words| words.is_empty()) || !of_left.exists(), "it lives on");
-    cron.signal(Signal::TERM);
-    let ended = cron.ended().await.with(0);
+    let ended = cron.stopped().await;
     assert!(ended.err.contains("k: rowlock: not ended within 500ms: killed\n"), "the name comes once: {ended:?}");
 }
 
@@ -214,8 +209,7 @@ async fn a_tick_is_finished_elsewhere_after_a_kill<DB: TestDatabase>(db: TestDb<
     second.says("k: attempt 2", 1).await;
     second.complains("attempt=2 taken_over_from=\"first\"\n").await;
     let run = ended_as(&db, "k", "succeeded").await;
-    second.signal(Signal::TERM);
-    let second = second.ended().await.with(0);
+    let second = second.stopped().await;
     assert_eq!(first.out.replace("attempt 1", "attempt 2"), second.out, "the same tick");
     let lost = &runs(&db, "k").await[1];
     assert_eq!((&run["attempt"], &run["by"]), (&2.into(), &"second".into()));
@@ -239,8 +233,7 @@ async fn a_tick_is_finished_elsewhere_while_its_instance_is_paused<DB: TestDatab
     first.complains("k: lost; stopping the command").await;
     first.says("k: bye", 1).await;
     for cron in [first, second] {
-        cron.signal(Signal::TERM);
-        cron.ended().await.with(0);
+        cron.stopped().await;
     }
     assert_eq!(runs(&db, "k").await, ends);
     // On a busy machine an instance may lose a lease without being paused.
@@ -270,8 +263,7 @@ async fn a_job_that_is_exclusive_waits_for_its_key<DB: TestDatabase>(db: TestDb<
     db.rowlock("run billing -- true", &[]).await.with(75);
     std::fs::write(stage.file("end"), "").unwrap();
     ended_as(&db, "k", "succeeded").await;
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
     db.rowlock("run billing -- true", &[]).await.with(0);
 }
 
@@ -297,8 +289,7 @@ async fn a_job_whose_key_is_lost_keeps_its_tick_until_its_command_has_ended<DB: 
     assert_eq!((&row["state"], &row["attempt"]), (&"running".into(), &1.into()), "{row}");
     std::fs::write(stage.file("end"), "").unwrap();
     ended_as(&db, "k", "succeeded").await;
-    cron.signal(Signal::TERM);
-    let ended = cron.ended().await.with(0);
+    let ended = cron.stopped().await;
     assert!(ended.out.ends_with("k: stopping\nk: bye\nk: again\n"), "{ended:?}");
 }
 
@@ -312,8 +303,7 @@ async fn a_job_whose_tick_is_lost_keeps_its_key_until_its_command_has_ended<DB: 
     std::fs::write(stage.file("end"), "").unwrap();
     cron.says("k: bye", 1).await;
     eventually("the key is free", async || db.rowlock("run billing -- true", &[]).await.code == 0).await;
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
 }
 
 /// The files that the pages show, with a short lease and with a command of the test. Each job is
@@ -368,8 +358,7 @@ async fn survives_a_kill<DB: TestDatabase>(
         };
         eventually(&format!("{page}: {name} is finished"), finished).await;
     }
-    second.signal(Signal::TERM);
-    second.ended().await.with(0);
+    second.stopped().await;
 }
 
 /// A job is removed while it runs, one is changed, and one is added.
@@ -393,8 +382,7 @@ async fn the_file_is_read_anew<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(runs(&db, "removed").await.is_empty(), "its run goes on");
     stage.go();
     ended_as(&db, "removed", "succeeded").await;
-    cron.signal(Signal::TERM);
-    let ended = cron.ended().await.with(0);
+    let ended = cron.stopped().await;
     let last = ended.out.rsplit("changed: two").next().unwrap();
     assert!(!last.contains("one") && runs(&db, "removed").await.len() == 1, "{ended:?}");
     let times: Vec<Value> = schedules(&db).await.iter().map(|row| row["times"].clone()).collect();
@@ -412,8 +400,7 @@ async fn the_file_is_read_again_when_the_database_has_failed<DB: TestDatabase>(d
     cron.complains("the file is read again in 5s").await;
     db.execute("ALTER TABLE hidden RENAME TO t_resource_schedule").await;
     cron.says("k: two", 1).await;
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
 }
 
 async fn a_wrong_file_is_refused_with_its_line<DB: TestDatabase>(db: TestDb<DB>) {
@@ -473,8 +460,7 @@ async fn each_tick_is_run_once_beside_kills<DB: TestDatabase>(db: TestDb<DB>) {
     }
     sleep(Duration::from_secs(3)).await;
     for instance in instances {
-        instance.signal(Signal::TERM);
-        instance.ended().await.with(0);
+        instance.stopped().await;
     }
     let runs = runs(&db, "k").await;
     let succeeded = runs.iter().rev().filter(|run| run["status"] == "succeeded");
@@ -493,8 +479,7 @@ async fn a_name_is_no_option<DB: TestDatabase>(db: TestDb<DB>) {
     for name in names {
         cron.says(&format!("{name}: runs {name}\n"), 1).await;
     }
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
 }
 
 /// The command leaves a process behind, which has the stop timeout. The signal and the timeout come
@@ -535,8 +520,7 @@ async fn a_file_that_cannot_be_read_stops_nothing<DB: TestDatabase>(db: TestDb<D
     cron.signal(Signal::HUP);
     let before = cron.said().matches("k: runs").count();
     cron.says("k: runs", before + 20).await;
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
 }
 
 /// As on a full disk.
@@ -549,7 +533,6 @@ async fn output_that_cannot_be_written_stops_no_run<DB: TestDatabase>(db: TestDb
     let cron = start(shell);
     let succeeded = "SELECT COUNT(*) FROM t_resource_schedule_run WHERE status = 'S'";
     eventually("runs succeed", async || db.number(succeeded).await > Some(1)).await;
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
     assert!(runs(&db, "k").await.iter().all(|run| run["status"] == "succeeded"));
 }

@@ -7,7 +7,7 @@ use harness::{TestDatabase, TestDb, eventually};
 use rustix::process::Signal;
 
 use crate::{
-    program::{Program as _, Stage, Started, ended, rowlock, start},
+    program::{Program as _, Stage, Started, at, ended, rowlock, start},
     program_cron::ended_as,
     ui::{Ui, open_at},
     ui_operating::{PROMTOOL, checked, file},
@@ -63,9 +63,7 @@ impl<DB: TestDatabase> Site<'_, DB> {
         }
         let file = self.stage.file(release);
         let words = format!("cron --label {label} --build {release} --drain 30s");
-        let mut command = self.db.command(&words, &[file.to_str().unwrap()]);
-        command.env("DATABASE_URL", &self.url);
-        self.machines.insert(label, start(command));
+        self.machines.insert(label, start(at(&self.url, &words, &[file.to_str().unwrap()])));
         eventually("it is alive", async || {
             let found = self.instances().await;
             found.iter().any(|(name, build)| name == label && build == release)
@@ -82,8 +80,8 @@ impl<DB: TestDatabase> Site<'_, DB> {
 
     /// What an operator asks, with one command.
     async fn ask(&self, words: &str) -> String {
-        let mut command = self.db.command(words, &[]);
-        command.env("DATABASE_URL", &self.url).env_remove("SUDO_USER").env("USER", "ann");
+        let mut command = at(&self.url, words, &[]);
+        command.env_remove("SUDO_USER").env("USER", "ann");
         let said = ended(command).await.with(0);
         assert_clean(&said.err);
         assert_clean(&said.out);
@@ -207,7 +205,7 @@ async fn a_day_in_the_life<DB: TestDatabase>(db: TestDb<DB>) {
     let jobs = releases(&stage).await;
     assert_eq!(jobs, 18);
     let url = proxy.url.replacen('@', &format!(":{PASSWORD}@"), 1);
-    let ui = open_at(&db, &url, "").await;
+    let ui = open_at(&url, "").await;
     let (mut samples, mut site) = (Samples::default(), Site { db: &db, stage, url, machines: BTreeMap::new() });
     for label in ["node-1", "node-2", "node-3"] {
         site.deploy(label, "first").await;

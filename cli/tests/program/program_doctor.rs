@@ -3,7 +3,7 @@
 use harness::{DIRECT, TestDatabase, TestDb, direct_url};
 use serde_json::Value;
 
-use crate::program::{Ended, Program as _, ended, rowlock};
+use crate::program::{Ended, Program as _, at, ended};
 
 harness::tests!(
     everywhere(a_healthy_database_has_no_problem, what_is_missing_is_named),
@@ -22,9 +22,7 @@ harness::tests!(
 );
 
 async fn doctor(url: &str) -> Ended {
-    let mut command = rowlock("doctor --json --connect-timeout 2s", &[]);
-    command.env("DATABASE_URL", url);
-    ended(command).await
+    ended(at(url, "doctor --json --connect-timeout 2s", &[])).await
 }
 
 fn result<'a>(found: &'a Value, check: &str) -> &'a Value {
@@ -163,9 +161,7 @@ async fn a_migration_without_the_right_to_create_a_table_fails<DB: TestDatabase>
     db.execute(&format!("GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO {name}")).await;
     let (scheme, rest) = db.url.split_once("://").unwrap();
     let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-    let mut command = rowlock("migrate", &[]);
-    command.env("DATABASE_URL", format!("{scheme}://{name}:hunter2@{address}"));
-    let denied = ended(command).await;
+    let denied = ended(at(&format!("{scheme}://{name}:hunter2@{address}"), "migrate", &[])).await;
     db.execute(&format!("DROP OWNED BY {name}")).await;
     db.execute(&format!("DROP ROLE {name}")).await;
     let denied = denied.with(78);
@@ -275,9 +271,7 @@ async fn the_advice_for_a_connection_depends_on_its_error<DB: TestDatabase>(db: 
         let connection = result(&found, "connection");
         assert!(connection["advice"].as_str().unwrap().contains(advice), "{connection}");
         assert!(!ended.out.contains("hunter2") && !ended.out.contains(" at line "), "{ended:?}");
-        let mut command = rowlock("list", &[]);
-        command.env("DATABASE_URL", &url);
-        let list = crate::program::ended(command).await.with(69);
+        let list = crate::program::ended(at(&url, "list", &[])).await.with(69);
         assert!(list.err.contains(advice) && !list.err.contains(" at line "), "{list:?}");
     }
 }

@@ -9,7 +9,7 @@ use harness::{DIRECT, TestDatabase, TestDb, each};
 use proptest::prelude::{Just, prop_oneof};
 use tokio::{net::TcpListener, process::Command};
 
-use crate::program::{Ended, Program as _, Stage, ended, rowlock};
+use crate::program::{Ended, Program as _, Stage, at, ended, rowlock};
 
 harness::tests!(
     everywhere(
@@ -43,9 +43,7 @@ fn address<DB: TestDatabase>(db: &TestDb<DB>) -> String {
 }
 
 async fn list(url: &str) -> Ended {
-    let mut command = rowlock("list --connect-timeout 500ms", &[]);
-    command.env("DATABASE_URL", url);
-    let ended = ended(command).await;
+    let ended = ended(at(url, "list --connect-timeout 500ms", &[])).await;
     assert!(ended.out.is_empty() && ended.err.lines().count() == 1, "{ended:?}");
     ended
 }
@@ -111,12 +109,7 @@ async fn a_password_is_not_repeated<DB: TestDatabase>(db: TestDb<DB>) {
     }
     // The value of a misspelt parameter may still be a secret.
     let more = format!("{}{}pasword=hunter2&colour=hunter2", db.url, if db.url.contains('?') { '&' } else { '?' });
-    let ended = ended({
-        let mut command = rowlock("list", &[]);
-        command.env("DATABASE_URL", &more);
-        command
-    })
-    .await;
+    let ended = ended(at(&more, "list", &[])).await;
     assert!(!ended.err.contains("hunter2"), "{ended:?}");
 }
 
@@ -138,9 +131,7 @@ async fn an_error_of_the_database_names_it<DB: TestDatabase>(db: TestDb<DB>) {
         ("DROP TABLE t_resource_lock", "run k -- true", 78),
     ] {
         db.execute(statement).await;
-        let mut command = rowlock(words, &[]);
-        command.env("DATABASE_URL", &with_password);
-        let ended = ended(command).await.with(code);
+        let ended = ended(at(&with_password, words, &[])).await.with(code);
         assert!(ended.err.contains(&place) && ended.err.contains("run `rowlock migrate`"), "{ended:?}");
         assert!(!ended.err.contains("hunter2") && ended.err.lines().count() == 1, "{ended:?}");
     }
@@ -294,9 +285,7 @@ async fn any_url_is_read_or_refused<DB: TestDatabase>(_: TestDb<DB>) {
         if url.contains('\0') || scheme == "sqlite" {
             return; // not valid in a variable; a file name
         }
-        let mut command = rowlock("list --connect-timeout 200ms", &[]);
-        command.env("DATABASE_URL", &url);
-        let ended = ended(command).await;
+        let ended = ended(at(&url, "list --connect-timeout 200ms", &[])).await;
         assert!([2, 69].contains(&ended.code) && ended.out.is_empty(), "{url:?}: {ended:?}");
         assert!(!ended.err.contains("hunter2") && !ended.err.contains("panicked"), "{url:?}: {ended:?}");
     });

@@ -44,11 +44,6 @@ async fn by_ann<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Ended {
     ended(command).await
 }
 
-async fn stopped(cron: Started) -> Ended {
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0)
-}
-
 async fn started<DB: TestDatabase>(db: &TestDb<DB>, words: &str, file: &Path) -> Started {
     let mut cron = cron(db, words, file);
     cron.complains("jobs.toml: ").await;
@@ -82,7 +77,7 @@ async fn instances_are_listed_with_what_they_declare<DB: TestDatabase>(db: TestD
         assert!(line.contains(part), "{part}: {table}");
     }
     for cron in [first, second, third] {
-        stopped(cron).await;
+        cron.stopped().await;
     }
     assert_eq!(instances(&db).await, Vec::<Value>::new(), "each has ended its word");
 }
@@ -137,7 +132,7 @@ async fn a_job_that_has_gone_from_the_file_is_removed<DB: TestDatabase>(db: Test
     assert!(named(&db, "gone").await.is_none() && named(&db, "stays").await.unwrap()["instances"] == 1);
     let again = db.rowlock("remove gone", &[]).await.with(75);
     assert!(again.err.contains("there is no schedule \"gone\""), "{again:?}");
-    stopped(cron).await;
+    cron.stopped().await;
 }
 
 /// One machine has the new file, and another one still has the old one.
@@ -156,15 +151,15 @@ async fn a_job_that_is_declared_as_removed_is_run_nowhere<DB: TestDatabase>(db: 
     assert!(refused.err.contains("k: not triggered: it is declared as removed since 2"), "{refused:?}");
     let refused = db.rowlock("run k --cron", &["0 0 1 1 *", "--", "true"]).await.with(75);
     assert!(refused.err.contains("refused: k: instances that are alive declare it as removed"), "{refused:?}");
-    let old = stopped(old).await;
+    let old = old.stopped().await;
     assert!(!old.out.contains("it runs"), "{old:?}");
-    stopped(new).await;
+    new.stopped().await;
 }
 
 async fn a_schedule_without_an_instance_is_not_triggered<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let file = job(&stage, "k", YEARLY, "echo it runs");
-    stopped(started(&db, "", &file).await).await;
+    started(&db, "", &file).await.stopped().await;
     let row = schedule(&db).await;
     assert_eq!((&row["state"], &row["states"]), (&"no_instance".into(), &vec!["no_instance"].into()), "{row}");
     let table = db.rowlock("schedules", &[]).await.with(0).out;
@@ -177,7 +172,7 @@ async fn a_schedule_without_an_instance_is_not_triggered<DB: TestDatabase>(db: T
     assert!(asked.out.ends_with("the next instance that declares it runs it\n"), "{asked:?}");
     let mut cron = started(&db, "--label node-1", &file).await;
     cron.says("k: it runs", 1).await;
-    stopped(cron).await;
+    cron.stopped().await;
     let refused = db.rowlock("trigger k", &[]).await.with(75);
     assert!(refused.err.contains("; node-1 ran it last, from 2"), "{refused:?}");
 }
@@ -200,10 +195,10 @@ async fn instances_with_other_times_are_counted<DB: TestDatabase>(db: TestDb<DB>
     let table = db.rowlock("schedules", &[]).await.with(0).out;
     assert!(table.contains("waiting, 2 versions: 1 runs it, 2 declare other times"), "{table}");
     for cron in olds {
-        stopped(cron).await;
+        cron.stopped().await;
     }
     assert_eq!(counts().await, (true, 1.into(), 0.into()));
-    stopped(new).await;
+    new.stopped().await;
 }
 
 /// The instance of before has left, so that nothing contests the new times at the next beat.
@@ -221,7 +216,7 @@ async fn other_times_of_a_file_that_is_read_anew_apply_within_seconds<DB: TestDa
     eventually("the new times apply", async || schedule(&db).await["times"] == "cron 0 0 2 1 *").await;
     // A beat comes every six seconds at most; contested times would take three more of them.
     assert!(begun.elapsed().as_secs() < 12, "{:?}", begun.elapsed());
-    stopped(cron).await;
+    cron.stopped().await;
 }
 
 async fn a_paused_schedule_that_runs_shows_both<DB: TestDatabase>(db: TestDb<DB>) {
@@ -235,7 +230,7 @@ async fn a_paused_schedule_that_runs_shows_both<DB: TestDatabase>(db: TestDb<DB>
     assert!(table.contains("  paused, running  "), "{table}");
     stage.go();
     eventually("it is paused", async || schedule(&db).await["states"] == Value::from(vec!["paused"])).await;
-    stopped(cron).await;
+    cron.stopped().await;
 }
 
 async fn a_slot_is_reset<DB: TestDatabase>(db: TestDb<DB>) {
@@ -268,7 +263,7 @@ async fn a_file_may_be_empty<DB: TestDatabase>(db: TestDb<DB>) {
     cron.says("k: it runs", 1).await;
     let table = db.rowlock("cron --next 1", &[written(&stage, "[k]\nremoved = true\n").to_str().unwrap()]).await;
     assert!(table.with(0).out.contains("\nk     removed  -"));
-    stopped(cron).await;
+    cron.stopped().await;
 }
 
 /// Each value of the lease is an instance of the library. The second one cannot start.

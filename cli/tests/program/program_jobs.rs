@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, getuid, kill_process};
 use tokio::time::sleep;
 
 use crate::{
-    program::{Program as _, STAYS, Stage, read, rowlock, start},
+    program::{Program as _, STAYS, Stage, at, read, rowlock, start},
     program_cron::{cron, ended_as, job, runs},
 };
 
@@ -57,11 +57,6 @@ async fn said(stage: &Stage, lines: usize) -> String {
     read(&said)
 }
 
-async fn ends(cron: crate::program::Started) -> crate::program::Ended {
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0)
-}
-
 async fn a_command_finds_what_its_job_says<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     std::fs::create_dir(stage.file("folder")).unwrap();
@@ -73,13 +68,13 @@ async fn a_command_finds_what_its_job_says<DB: TestDatabase>(db: TestDb<DB>) {
     );
     let running = cron(&db, "", &file(&stage, &text));
     assert_eq!(said(&stage, 1).await, format!("C disk /usr/bin:/bin {}/folder 0027 none", stage.path()));
-    ends(running).await;
+    running.stopped().await;
     let asks = "[defaults]\non_failure = [\"/no/such/hook\"]\n[two]\nafter = \"1h\"\ndatabase_url = true\ncommand = "
         .to_owned()
         + &says("$DATABASE_URL");
     let running = cron(&db, "", &file(&stage, &asks));
     assert!(said(&stage, 2).await.ends_with(&format!("\n{}", db.url)));
-    let ended = ends(running).await;
+    let ended = running.stopped().await;
     assert!(ended.err.contains("two: on_failure: command: /no/such/hook: command not found"), "{ended:?}");
     // The URL may stand in a file, which a command does not see.
     std::fs::write(stage.file("url"), &db.url).unwrap();
@@ -95,7 +90,7 @@ async fn a_command_finds_what_its_job_says<DB: TestDatabase>(db: TestDb<DB>) {
     std::fs::remove_file(stage.file("url")).unwrap();
     db.rowlock("trigger four", &[]).await.with(0);
     assert!(said(&stage, 5).await.ends_with(&format!("\n{} none none", db.url)));
-    ends(running).await;
+    running.stopped().await;
 }
 
 /// The process above the command is told the stop timeout, too.
@@ -103,7 +98,7 @@ async fn a_stop_timeout_may_be_longer_than_a_month<DB: TestDatabase>(db: TestDb<
     let stage = Stage::new();
     let running = cron(&db, "--stop-timeout 31d", &job(&stage, "k", "after = \"1h\"", "true"));
     ended_as(&db, "k", "succeeded").await;
-    ends(running).await;
+    running.stopped().await;
 }
 
 /// Only root can run commands as another user.
@@ -122,7 +117,7 @@ async fn a_command_runs_as_its_user<DB: TestDatabase>(db: TestDb<DB>) {
     running.says(&line, 1).await;
     // The process above the command is not that user's, and stops it all the same.
     ended_as(&db, "one", "succeeded").await;
-    ends(running).await;
+    running.stopped().await;
     if let Some(other) = other {
         let text = text.replace(user, other);
         let checked = db.rowlock("cron --check", &[file(&stage, &text).to_str().unwrap()]).await.with(2);
@@ -134,12 +129,12 @@ async fn a_command_runs_as_its_user<DB: TestDatabase>(db: TestDb<DB>) {
     let mut running = cron(&db, "", &file(&stage, &text));
     running.says("env: HOME LOGNAME PATH USER \n", 1).await;
     running.complains("env: and so on\n").await;
-    ends(running).await;
+    running.stopped().await;
     let text =
         format!("[two]\nafter = \"1h\"\nuser = \"{user}\"\ntimeout = \"500ms\"\ncommand = [\"sleep\", \"1000\"]\n");
     let running = cron(&db, "", &file(&stage, &text));
     assert_eq!(ended_as(&db, "two", "failed").await["error"], "stopped after its timeout of 500ms");
-    ends(running).await;
+    running.stopped().await;
 }
 
 /// Neither the program nor the process above the command is there to stop it.
@@ -182,7 +177,7 @@ async fn a_command_that_is_missing_costs_its_job_alone<DB: TestDatabase>(db: Tes
     make_it(&stage);
     running.signal(Signal::HUP);
     ended_as(&db, "missing", "succeeded").await;
-    ends(running).await;
+    running.stopped().await;
 }
 
 async fn a_command_that_appears_is_found<DB: TestDatabase>(db: TestDb<DB>) {
@@ -192,7 +187,7 @@ async fn a_command_that_appears_is_found<DB: TestDatabase>(db: TestDb<DB>) {
     make_it(&stage);
     sleep(Duration::from_secs(61)).await;
     ended_as(&db, "missing", "succeeded").await;
-    ends(running).await;
+    running.stopped().await;
 }
 
 async fn a_file_may_lose_its_last_job<DB: TestDatabase>(db: TestDb<DB>) {
@@ -207,10 +202,10 @@ async fn a_file_may_lose_its_last_job<DB: TestDatabase>(db: TestDb<DB>) {
     sleep(Duration::from_secs(3)).await;
     assert!(runs(&db, "k").await.len() <= before + 1, "a run may have been under way");
     assert!(!running.is_over());
-    ends(running).await;
+    running.stopped().await;
     let mut running = cron(&db, "", &path);
     running.complains("0 jobs").await;
-    ends(running).await;
+    running.stopped().await;
 }
 
 async fn a_crontab_becomes_a_file_whose_jobs_run<DB: TestDatabase>(db: TestDb<DB>) {
@@ -234,7 +229,7 @@ async fn a_crontab_becomes_a_file_whose_jobs_run<DB: TestDatabase>(db: TestDb<DB
     ended_as(&db, "cat", "succeeded").await;
     let failed = ended_as(&db, "echo", "failed").await;
     assert_eq!(failed["error"], format!("exit code 3: as it is: {}", stage.path()));
-    ends(running).await;
+    running.stopped().await;
 }
 
 async fn old_runs_are_forgotten_by_the_job_of_the_guide<DB: TestDatabase>(db: TestDb<DB>) {
@@ -259,7 +254,7 @@ async fn old_runs_are_forgotten_by_the_job_of_the_guide<DB: TestDatabase>(db: Te
     running.says("forget-runs: 1 deleted\n", 1).await;
     ended_as(&db, "forget-runs", "succeeded").await;
     assert_eq!(runs(&db, "other").await.len(), 1);
-    ends(running).await;
+    running.stopped().await;
 }
 
 async fn the_file_says_how_many_commands_run<DB: TestDatabase>(db: TestDb<DB>) {
@@ -283,7 +278,7 @@ async fn the_file_says_how_many_commands_run<DB: TestDatabase>(db: TestDb<DB>) {
     for name in ["a", "b", "c"] {
         ended_as(&db, name, "succeeded").await;
     }
-    ends(running).await;
+    running.stopped().await;
 }
 
 fn signal_to(pid: &str, signal: Signal) {
@@ -299,7 +294,7 @@ async fn a_process_above_a_command_that_is_stopped_stops_nothing<DB: TestDatabas
     let running = cron(&db, "--stop-timeout 300ms", &file(&stage, &text("late", "timeout = \"1s\"")));
     signal_to(&stage.up().await, Signal::STOP);
     assert_eq!(ended_as(&db, "late", "failed").await["error"], "stopped after its timeout of 1s");
-    ends(running).await;
+    running.stopped().await;
     std::fs::remove_file(stage.file("up")).unwrap();
     let running = cron(&db, "--stop-timeout 300ms", &file(&stage, &text("ends", "")));
     let above = stage.up().await;
@@ -311,7 +306,7 @@ async fn a_process_above_a_command_that_is_stopped_stops_nothing<DB: TestDatabas
         }
     };
     tokio::select! {
-        _ = ends(running) => {}
+        _ = running.stopped() => {}
         () = stops => {}
     }
     assert_eq!(runs(&db, "ends").await[0]["error"], "handed back: its work was stopped");
@@ -328,7 +323,7 @@ async fn the_error_is_what_the_command_said<DB: TestDatabase>(db: TestDb<DB>) {
         assert_eq!(ended_as(&db, name, "failed").await["error"], error);
     }
     running.complains("left: rowlock: stopped what the command had left running\n").await;
-    ends(running).await;
+    running.stopped().await;
 }
 
 async fn what_follows_the_end_of_a_tick_is_run_once<DB: TestDatabase>(db: TestDb<DB>) {
@@ -340,18 +335,18 @@ async fn what_follows_the_end_of_a_tick_is_run_once<DB: TestDatabase>(db: TestDb
     );
     let running = cron(&db, "", &file(&stage, &text));
     assert_eq!(said(&stage, 1).await, "failed fails 3 exit code 3: no tape");
-    ends(running).await;
+    running.stopped().await;
     assert_eq!(runs(&db, "fails").await.len(), 3);
     let text = format!("[fine]\nafter = \"1h\"\ncommand = [\"true\"]\non_failure = {hook}\non_success = {hook}\n");
     let running = cron(&db, "", &file(&stage, &text));
     assert_eq!(said(&stage, 2).await.lines().nth(1), Some("succeeded fine 1"));
-    ends(running).await;
+    running.stopped().await;
     // What the hook does changes nothing.
     let text = "[odd]\nafter = \"1h\"\ncommand = [\"true\"]\non_success = [\"sh\", \"-c\", \"exit 9\"]\n";
     let mut running = cron(&db, "", &file(&stage, text));
     running.complains("odd: on_success: exit code 9").await;
     assert_eq!(ended_as(&db, "odd", "succeeded").await["error"], serde_json::Value::Null);
-    ends(running).await;
+    running.stopped().await;
 }
 
 /// The next renewal comes after the end of the command.
@@ -365,7 +360,7 @@ async fn nothing_follows_a_run_whose_end_is_not_recorded<DB: TestDatabase>(db: T
         db.execute("UPDATE t_resource_schedule SET token = token + 1, paused = TRUE").await;
         stage.go();
         running.complains(&format!("WARN rowlock::cron: lost: its end is not recorded job=\"{name}\"")).await;
-        let ended = ends(running).await;
+        let ended = running.stopped().await;
         assert!(!ended.err.contains("succeeded") && !ended.err.contains("cron: failed"), "{ended:?}");
         assert!(!stage.file("said").exists(), "{ended:?}");
     }
@@ -434,7 +429,7 @@ async fn a_drain_is_longer_than_the_stop_timeout<DB: TestDatabase>(db: TestDb<DB
     running.signal(Signal::TERM);
     sleep(Duration::from_millis(500)).await;
     assert!(!running.is_over());
-    ends(running).await;
+    running.stopped().await;
     assert_eq!(runs(&db, "l").await[0]["error"], "handed back: its work was stopped");
 }
 
@@ -449,7 +444,7 @@ async fn a_command_that_cannot_begin_is_a_failure<DB: TestDatabase>(db: TestDb<D
     running.complains("cron: failed job=\"k\"").await;
     let error = ended_as(&db, "k", "failed").await["error"].clone();
     assert!(error.as_str().unwrap().starts_with("the command cannot be started: "), "{error}");
-    ends(running).await;
+    running.stopped().await;
 }
 
 /// Those that run when the file is read anew are not stopped.
@@ -477,7 +472,7 @@ async fn fewer_commands_run_once_others_have_ended<DB: TestDatabase>(db: TestDb<
     assert!(said(&stage, 3).await.ends_with("\nc"));
     std::fs::write(stage.file("c"), "").unwrap();
     ended_as(&db, "c", "succeeded").await;
-    ends(running).await;
+    running.stopped().await;
 }
 
 async fn a_password_is_masked<DB: TestDatabase>(db: TestDb<DB>) {
@@ -492,11 +487,9 @@ async fn a_password_is_masked<DB: TestDatabase>(db: TestDb<DB>) {
         &stage,
         &format!("[k]\nafter = \"1h\"\ndatabase_url = true\ncommand = [\"sh\", \"-c\", '''{script}''']\n"),
     );
-    let mut command = db.command("cron", &[path.to_str().unwrap()]);
-    command.env("DATABASE_URL", &url);
-    let running = start(command);
+    let running = start(at(&url, "cron", &[path.to_str().unwrap()]));
     assert_eq!(ended_as(&db, "k", "failed").await["error"], "exit code 3: of ***");
-    let ended = ends(running).await;
+    let ended = running.stopped().await;
     assert_eq!(ended.out, format!("k: {}\n", url.replace("secret%2Dword", "***")));
     assert!(!(ended.out + &ended.err).contains("secret"), "it is shown");
 }

@@ -1,7 +1,6 @@
 //! The log: its lines for runs, as text and as JSON, and which of them are written.
 
 use harness::{TestDatabase, TestDb};
-use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
@@ -29,8 +28,7 @@ async fn ran<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Ended {
     }
     ended_as(db, "fine", "succeeded").await;
     harness::eventually("it has failed", async || runs(db, "fails").await.len() == 2).await;
-    running.signal(Signal::TERM);
-    running.ended().await.with(0)
+    running.stopped().await
 }
 
 async fn each_run_has_a_line_for_its_start_and_its_end<DB: TestDatabase>(db: TestDb<DB>) {

@@ -49,8 +49,7 @@ async fn a_command_is_stopped_from_elsewhere_and_its_output_kept<DB: TestDatabas
     .await;
     let row = db.rowlock("schedules --json", &[]).await.json()[0].clone();
     assert_eq!((&row["attempt"], &row["stopping"]), (&0.into(), &false.into()), "it is not tried again: {row}");
-    running.signal(Signal::TERM);
-    let cron = running.ended().await.with(0);
+    let cron = running.stopped().await;
     assert!(cron.err.contains("k: stopped by an operator; stopping the command"), "{cron:?}");
 }
 
@@ -73,8 +72,7 @@ async fn the_next_tick_is_skipped_and_that_is_taken_back<DB: TestDatabase>(db: T
     db.execute(&format!("UPDATE t_resource_schedule SET due_at = {hour} WHERE name = 'often'")).await;
     let run = ended_as(&db, "often", "missed").await;
     assert!(run["error"].as_str().unwrap().starts_with("skipped by ann@"), "{run}");
-    running.signal(Signal::TERM);
-    running.ended().await.with(0);
+    running.stopped().await;
 }
 
 async fn a_pause_ends_at_its_time<DB: TestDatabase>(db: TestDb<DB>) {
@@ -89,8 +87,7 @@ async fn a_pause_ends_at_its_time<DB: TestDatabase>(db: TestDb<DB>) {
     eventually("it is resumed", async || db.rowlock("schedules --json", &[]).await.json()[0]["paused"] == false).await;
     let shown = db.rowlock("show k", &[]).await.with(0).out;
     assert!(shown.contains("its pause has ended") && shown.contains("ann@"), "{shown}");
-    running.signal(Signal::TERM);
-    running.ended().await.with(0);
+    running.stopped().await;
 }
 
 async fn an_instance_that_is_drained_ends_after_its_runs<DB: TestDatabase>(db: TestDb<DB>) {
@@ -113,8 +110,7 @@ async fn an_instance_that_is_drained_ends_after_its_runs<DB: TestDatabase>(db: T
     ended_as(&db, "k", "succeeded").await;
     let ended = drained.ended().await.with(0);
     assert!(ended.err.contains("an operator has ordered that this instance ends"), "{ended:?}");
-    stays.signal(Signal::TERM);
-    stays.ended().await.with(0);
+    stays.stopped().await;
 }
 
 async fn what_runs_print_is_shown<DB: TestDatabase>(db: TestDb<DB>) {
@@ -158,8 +154,7 @@ async fn what_runs_print_is_shown<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(first, format!("[{} bytes cut off]", whole - rest.len()));
     assert!(db.rowlock("output both --attempt 7", &[]).await.with(75).err.contains("has no such run"));
     assert!(db.rowlock("output absent", &[]).await.with(75).err.contains("there is no schedule \"absent\""));
-    running.signal(Signal::TERM);
-    running.ended().await.with(0);
+    running.stopped().await;
 }
 
 async fn a_run_shows_its_process_and_what_it_waits_for<DB: TestDatabase>(db: TestDb<DB>) {
@@ -181,8 +176,7 @@ async fn a_run_shows_its_process_and_what_it_waits_for<DB: TestDatabase>(db: Tes
     assert!(shown.contains("\nAsk the team.\nruns: sh -c ") && shown.contains("\ntimeout 1h"), "{shown}");
     stage.go();
     ended_as(&db, "k", "succeeded").await;
-    running.signal(Signal::TERM);
-    running.ended().await.with(0);
+    running.stopped().await;
 }
 
 async fn what_operators_changed_is_shown<DB: TestDatabase>(db: TestDb<DB>) {

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use harness::{PROCESSES, TestDatabase, TestDb, eventually};
-use rustix::process::Signal;
 
 use crate::{
     program::{Stage, rowlock, start},
@@ -92,8 +91,7 @@ async fn a_new_password_is_used<DB: TestDatabase>(db: TestDb<DB>) {
     // Another database is not followed.
     std::fs::write(&url, "mysql://root@127.0.0.1:1/none\n").unwrap();
     running.complains("the URL is that of another database now").await;
-    running.signal(Signal::TERM);
-    let ended = running.ended().await.with(0);
+    let ended = running.stopped().await;
     assert!(!ended.err.contains("-word"), "{ended:?}");
     user.drop(&db).await;
 }

@@ -90,8 +90,7 @@ async fn newer_times_are_named<DB: TestDatabase>(db: TestDb<DB>) {
     let refused = db.rowlock("run k", &[YEARLY[0], YEARLY[1], "--", "echo", "it runs"]).await.with(75);
     let says = "rowlock: refused: k: other times are in effect, which are newer: cron 1 1 1 1 * Europe/Berlin";
     assert!(refused.out.is_empty() && refused.err.contains(says), "{refused:?}");
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
 }
 
 /// A schedule has no row in the table of locks, unless a key has its name too.
@@ -243,8 +242,7 @@ async fn a_schedule_is_paused_resumed_and_triggered<DB: TestDatabase>(db: TestDb
     let (schedules, runs) = (db.rowlock("schedules", &[]).await.with(0), db.rowlock("runs k", &[]).await.with(0));
     assert!(schedules.out.starts_with("NAME  TIMES") && schedules.out.contains("0 0 1 1 * Europe/Berlin"));
     assert!(runs.out.starts_with("SLOT") && runs.out.contains("succeeded") && !runs.out.contains(" \n"), "{runs:?}");
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
 }
 
 async fn a_schedule_that_does_not_exist_says_so<DB: TestDatabase>(db: TestDb<DB>) {

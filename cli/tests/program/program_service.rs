@@ -77,6 +77,5 @@ async fn a_program_that_is_suspended_is_not_heard<DB: TestDatabase>(db: TestDb<D
     timeout(PATIENCE, silence).await.expect("it goes on");
     running.signal(Signal::CONT);
     manager.hears("WATCHDOG=1").await;
-    running.signal(Signal::TERM);
-    running.ended().await.with(0);
+    running.stopped().await;
 }

@@ -81,8 +81,7 @@ async fn nothing_of_a_killed_command_is_left_when_its_end_is_recorded<DB: TestDa
     assert!(is_written(&stage.file("other")).await, "the other job goes on");
     eventually("all are waited for", async || zombies(cron.id()) == 0).await;
     cron.complains(&format!("error=\"{error}\"")).await;
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
 }
 
 /// The process is killed while its command is being stopped.

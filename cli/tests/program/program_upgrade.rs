@@ -3,7 +3,6 @@
 use std::{ffi::OsString, time::Duration};
 
 use harness::{Need, TestDatabase, TestDb, eventually};
-use rustix::process::Signal;
 use tokio::process::Command;
 
 use crate::{
@@ -137,8 +136,7 @@ async fn an_upgrade_and_a_rollback_under_load<DB: TestDatabase>(db: TestDb<DB>) 
         eventually(who, async || count() >= before + more).await;
     };
     let stops = async |cron: Started| {
-        cron.signal(Signal::TERM);
-        cron.ended().await.with(0);
+        cron.stopped().await;
     };
 
     let machines = async {

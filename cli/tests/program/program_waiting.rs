@@ -3,7 +3,7 @@
 use harness::{DIRECT, TestDatabase, TestDb, acquired, eventually};
 use serde_json::Value;
 
-use crate::program::{Program as _, ended, rowlock};
+use crate::program::{Program as _, at, ended, rowlock};
 
 harness::tests!(
     everywhere(those_that_wait_in_order_are_counted),
@@ -38,11 +38,7 @@ async fn keys_are_listed_without_the_queue<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute(&format!("GRANT SELECT ON t_resource_lock TO {name}")).await;
     let address = db.url.rsplit_once('@').map_or(db.url.as_str(), |(_, address)| address);
     let url = format!("postgres://{name}:hunter2@{address}");
-    let as_user = async |words: &str| {
-        let mut command = rowlock(words, &[]);
-        command.env("DATABASE_URL", &url);
-        ended(command).await
-    };
+    let as_user = async |words: &str| ended(at(&url, words, &[])).await;
     let (list, shown) = (as_user("list --json").await, as_user("show k --json").await);
     for statement in ["DROP OWNED BY", "DROP ROLE"] {
         db.execute(&format!("{statement} {name}")).await;

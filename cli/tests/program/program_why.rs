@@ -63,8 +63,7 @@ async fn what_keeps_a_schedule_from_running_is_said<DB: TestDatabase>(db: TestDb
     let failed = lines[1];
     assert!(failed.starts_with("fails: attempt 1 at the tick of 2"), "{said}");
     assert!(failed.contains(" failed at 2") && failed.ends_with(", on node-2: exit code 3: disk full"), "{said}");
-    running.signal(Signal::TERM);
-    running.ended().await.with(0);
+    running.stopped().await;
 }
 
 async fn a_run_is_shown_while_it_goes_on<DB: TestDatabase>(db: TestDb<DB>) {
@@ -84,8 +83,7 @@ async fn a_run_is_shown_while_it_goes_on<DB: TestDatabase>(db: TestDb<DB>) {
     stage.go();
     ended_as(&db, "k", "succeeded").await;
     assert_eq!(db.rowlock("runs --running k", &[]).await.with(0).out.lines().count(), 1);
-    running.signal(Signal::TERM);
-    running.ended().await.with(0);
+    running.stopped().await;
 }
 
 async fn a_run_whose_machine_has_died_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
@@ -121,6 +119,5 @@ async fn a_machine_that_is_busy_is_named<DB: TestDatabase>(db: TestDb<DB>) {
     );
     stage.go();
     ended_as(&db, "k", "succeeded").await;
-    running.signal(Signal::TERM);
-    running.ended().await.with(0);
+    running.stopped().await;
 }

@@ -11,7 +11,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::program::{Program as _, Started, start};
+use crate::program::{Started, at, start};
 
 /// What a browser may make of text from the database.
 pub const SCRIPT: &str = "<script>document.title='owned'</script>";
@@ -53,14 +53,12 @@ impl Answer {
 
 /// Starts the page on the test's own database, on a free port.
 pub async fn open<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Ui {
-    open_at(db, &db.url, words).await
+    open_at(&db.url, words).await
 }
 
-/// Starts the page on another URL of that database.
-pub async fn open_at<DB: TestDatabase>(db: &TestDb<DB>, url: &str, words: &str) -> Ui {
-    let mut command = db.command(&format!("ui --listen 127.0.0.1:0 {words}"), &[]);
-    command.env("DATABASE_URL", url);
-    open_by(command).await
+/// Starts the page on the database of this URL.
+pub async fn open_at(url: &str, words: &str) -> Ui {
+    open_by(at(url, &format!("ui --listen 127.0.0.1:0 {words}"), &[])).await
 }
 
 /// Starts the page by a command of the test's own.

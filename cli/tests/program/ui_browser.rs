@@ -293,7 +293,7 @@ async fn a_page_is_used_with_the_keyboard<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_browser_tells_of_a_lost_database<DB: TestDatabase>(db: TestDb<DB>) {
     let _held = acquired(db.lock_for(Duration::from_secs(600)).try_acquire("k").await);
     let proxy = db.proxy().await;
-    let ui = open_at(&db, &proxy.url, "").await;
+    let ui = open_at(&proxy.url, "").await;
     let browser = Browser::open(DESK).await;
     browser.goto(&ui, "/").await;
     browser.shows("1 held").await;
@@ -313,8 +313,7 @@ async fn a_browser_tells_of_a_lost_server<DB: TestDatabase>(db: TestDb<DB>) {
     browser.goto(&ui, "/").await;
     browser.shows("No key was ever taken").await;
     let address = ui.address.clone();
-    ui.program.signal(Signal::TERM);
-    ui.program.ended().await.with(0);
+    ui.program.stopped().await;
     browser.shows("The connection to rowlock ui is lost").await;
     let mut again = db.start(&format!("ui --listen {address}"), &[]);
     again.says("/\n", 1).await;

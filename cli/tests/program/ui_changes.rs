@@ -203,8 +203,7 @@ async fn a_job_without_an_instance_is_triggered_on_request_only<DB: TestDatabase
     let file = job(&stage, "k", "cron = \"0 0 1 1 *\"", "true");
     let mut running = cron(&db, "", &file);
     running.complains("1 job").await;
-    running.signal(Signal::TERM);
-    running.ended().await.with(0);
+    running.stopped().await;
     let ui = open(&db, "--allow-changes").await;
     let page = ui.get("/trigger?name=k").await.with(200);
     let form = Form::of(&page);
@@ -223,7 +222,7 @@ async fn a_password_is_asked_for_and_names_the_operator<DB: TestDatabase>(db: Te
     let stage = Stage::new();
     let file = secret(&stage, "passwords", "ann:open sesame\nbob:other\n");
     let mut ui = open(&db, &format!("--allow-changes --password-file {}", file.display())).await;
-    for path in ["/", "/metrics", "/style.css", "/events/locks", "/release?key=k"] {
+    for path in ["/", "/metrics", "/style.css", "/events/", "/release?key=k"] {
         let refused = ui.get(path).await.with(401);
         assert_eq!(refused.header("www-authenticate"), Some("Basic realm=\"rowlock\", charset=\"UTF-8\""));
         assert!(!refused.body.contains("badge"), "{refused:?}");

@@ -3,7 +3,6 @@
 use std::{process::Stdio, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rustix::process::Signal;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpSocket, TcpStream},
@@ -56,7 +55,7 @@ async fn closed(mut stream: TcpStream) -> String {
 
 async fn half_requests_keep_nothing_from_the_page<DB: TestDatabase>(db: TestDb<DB>) {
     let ui = with_few_files(&db).await;
-    let mut events = ui.events("/events/locks").await;
+    let mut events = ui.events("/events/").await;
     events.until("nothing was taken", |page| page.contains("No key was ever taken")).await;
     let mut halves = Vec::new();
     for _ in 0..80 {
@@ -76,7 +75,7 @@ async fn half_requests_keep_nothing_from_the_page<DB: TestDatabase>(db: TestDb<D
 async fn requests_without_their_body_and_open_pages_keep_nothing_from_others<DB: TestDatabase>(db: TestDb<DB>) {
     let ui = with_few_files(&db).await;
     let bodiless = format!("GET / HTTP/1.1\r\nHost: {}\r\nContent-Length: 5\r\n\r\n", ui.address);
-    let events = format!("GET /events/locks HTTP/1.1\r\nHost: {}\r\n\r\n", ui.address);
+    let events = format!("GET /events/ HTTP/1.1\r\nHost: {}\r\n\r\n", ui.address);
     let mut clients = Vec::new();
     for text in [bodiless, events] {
         for _ in 0..40 {
@@ -124,8 +123,7 @@ async fn clients_of_a_cron_leave_files_to_its_commands<DB: TestDatabase>(db: Tes
     ui.get("/healthz").await.with(200);
     let open = sockets(&ui);
     assert!(open < 40, "{open} sockets");
-    ui.program.signal(Signal::TERM);
-    ui.program.ended().await.with(0);
+    ui.program.stopped().await;
 }
 
 /// The answer is larger than what the system keeps of it for a client with a small window.

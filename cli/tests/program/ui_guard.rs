@@ -8,7 +8,6 @@ use std::{
 };
 
 use harness::{TestDatabase, TestDb, acquired};
-use rustix::process::Signal;
 
 use crate::{
     program::{Program as _, Stage},
@@ -48,8 +47,7 @@ async fn wrong_passwords_are_slow_and_logged<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(futures_of(10, || guess(right)).await, [200; 10]);
     let ended = {
         ui.program.complains("a wrong name or password").await;
-        ui.program.signal(Signal::TERM);
-        ui.program.ended().await.with(0)
+        ui.program.stopped().await
     };
     assert_eq!(ended.err.matches("a wrong name or password").count(), 1, "{ended:?}");
     assert!(ended.err.contains("from=127.0.0.1:"), "{ended:?}");
@@ -137,6 +135,5 @@ async fn a_cron_serves_numbers<DB: TestDatabase>(db: TestDb<DB>) {
     }
     let nameless = ui.send("GET", "/metrics", &[("Host", "app-1:9100")], "").await.with(421);
     assert!(nameless.body.contains("--metrics-token-file"), "{nameless:?}");
-    ui.program.signal(Signal::TERM);
-    ui.program.ended().await.with(0);
+    ui.program.stopped().await;
 }

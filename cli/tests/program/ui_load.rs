@@ -22,7 +22,7 @@ async fn fifty_open_pages_cost_two_statements_a_second<DB: TestDatabase>(db: Tes
     let mut pages = Vec::new();
     for number in 0..PAGES {
         let path = match number % 4 {
-            0 => format!("/events/locks?q={number}&sort=since"),
+            0 => format!("/events/?q={number}&sort=since"),
             1 => format!("/events/key?key=k/{number}"),
             2 => "/events/jobs?".to_owned(),
             _ => format!("/events/runs?window=7d&page={number}"),

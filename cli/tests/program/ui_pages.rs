@@ -163,8 +163,7 @@ async fn jobs_that_are_removed_or_have_no_instance_are_shown<DB: TestDatabase>(d
     cron.signal(Signal::HUP);
     shows("/jobs", &["badge removed", "1 removed"]).await;
     shows("/job?name=gone", &["badge removed", "Gone"]).await;
-    cron.signal(Signal::TERM);
-    cron.ended().await.with(0);
+    cron.stopped().await;
     let ago = DB::ago(600_000);
     db.execute(&format!("UPDATE t_resource_schedule SET slot = {ago}, due_at = {ago}")).await;
     shows("/jobs", &["badge no_instance", "1 without an instance", "1 removed"]).await;
@@ -215,7 +214,7 @@ async fn jobs_that_need_attention_come_first<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn an_open_page_follows_the_database<DB: TestDatabase>(db: TestDb<DB>) {
     let ui = open(&db, "").await;
-    let mut events = ui.events("/events/locks?state=held").await;
+    let mut events = ui.events("/events/?state=held").await;
     events.until("nothing is held", |page| page.contains("No key was ever taken")).await;
     let held = acquired(db.lock().try_acquire("k").await);
     events.until("k is held", |page| page.contains("/key?key=k") && page.contains("badge held")).await;
@@ -364,8 +363,8 @@ async fn what_cannot_be_served_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_database_that_is_lost_and_comes_back_is_reported<DB: TestDatabase>(db: TestDb<DB>) {
     let _held = acquired(db.lock().try_acquire("k").await);
     let proxy = db.proxy().await;
-    let ui = open_at(&db, &proxy.url, "").await;
-    let mut events = ui.events("/events/locks?").await;
+    let ui = open_at(&proxy.url, "").await;
+    let mut events = ui.events("/events/?").await;
     events.until("k is shown", |page| page.contains("/key?key=k") && !page.contains("does not answer")).await;
     proxy.hold_everything();
     let lost = |page: &str| page.contains("The database does not answer") && page.contains("What follows is from");
@@ -381,7 +380,7 @@ async fn a_database_that_is_lost_and_comes_back_is_reported<DB: TestDatabase>(db
 async fn a_time_that_is_none_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
     let ui = open(&db, "").await;
-    let mut events = ui.events("/events/locks").await;
+    let mut events = ui.events("/events/").await;
     events.until("nothing is held", |page| page.contains("No key was ever taken")).await;
     db.execute("UPDATE t_resource_schedule SET slot = 'infinity'").await;
     // At least one look is made in that time. An open page is sent no more than the looks.

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, ffi::OsString, ops::RangeInclusive, path::PathBuf, time::Duration};
 
+use clap::ValueEnum as _;
 use toml::de::DeValue;
 
 use crate::args::{
@@ -69,7 +70,7 @@ pub fn output(value: &DeValue<'_>) -> Result<u32, String> {
 }
 
 pub fn max_concurrent_runs(value: &DeValue<'_>) -> Result<u32, String> {
-    integer(value, values::MAX_CONCURRENT_RUNS)
+    integer(value, 1..=10_000)
 }
 
 /// The only version of the file that there is.
@@ -78,12 +79,8 @@ pub fn version(value: &DeValue<'_>) -> Result<(), String> {
 }
 
 pub fn catch_up(value: &DeValue<'_>) -> Result<CatchUpWith, String> {
-    match value.as_str() {
-        Some("skip") => Ok(CatchUpWith::Skip),
-        Some("once") => Ok(CatchUpWith::Once),
-        Some("all") => Ok(CatchUpWith::All),
-        _ => Err("it has to be \"skip\", \"once\" or \"all\"".to_owned()),
-    }
+    let with = value.as_str().and_then(|text| CatchUpWith::from_str(text, false).ok());
+    with.ok_or_else(|| "it has to be \"skip\", \"once\" or \"all\"".to_owned())
 }
 
 /// One name, or several.
