@@ -403,7 +403,7 @@ async fn a_trigger_is_never_a_tick() {
         let sql = format!("UPDATE t_resource_schedule SET triggered_at = NULL, run_slot = {}", ahead + run_slot);
         execute(&mut conn, &sql).await;
         assert!(Sqlite::trigger(&mut conn, &times().name).await.unwrap());
-        let row = Sqlite::rows(&mut conn, &[times().name]).await.unwrap().remove(0);
+        let row = Sqlite::registered(&mut conn, &[times().name]).await.unwrap().remove(0);
         let triggered = row.triggered_at.unwrap();
         assert_eq!(triggered.timestamp_micros(), ahead + triggered_at);
         assert!(is_trigger(triggered));
