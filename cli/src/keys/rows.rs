@@ -1,6 +1,6 @@
 //! `list` and `watch`: the rows of keys, and how many wait for them, for people and for programs.
 
-use std::{collections::HashMap, io::IsTerminal as _, time::Duration};
+use std::{collections::HashMap, fmt::Display, io::IsTerminal as _, time::Duration};
 
 use anstyle::{AnsiColor, Style};
 use chrono::Utc;
@@ -123,13 +123,9 @@ impl Queues {
         Ok(Self(Some(lock.queue_lengths().await?.into_iter().collect())))
     }
 
-    /// Reads the queues, or says why they are not known. Rights on the table of locks are enough
-    /// for a key.
+    /// Reads the queues, or says why they are not known.
     pub async fn if_possible<DB: Database>(lock: &LeaseLock<DB>) -> Self {
-        Self::read(lock).await.unwrap_or_else(|error| {
-            out::print_error(format_args!("how many wait is not known: {error:?}"));
-            Self(None)
-        })
+        or_unknown(Self::read(lock).await, "how many wait")
     }
 
     /// Returns how many wait for a key, or for a permit of a name.
@@ -141,6 +137,15 @@ impl Queues {
     pub fn of_name(&self, name: &str) -> Option<u64> {
         Some(self.of(name)? + self.of(&format!("{name}#"))?)
     }
+}
+
+/// Returns what was read beside a key, or says why it is not known: rights on the table of locks are
+/// enough for a key.
+pub fn or_unknown<T: Default>(read: Result<T, Error>, what: impl Display) -> T {
+    read.unwrap_or_else(|error| {
+        out::print_error(format_args!("{what} is not known: {error:?}"));
+        T::default()
+    })
 }
 
 /// Writes for people how many wait.

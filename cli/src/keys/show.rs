@@ -14,7 +14,7 @@ use crate::{
     format::{aligned, brief, clock_or_dash, or_dash},
     keys::{
         names::Parts,
-        rows::{Queues, duration, object, objects, style, table, waiters, work_status},
+        rows::{Queues, duration, object, objects, or_unknown, style, table, waiters, work_status},
     },
     operator,
     out::{self, printable},
@@ -27,11 +27,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
     let entry = lock.inspect(key).await?;
     let schedule = match schedules.inspect(key).await {
         Err(Error::Setup(Setup::ScheduleTablesMissing)) => None,
-        // Rights on the table of locks are enough for a key.
-        Err(error) if entry.is_some() => {
-            out::print_error(format_args!("{key}: whether a schedule has this name is not known: {error:?}"));
-            None
-        }
+        found if entry.is_some() => or_unknown(found, format_args!("{key}: whether a schedule has this name")),
         found => found?,
     };
     let parts = Parts::of(lock, key).await?;
@@ -45,12 +41,7 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
     let changed = match lock.changes(Some(key), CHANGES).await {
         // Before the table of changes was there, nothing was kept.
         Err(Error::Setup(Setup::TableMissing)) => Vec::new(),
-        // Rights on the table of locks are enough for a key.
-        Err(error) => {
-            out::print_error(format_args!("{key}: what operators changed is not known: {error:?}"));
-            Vec::new()
-        }
-        Ok(changed) => changed,
+        changed => or_unknown(changed, format_args!("{key}: what operators changed")),
     };
     let runs = if schedule.is_some() { schedules.history(key, RUNS).await? } else { Vec::new() };
     if asked.json {
