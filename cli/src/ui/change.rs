@@ -103,14 +103,15 @@ fn changed(now: Option<&LockInfo>) -> Failure {
 impl Verb {
     pub const ALL: [Self; 6] = [Self::Release, Self::Pause, Self::Resume, Self::Trigger, Self::Skip, Self::Stop];
 
-    pub fn path(self) -> &'static str {
+    /// Returns the name, which is also the path of its form.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::Release => "/release",
-            Self::Pause => "/pause",
-            Self::Resume => "/resume",
-            Self::Trigger => "/trigger",
-            Self::Skip => "/skip",
-            Self::Stop => "/stop",
+            Self::Release => "release",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+            Self::Trigger => "trigger",
+            Self::Skip => "skip",
+            Self::Stop => "stop",
         }
     }
 }

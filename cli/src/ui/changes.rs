@@ -76,10 +76,6 @@ impl Verb {
         }
     }
 
-    fn name(self) -> &'static str {
-        self.path().trim_start_matches('/')
-    }
-
     /// Returns the page of what is changed.
     fn page(self, name: &str) -> String {
         if self == Self::Release { key_address(name) } else { job_address(name) }
@@ -118,7 +114,7 @@ pub fn routes() -> Router<Arc<App>> {
                                  Form(confirmed): Form<Confirmed>| {
             confirm(&app, &who, &headers, verb, confirmed).await
         };
-        router.route(verb.path(), get(ask).post(change))
+        router.route(&format!("/{}", verb.name()), get(ask).post(change))
     })
 }
 
@@ -146,7 +142,7 @@ async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response
         (layout::state_of(&view))
         @if let Some(lock) = lock { (claim(lock)) }
         p { (effect) }
-        form.confirm method="post" action=(verb.path()) {
+        form.confirm method="post" action={ "/" (verb.name()) } {
             input type="hidden" name="csrf" value=(given.token);
             input type="hidden" name="name" value=(name);
             @if let Some(lock) = lock { (release_fields(lock)) }

@@ -67,7 +67,7 @@ impl Page for OneKey {
 }
 
 fn facts(lock: &LockInfo, waiting: Option<u64>) -> Markup {
-    let took = lock.ended.filter(|_| lock.holder.is_none()).zip(lock.since).map(|(ended, since)| span(ended - since));
+    let lasted = lock.ended.filter(|_| lock.holder.is_none()).zip(lock.since);
     html! {
         dl {
             div { dt { "State" } dd { (badge(lock.state)) } }
@@ -79,8 +79,8 @@ fn facts(lock: &LockInfo, waiting: Option<u64>) -> Markup {
                 div { dt { "Lasts" } dd { (span(lock.now - since)) " so far" } }
             }
             div { dt { "Time left" } dd { (time_left(lock)) } }
-            @if let Some(took) = took {
-                div { dt { "Released" } dd { @if let Some(ended) = lock.ended { (when(ended, lock.now)) ", after " (took) } } }
+            @if let Some((ended, since)) = lasted {
+                div { dt { "Released" } dd { (when(ended, lock.now)) ", after " (span(ended - since)) } }
             }
             div { dt { "Waiting" } dd { @match waiting { Some(0) => { "none in the queue" } Some(waiting) => { (waiting) " in the queue" } None => { "not known" } } } }
             div { dt { "Token" } dd.number { (lock.token) } }

@@ -64,8 +64,7 @@ pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> R
     let passwords = ui.password_file.as_deref().map(Passwords::read).transpose()?;
     let metrics_token = ui.metrics_token_file.as_deref().map(passwords::read_token).transpose()?;
     let mut stop = StopSignals::listen()?;
-    let listener = listen(ui.listen, passwords.is_some(), "--password-file").await?;
-    let address = listener.local_addr().map_err(|error| Failure::new(exit::IO, error))?;
+    let (listener, address) = listen(ui.listen, passwords.is_some(), "--password-file").await?;
 
     let (lock, schedules) = (ui.judged_by.lock(pool.clone())?, Schedules::new(pool.clone()));
     let (looks, outputs) = (Looks::start(lock, schedules.clone()), output::outputs(schedules));
@@ -113,14 +112,15 @@ fn guarded(router: Router, guard: Arc<Guard>) -> Router {
         .layer(from_fn(guard::harden))
 }
 
-/// Opens the address. One that other machines may reach needs a secret.
-async fn listen(address: SocketAddr, has_secret: bool, option: &str) -> Result<TcpListener, Failure> {
+/// Opens the address, of which the port may be any free one. One that other machines may reach needs a secret.
+async fn listen(address: SocketAddr, has_secret: bool, option: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     if !has_secret && !address.ip().is_loopback() {
         let text = format_args!("--listen {address}: other machines may reach this address: give {option}");
         return Err(Failure::new(exit::USAGE, text));
     }
     let listener = TcpListener::bind(address).await;
-    listener.map_err(|error| Failure::new(exit::IO, format_args!("--listen {address}: {error}")))
+    let opened = listener.and_then(|listener| listener.local_addr().map(|address| (listener, address)));
+    opened.map_err(|error| Failure::new(exit::IO, format_args!("--listen {address}: {error}")))
 }
 
 /// Begins to serve the metrics and the state of the database.
@@ -130,8 +130,7 @@ pub async fn serve_numbers<DB: Database>(
     token_file: Option<&Path>,
 ) -> Result<(), Failure> {
     let metrics_token = token_file.map(passwords::read_token).transpose()?;
-    let listener = listen(address, metrics_token.is_some(), "--metrics-token-file").await?;
-    let address = listener.local_addr().map_err(|error| Failure::new(exit::IO, error))?;
+    let (listener, address) = listen(address, metrics_token.is_some(), "--metrics-token-file").await?;
     let looks = Looks::start(database::lock(pool.clone(), None)?, Schedules::new(pool));
     let guard = Arc::new(Guard { metrics_token, ..Guard::default() });
     out::print_info(format_args!("http://{address}{METRICS} and {HEALTH}"));
