@@ -182,6 +182,13 @@ pub trait Program {
         self.start(words, more).ended().await
     }
 
+    /// Runs the program as the operator ann.
+    async fn by_ann(&self, words: &str, more: &[&str]) -> Ended {
+        let mut command = self.command(words, more);
+        command.env_remove("SUDO_USER").env("USER", "ann");
+        ended(command).await
+    }
+
     async fn show(&self, key: &str) -> Value {
         self.rowlock("show --json", &[key]).await.with(0).json()
     }

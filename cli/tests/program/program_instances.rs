@@ -1,14 +1,15 @@
 //! Instances of schedules, and what operators do about schedules that no instance has.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use harness::{TestDatabase, TestDb, eventually};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
-    program::{Ended, Program as _, STAYS, Stage, Started, ended},
+    program::{Program as _, STAYS, Stage, Started},
     program_cron::{cron, job, jobs},
+    program_jobs,
     program_schedules::{due, schedule},
 };
 
@@ -38,22 +39,10 @@ async fn named<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Option<Value> {
 }
 
 /// A command of the operator Ann.
-async fn by_ann<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Ended {
-    let mut command = db.command(words, &[]);
-    command.env_remove("SUDO_USER").env("USER", "ann");
-    ended(command).await
-}
-
 async fn started<DB: TestDatabase>(db: &TestDb<DB>, words: &str, file: &Path) -> Started {
     let mut cron = cron(db, words, file);
     cron.complains("jobs.toml: ").await;
     cron
-}
-
-fn written(stage: &Stage, text: &str) -> PathBuf {
-    let file = stage.file("jobs.toml");
-    std::fs::write(&file, text).unwrap();
-    file
 }
 
 async fn instances_are_listed_with_what_they_declare<DB: TestDatabase>(db: TestDb<DB>) {
@@ -92,12 +81,12 @@ async fn an_instance_that_has_died_is_forgotten<DB: TestDatabase>(db: TestDb<DB>
     assert_eq!((all.len(), &all[0]["alive"]), (1, &false.into()), "{all:?}");
     assert_eq!(schedule(&db).await["state"], "no_instance");
     let id = all[0]["id"].as_str().unwrap();
-    let forgotten = by_ann(&db, &format!("instances --forget {id}")).await.with(0);
+    let forgotten = db.by_ann(&format!("instances --forget {id}"), &[]).await.with(0);
     assert!(forgotten.out.starts_with(&format!("{id} is forgotten")), "{forgotten:?}");
     let event = format!("change=\"forget instance\" of=\"{id}\" by=\"ann\" from=");
     assert!(forgotten.err.contains(&event) && forgotten.err.contains("was=\"node-1, silent\""), "{forgotten:?}");
     assert!(instances(&db).await.is_empty());
-    let again = by_ann(&db, &format!("instances --forget {id}")).await.with(75);
+    let again = db.by_ann(&format!("instances --forget {id}"), &[]).await.with(75);
     assert!(again.err.contains(&format!("there is no instance {id}")), "{again:?}");
     db.rowlock("instances --forget k", &[]).await.with(2);
 }
@@ -120,12 +109,12 @@ async fn a_job_that_has_gone_from_the_file_is_removed<DB: TestDatabase>(db: Test
     let says = "rowlock: gone: not triggered: it was removed from the application, or renamed, at 2";
     assert!(refused.err.contains(says) && refused.err.contains("--anyway"), "{refused:?}");
     assert_eq!(named(&db, "gone").await.unwrap()["triggered"], Value::Null);
-    let refused = by_ann(&db, "remove stays").await.with(75);
+    let refused = db.by_ann("remove stays", &[]).await.with(75);
     assert!(refused.err.contains("instances that are alive declare it"), "{refused:?}");
     assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
-    let told = by_ann(&db, "--log-level debug remove stays").await.with(75);
+    let told = db.by_ann("--log-level debug remove stays", &[]).await.with(75);
     assert!(told.err.contains("not changed on the command line change=\"remove\" of=\"stays\" by=\"ann\""));
-    let removed = by_ann(&db, "remove gone").await.with(0);
+    let removed = db.by_ann("remove gone", &[]).await.with(0);
     assert_eq!(removed.out, "gone is removed; its runs stay in the history\n");
     assert!(removed.err.contains("change=\"remove\" of=\"gone\" by=\"ann\" from="), "{removed:?}");
     assert!(removed.err.contains("was=\"cron 0 0 1 1 *, removed\""), "{removed:?}");
@@ -139,7 +128,7 @@ async fn a_job_that_has_gone_from_the_file_is_removed<DB: TestDatabase>(db: Test
 async fn a_job_that_is_declared_as_removed_is_run_nowhere<DB: TestDatabase>(db: TestDb<DB>) {
     let [old, new] = [Stage::new(), Stage::new()];
     let old = started(&db, "", &job(&old, "k", YEARLY, "echo it runs")).await;
-    let mut new = cron(&db, "", &written(&new, "[k]\nremoved = true\n"));
+    let mut new = cron(&db, "", &program_jobs::file(&new, "[k]\nremoved = true\n"));
     new.complains("jobs.toml: 0 jobs, 1 removed").await;
     eventually("it is removed", async || schedule(&db).await["state"] == "removed").await;
     let row = schedule(&db).await;
@@ -239,7 +228,7 @@ async fn a_slot_is_reset<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute(&format!("UPDATE t_resource_schedule SET slot = {ago}, due_at = {ago}")).await;
     let table = db.rowlock("schedules", &[]).await.with(0).out;
     assert!(table.contains("waiting, due since 2"), "{table}");
-    let reset = by_ann(&db, "reset k").await.with(0);
+    let reset = db.by_ann("reset k", &[]).await.with(0);
     let slot = schedule(&db).await["slot"].as_str().unwrap().to_owned();
     assert!(slot.contains("-01-01T00:00:00"), "{slot}");
     let shown = slot.replace('T', " ").replace(".000000Z", "Z");
@@ -253,7 +242,7 @@ async fn a_slot_is_reset<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn a_file_may_be_empty<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
-    let file = written(&stage, "# no job yet\n");
+    let file = program_jobs::file(&stage, "# no job yet\n");
     assert!(db.rowlock("cron --check", &[file.to_str().unwrap()]).await.with(0).out.ends_with("0 jobs, no error\n"));
     let mut cron = started(&db, "", &file).await;
     let all = instances(&db).await;
@@ -261,7 +250,8 @@ async fn a_file_may_be_empty<DB: TestDatabase>(db: TestDb<DB>) {
     job(&stage, "k", "after = \"1h\"", "echo it runs");
     cron.signal(Signal::HUP);
     cron.says("k: it runs", 1).await;
-    let table = db.rowlock("cron --next 1", &[written(&stage, "[k]\nremoved = true\n").to_str().unwrap()]).await;
+    let table =
+        db.rowlock("cron --next 1", &[program_jobs::file(&stage, "[k]\nremoved = true\n").to_str().unwrap()]).await;
     assert!(table.with(0).out.contains("\nk     removed  -"));
     cron.stopped().await;
 }

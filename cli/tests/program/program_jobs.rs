@@ -9,6 +9,7 @@ use tokio::time::sleep;
 use crate::{
     program::{Program as _, STAYS, Stage, at, read, rowlock, start},
     program_cron::{cron, ended_as, job, runs},
+    program_terminal::signal,
 };
 
 harness::tests!(
@@ -39,7 +40,7 @@ harness::tests!(
 );
 
 /// Writes a file with the text of jobs, whose commands are scripts in the stage's folder.
-fn file(stage: &Stage, text: &str) -> PathBuf {
+pub fn file(stage: &Stage, text: &str) -> PathBuf {
     let file = stage.file("jobs.toml");
     std::fs::write(&file, text.replace("$STAGE", stage.path())).unwrap();
     file
@@ -149,10 +150,10 @@ async fn a_command_of_another_user_dies_with_the_process_above_it<DB: TestDataba
     let command = PathBuf::from(format!("/proc/{command}/cmdline"));
     let lives = || std::fs::read(&command).is_ok_and(|words| words.starts_with(b"sleep"));
     eventually("it sleeps", async || lives()).await;
-    signal_to(above, Signal::STOP);
+    signal(above, Signal::STOP);
     running.signal(Signal::KILL);
     sleep(Duration::from_millis(500)).await;
-    signal_to(above, Signal::KILL);
+    signal(above, Signal::KILL);
     eventually("it dies", async || !lives()).await;
 }
 
@@ -281,10 +282,6 @@ async fn the_file_says_how_many_commands_run<DB: TestDatabase>(db: TestDb<DB>) {
     running.stopped().await;
 }
 
-fn signal_to(pid: &str, signal: Signal) {
-    kill_process(Pid::from_raw(pid.trim().parse().unwrap()).unwrap(), signal).unwrap();
-}
-
 async fn a_process_above_a_command_that_is_stopped_stops_nothing<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let text = |name: &str, terms: &str| {
@@ -292,7 +289,7 @@ async fn a_process_above_a_command_that_is_stopped_stops_nothing<DB: TestDatabas
         format!("[{name}]\nafter = \"1h\"\n{terms}\ncommand = [\"sh\", \"-c\", '''{script}''', \"$STAGE\"]\n")
     };
     let running = cron(&db, "--stop-timeout 300ms", &file(&stage, &text("late", "timeout = \"1s\"")));
-    signal_to(&stage.up().await, Signal::STOP);
+    signal(&stage.up().await, Signal::STOP);
     assert_eq!(ended_as(&db, "late", "failed").await["error"], "stopped after its timeout of 1s");
     running.stopped().await;
     std::fs::remove_file(stage.file("up")).unwrap();

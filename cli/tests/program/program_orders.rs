@@ -5,7 +5,7 @@ use harness::{TestDatabase, TestDb, acquired, eventually};
 use rustix::process::Signal;
 
 use crate::{
-    program::{Program as _, STAYS, Stage, ended, read},
+    program::{Program as _, STAYS, Stage, read},
     program_cron::{cron, ended_as, job, jobs},
     program_schedules::due,
 };
@@ -22,13 +22,6 @@ harness::tests!(everywhere(
     an_order_for_nothing_is_refused
 ));
 
-/// Runs a command as this user.
-async fn by_ann<DB: TestDatabase>(db: &TestDb<DB>, words: &str, more: &[&str]) -> crate::program::Ended {
-    let mut command = db.command(words, more);
-    command.env_remove("SUDO_USER").env("USER", "ann");
-    ended(command).await
-}
-
 async fn a_command_is_stopped_from_elsewhere_and_its_output_kept<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let after = stage.file("after");
@@ -37,7 +30,7 @@ async fn a_command_is_stopped_from_elsewhere_and_its_output_kept<DB: TestDatabas
     let terms = format!("after = \"1h\"\nretry = 3\nlease = \"2s\"\n{hook}");
     let running = cron(&db, "--label node-1", &job(&stage, "k", &terms, &format!("echo begun; {STAYS}")));
     stage.up().await;
-    let said = by_ann(&db, "stop k", &[]).await.with(0);
+    let said = db.by_ann("stop k", &[]).await.with(0);
     assert!(said.out.starts_with("k is to stop: node-1 stops its command within 20 seconds"), "{said:?}");
     let run = ended_as(&db, "k", "failed").await;
     let error = run["error"].as_str().unwrap();
@@ -55,19 +48,19 @@ async fn a_command_is_stopped_from_elsewhere_and_its_output_kept<DB: TestDatabas
 
 async fn the_next_tick_is_skipped_and_that_is_taken_back<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
-    assert!(by_ann(&db, "skip k", &[]).await.with(0).out.starts_with("k is skipped: the tick of 2"));
-    let none = by_ann(&db, "skip k --until 2000-01-01T00:00:00Z", &[]).await.with(75);
+    assert!(db.by_ann("skip k", &[]).await.with(0).out.starts_with("k is skipped: the tick of 2"));
+    let none = db.by_ann("skip k --until 2000-01-01T00:00:00Z", &[]).await.with(75);
     assert!(none.err.contains("no tick is skipped until 2000"), "{none:?}");
     let said = db.rowlock("why k", &[]).await.with(0).out;
     assert!(said.contains("an operator has its ticks skipped until 2"), "{said}");
     assert!(db.rowlock("schedules", &[]).await.with(0).out.contains("skipped until 2"));
-    by_ann(&db, "resume k", &[]).await.with(0);
+    db.by_ann("resume k", &[]).await.with(0);
     assert!(db.rowlock("schedules --json", &[]).await.json()[0]["skipped_until"].is_null());
     // One that is due.
     let stage = Stage::new();
     let running = cron(&db, "--label node-1", &job(&stage, "often", "every = \"1h\"", "true"));
     eventually("it is known", async || db.rowlock("show often", &[]).await.code == 0).await;
-    by_ann(&db, "skip often", &[]).await.with(0);
+    db.by_ann("skip often", &[]).await.with(0);
     let hour = DB::ago(30_000);
     db.execute(&format!("UPDATE t_resource_schedule SET due_at = {hour} WHERE name = 'often'")).await;
     let run = ended_as(&db, "often", "missed").await;
@@ -79,7 +72,7 @@ async fn a_pause_ends_at_its_time<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let running = cron(&db, "--label node-1", &job(&stage, "k", "every = \"1s\"", "true"));
     ended_as(&db, "k", "succeeded").await;
-    let said = by_ann(&db, "pause k --until 4s", &[]).await.with(0).out;
+    let said = db.by_ann("pause k --until 4s", &[]).await.with(0).out;
     assert!(said.starts_with("k is paused until 2"), "{said}");
     let row = db.rowlock("schedules --json", &[]).await.json()[0].clone();
     assert!(row["paused"] == true && row["paused_until"].is_string(), "{row}");
@@ -97,7 +90,7 @@ async fn an_instance_that_is_drained_ends_after_its_runs<DB: TestDatabase>(db: T
     let other = Stage::new();
     let stays = cron(&db, "--label node-2", &job(&other, "other", "after = \"1h\"", "true"));
     ended_as(&db, "other", "succeeded").await;
-    let said = by_ann(&db, "drain node-1", &[]).await.with(0).out;
+    let said = db.by_ann("drain node-1", &[]).await.with(0).out;
     assert_eq!(said, "node-1: 1 instance ends after its runs, for which it has its own --drain\n");
     eventually("it claims nothing more", async || {
         let instances = db.rowlock("instances --json", &[]).await.with(0).json();
@@ -183,10 +176,10 @@ async fn what_operators_changed_is_shown<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
     let lock = db.builder().label("node-1").build().unwrap();
     let lease = acquired(lock.try_acquire("k").await);
-    by_ann(&db, "release k --force", &[]).await.with(0);
+    db.by_ann("release k --force", &[]).await.with(0);
     assert_eq!(db.show("k").await["status"], "F", "the work that lost its key has not succeeded");
     for order in ["pause k", "resume k", "trigger k", "reset k"] {
-        by_ann(&db, order, &[]).await.with(0);
+        db.by_ann(order, &[]).await.with(0);
     }
     let changes = db.show("k").await["changes"].clone();
     let what: Vec<_> = changes.as_array().unwrap().iter().map(|change| change["what"].as_str().unwrap()).collect();
@@ -219,10 +212,10 @@ async fn a_stop_says_what_it_cannot_do<DB: TestDatabase>(db: TestDb<DB>) {
     running.signal(Signal::STOP);
     let ago = DB::ago(60_000);
     db.execute(&format!("UPDATE t_resource_schedule_instance SET beat_at = {ago} WHERE label = 'node-1'")).await;
-    let said = by_ann(&db, "stop k", &[]).await.with(0).out;
+    let said = db.by_ann("stop k", &[]).await.with(0).out;
     assert!(said.starts_with("k is to stop: node-1 is silent since 2"), "{said}");
     assert!(said.contains("; its tick of 2") && said.contains(" is due, and begins after that"), "{said}");
-    let drained = by_ann(&db, "drain node-1", &[]).await.with(0).out;
+    let drained = db.by_ann("drain node-1", &[]).await.with(0).out;
     assert!(drained.contains("; 1 of them is silent, and ends after its next beat"), "{drained}");
     running.signal(Signal::CONT);
     running.ended().await.with(0);

@@ -3,12 +3,13 @@
 use std::{path::Path, time::Duration};
 
 use harness::{TestDatabase, TestDb, eventually};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tokio::time::sleep;
 
 use crate::{
     program::{Stage, Started, read},
     program_cron::{cron, jobs, runs},
+    program_terminal::signal,
 };
 
 harness::tests!(sqlite(
@@ -42,11 +43,7 @@ async fn each_has(stage: &Stage, what: &str) {
 }
 
 fn kill_above(stage: &Stage, job: &str) {
-    signal_to(read(&stage.file(&format!("{job}.up"))).parse().unwrap(), Signal::KILL);
-}
-
-fn signal_to(pid: u32, signal: Signal) {
-    kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), signal).unwrap();
+    signal(&read(&stage.file(&format!("{job}.up"))), Signal::KILL);
 }
 
 fn length(file: &Path) -> u64 {
@@ -92,7 +89,7 @@ async fn nothing_of_a_killed_command_is_left_when_its_run_is_handed_back<DB: Tes
     let again = async {
         // The first signal lets runs end, the second one stops their commands.
         loop {
-            signal_to(pid, Signal::TERM);
+            signal(&pid.to_string(), Signal::TERM);
             sleep(Duration::from_millis(100)).await;
         }
     };

@@ -138,7 +138,7 @@ pub fn is_stopped(pid: &str) -> bool {
 }
 
 pub fn signal(pid: &str, signal: Signal) {
-    kill_process(Pid::from_raw(pid.parse().unwrap()).unwrap(), signal).unwrap();
+    kill_process(Pid::from_raw(pid.trim().parse().unwrap()).unwrap(), signal).unwrap();
 }
 
 async fn ended_well<DB: TestDatabase>(db: &TestDb<DB>) {
