@@ -164,8 +164,9 @@ impl<DB: Database> Schedules<DB> {
             let (slot, none) = (schedule.next(now), Word::default());
             let decision = if row.running { Decision::Fresh } else { Decision::PutBack };
             let change = Declared::new(&schedule).change_to(slot, decision, Some(&row), &none, now);
-            // Another version may write the same times in another form.
-            let change = TimesChange { times: row.times.clone(), ..change };
+            // Another version may write the same times in another form. What was run ahead of the
+            // clock is forgotten also if other runs came after it.
+            let change = TimesChange { times: row.times.clone(), forgets_after: Some(now), ..change };
             // A run that has just begun or ended has changed the row.
             if answered!(&*core, Action::Update, &name.quoted(), conn => DB::change_times(conn, &change))? {
                 let made = Change { who: &core.label, what: "reset", name: name.as_str() };

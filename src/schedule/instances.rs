@@ -263,7 +263,7 @@ impl Declared {
         now: DateTime<Utc>,
     ) -> TimesChange {
         let is_ahead = row.and_then(|row| row.run_slot).is_some_and(|run_slot| run_slot > now);
-        let run_ahead_of = (is_ahead && matches!(decision, Decision::PutBack | Decision::Fresh)).then_some(now);
+        let run_ahead = is_ahead && matches!(decision, Decision::PutBack | Decision::Fresh);
         // The next attempt at a tick that has not come yet would be as far ahead.
         let is_tried = row.is_some_and(|row| row.attempt > 0);
         // What was left of it when it was removed is over.
@@ -272,8 +272,9 @@ impl Declared {
             times: self.times.clone(),
             seen: row.cloned().map(Box::new),
             slot,
-            afresh: decision == Decision::Fresh || (run_ahead_of.is_some() && is_tried) || was_removed,
-            run_ahead_of,
+            afresh: decision == Decision::Fresh || (run_ahead && is_tried) || was_removed,
+            run_ahead,
+            forgets_after: run_ahead.then_some(now),
             known: known_with(row, &self.times, word),
             new_times: row.is_none_or(|row| row.times != self.times),
         }

@@ -140,8 +140,8 @@ fn a_slot_is_put_back_if_the_clock_was_ahead() {
             let change = mine.change(Decision::PutBack, Some(&row), OLD, &word, now).unwrap();
             assert_eq!((change.slot, change.new_times), (at("10:11:00"), false));
             assert_eq!(
-                (change.run_ahead_of, change.afresh),
-                (run_ahead.then_some(now), afresh),
+                (change.run_ahead, change.forgets_after, change.afresh),
+                (run_ahead, run_ahead.then_some(now), afresh),
                 "{run_slot:?}, attempt {attempt}"
             );
             assert_eq!(change.known, row.known);
@@ -175,9 +175,9 @@ fn what_a_decision_changes() {
     assert!(created.seen.is_none() && created.new_times && !created.afresh);
     assert_eq!((created.slot, created.known), (at("10:12:00"), format!("{:016x}", mine.times.mark())));
     let fresh = change(Decision::Fresh, Some(&row)).unwrap();
-    assert_eq!((fresh.slot, fresh.afresh, fresh.run_ahead_of), (at("10:12:00"), true, None));
+    assert_eq!((fresh.slot, fresh.afresh, fresh.run_ahead), (at("10:12:00"), true, false));
     let applied = change(Decision::Apply, Some(&row)).unwrap();
-    assert!(applied.new_times && !applied.afresh && applied.run_ahead_of.is_none());
+    assert!(applied.new_times && !applied.afresh && !applied.run_ahead);
     let seen = applied.seen.unwrap();
     assert_eq!(seen.times, old.times);
     assert_eq!((seen.run_slot, seen.attempt), (run_slot, 2));

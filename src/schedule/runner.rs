@@ -95,8 +95,8 @@ impl Running {
     /// Work that is stopped is dropped. Handing it back may take another ten seconds. If the
     /// database does not answer while a run records its end, that is tried for the time limit and a
     /// lease more. Work that succeeds before it can be dropped, because it blocks its thread, is
-    /// recorded as succeeded. Work that blocks its thread for longer than that goes on, and the result
-    /// is `false`.
+    /// recorded as succeeded. Work that blocks its thread for longer than that goes on, and the
+    /// result is `false`.
     ///
     /// # Cancel safety
     /// If the future is dropped, the runs are stopped and handed back in the background.
@@ -146,7 +146,8 @@ struct Runner<DB: Database> {
     due_at: Instant,
     /// How many beats in a row have failed.
     unheard: u32,
-    /// The events of the loop are emitted in the background: a panic of the subscriber ends no loop.
+    /// The events of the loop are emitted in the background: a panic of the subscriber ends no
+    /// loop.
     subscriber: Subscriber,
 }
 

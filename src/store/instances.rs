@@ -91,9 +91,10 @@ pub struct TimesChange {
     /// The attempts and the trigger of the row are forgotten, unless a run is under way. One whose
     /// lease has ended is lost.
     pub afresh: bool,
-    /// The last run was at a time that had not come yet at this one. What was run after it is
-    /// forgotten.
-    pub run_ahead_of: Option<DateTime<Utc>>,
+    /// The last run was at a time that has not come yet, and is no last run any more.
+    pub run_ahead: bool,
+    /// The history forgets what was run after this time, which was now when the change was decided.
+    pub forgets_after: Option<DateTime<Utc>>,
     /// The hashes of the times that the schedule has had since.
     pub known: String,
     /// The times are other ones than before.
@@ -103,7 +104,16 @@ pub struct TimesChange {
 #[cfg(all(test, feature = "sqlite"))]
 impl TimesChange {
     pub fn creation(times: Times, slot: DateTime<Utc>) -> Self {
-        Self { times, seen: None, slot, afresh: false, run_ahead_of: None, known: String::new(), new_times: true }
+        Self {
+            times,
+            seen: None,
+            slot,
+            afresh: false,
+            run_ahead: false,
+            forgets_after: None,
+            known: String::new(),
+            new_times: true,
+        }
     }
 }
 
@@ -258,8 +268,8 @@ pub trait InstanceStore: ScheduleStore {
 }
 
 /// Implements those operations that are the same on every database except for the statements, which
-/// are constants beside them, and the types of its driver. `change_row` and `forget_runs_ahead` stand
-/// beside them too.
+/// are constants beside them, and the types of its driver. `change_row` and `forget_runs_after`
+/// stand beside them too.
 macro_rules! operations {
     ($connection:ty) => {
         async fn change_times(conn: &mut $connection, change: &TimesChange) -> Reply<bool> {
@@ -273,11 +283,11 @@ macro_rules! operations {
             }
             let is_changed = change_row(conn, change).await?;
             if is_changed && change.afresh {
-                sqlx::query(AFRESH).bind(change.run_ahead_of.is_some()).bind(name).execute(&mut *conn).await?;
+                sqlx::query(AFRESH).bind(change.run_ahead).bind(name).execute(&mut *conn).await?;
             }
             // The run that was lost may be one of them.
-            if let (true, Some(now)) = (is_changed, change.run_ahead_of) {
-                forget_runs_ahead(conn, name, now).await?;
+            if let (true, Some(time)) = (is_changed, change.forgets_after) {
+                forget_runs_after(conn, name, time).await?;
             }
             Ok(is_changed)
         }

@@ -225,8 +225,7 @@ impl Statements {
         }
         if !key.unique {
             return Err(unfit(format!(
-                "{} has no unique index of its own with its collation, and over all tables that inherit from this one, \
-                 so that a key may mean several rows",
+                "{} has no unique index of its own that holds for all rows, so that a key may mean several rows",
                 named(key)
             )));
         }

@@ -28,6 +28,7 @@ harness::tests!(
         each_call_of_a_crontab_is_a_beat,
         what_is_gone_is_gone_since_it_was_seen_to_be,
         a_reset_leaves_past_runs_and_orders_alone,
+        a_reset_forgets_what_was_run_at_a_tick_that_comes_again,
         what_was_handed_back_is_reset,
         a_run_goes_on_beside_a_schedule_that_begins_afresh,
         a_schedule_is_not_removed_beside_a_run_that_goes_on,
@@ -166,6 +167,16 @@ async fn a_reset_leaves_past_runs_and_orders_alone<DB: TestDatabase>(db: TestDb<
     let row = info(&db, "k").await;
     assert_eq!((row.skipped_until, row.paused_until), (Some(skipped), Some(until)), "{row:?}");
     assert_eq!(told(&db, "k").await, "S1");
+}
+
+/// The clock was ahead once, and the schedule has run since it was put right.
+async fn a_reset_forgets_what_was_run_at_a_tick_that_comes_again<DB: TestDatabase>(db: TestDb<DB>) {
+    let jobs = idle(&db, due(&db, "k").await);
+    assert_eq!(jobs.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
+    db.execute("UPDATE t_resource_schedule_run SET slot = (SELECT slot FROM t_resource_schedule)").await;
+    assert_eq!(told(&db, "k").await, "S1");
+    instance(&db, "operator").reset("k").await.unwrap();
+    assert_eq!(told(&db, "k").await, "");
 }
 
 /// The history has the run already, since it was stopped.

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 use crate::{
     ticks::{LONG, back, due, idle, info, instance, reader, runs, told},
     ticks_apart::Run,
-    ticks_replies::{LIMIT, MESSAGES, behind, held_or_over},
+    ticks_replies::{LIMIT, MESSAGES, behind, behind_with, held_or_over},
 };
 
 harness::tests!(
@@ -33,6 +33,7 @@ harness::tests!(
         a_pause_that_begins_while_another_one_ends_goes_on,
         a_stop_between_a_claim_and_its_pass_is_obeyed,
         a_skip_that_is_taken_back_between_a_claim_and_its_pass_is_not_obeyed,
+        a_stop_while_a_failure_is_recorded_ends_the_tick,
         a_trigger_between_a_claim_and_its_pass_is_run,
         other_times_between_a_look_and_a_claim_are_seen,
         other_times_between_a_claim_and_its_pass_are_left_alone,
@@ -331,6 +332,34 @@ async fn a_skip_that_is_taken_back_between_a_claim_and_its_pass_is_not_obeyed<DB
         assert_eq!(told(&db, name).await, "S1", "{name}");
     };
     acts_after_each_reply(&db, true, skipped, is_skipped, resume, has_run).await;
+}
+
+/// The next attempt is far ahead. The stop is also given after the last look for one.
+async fn a_stop_while_a_failure_is_recorded_ends_the_tick<DB: TestDatabase>(db: TestDb<DB>) {
+    let (proxy, alice, mut stopped) = (db.proxy().await, impatient(&db, "alice"), 0);
+    for passed in 0..MESSAGES {
+        let name = format!("k{passed}");
+        let schedule = due(&db, &name).await.retry(3, LONG);
+        let failing = behind_with(&db, &proxy, &schedule, Err("no")).await.time_limit(PATIENCE);
+        proxy.hold_after(Way::Replies, passed);
+        let own = name.clone();
+        let run = tokio::spawn(async move { failing.try_tick(&own).await });
+        held_or_over(&proxy, Way::Replies, &run).await;
+        let is_recorded = !told(&db, &name).await.is_empty();
+        let is_stopped = alice.stop(&name).await.unwrap_or(false);
+        proxy.open();
+        timeout(PATIENCE, run).await.unwrap().unwrap().unwrap();
+        if is_recorded {
+            break;
+        }
+        if is_stopped {
+            idle(&db, schedule).try_tick(&name).await.unwrap();
+            let row = info(&db, &name).await;
+            assert!(row.attempt == 0 && row.slot > row.now, "after {passed} replies: {row:?}");
+            stopped += 1;
+        }
+    }
+    assert!(stopped > 0);
 }
 
 async fn a_trigger_between_a_claim_and_its_pass_is_run<DB: TestDatabase>(db: TestDb<DB>) {

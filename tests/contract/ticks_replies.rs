@@ -52,10 +52,20 @@ async fn two_due<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Schedule {
 /// An instance behind the proxy, whose connection has sent each statement before. Its lease is so
 /// long that no test waits for its end.
 pub async fn behind<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy, schedule: &Schedule) -> Schedules<DB> {
+    behind_with(db, proxy, schedule, Ok(())).await
+}
+
+/// The same, with work that ends in this way.
+pub async fn behind_with<DB: TestDatabase>(
+    db: &TestDb<DB>,
+    proxy: &Proxy,
+    schedule: &Schedule,
+    ends: Result<(), &'static str>,
+) -> Schedules<DB> {
     let over = db.over(proxy.pool(1));
     let schedules = instance(&over, "behind").share_pool().time_limit(LIMIT).lease(LONG / 10);
     let warm = Schedule::after("warm", SHORT);
-    let schedules = schedules.on(schedule.clone(), async |_| Ok::<_, Infallible>(()));
+    let schedules = schedules.on(schedule.clone(), async move |_| ends);
     let schedules = schedules.on(warm, async |_| Ok::<_, Infallible>(()));
     eventually("it is warm", || async { matches!(schedules.try_tick("warm").await, Ok(TickOutcome::Succeeded)) }).await;
     schedules

@@ -15,8 +15,8 @@ harness::tests!(postgres[DIRECT](
     a_stop_while_ticks_are_skipped_is_obeyed
 ));
 
-/// A user whose statements wait before they lock a row of a schedule, while a lock is held. At a row
-/// for which the condition holds, they do not.
+/// A user whose statements wait before they lock a row of a schedule, while a lock is held. At a
+/// row for which the condition holds, they do not.
 struct Slow<DB: TestDatabase> {
     role: String,
     pool: Pool<DB>,

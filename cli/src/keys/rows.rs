@@ -139,8 +139,8 @@ impl Queues {
     }
 }
 
-/// Returns what was read beside a key, or says why it is not known: rights on the table of locks are
-/// enough for a key.
+/// Returns what was read beside a key, or says why it is not known: rights on the table of locks
+/// are enough for a key.
 pub fn or_unknown<T: Default>(read: Result<T, Error>, what: impl Display) -> T {
     read.unwrap_or_else(|error| {
         out::print_error(format_args!("{what} is not known: {error:?}"));

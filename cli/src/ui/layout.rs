@@ -1,5 +1,5 @@
-//! What pages have in common: the frame, the state of the database, the files, errors, and tables that
-//! are longer than a page.
+//! What pages have in common: the frame, the state of the database, the files, errors, and tables
+//! that are longer than a page.
 
 use std::sync::Arc;
 

@@ -112,7 +112,8 @@ fn guarded(router: Router, guard: Arc<Guard>) -> Router {
         .layer(from_fn(guard::harden))
 }
 
-/// Opens the address, of which the port may be any free one. One that other machines may reach needs a secret.
+/// Opens the address, of which the port may be any free one. One that other machines may reach
+/// needs a secret.
 async fn listen(address: SocketAddr, has_secret: bool, option: &str) -> Result<(TcpListener, SocketAddr), Failure> {
     if !has_secret && !address.ip().is_loopback() {
         let text = format_args!("--listen {address}: other machines may reach this address: give {option}");

@@ -38,7 +38,6 @@ async fn named<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Option<Value> {
     all.as_array().unwrap().iter().find(|one| one["name"] == name).cloned()
 }
 
-/// A command of the operator Ann.
 async fn started<DB: TestDatabase>(db: &TestDb<DB>, words: &str, file: &Path) -> Started {
     let mut cron = cron(db, words, file);
     cron.complains("jobs.toml: ").await;

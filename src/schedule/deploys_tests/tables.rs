@@ -191,7 +191,7 @@ impl Tables {
                 }
                 let Row { listed: row, holder, .. } = found;
                 (row.times, row.slot) = (times.clone(), change.slot);
-                row.run_slot = row.run_slot.filter(|_| change.run_ahead_of.is_none());
+                row.run_slot = row.run_slot.filter(|_| !change.run_ahead);
                 let is_held = holder.is_some();
                 row.due_at = match row.triggered_at {
                     _ if is_held || (row.attempt > 0 && !afresh) => row.due_at,

@@ -88,7 +88,7 @@ INSERT INTO t_resource_schedule_times (name, gone_at)
 SELECT s.name, UTC_TIMESTAMP(6) FROM t_resource_schedule s WHERE s.name IN";
 
 /// Of runs, of what they printed, and of orders to stop them.
-const FORGET_AHEAD: [&str; 3] = [
+const FORGET_AFTER: [&str; 3] = [
     "DELETE FROM t_resource_schedule_detail WHERE name = ? AND slot > ?",
     "DELETE FROM t_resource_order WHERE what = 'stop' AND name = ? AND until > ?",
     "DELETE FROM t_resource_schedule_run WHERE name = ? AND slot > ?",
@@ -175,9 +175,9 @@ impl InstanceStore for MySql {
 }
 
 /// Deletes what was run after a time.
-async fn forget_runs_ahead(conn: &mut MySqlConnection, name: &str, now: DateTime<Utc>) -> Reply<()> {
-    for sql in FORGET_AHEAD {
-        sqlx::query(sql).bind(name).bind(stored(now)).execute(&mut *conn).await?;
+async fn forget_runs_after(conn: &mut MySqlConnection, name: &str, time: DateTime<Utc>) -> Reply<()> {
+    for sql in FORGET_AFTER {
+        sqlx::query(sql).bind(name).bind(stored(time)).execute(&mut *conn).await?;
     }
     Ok(())
 }
@@ -188,8 +188,7 @@ async fn change_row(conn: &mut MySqlConnection, change: &TimesChange) -> Reply<b
     let query = match &change.seen {
         None => sqlx::query(CREATE).bind(name).bind(spec).bind(zone).bind(slot).bind(slot),
         Some(seen) => {
-            let query =
-                sqlx::query(CHANGE).bind(slot).bind(change.run_ahead_of.is_some()).bind(slot).bind(spec).bind(zone);
+            let query = sqlx::query(CHANGE).bind(slot).bind(change.run_ahead).bind(slot).bind(spec).bind(zone);
             let query = query.bind(name).bind(&seen.times.spec).bind(&seen.times.zone);
             query.bind(seen.run_slot.map(stored)).bind(to_stored_count(seen.attempt)).bind(stored(seen.slot))
         }

@@ -1,4 +1,4 @@
-//! Schedules. A claim of what is due is a read, and a compare-and-set of the whole of what was seen.
+//! Schedules. A claim of what is due is a read, and a compare-and-set of all that was seen.
 
 use chrono::{DateTime, NaiveDateTime, TimeDelta, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
@@ -86,7 +86,7 @@ impl ScheduleStore for MySql {
             let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, stored(pass.to));
             let query = sqlx::query(PASS).bind(pass.runs).bind(to).bind(to).bind(pass.runs).bind(to).bind(pass.runs);
             let query = query.bind(pass.runs).bind(to_stored_count(pass.missed)).bind(pass.runs);
-            let query = bind_claim(query, claim).bind(spec).bind(zone).bind(pass.error);
+            let query = bind_claim(query, claim).bind(spec).bind(zone).bind(pass.error).bind(to);
             if query.execute(&mut *conn).await?.rows_affected() == 0 {
                 return Ok(false);
             }

@@ -188,8 +188,9 @@ pub(super) const RECORD_PASSED: &str =
 pub(super) const HAS_ENDED: &str =
     "SELECT 1 FROM t_resource_schedule_run WHERE name = ? AND slot = ? AND attempt = ? AND token = ? AND status = ?";
 
-/// A tick that an operator has stopped is not moved, nor one for which the order to skip it was taken
-/// back. The last parameter is NULL if there was none.
+/// A tick that an operator has stopped is not moved, nor one for which the order to skip it was
+/// taken back, unless this move was made before. The last parameters are who has ordered that, if
+/// anyone, and the slot.
 pub(super) const PASS: &str = "
 UPDATE t_resource_schedule
 SET due_at = CASE WHEN ? THEN due_at WHEN triggered_at IS NOT NULL THEN UTC_TIMESTAMP(6) ELSE ? END,
@@ -197,8 +198,9 @@ SET due_at = CASE WHEN ? THEN due_at WHEN triggered_at IS NOT NULL THEN UTC_TIME
 WHERE name = ? AND holder = ? AND token = ? AND slot = run_slot AND spec = ? AND zone = ?
   AND NOT EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = t_resource_schedule.name
                   AND o.until = t_resource_schedule.run_slot)
-  AND (? IS NULL OR EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'skip' AND o.name = t_resource_schedule.name
-                            AND o.until >= t_resource_schedule.run_slot))";
+  AND (? IS NULL OR run_slot = ? OR EXISTS (
+          SELECT 1 FROM t_resource_order o WHERE o.what = 'skip' AND o.name = t_resource_schedule.name
+          AND t_resource_schedule.run_slot BETWEEN o.since AND o.until))";
 
 /// The parameters of the conditions: the next slot, and for a move spec and zone as well. A
 /// triggered run comes after the attempts, and shortens none of their pauses.

@@ -142,7 +142,7 @@ SELECT name, clock_timestamp() FROM t_resource_schedule WHERE name = ANY ($1::te
 ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)";
 
 /// With what they printed, and orders to stop them.
-const FORGET_AHEAD: &str = "
+const FORGET_AFTER: &str = "
 WITH details AS (
     DELETE FROM t_resource_schedule_detail WHERE name = $1 AND slot > $2
 ), stops AS (
@@ -230,8 +230,8 @@ impl InstanceStore for Postgres {
 }
 
 /// Deletes what was run after a time.
-async fn forget_runs_ahead(conn: &mut PgConnection, name: &str, now: DateTime<Utc>) -> Reply<()> {
-    sqlx::query(FORGET_AHEAD).bind(name).bind(now).execute(conn).await.map(drop)
+async fn forget_runs_after(conn: &mut PgConnection, name: &str, time: DateTime<Utc>) -> Reply<()> {
+    sqlx::query(FORGET_AFTER).bind(name).bind(time).execute(conn).await.map(drop)
 }
 
 async fn change_row(conn: &mut PgConnection, change: &TimesChange) -> Reply<bool> {
@@ -243,7 +243,7 @@ async fn change_row(conn: &mut PgConnection, change: &TimesChange) -> Reply<bool
         None => query,
         Some(seen) => {
             let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot);
-            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead_of.is_some()).bind(seen.slot)
+            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead).bind(seen.slot)
         }
     };
     query.fetch_one(conn).await?.try_get(0)

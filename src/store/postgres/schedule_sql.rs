@@ -133,10 +133,11 @@ pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND status = 'L' AND error = $3";
 
 /// $4 the slot, $5 and $6 the times with which it was computed, $7 whether it is run, $8 missed, $9
-/// skipped, $10 the slot before, $11 the error: that an operator has ordered it, if so. A tick that an
-/// operator has stopped is not moved, nor one for which the order to skip it was taken back.
+/// skipped, $10 the slot before, $11 who has ordered to skip them, if anyone. A tick that an
+/// operator has stopped is not moved, nor one for which the order to skip it was taken back, unless
+/// this move was made before.
 ///
-/// The row is locked by another statement before: an order that was given since is seen.
+/// [`LOCK`] is sent before, so that orders are seen which were given until then.
 pub(super) const PASS: &str = "
 WITH moved AS (
     UPDATE t_resource_schedule
@@ -145,7 +146,8 @@ WITH moved AS (
         due_at = CASE WHEN $7 THEN due_at WHEN triggered_at IS NOT NULL THEN clock_timestamp() ELSE $4 END
     WHERE name = $1 AND holder = $2 AND token = $3 AND slot = run_slot AND spec = $5 AND zone = $6
       AND NOT EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'stop' AND o.name = $1 AND o.until = run_slot)
-      AND ($11::text IS NULL OR EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'skip' AND o.name = $1 AND o.until >= run_slot))
+      AND ($11::text IS NULL OR run_slot = $4 OR EXISTS (
+          SELECT FROM t_resource_order o WHERE o.what = 'skip' AND o.name = $1 AND run_slot BETWEEN o.since AND o.until))
     RETURNING name, token, client_ip, begin_time
 ), recorded AS (
     INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)

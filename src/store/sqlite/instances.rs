@@ -104,7 +104,7 @@ SELECT name, " now " FROM t_resource_schedule WHERE name IN (SELECT CAST(unhex(v
 ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)");
 
 /// With what they printed, and orders to stop them.
-const FORGET_AHEAD: &str = "
+const FORGET_AFTER: &str = "
 DELETE FROM t_resource_schedule_detail WHERE name = ?1 AND slot > ?2;
 DELETE FROM t_resource_order WHERE what = 'stop' AND name = ?1 AND until > ?2;
 DELETE FROM t_resource_schedule_run WHERE name = ?1 AND slot > ?2";
@@ -176,8 +176,8 @@ impl InstanceStore for Sqlite {
 }
 
 /// Deletes what was run after a time.
-async fn forget_runs_ahead(conn: &mut SqliteConnection, name: &str, now: DateTime<Utc>) -> Reply<()> {
-    sqlx::query(FORGET_AHEAD).bind(name).bind(stored(now)).execute(conn).await.map(drop)
+async fn forget_runs_after(conn: &mut SqliteConnection, name: &str, time: DateTime<Utc>) -> Reply<()> {
+    sqlx::query(FORGET_AFTER).bind(name).bind(stored(time)).execute(conn).await.map(drop)
 }
 
 async fn change_row(conn: &mut SqliteConnection, change: &TimesChange) -> Reply<bool> {
@@ -189,7 +189,7 @@ async fn change_row(conn: &mut SqliteConnection, change: &TimesChange) -> Reply<
         None => query,
         Some(seen) => {
             let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot.map(stored));
-            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead_of.is_some()).bind(stored(seen.slot))
+            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead).bind(stored(seen.slot))
         }
     };
     written(query, conn).await.map(|row| row.is_some())

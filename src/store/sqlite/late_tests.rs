@@ -9,6 +9,7 @@ use crate::{
     store::{
         Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, Store as _, TooLate,
         instances::{InstanceStore as _, TimesChange},
+        orders::{Order, What},
         queue::QueueStore as _,
         schedule::{DueReply, DueRequest, Extended, Extension, Known, LOST, Pass, ScheduleStore as _, Times},
         sqlite::for_tests::{create_tables, execute, request, tables},
@@ -267,7 +268,10 @@ async fn a_pass_that_is_sent_again_moves_nothing_further() {
         let row = claim_due(conn, std::slice::from_ref(times), Holder::unique(), None).await.claimed.remove(0);
         let claim = row.claim;
         let to = row.slot + TimeDelta::minutes(7);
-        let pass = Pass { times, from: row.slot, to, runs, missed: 0, skipped: 7, error: None };
+        let (name, who) = (claim.key.as_str(), "alice");
+        let skip = Order { what: What::Skip, name, since: row.slot, until: row.slot, who };
+        DB::order(conn, &skip).await.unwrap();
+        let pass = Pass { times, from: row.slot, to, runs, missed: 0, skipped: 7, error: Some("skipped by alice") };
         assert!(DB::skip_ticks(conn, &claim, &pass).await.unwrap());
         let state = async |conn: &mut Conn| {
             let mut row = DB::registered(conn, std::slice::from_ref(&claim.key)).await.unwrap().remove(0);

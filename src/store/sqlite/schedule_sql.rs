@@ -127,15 +127,18 @@ FROM t_resource_schedule AS s WHERE " {held!()});
 
 pub(super) const HAS_ENDED: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
 
-/// The claim of a slot that may be moved, unless an operator has stopped the tick, or has taken back
-/// the order to skip it, for which ?11 is set. Once other times are in effect, the row has the slot after the claimed one, and a move would leave it behind.
+/// The claim of a slot that may be moved, unless an operator has stopped the tick, or has taken
+/// back the order to skip it, for which ?11 is set, and the move was not made before. Once other
+/// times are in effect, the row has the slot after the claimed one, and a move would leave it
+/// behind.
 macro_rules! held_with_times {
     () => {
         sql!(
             {held!()} " AND slot = run_slot AND spec = ?5 AND zone = ?6 AND NOT EXISTS (
                 SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = ?1 AND o.until = run_slot)
-              AND (?11 IS NULL OR EXISTS (
-                SELECT 1 FROM t_resource_order o WHERE o.what = 'skip' AND o.name = ?1 AND o.until >= run_slot))"
+              AND (?11 IS NULL OR run_slot = ?4 OR EXISTS (
+                SELECT 1 FROM t_resource_order o
+                WHERE o.what = 'skip' AND o.name = ?1 AND run_slot BETWEEN o.since AND o.until))"
         )
     };
 }
