@@ -8,13 +8,13 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
+use tokio::sync::Notify;
 
 use crate::{
     session::{
-        loan::Loan,
+        loan::{Loan, Patience},
         sessions::Sessions,
         time::Instant,
-        timers::{timeout, timeout_at},
     },
     store::{Database, Reply, TooLate, failure::Failure},
 };
@@ -84,13 +84,18 @@ pub(crate) async fn exchange<DB: Database, R: Request<DB>>(
     limit: Instant,
     request: &R,
 ) -> Exchange<Answer<R::Reply>> {
-    let (first_sent, second_sent) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut first = pin!(send_once(session, sessions, silence, limit, request, &first_sent));
-    let replied = if DB::ONE_WRITER { Ok(first.as_mut().await) } else { timeout(silence, &mut first).await };
-    if let Ok(reply) = replied {
+    let (silent, first_sent, second_sent) = (Notify::new(), AtomicBool::new(false), AtomicBool::new(false));
+    let patience = Patience { silence, limit, silent: &silent };
+    let mut first = pin!(send_once(session, sessions, patience, request, &first_sent));
+    let replied = tokio::select! {
+        biased;
+        reply = &mut first => Some(reply),
+        () = silent.notified(), if !DB::ONE_WRITER => None,
+    };
+    if let Some(reply) = replied {
         return Exchange { unanswered: is_unanswered(&reply), reply };
     }
-    let mut second = pin!(send_once(None, sessions, silence, limit, request, &second_sent));
+    let mut second = pin!(send_once(None, sessions, patience, request, &second_sent));
     let (reply, other) = tokio::select! {
         reply = &mut first => (reply, Some(second)),
         reply = &mut second => (reply, None),
@@ -125,14 +130,14 @@ pub(crate) async fn exchange<DB: Database, R: Request<DB>>(
 async fn send_once<DB: Database, R: Request<DB>>(
     session: Option<Loan<DB>>,
     sessions: &Sessions<DB>,
-    silence: Duration,
-    limit: Instant,
+    patience: Patience<'_>,
     request: &R,
     is_sent: &AtomicBool,
 ) -> Result<Answer<R::Reply>, Failure> {
+    let limit = patience.limit;
     let mut conn = match session {
         Some(session) => session,
-        None => sessions.take(limit).await?,
+        None => sessions.take_with(patience).await?,
     };
     let line = conn.line();
     loop {
@@ -144,16 +149,7 @@ async fn send_once<DB: Database, R: Request<DB>>(
             return Err(Failure::Undone);
         }
         is_sent.store(true, Ordering::Relaxed);
-        let reply = {
-            let mut reply = pin!(request.send(conn.get(), not_after));
-            match timeout_at(limit.min(sent + silence), &mut reply).await {
-                Err(_) if Instant::now() < limit => {
-                    line.iter().for_each(|line| line.suspect(sent));
-                    timeout_at(limit, reply).await
-                }
-                reply => reply,
-            }
-        };
+        let reply = patience.reply(line.as_deref(), sent, request.send(conn.get(), not_after)).await;
         if let (Ok(_), Some(line)) = (&reply, &line) {
             line.replied(sent.elapsed());
         }

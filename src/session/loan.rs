@@ -1,9 +1,10 @@
 //! A session that is lent for one statement, and returns only when it is known to be idle.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Pool, pool::PoolConnection};
+use tokio::sync::Notify;
 
 use crate::{
     metrics,
@@ -185,6 +186,39 @@ impl<DB: Store> Loan<DB> {
     }
 }
 
+/// How the reply to a statement is waited for that may be sent on a second session too.
+#[derive(Clone, Copy)]
+pub(super) struct Patience<'a> {
+    /// After this time without a reply, the session is taken to be silent.
+    pub silence: Duration,
+    /// When the reply is given up.
+    pub limit: Instant,
+    /// Notified when a second session is to be tried. None that was lost with the first is lent any
+    /// more.
+    pub silent: &'a Notify,
+}
+
+impl Patience<'_> {
+    /// Waits for the reply to what was sent at that time, on a session of this line.
+    pub async fn reply<DB: Store, F: Future>(
+        self,
+        line: Option<&Line<DB>>,
+        sent: Instant,
+        reply: F,
+    ) -> Result<F::Output, Elapsed> {
+        let mut reply = pin!(reply);
+        match timeout_at(self.limit.min(sent + self.silence), &mut reply).await {
+            Err(Elapsed) if Instant::now() < self.limit => {
+                // Another session may have replied since, and then been lost at the same moment.
+                line.iter().for_each(|line| line.suspect(sent + self.silence / 2));
+                self.silent.notify_one();
+                timeout_at(self.limit, reply).await
+            }
+            replied => replied,
+        }
+    }
+}
+
 /// How long an idle connection is kept for the next statement of its caller.
 const KEPT: Duration = Duration::from_secs(1);
 
@@ -263,5 +297,36 @@ async fn acquire<DB: Store>(pool: &Pool<DB>) -> Reply<PoolConnection<DB>> {
 async fn make_idle<DB: Store>(mut conn: PoolConnection<DB>) {
     if !matches!(DB::make_idle(&mut conn).await, Ok(true)) {
         drop(conn.detach());
+    }
+}
+
+#[cfg(all(test, feature = "sqlite"))]
+mod tests {
+    use std::future::pending;
+
+    use sqlx::{
+        SqlitePool,
+        sqlite::{SqliteConnectOptions, SqliteJournalMode},
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_session_that_replied_just_before_it_was_lost_is_not_lent_again() {
+        let file = std::env::temp_dir().join(format!("rowlock-silent-{}.db", uuid::Uuid::new_v4()));
+        let options = SqliteConnectOptions::new().filename(&file).create_if_missing(true);
+        let pool = SqlitePool::connect_with(options.journal_mode(SqliteJournalMode::Wal)).await.unwrap();
+        let line = Line::new(&pool, 2, false);
+        let silence = Duration::from_millis(500);
+        let limit = Instant::now() + Duration::from_secs(20);
+        let take = async || line.take(limit).await.unwrap().unwrap();
+        let (_silent, other) = (take().await, take().await);
+        let (silent, sent) = (Notify::new(), Instant::now());
+        let patience = Patience { silence, limit: sent + 2 * silence, silent: &silent };
+        line.give_back(other);
+        patience.reply(Some(&*line), sent, pending::<()>()).await.unwrap_err();
+        silent.notified().await;
+        assert!(take().await.clock_read_at > sent, "it is a new one");
+        let _ = std::fs::remove_file(file);
     }
 }

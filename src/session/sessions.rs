@@ -10,15 +10,16 @@ use std::{
 };
 
 use sqlx::{Connection as _, Pool};
+use tokio::sync::Notify;
 
 use crate::{
     retry::{Repeat, outage_pause},
     session::{
         line::Line,
-        loan::Loan,
+        loan::{Loan, Patience},
         threads,
         time::Instant,
-        timers::{timeout, timeout_at},
+        timers::{Elapsed, timeout, timeout_at},
     },
     store::{Options, Reply, Store, failure::Failure},
     sync::lock,
@@ -150,6 +151,30 @@ impl<DB: Store> Sessions<DB> {
         conn.settle(reply)
     }
 
+    /// Waits for a session, and notifies that one is silent if this takes long: the check of a
+    /// connection of the application's pool may have no reply.
+    pub(super) async fn take_with(&self, patience: Patience<'_>) -> Result<Loan<DB>, Failure> {
+        let mut taking = self.take(patience.limit);
+        match timeout(patience.silence, &mut taking).await {
+            Ok(taken) => taken,
+            Err(Elapsed) => {
+                patience.silent.notify_one();
+                taking.await
+            }
+        }
+    }
+
+    async fn send_with<T>(
+        &self,
+        patience: Patience<'_>,
+        statement: impl AsyncFnOnce(&mut DB::Connection) -> Reply<T>,
+    ) -> Result<T, Failure> {
+        let mut conn = self.take_with(patience).await?;
+        let (line, sent) = (conn.line(), Instant::now());
+        let reply = patience.reply(line.as_deref(), sent, statement(conn.get())).await;
+        conn.settle(reply)
+    }
+
     /// Sends a statement that changes nothing until its reply is final or the limit is reached, on
     /// a second session too if the first does not answer in time.
     ///
@@ -162,11 +187,13 @@ impl<DB: Store> Sessions<DB> {
     ) -> Result<T, Failure> {
         let mut repeat = Repeat::until(limit);
         loop {
+            let silent = Notify::new();
             let silence = ((limit - Instant::now()) / 4).max(LEAST);
-            let mut first = std::pin::pin!(self.send(limit, statement));
-            let reply = match timeout(silence, &mut first).await {
-                Ok(reply) => reply,
-                Err(_) => tokio::select! {
+            let mut first = std::pin::pin!(self.send_with(Patience { silence, limit, silent: &silent }, statement));
+            let reply = tokio::select! {
+                biased;
+                reply = &mut first => reply,
+                () = silent.notified() => tokio::select! {
                     reply = first => reply,
                     reply = self.send(limit, statement) => reply,
                 },

@@ -7,7 +7,11 @@ use std::{
 };
 
 use chrono::{DateTime, Utc};
-use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, database_of, eventually, proxy::Way, refused};
+use harness::{
+    DIRECT, PATIENCE, TestDatabase, TestDb, acquired, database_of, eventually,
+    proxy::{Proxy, Way},
+    refused,
+};
 use rowlock::{
     Attempt, Error, Lease, LeaseLock, LeaseSet, Reason, Schedules, Status, admin::ListOptions, errors::DatabaseFault,
     jobs::TickOutcome,
@@ -28,6 +32,7 @@ harness::tests!(
     servers(
         silent_sessions_lose_no_lease_of_any_duration,
         silent_idle_sessions_hold_up_one_call,
+        a_lock_that_begins_on_silent_sessions_opens_another_one,
         a_claim_that_arrives_after_its_caller_has_given_up_takes_nothing,
         a_waiter_lines_up_though_its_sessions_took_long_to_open
     ),
@@ -91,26 +96,41 @@ async fn silent_sessions_lose_no_lease_of_any_duration<DB: TestDatabase>(db: Tes
     }
 }
 
+/// Opens sessions, until five are idle and none is being opened.
+async fn open_sessions<DB: TestDatabase>(proxy: &Proxy, lock: &LeaseLock<DB>) {
+    proxy.delay_each(Duration::from_millis(20));
+    // An opening takes fewer requests.
+    while !matches!(proxy.carried(), (5.., 20..)) {
+        let tasks = (0..8).map(|number| {
+            let lock = lock.clone();
+            async move { acquired(lock.try_acquire(&format!("k{number}")).await).release().await.unwrap() }
+        });
+        tasks.collect::<JoinSet<()>>().join_all().await;
+    }
+    proxy.delay_each(Duration::ZERO);
+}
+
 /// One of them is found to be silent. The others are then given up without a request.
 async fn silent_idle_sessions_hold_up_one_call<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let lock = LeaseLock::<DB>::builder(proxy.pool(8)).batching(false).time_limit(PATIENCE).build().unwrap();
-    proxy.delay_each(Duration::from_millis(50));
-    let keys: [String; 8] = std::array::from_fn(|number| format!("k{number}"));
-    let before = connections(&db).await;
-    while connections(&db).await - before < 5 {
-        let [a, b, c, d, e, f, g, h] = keys.each_ref().map(|key| lock.try_acquire(key));
-        let (a, b, c, d, e, f, g, h) = tokio::join!(a, b, c, d, e, f, g, h);
-        for lease in [a, b, c, d, e, f, g, h] {
-            acquired(lease).release().await.unwrap();
-        }
-    }
-    proxy.delay_each(Duration::ZERO);
+    open_sessions(&proxy, &lock).await;
     proxy.silence();
-    for key in &keys {
-        acquired(lock.try_acquire(key).await).detach();
+    for number in 0..8 {
+        acquired(lock.try_acquire(&format!("k{number}")).await).detach();
     }
     assert_eq!(proxy.asked_in_silence(), 1);
+}
+
+/// Its first statement, which reads the shape of the table, is sent on a session that is silent.
+async fn a_lock_that_begins_on_silent_sessions_opens_another_one<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let pool = proxy.pool(8);
+    let lock = LeaseLock::<DB>::builder(pool.clone()).batching(false).build().unwrap();
+    open_sessions(&proxy, &lock).await;
+    proxy.silence();
+    let other = LeaseLock::<DB>::builder(pool).time_limit(PATIENCE).build().unwrap();
+    acquired(other.try_acquire("k").await).detach();
 }
 
 /// A network may delay a request for longer than its sender waits.

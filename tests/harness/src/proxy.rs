@@ -7,7 +7,7 @@
 //! has disconnected, as on a slow network.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -52,8 +52,8 @@ struct State {
     /// Connections below this number are cut.
     cut_below: u64,
     accepted: u64,
-    /// The connections that are open.
-    open: Vec<u64>,
+    /// The connections that are open, and how many requests have come on each.
+    open: BTreeMap<u64, usize>,
     /// What is held at this moment.
     held: Vec<(Way, u64)>,
     /// The connections on which a request was held.
@@ -176,6 +176,12 @@ impl Proxy {
         self.shared.0.borrow().asked.len()
     }
 
+    /// Returns how many connections are open, and how many requests have come on each at least.
+    pub fn carried(&self) -> (usize, usize) {
+        let open = &self.shared.0.borrow().open;
+        (open.len(), open.values().min().copied().unwrap_or_default())
+    }
+
     /// Returns how many connections have been accepted.
     pub fn accepted(&self) -> u64 {
         self.shared.0.borrow().accepted
@@ -248,7 +254,7 @@ impl Proxy {
     pub async fn cut_off(&self) {
         self.cut();
         let mut states = self.shared.0.subscribe();
-        let off = states.wait_for(|state| state.open.iter().all(|open| *open >= state.cut_below));
+        let off = states.wait_for(|state| state.open.keys().all(|open| *open >= state.cut_below));
         timeout(PATIENCE, off).await.expect("the connections end").unwrap();
     }
 }
@@ -297,12 +303,12 @@ async fn accept(listener: TcpListener, shared: Shared, server: String) {
         shared.0.send_modify(|state| {
             number = state.accepted;
             state.accepted += 1;
-            state.open.push(number);
+            state.open.insert(number, 0);
         });
         let (passing, server) = (shared.clone(), server.clone());
         tokio::spawn(async move {
             connection(passing.clone(), number, client, server).await;
-            passing.0.send_modify(|state| state.open.retain(|open| *open != number));
+            passing.0.send_modify(|state| drop(state.open.remove(&number)));
         });
     }
 }
@@ -352,6 +358,7 @@ async fn pump(
     while let Ok(length @ 1..) = read(&mut from, &mut chunk, in_parts).await {
         let free = match way {
             Way::Requests => {
+                shared.0.send_modify(|state| *state.open.entry(number).or_default() += 1);
                 if chunk[..length].windows(6).any(|text| text == b"LISTEN") {
                     shared.0.send_modify(|state| state.listeners.push(number));
                 }
