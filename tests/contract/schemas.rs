@@ -1,13 +1,18 @@
-//! The location of the tables: the schema in which the connection finds them, and no other.
+//! The location of the tables: the schema in which the connection finds them, and no other. A
+//! lookup waits for no other table.
 
-use harness::{DIRECT, TestDatabase, TestDb, acquired, pool, refused};
-use rowlock::{Error, LeaseLock, errors::Setup};
+use harness::{DIRECT, TestDatabase, TestDb, acquired, eventually, pool, refused};
+use rowlock::{Error, LeaseLock, VersionedTable, errors::Setup};
 use sqlx::{Pool, pool::PoolOptions};
 
-use crate::article::shapes;
+use crate::{
+    article::shapes,
+    ledger::{COLUMNS, ledger},
+};
 
 harness::tests!(
     sqlite(a_table_in_an_attached_file_is_another),
+    mysql_and_mariadb.each(a_table_that_is_being_created_holds_up_no_first_call),
     postgres[DIRECT](
         a_table_along_the_path_is_completed_where_it_is,
         where_there_is_none_both_are_made_in_the_first_schema,
@@ -28,6 +33,24 @@ async fn tables<DB: TestDatabase>(db: &TestDb<DB>) -> String {
     let sql = "SELECT coalesce(string_agg(schemaname || '.' || tablename, ', ' ORDER BY schemaname, tablename), '')
                FROM pg_tables WHERE tablename LIKE 't_resource_lock%'";
     db.text(sql).await.unwrap()
+}
+
+/// MariaDB opens the tables that it describes, and waits for one that is being created.
+async fn a_table_that_is_being_created_holds_up_no_first_call<DB: TestDatabase>(db: TestDb<DB>) {
+    ledger(&db).await;
+    let mut gate = db.pool.acquire().await.unwrap();
+    DB::execute_on(&mut gate, "DO GET_LOCK(DATABASE(), 0)").await.unwrap();
+    let (pool, create) = (db.pool.clone(), "CREATE TABLE slow AS SELECT GET_LOCK(DATABASE(), 60) AS waited");
+    let creating = tokio::spawn(async move { DB::execute(&pool, create).await });
+    let waits = "SELECT COUNT(*) FROM information_schema.processlist
+                 WHERE db = DATABASE() AND state = 'User lock' AND info LIKE 'CREATE TABLE slow%'";
+    eventually("it is being created", async || db.number(waits).await == Some(1)).await;
+    acquired(LeaseLock::new(db.pool.clone()).try_acquire("k").await).release().await.unwrap();
+    let read = VersionedTable::new(db.pool.clone(), COLUMNS).read("a").await.unwrap().unwrap();
+    assert_eq!(read.value, 100);
+    assert!(!creating.is_finished(), "it was being created all the time");
+    DB::execute_on(&mut gate, "DO RELEASE_LOCK(DATABASE())").await.unwrap();
+    creating.await.unwrap().unwrap();
 }
 
 /// A key that is held through one of the two pools is refused through the other.

@@ -7,21 +7,21 @@ use crate::store::version::{
 };
 use crate::{store::Reply, version::identifier::TableName};
 
+/// Each table of `information_schema` has constants in its WHERE, as for the table of the locks.
 const TABLE_COLUMNS: &str = "
 SELECT CONVERT(c.column_name USING utf8mb4) AS name, CONVERT(c.column_type USING utf8mb4) AS type,
        CONVERT(LOWER(c.data_type) USING utf8mb4) AS base, CAST(c.numeric_scale AS SIGNED) AS scale,
        CAST(COALESCE(c.character_maximum_length, 0) AS SIGNED) AS width,
-       CONVERT(COALESCE(t.engine, '') USING utf8mb4) AS engine, CONVERT(@@sql_mode USING utf8mb4) AS mode,
+       (SELECT CONVERT(COALESCE(engine, '') USING utf8mb4) FROM information_schema.tables
+        WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ?) AS engine, CONVERT(@@sql_mode USING utf8mb4) AS mode,
        CAST(COALESCE(c.generation_expression, '') <> '' AS SIGNED) AS is_generated,
-       CAST(EXISTS (SELECT 1 FROM information_schema.triggers g
-                    WHERE g.event_object_schema = c.table_schema AND g.event_object_table = c.table_name
-                      AND g.event_manipulation = 'UPDATE' AND g.action_timing = 'BEFORE') AS SIGNED) AS has_triggers,
-       CAST(EXISTS (SELECT 1 FROM information_schema.statistics s
-                    WHERE s.table_schema = c.table_schema AND s.table_name = c.table_name AND s.non_unique = 0
-                    GROUP BY s.index_name HAVING COUNT(*) = 1 AND MAX(s.column_name) = c.column_name) AS SIGNED) AS single
-FROM information_schema.columns c
-JOIN information_schema.tables t ON t.table_schema = c.table_schema AND t.table_name = c.table_name
-WHERE c.table_schema = COALESCE(?, DATABASE()) AND c.table_name = ?";
+       CAST(EXISTS (SELECT 1 FROM information_schema.triggers
+                    WHERE event_object_schema = COALESCE(?, DATABASE()) AND event_object_table = ?
+                      AND event_manipulation = 'UPDATE' AND action_timing = 'BEFORE') AS SIGNED) AS has_triggers,
+       CAST(c.column_name IN (SELECT MAX(column_name) FROM information_schema.statistics
+                              WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ? AND non_unique = 0
+                              GROUP BY index_name HAVING COUNT(*) = 1) AS SIGNED) AS single
+FROM information_schema.columns c WHERE c.table_schema = COALESCE(?, DATABASE()) AND c.table_name = ?";
 
 impl VersionStore for MySql {
     const QUOTE: char = '`';
@@ -34,7 +34,9 @@ impl VersionStore for MySql {
 
     async fn table_columns(conn: &mut MySqlConnection, table: &TableName) -> Reply<Seen> {
         let schema = table.schema.as_ref().map(|schema| schema.as_str().to_owned());
-        let rows = sqlx::query(TABLE_COLUMNS).bind(schema).bind(table.table.as_str()).fetch_all(conn).await?;
+        let query = sqlx::query(TABLE_COLUMNS);
+        let query = (0..4).fold(query, |query, _| query.bind(schema.clone()).bind(table.table.as_str()));
+        let rows = query.fetch_all(conn).await?;
         let mut seen = Seen::default();
         for row in rows {
             let (base, column_type): (String, String) = (row.try_get("base")?, row.try_get("type")?);
