@@ -126,7 +126,7 @@ async fn silent_idle_sessions_hold_up_one_call<DB: TestDatabase>(db: TestDb<DB>)
 async fn a_lock_that_begins_on_silent_sessions_opens_another_one<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let pool = proxy.pool(8);
-    let lock = LeaseLock::<DB>::builder(pool.clone()).batching(false).build().unwrap();
+    let lock = LeaseLock::<DB>::builder(pool.clone()).batching(false).time_limit(PATIENCE).build().unwrap();
     open_sessions(&proxy, &lock).await;
     proxy.silence();
     let other = LeaseLock::<DB>::builder(pool).time_limit(PATIENCE).build().unwrap();
