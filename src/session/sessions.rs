@@ -118,13 +118,17 @@ impl<DB: Store> Sessions<DB> {
             let mut conn = self.take(limit).await?;
             // A session that is silent is given up in time for another one.
             let soon = limit.min(Instant::now() + (limit - Instant::now()) / 4);
-            match timeout_at(soon, conn.get().ping()).await {
+            let error = match timeout_at(soon, conn.get().ping()).await {
                 Ok(Ok(())) => return Ok(conn),
-                // The connection was closed while it was idle, or is silent.
-                _ if Instant::now() < limit => drop(conn),
-                Ok(Err(error)) => return Err(Failure::NoConnection(error)),
-                Err(_) => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+                Ok(Err(error)) => error,
+                Err(Elapsed) => sqlx::Error::PoolTimedOut,
+            };
+            if Instant::now() >= limit {
+                return Err(Failure::NoConnection(error));
             }
+            // The session was closed while it was idle, or is silent. So may the other idle ones.
+            conn.line().iter().for_each(|line| line.suspect(Instant::now()));
+            drop(conn);
             outage_pause().await;
         }
     }

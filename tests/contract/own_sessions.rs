@@ -33,6 +33,7 @@ harness::tests!(
         silent_sessions_lose_no_lease_of_any_duration,
         silent_idle_sessions_hold_up_one_call,
         a_lock_that_begins_on_silent_sessions_opens_another_one,
+        a_request_that_is_not_sent_again_meets_one_silent_session,
         a_claim_that_arrives_after_its_caller_has_given_up_takes_nothing,
         a_waiter_lines_up_though_its_sessions_took_long_to_open
     ),
@@ -131,6 +132,18 @@ async fn a_lock_that_begins_on_silent_sessions_opens_another_one<DB: TestDatabas
     proxy.silence();
     let other = LeaseLock::<DB>::builder(pool).time_limit(PATIENCE).build().unwrap();
     acquired(other.try_acquire("k").await).detach();
+}
+
+/// An operator's request is sent on a session that has answered a ping.
+async fn a_request_that_is_not_sent_again_meets_one_silent_session<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let lock = LeaseLock::<DB>::builder(proxy.pool(8)).batching(false).time_limit(PATIENCE).build().unwrap();
+    open_sessions(&proxy, &lock).await;
+    let lease = acquired(db.lock().try_acquire("k").await);
+    proxy.silence();
+    lock.force_release("k", Status::Failed).await.unwrap();
+    assert_eq!(proxy.asked_in_silence(), 1);
+    assert!(lease.renew().await.is_err(), "it was released");
 }
 
 /// A network may delay a request for longer than its sender waits.

@@ -1,10 +1,10 @@
 //! A proxy on loopback between a pool and its server, which holds or cuts what passes.
 //!
-//! The proxy recognizes two things in the protocols, which it neither holds nor counts: the pool's
-//! own ping of a connection that is given back, and the lock's own check of a shared one. The unit
-//! that is held is a chunk, that is, the result of one read: a client sends a request in one piece
-//! and waits for its reply. A chunk that is held and then let through arrives even after its sender
-//! has disconnected, as on a slow network.
+//! The proxy recognizes two things in the protocols, which it neither counts nor holds, except in
+//! silence: a ping, such as the pool's own of a connection that is given back, and the lock's own
+//! check of a shared one. The unit that is held is a chunk, that is, the result of one read: a
+//! client sends a request in one piece and waits for its reply. A chunk that is held and then let
+//! through arrives even after its sender has disconnected, as on a slow network.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -71,6 +71,11 @@ struct State {
 }
 
 impl State {
+    /// Nothing at all passes on this connection.
+    fn is_silent(&self, number: u64) -> bool {
+        self.only.is_some() && self.holds(Way::Requests, number) && self.holds(Way::Replies, number)
+    }
+
     fn holds(&self, way: Way, number: u64) -> bool {
         self.left[way as usize] == Some(0) && self.only.as_ref().is_none_or(|only| only.contains(&number))
     }
@@ -308,7 +313,9 @@ async fn accept(listener: TcpListener, shared: Shared, server: String) {
         let (passing, server) = (shared.clone(), server.clone());
         tokio::spawn(async move {
             connection(passing.clone(), number, client, server).await;
-            passing.0.send_modify(|state| drop(state.open.remove(&number)));
+            passing.0.send_modify(|state| {
+                state.open.remove(&number);
+            });
         });
     }
 }
@@ -384,7 +391,7 @@ async fn pump(
                 sleep(delay).await;
             }
         }
-        if !free {
+        if !free || shared.0.borrow().is_silent(number) {
             shared.pass(way, number).await;
         }
         let replaced = shared.0.borrow().replaced.filter(|_| way == Way::Requests);
