@@ -8,6 +8,7 @@
 use std::{
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
     vec,
@@ -167,6 +168,8 @@ impl Group {
     }
 }
 
+type Test<DB> = Box<dyn FnOnce(TestDb<DB>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+
 /// The tests on one server.
 pub struct Suite {
     server: Server,
@@ -196,6 +199,12 @@ impl Suite {
     where
         F: Future<Output = ()> + 'static,
     {
+        self.add_boxed(group, name, Box::new(move |db| Box::pin(test(db))));
+    }
+
+    /// Does not depend on the type of the test: a copy of this, and of a runtime's `block_on`, for
+    /// each test would take most of the time of a build.
+    fn add_boxed<DB: TestDatabase>(&mut self, group: &Group, name: &str, test: Test<DB>) {
         let (server, alone) = (self.server, group.alone);
         if !(group.runs_on)(server.name) {
             return;
@@ -222,15 +231,12 @@ impl Suite {
     }
 }
 
-fn on_its_own_database<DB: TestDatabase, F>(
+fn on_its_own_database<DB: TestDatabase>(
     name: &str,
     server: Server,
     url: Option<String>,
-    test: fn(TestDb<DB>) -> F,
-) -> Result<(), Failed>
-where
-    F: Future<Output = ()> + 'static,
-{
+    test: Test<DB>,
+) -> Result<(), Failed> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let url = url.ok_or("no URL")?;
     let begun = Instant::now();
