@@ -171,6 +171,8 @@ mod access;
 mod action;
 mod causes;
 mod chain;
+#[cfg(all(debug_assertions, not(test)))]
+mod compiled;
 mod election;
 mod error;
 mod grant;
