@@ -36,8 +36,8 @@ fn leases_are_lost_when_the_machine_wakes() {
 }
 
 async fn sleep_with_leases() {
-    let file = std::env::temp_dir().join(format!("rowlock-slept-{}.db", uuid::Uuid::new_v4()));
-    let options = SqliteConnectOptions::new().filename(&file).create_if_missing(true);
+    let folder = tempfile::tempdir().unwrap();
+    let options = SqliteConnectOptions::new().filename(folder.path().join("lock.db")).create_if_missing(true);
     let pool = SqlitePool::connect_with(options.journal_mode(SqliteJournalMode::Wal)).await.unwrap();
     crate::migrate(&pool).await.unwrap();
     let lock = LeaseLock::new(pool.clone()).lease(HOUR / 2);
@@ -74,7 +74,4 @@ async fn sleep_with_leases() {
     two.release().await.unwrap();
     assert!(lock.try_acquire("two").await.unwrap().acquired().unwrap().is_held());
     pool.close().await;
-    for end in ["", "-wal", "-shm"] {
-        std::fs::remove_file(format!("{}{end}", file.display())).ok();
-    }
 }

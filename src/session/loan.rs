@@ -313,8 +313,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_session_that_replied_just_before_it_was_lost_is_not_lent_again() {
-        let file = std::env::temp_dir().join(format!("rowlock-silent-{}.db", uuid::Uuid::new_v4()));
-        let options = SqliteConnectOptions::new().filename(&file).create_if_missing(true);
+        let folder = tempfile::tempdir().unwrap();
+        let options = SqliteConnectOptions::new().filename(folder.path().join("lock.db")).create_if_missing(true);
         let pool = SqlitePool::connect_with(options.journal_mode(SqliteJournalMode::Wal)).await.unwrap();
         let line = Line::new(&pool, 2, false);
         let silence = Duration::from_millis(500);
@@ -327,6 +327,5 @@ mod tests {
         patience.reply(Some(&*line), sent, pending::<()>()).await.unwrap_err();
         silent.notified().await;
         assert!(take().await.clock_read_at > sent, "it is a new one");
-        let _ = std::fs::remove_file(file);
     }
 }

@@ -288,9 +288,9 @@ async fn a_pass_that_is_sent_again_moves_nothing_further() {
 /// Another connection writes until the limit of the renewal has passed.
 #[tokio::test]
 async fn a_renewal_that_waits_past_its_limit_extends_nothing() {
-    let file = std::env::temp_dir().join(format!("rowlock-{}.db", Holder::unique().as_uuid()));
-    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&file).create_if_missing(true);
-    let options = options.busy_timeout(std::time::Duration::from_secs(60));
+    let folder = tempfile::tempdir().unwrap();
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(folder.path().join("lock.db"));
+    let options = options.create_if_missing(true).busy_timeout(std::time::Duration::from_secs(60));
     let (mut conn, mut other) =
         (Conn::connect_with(&options).await.unwrap(), Conn::connect_with(&options).await.unwrap());
     create_tables(&mut conn).await;
@@ -310,7 +310,4 @@ async fn a_renewal_that_waits_past_its_limit_extends_nothing() {
     let (outcomes, ()) = tokio::join!(renewal, commit);
     assert!(matches!(outcomes.unwrap()[..], [Outcome::TooLate(TooLate { now })] if now > limit));
     assert_eq!(ends_at(&mut conn, &held).await, ends);
-    for end in ["", "-wal", "-shm"] {
-        std::fs::remove_file(format!("{}{end}", file.display())).ok();
-    }
 }
