@@ -273,7 +273,7 @@ impl<DB: Database> LeaseLock<DB> {
 
     /// Returns at most `limit` changes that operators have made, the latest first: those of a key,
     /// a schedule or an instance, or all of them.
-    /// [`Schedules::forget_history`](crate::Schedules::forget_history) deletes old ones.
+    /// `Schedules::forget_history` deletes old ones.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a setting out of its range, [`Error::Setup`], [`Error::Database`].
