@@ -2,8 +2,8 @@
 //!
 //! The locks are generic over the database, and a compiler compiles generic code where it is first
 //! used for a type. That is here, for each database. Without optimization, a program shares what a
-//! library has compiled, so that its own build takes a fraction of the time. With optimization, it
-//! does not, and there is nothing here.
+//! library has compiled, so that its own build takes a fraction of the time. With optimization it
+//! compiles its own, so this file is left out where `debug_assertions` are off.
 
 use std::{pin::Pin, time::Duration};
 

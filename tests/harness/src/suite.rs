@@ -203,7 +203,7 @@ impl Suite {
     }
 
     /// Does not depend on the type of the test: a copy of this, and of a runtime's `block_on`, for
-    /// each test would take most of the time of a build.
+    /// each test would take a third of the time of a build.
     fn add_boxed<DB: TestDatabase>(&mut self, group: &Group, name: &str, test: Test<DB>) {
         let (server, alone) = (self.server, group.alone);
         if !(group.runs_on)(server.name) {
