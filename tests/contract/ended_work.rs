@@ -31,7 +31,8 @@ harness::tests!(
         what_follows_a_deadlock_and_is_committed_is_told,
         a_deadlock_that_the_work_keeps_to_itself_changed_nothing,
         nothing_is_written_after_a_commit_by_the_work,
-        a_transaction_of_the_works_own_is_not_called_undone
+        a_transaction_of_the_works_own_is_not_called_undone,
+        what_is_committed_on_a_session_that_the_work_lets_write_is_told
     )
 );
 
@@ -300,6 +301,22 @@ async fn a_transaction_of_the_works_own_is_not_called_undone<DB: TestDatabase>(d
         }
         assert_eq!(balances(&db).await, [200 * time, 0, 0, 0], "{name}");
     }
+}
+
+/// After a rollback of its own, the work can write only if it lets the session write again.
+async fn what_is_committed_on_a_session_that_the_work_lets_write_is_told<DB: TestDatabase>(db: TestDb<DB>) {
+    rows(&db).await;
+    for (name, lock) in locks(&db.pool) {
+        let done = lock.transaction(name, async |mut tx| {
+            DB::execute_on(&mut tx, "ROLLBACK").await?;
+            DB::execute_on(&mut tx, "SET SESSION TRANSACTION READ WRITE").await?;
+            add::<DB>(&mut tx, "r0").await?;
+            DB::execute_on(&mut tx, "COMMIT").await?;
+            Err::<(), _>(Failed::ByItself)
+        });
+        is_over(&timeout(PATIENCE, done).await.unwrap().unwrap_err(), Certainty::Unknown);
+    }
+    assert_eq!(balances(&db).await, [200, 0, 0, 0]);
 }
 
 /// SQLite rolls back, and commits each later statement by itself.

@@ -79,6 +79,7 @@ async fn a_key_is_held_against_functions_and_locks_alike<DB: Functions>(db: Test
 
     let claim = ask(&db.pool, &Ask { label: Some("psql"), ..Ask::of("k") }).await;
     assert!(claim.granted && claim.token > Some(first), "{claim:?}");
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("P"));
     let refusal = refused(db.lock().try_acquire("k").await);
     assert_eq!((refusal.reason, refusal.by.as_str()), (Reason::Held, "psql"));
     // The lock takes the claim up, as that of any other process.
