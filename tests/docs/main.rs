@@ -3,9 +3,9 @@
 //!
 //! `book.rs` builds the book into a temporary folder and checks what was written there. `links.rs`
 //! checks the Markdown files as GitHub shows them. `cited.rs` looks for the tests that pages cite
-//! in the sources, `faults.rs` checks the grid of features and faults, and `frozen.rs` the
-//! migrations. `architecture.rs` compares ARCHITECTURE.md with the code, and `pictures.rs` draws
-//! its pictures. Nothing is fetched.
+//! in the sources, `faults.rs` checks the grid of features and faults, `mutants.rs` the table of
+//! mutated statements, and `frozen.rs` the migrations. `architecture.rs` compares ARCHITECTURE.md
+//! with the code, and `pictures.rs` draws its pictures. Nothing is fetched.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,6 +16,7 @@ mod faults;
 mod frozen;
 mod html;
 mod links;
+mod mutants;
 mod pictures;
 
 use std::path::{Path, PathBuf};
