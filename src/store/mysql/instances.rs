@@ -9,12 +9,14 @@ use crate::{
     key::{Claim, Key},
     store::{
         Reply,
-        instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
+        instances::{
+            Announcement, Beat, Given, InstanceInfo, InstanceStore, Order, TimesChange, What, given, instance,
+            operations,
+        },
         mysql::{
             row::{marks, stored},
             schedule_sql::LOSE,
         },
-        orders::{Given, Order, What, given},
         schedule::{LOST, to_stored_count},
     },
 };

@@ -1,14 +1,19 @@
-//! Batches in which some rows are free and others are not.
+//! Batches in which some rows are free and others are not, and the plans of statements over many
+//! keys.
 
 use chrono::TimeDelta;
-use sqlx::{Sqlite, SqliteConnection};
+use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
 
 use crate::{
     key::{Claim, Holder},
     rules::Terms,
     store::{
         Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, Reply,
-        sqlite::for_tests::{execute, request, tables},
+        sqlite::{
+            change, claim,
+            for_tests::{execute, request, tables},
+            free,
+        },
     },
 };
 
@@ -159,4 +164,39 @@ async fn a_row_that_was_overwritten_takes_no_other_renewal_with_it() {
     let change = Change::Renew(TimeDelta::seconds(60));
     let outcomes = Sqlite::change(conn, &claims, change, None, Form::IntegerTimes).await.unwrap();
     assert_eq!(outcomes, [Outcome::Lost, Outcome::Done]);
+}
+
+/// Returns what the plan of a statement does, a line for each step.
+async fn plan(conn: &mut SqliteConnection, sql: &str) -> Vec<String> {
+    let rows = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"))).fetch_all(conn).await.unwrap();
+    rows.iter().map(|row| row.get("detail")).collect()
+}
+
+#[tokio::test]
+async fn no_statement_scans_the_table_whatever_was_analyzed() {
+    for rows in (0..20).chain([64, 1000, 100_000]) {
+        let mut conn = tables().await;
+        if rows > 0 {
+            let analyzed = format!(
+                "ANALYZE; DELETE FROM sqlite_stat1;
+                INSERT INTO sqlite_stat1 VALUES ('t_resource_lock', 'sqlite_autoindex_t_resource_lock_1', '{rows} 1');
+                ANALYZE sqlite_schema"
+            );
+            execute(&mut conn, &analyzed).await;
+        }
+        for texts in [&change::TEXTS[..], &claim::TEXTS, &[free::CLAIM]] {
+            for sql in texts.iter().flat_map(|text| text.split(';')).filter(|sql| sql.contains("json_each")) {
+                let plan = plan(&mut conn, sql).await;
+                // A filter is made of all rows.
+                let scans = |step: &String| {
+                    step == "SCAN t"
+                        || step.starts_with("SCAN t ")
+                        || step.starts_with("SCAN t_resource_lock")
+                        || step.starts_with("BLOOM FILTER")
+                };
+                assert!(!plan.iter().any(scans), "{rows}: {plan:?}: {sql}");
+                assert!(plan.iter().any(|step| step.contains("(key_resource=?)")), "{rows}: {plan:?}: {sql}");
+            }
+        }
+    }
 }

@@ -8,8 +8,10 @@ use crate::{
     key::{Claim, Key},
     store::{
         Reply,
-        instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
-        orders::{Given, Order, What, given},
+        instances::{
+            Announcement, Beat, Given, InstanceInfo, InstanceStore, Order, TimesChange, What, given, instance,
+            operations,
+        },
         schedule::{LOST, to_stored_count},
         sqlite::row::{json, keys, sql, stored, written},
         stored_row::from_stored_count,

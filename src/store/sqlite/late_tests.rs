@@ -8,8 +8,7 @@ use crate::{
     rules::{Row, Status, Terms},
     store::{
         Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, Store as _, TooLate,
-        instances::{InstanceStore as _, TimesChange},
-        orders::{Order, What},
+        instances::{InstanceStore as _, Order, TimesChange, What},
         queue::QueueStore as _,
         schedule::{DueReply, DueRequest, Extended, Extension, Known, LOST, Pass, ScheduleStore as _, Times},
         sqlite::for_tests::{create_tables, execute, request, tables},

@@ -7,8 +7,7 @@ use crate::{
     key::{Claim, Holder, Key},
     store::{
         Reply,
-        instances::{InstanceStore as _, TimesChange},
-        orders::{Order, What},
+        instances::{InstanceStore as _, Order, TimesChange, What},
         schedule::{DueReply, DueRequest, End, Known, ListedSchedule, Pass, ScheduleStore as _, Times, is_trigger},
         schedule_seen::{Seen, SeenStore as _},
         sqlite::for_tests::{execute, tables},
