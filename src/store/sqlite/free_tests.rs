@@ -5,23 +5,17 @@ use chrono::TimeDelta;
 use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
 
 use crate::{
-    key::{Claim, Holder},
+    key::Holder,
     rules::Terms,
     store::{
-        Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, Reply,
+        Change, ClaimReply, ClaimStore as _, Form, HeldStore as _, Outcome, Reply,
         sqlite::{
             change, claim,
-            for_tests::{execute, request, tables},
+            for_tests::{claimed, execute, free, request, tables},
             free,
         },
     },
 };
-
-async fn free(conn: &mut SqliteConnection, keys: &[&str]) {
-    for key in keys {
-        execute(conn, &format!("INSERT INTO t_resource_lock (key_resource) VALUES ('{key}')")).await;
-    }
-}
 
 /// Creates rows of other holders.
 async fn held(conn: &mut SqliteConnection, keys: &[&str]) {
@@ -32,11 +26,8 @@ async fn held(conn: &mut SqliteConnection, keys: &[&str]) {
 
 /// Sends requests of one holder each.
 async fn claims(conn: &mut SqliteConnection, keys: &[&str]) -> Reply<Vec<ClaimReply>> {
-    send(conn, &keys.iter().map(|key| request(key, Holder::unique())).collect::<Vec<_>>()).await
-}
-
-async fn send(conn: &mut SqliteConnection, requests: &[ClaimRequest]) -> Reply<Vec<ClaimReply>> {
-    Sqlite::claim(conn, requests, &Terms::default(), None, Form::IntegerTimes).await
+    let requests: Vec<_> = keys.iter().map(|key| request(key, Holder::unique())).collect();
+    Sqlite::claim(conn, &requests, &Terms::default(), None, Form::IntegerTimes).await
 }
 
 fn is_granted(reply: &ClaimReply) -> bool {
@@ -104,20 +95,6 @@ async fn a_row_whose_lease_has_ended_is_left_to_a_statement_of_its_own() {
 }
 
 #[tokio::test]
-async fn the_same_holder_gets_its_claim_again() {
-    let conn = &mut tables().await;
-    free(conn, &["k"]).await;
-    let one = request("k", Holder::unique());
-    let first = send(conn, std::slice::from_ref(&one)).await.unwrap();
-    let again = send(conn, &[one]).await.unwrap();
-    let (ClaimReply::Granted { token: first, .. }, ClaimReply::Granted { token: again, .. }) = (&first[0], &again[0])
-    else {
-        panic!("{first:?} {again:?}")
-    };
-    assert_eq!(first, again);
-}
-
-#[tokio::test]
 async fn a_row_that_a_trigger_skips_is_there() {
     let conn = &mut tables().await;
     free(conn, &["frozen", "free"]).await;
@@ -148,14 +125,7 @@ async fn a_row_that_cannot_be_read_beside_one_that_was_granted_is_a_lost_reply()
 #[tokio::test]
 async fn a_row_that_was_overwritten_takes_no_other_renewal_with_it() {
     let conn = &mut tables().await;
-    free(conn, &["theirs", "ours"]).await;
-    let requests = ["theirs", "ours"].map(|key| request(key, Holder::unique()));
-    let replies = send(conn, &requests).await.unwrap();
-    let claim = |(request, reply): (&ClaimRequest, &ClaimReply)| match reply {
-        ClaimReply::Granted { token, .. } => Claim { key: request.key.clone(), holder: request.holder, token: *token },
-        refused => panic!("{refused:?}"),
-    };
-    let claims: Vec<Claim> = requests.iter().zip(&replies).map(claim).collect();
+    let claims = [claimed(conn, "theirs", Form::IntegerTimes).await, claimed(conn, "ours", Form::IntegerTimes).await];
     // The application's own table, without STRICT.
     execute(conn, "CREATE TABLE theirs AS SELECT * FROM t_resource_lock").await;
     execute(conn, "DROP TABLE t_resource_lock").await;
