@@ -318,8 +318,7 @@ pub trait InstanceStore: ScheduleStore {
 }
 
 /// Implements those operations that are the same on every database except for the statements, which
-/// are constants beside them, and the types of its driver. `change_row` and `forget_runs_after`
-/// stand beside them too.
+/// are constants beside them, and the types of its driver. `change_row` stands beside them too.
 macro_rules! operations {
     ($connection:ty) => {
         async fn change_times(conn: &mut $connection, change: &TimesChange) -> Reply<bool> {
@@ -337,7 +336,9 @@ macro_rules! operations {
             }
             // The run that was lost may be one of them.
             if let (true, Some(time)) = (is_changed, change.forgets_after) {
-                forget_runs_after(conn, name, time).await?;
+                for sql in FORGET_AFTER {
+                    sqlx::query(sql).bind(name).bind(stored(time)).execute(&mut *conn).await?;
+                }
             }
             Ok(is_changed)
         }

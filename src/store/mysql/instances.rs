@@ -176,14 +176,6 @@ impl InstanceStore for MySql {
     }
 }
 
-/// Deletes what was run after a time.
-async fn forget_runs_after(conn: &mut MySqlConnection, name: &str, time: DateTime<Utc>) -> Reply<()> {
-    for sql in FORGET_AFTER {
-        sqlx::query(sql).bind(name).bind(stored(time)).execute(&mut *conn).await?;
-    }
-    Ok(())
-}
-
 async fn change_row(conn: &mut MySqlConnection, change: &TimesChange) -> Reply<bool> {
     let times = &change.times;
     let (name, spec, zone, slot) = (times.name.as_str(), &times.spec, &times.zone, stored(change.slot));
