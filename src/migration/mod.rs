@@ -1,10 +1,9 @@
 //! The tables and the functions: created, completed, previewed, and dropped again.
 //!
-//! `work.rs` looks at a database and changes it, `attempts.rs` decides what follows from a failure,
-//! `plan.rs` is what was found to be done.
+//! `work.rs` looks at a database and changes it, and `attempts.rs` decides what follows from a
+//! failure.
 
 mod attempts;
-mod plan;
 mod work;
 
 use chrono::FixedOffset;
@@ -16,7 +15,7 @@ use crate::{
 };
 
 pub use crate::store::schema::{Functions, Step};
-pub use plan::Plan;
+pub use work::Plan;
 use work::Work;
 
 const UNCHECKED: &str = "these statements do not look for claims and for instances that are alive, as \

@@ -19,7 +19,7 @@ use crate::{
         Database,
         admin::{Change, recorded},
         failure::Failure,
-        orders::{Order, What},
+        instances::{Order, What},
         run_info::{RunInfo, RunOptions},
         schedule::{ListedSchedule, STEP},
     },

@@ -24,7 +24,7 @@ use crate::{
         Database, Reply, TooLate,
         admin::{Change, recorded},
         failure::Failure,
-        orders::{Given, What},
+        instances::{Given, What},
         schedule::{DueReply, DueRequest, Known, ListedSchedule},
         schema::{Part, TABLES},
     },

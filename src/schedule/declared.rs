@@ -21,8 +21,7 @@ use crate::{
     store::{
         Database,
         admin::Change,
-        instances::{Beat, DeclaredTimes, InstanceInfo, TimesChange},
-        orders::OF_SCHEDULES,
+        instances::{Beat, DeclaredTimes, InstanceInfo, OF_SCHEDULES, TimesChange},
         schedule::Times,
     },
 };

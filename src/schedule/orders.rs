@@ -13,7 +13,7 @@ use crate::{
     },
     store::{
         Database,
-        orders::{Order, What},
+        instances::{Order, What},
         schedule::ListedSchedule,
     },
 };

@@ -25,8 +25,7 @@ use crate::{
     session::time::Instant,
     store::{
         Database,
-        instances::{Announcement, Beat, DeclaredSet},
-        orders::{Given, What},
+        instances::{Announcement, Beat, DeclaredSet, Given, What},
         schedule::ListedSchedule,
     },
 };

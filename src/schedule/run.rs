@@ -30,7 +30,7 @@ use crate::{
     spans,
     store::{
         Database, Reply,
-        orders::{Given, What},
+        instances::{Given, What},
         schedule::{ClaimedRow, Pass},
     },
 };

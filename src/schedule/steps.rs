@@ -14,7 +14,11 @@ use crate::{
         instances::Decision,
     },
     session::time::Instant,
-    store::{Database, instances::TimesChange, orders::What, schedule::ListedSchedule},
+    store::{
+        Database,
+        instances::{TimesChange, What},
+        schedule::ListedSchedule,
+    },
 };
 
 /// A change of one or two rows.

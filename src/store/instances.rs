@@ -10,7 +10,6 @@ use crate::{
     key::{Claim, Key},
     store::{
         Reply,
-        orders::{Given, OF_SCHEDULES, Order, What},
         schedule::{ListedSchedule, ScheduleStore, Times},
         stored_row::StoredRow,
     },
@@ -176,6 +175,57 @@ pub fn instance(row: &impl StoredRow) -> Reply<(i64, InstanceInfo)> {
     Ok((row.number("declares_id")?, instance))
 }
 
+/// What is ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The tick of this slot ends as failed.
+    Stop,
+    /// Ticks up to this slot are skipped.
+    Skip,
+    /// The pause ends at this time.
+    Pause,
+    /// The instance of this id ends.
+    Drain,
+}
+
+impl What {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Skip => "skip",
+            Self::Pause => "pause",
+            Self::Drain => "drain",
+        }
+    }
+}
+
+/// An order. A later one takes its place.
+#[derive(Clone, Debug)]
+pub struct Order<'a> {
+    pub what: What,
+    pub name: &'a str,
+    /// The first slot to skip. Of other orders, the same as `until`.
+    pub since: DateTime<Utc>,
+    pub until: DateTime<Utc>,
+    pub who: &'a str,
+}
+
+/// An order that was given.
+#[derive(Clone, Debug)]
+pub struct Given {
+    pub since: DateTime<Utc>,
+    pub until: DateTime<Utc>,
+    pub who: String,
+}
+
+/// Reads an order.
+pub fn given(row: &impl StoredRow) -> Reply<Given> {
+    Ok(Given { since: row.time("since")?, until: row.time("until")?, who: row.text("who")? })
+}
+
+/// The orders that concern a schedule.
+pub const OF_SCHEDULES: [What; 3] = [What::Stop, What::Skip, What::Pause];
+
 /// The operations on instances, orders and details of runs of a [`ScheduleStore`].
 pub trait InstanceStore: ScheduleStore {
     /// Adds the instance, or records that it is still there.
@@ -268,8 +318,7 @@ pub trait InstanceStore: ScheduleStore {
 }
 
 /// Implements those operations that are the same on every database except for the statements, which
-/// are constants beside them, and the types of its driver. `change_row` and `forget_runs_after`
-/// stand beside them too.
+/// are constants beside them, and the types of its driver. `change_row` stands beside them too.
 macro_rules! operations {
     ($connection:ty) => {
         async fn change_times(conn: &mut $connection, change: &TimesChange) -> Reply<bool> {
@@ -287,7 +336,9 @@ macro_rules! operations {
             }
             // The run that was lost may be one of them.
             if let (true, Some(time)) = (is_changed, change.forgets_after) {
-                forget_runs_after(conn, name, time).await?;
+                for sql in FORGET_AFTER {
+                    sqlx::query(sql).bind(name).bind(stored(time)).execute(&mut *conn).await?;
+                }
             }
             Ok(is_changed)
         }

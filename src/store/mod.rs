@@ -6,9 +6,8 @@
 //!
 //! This file has the sessions and transactions. `claim.rs`, `admin.rs`, `queue.rs`, `schema.rs`,
 //! `version.rs`, `schedule.rs` and `instances.rs` have the other traits, and `database.rs` all of
-//! them under one name. `stored_row.rs` reads rows, and `removal.rs` takes the tables away. Each
-//! database has a folder with a file for each trait. `fault.rs` is the one place that knows the
-//! codes of the servers.
+//! them under one name. `stored_row.rs` reads rows. Each database has a folder with a file for each
+//! trait. `fault.rs` is the one place that knows the codes of the servers.
 
 pub mod admin;
 mod claim;
@@ -19,12 +18,9 @@ pub mod fault;
 pub mod instances;
 #[cfg(feature = "mysql")]
 mod mysql;
-#[cfg(feature = "schedule")]
-pub mod orders;
 #[cfg(feature = "postgres")]
 mod postgres;
 pub mod queue;
-mod removal;
 #[cfg(feature = "schedule")]
 pub mod run_info;
 #[cfg(feature = "schedule")]

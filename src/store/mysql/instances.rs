@@ -9,12 +9,14 @@ use crate::{
     key::{Claim, Key},
     store::{
         Reply,
-        instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
+        instances::{
+            Announcement, Beat, Given, InstanceInfo, InstanceStore, Order, TimesChange, What, given, instance,
+            operations,
+        },
         mysql::{
             row::{marks, stored},
             schedule_sql::LOSE,
         },
-        orders::{Given, Order, What, given},
         schedule::{LOST, to_stored_count},
     },
 };
@@ -172,14 +174,6 @@ impl InstanceStore for MySql {
         }
         sqlx::query(REMOVE_PAST).bind(name.as_str()).execute(conn).await.map(|_| true)
     }
-}
-
-/// Deletes what was run after a time.
-async fn forget_runs_after(conn: &mut MySqlConnection, name: &str, time: DateTime<Utc>) -> Reply<()> {
-    for sql in FORGET_AFTER {
-        sqlx::query(sql).bind(name).bind(stored(time)).execute(&mut *conn).await?;
-    }
-    Ok(())
 }
 
 async fn change_row(conn: &mut MySqlConnection, change: &TimesChange) -> Reply<bool> {

@@ -3,9 +3,9 @@
 use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, Executor as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _};
 
-use crate::store::removal::{removal, until_locked, uses};
 use crate::store::schema::{
-    Column, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, creations, unfit, without_end,
+    Column, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, creations, removal, unfit, until_locked,
+    uses, without_end,
 };
 use crate::store::{Form, Reply};
 

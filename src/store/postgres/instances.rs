@@ -10,8 +10,10 @@ use crate::{
     key::{Claim, Key},
     store::{
         Reply,
-        instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
-        orders::{Given, Order, What, given},
+        instances::{
+            Announcement, Beat, Given, InstanceInfo, InstanceStore, Order, TimesChange, What, given, instance,
+            operations,
+        },
         postgres::row::{finite, names, stored},
         schedule::{LOST, to_stored_count},
         stored_row::from_stored_count,
@@ -141,14 +143,12 @@ INSERT INTO t_resource_schedule_times AS p (name, gone_at)
 SELECT name, clock_timestamp() FROM t_resource_schedule WHERE name = ANY ($1::text[])
 ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)";
 
-/// With what they printed, and orders to stop them.
-const FORGET_AFTER: &str = "
-WITH details AS (
-    DELETE FROM t_resource_schedule_detail WHERE name = $1 AND slot > $2
-), stops AS (
-    DELETE FROM t_resource_order WHERE what = 'stop' AND name = $1 AND until > $2
-)
-DELETE FROM t_resource_schedule_run WHERE name = $1 AND slot > $2";
+/// Of runs, of what they printed, and of orders to stop them.
+const FORGET_AFTER: [&str; 3] = [
+    "DELETE FROM t_resource_schedule_detail WHERE name = $1 AND slot > $2",
+    "DELETE FROM t_resource_order WHERE what = 'stop' AND name = $1 AND until > $2",
+    "DELETE FROM t_resource_schedule_run WHERE name = $1 AND slot > $2",
+];
 
 const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = $1";
 
@@ -227,11 +227,6 @@ impl InstanceStore for Postgres {
     async fn remove_schedule(conn: &mut PgConnection, name: &Key) -> Reply<bool> {
         sqlx::query(REMOVE).bind(name.as_str()).fetch_one(conn).await?.try_get(0)
     }
-}
-
-/// Deletes what was run after a time.
-async fn forget_runs_after(conn: &mut PgConnection, name: &str, time: DateTime<Utc>) -> Reply<()> {
-    sqlx::query(FORGET_AFTER).bind(name).bind(time).execute(conn).await.map(drop)
 }
 
 async fn change_row(conn: &mut PgConnection, change: &TimesChange) -> Reply<bool> {

@@ -2,10 +2,9 @@
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, Row as _};
 
-use crate::store::removal::{removal, until_locked, uses};
 use crate::store::schema::{
-    Column, FUNCTIONS, Installed, MARKER, NO_KEY, Part, Schema, SchemaStore, Step, TABLES, additions, creations, unfit,
-    without_end,
+    Column, FUNCTIONS, Installed, MARKER, NO_KEY, Part, Schema, SchemaStore, Step, TABLES, additions, creations,
+    removal, unfit, until_locked, uses, without_end,
 };
 use crate::store::{Form, Reply};
 

@@ -15,10 +15,7 @@ use crate::{
     rules::{Rules, Terms},
     store::{
         ClaimReply, ClaimRequest, Reply, Store as _, hex, is_apart,
-        sqlite::{
-            judged::look,
-            row::{as_micros, is_listed, json, listed, micros, read_from, sql},
-        },
+        sqlite::row::{as_micros, is_listed, json, listed, look, micros, read_from, sql},
         stored_row::seen,
         unanswered,
     },

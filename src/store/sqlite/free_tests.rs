@@ -1,22 +1,21 @@
-//! Batches in which some rows are free and others are not.
+//! Batches in which some rows are free and others are not, and the plans of statements over many
+//! keys.
 
 use chrono::TimeDelta;
-use sqlx::{Sqlite, SqliteConnection};
+use sqlx::{AssertSqlSafe, Row as _, Sqlite, SqliteConnection};
 
 use crate::{
-    key::{Claim, Holder},
+    key::Holder,
     rules::Terms,
     store::{
-        Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, Reply,
-        sqlite::for_tests::{execute, request, tables},
+        Change, ClaimReply, ClaimStore as _, Form, HeldStore as _, Outcome, Reply,
+        sqlite::{
+            change, claim,
+            for_tests::{claimed, execute, free, request, tables},
+            free,
+        },
     },
 };
-
-async fn free(conn: &mut SqliteConnection, keys: &[&str]) {
-    for key in keys {
-        execute(conn, &format!("INSERT INTO t_resource_lock (key_resource) VALUES ('{key}')")).await;
-    }
-}
 
 /// Creates rows of other holders.
 async fn held(conn: &mut SqliteConnection, keys: &[&str]) {
@@ -27,11 +26,8 @@ async fn held(conn: &mut SqliteConnection, keys: &[&str]) {
 
 /// Sends requests of one holder each.
 async fn claims(conn: &mut SqliteConnection, keys: &[&str]) -> Reply<Vec<ClaimReply>> {
-    send(conn, &keys.iter().map(|key| request(key, Holder::unique())).collect::<Vec<_>>()).await
-}
-
-async fn send(conn: &mut SqliteConnection, requests: &[ClaimRequest]) -> Reply<Vec<ClaimReply>> {
-    Sqlite::claim(conn, requests, &Terms::default(), None, Form::IntegerTimes).await
+    let requests: Vec<_> = keys.iter().map(|key| request(key, Holder::unique())).collect();
+    Sqlite::claim(conn, &requests, &Terms::default(), None, Form::IntegerTimes).await
 }
 
 fn is_granted(reply: &ClaimReply) -> bool {
@@ -99,20 +95,6 @@ async fn a_row_whose_lease_has_ended_is_left_to_a_statement_of_its_own() {
 }
 
 #[tokio::test]
-async fn the_same_holder_gets_its_claim_again() {
-    let conn = &mut tables().await;
-    free(conn, &["k"]).await;
-    let one = request("k", Holder::unique());
-    let first = send(conn, std::slice::from_ref(&one)).await.unwrap();
-    let again = send(conn, &[one]).await.unwrap();
-    let (ClaimReply::Granted { token: first, .. }, ClaimReply::Granted { token: again, .. }) = (&first[0], &again[0])
-    else {
-        panic!("{first:?} {again:?}")
-    };
-    assert_eq!(first, again);
-}
-
-#[tokio::test]
 async fn a_row_that_a_trigger_skips_is_there() {
     let conn = &mut tables().await;
     free(conn, &["frozen", "free"]).await;
@@ -143,14 +125,7 @@ async fn a_row_that_cannot_be_read_beside_one_that_was_granted_is_a_lost_reply()
 #[tokio::test]
 async fn a_row_that_was_overwritten_takes_no_other_renewal_with_it() {
     let conn = &mut tables().await;
-    free(conn, &["theirs", "ours"]).await;
-    let requests = ["theirs", "ours"].map(|key| request(key, Holder::unique()));
-    let replies = send(conn, &requests).await.unwrap();
-    let claim = |(request, reply): (&ClaimRequest, &ClaimReply)| match reply {
-        ClaimReply::Granted { token, .. } => Claim { key: request.key.clone(), holder: request.holder, token: *token },
-        refused => panic!("{refused:?}"),
-    };
-    let claims: Vec<Claim> = requests.iter().zip(&replies).map(claim).collect();
+    let claims = [claimed(conn, "theirs", Form::IntegerTimes).await, claimed(conn, "ours", Form::IntegerTimes).await];
     // The application's own table, without STRICT.
     execute(conn, "CREATE TABLE theirs AS SELECT * FROM t_resource_lock").await;
     execute(conn, "DROP TABLE t_resource_lock").await;
@@ -159,4 +134,39 @@ async fn a_row_that_was_overwritten_takes_no_other_renewal_with_it() {
     let change = Change::Renew(TimeDelta::seconds(60));
     let outcomes = Sqlite::change(conn, &claims, change, None, Form::IntegerTimes).await.unwrap();
     assert_eq!(outcomes, [Outcome::Lost, Outcome::Done]);
+}
+
+/// Returns what the plan of a statement does, a line for each step.
+async fn plan(conn: &mut SqliteConnection, sql: &str) -> Vec<String> {
+    let rows = sqlx::raw_sql(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"))).fetch_all(conn).await.unwrap();
+    rows.iter().map(|row| row.get("detail")).collect()
+}
+
+#[tokio::test]
+async fn no_statement_scans_the_table_whatever_was_analyzed() {
+    for rows in (0..20).chain([64, 1000, 100_000]) {
+        let mut conn = tables().await;
+        if rows > 0 {
+            let analyzed = format!(
+                "ANALYZE; DELETE FROM sqlite_stat1;
+                INSERT INTO sqlite_stat1 VALUES ('t_resource_lock', 'sqlite_autoindex_t_resource_lock_1', '{rows} 1');
+                ANALYZE sqlite_schema"
+            );
+            execute(&mut conn, &analyzed).await;
+        }
+        for texts in [&change::TEXTS[..], &claim::TEXTS, &[free::CLAIM]] {
+            for sql in texts.iter().flat_map(|text| text.split(';')).filter(|sql| sql.contains("json_each")) {
+                let plan = plan(&mut conn, sql).await;
+                // A filter is made of all rows.
+                let scans = |step: &String| {
+                    step == "SCAN t"
+                        || step.starts_with("SCAN t ")
+                        || step.starts_with("SCAN t_resource_lock")
+                        || step.starts_with("BLOOM FILTER")
+                };
+                assert!(!plan.iter().any(scans), "{rows}: {plan:?}: {sql}");
+                assert!(plan.iter().any(|step| step.contains("(key_resource=?)")), "{rows}: {plan:?}: {sql}");
+            }
+        }
+    }
 }

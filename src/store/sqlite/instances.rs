@@ -8,8 +8,10 @@ use crate::{
     key::{Claim, Key},
     store::{
         Reply,
-        instances::{Announcement, Beat, InstanceInfo, InstanceStore, TimesChange, instance, operations},
-        orders::{Given, Order, What, given},
+        instances::{
+            Announcement, Beat, Given, InstanceInfo, InstanceStore, Order, TimesChange, What, given, instance,
+            operations,
+        },
         schedule::{LOST, to_stored_count},
         sqlite::row::{json, keys, sql, stored, written},
         stored_row::from_stored_count,
@@ -103,11 +105,12 @@ INSERT INTO t_resource_schedule_times AS p (name, gone_at)
 SELECT name, " now " FROM t_resource_schedule WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))
 ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)");
 
-/// With what they printed, and orders to stop them.
-const FORGET_AFTER: &str = "
-DELETE FROM t_resource_schedule_detail WHERE name = ?1 AND slot > ?2;
-DELETE FROM t_resource_order WHERE what = 'stop' AND name = ?1 AND until > ?2;
-DELETE FROM t_resource_schedule_run WHERE name = ?1 AND slot > ?2";
+/// Of runs, of what they printed, and of orders to stop them.
+const FORGET_AFTER: [&str; 3] = [
+    "DELETE FROM t_resource_schedule_detail WHERE name = ?1 AND slot > ?2",
+    "DELETE FROM t_resource_order WHERE what = 'stop' AND name = ?1 AND until > ?2",
+    "DELETE FROM t_resource_schedule_run WHERE name = ?1 AND slot > ?2",
+];
 
 const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = ?1";
 
@@ -173,11 +176,6 @@ impl InstanceStore for Sqlite {
     async fn remove_schedule(conn: &mut SqliteConnection, name: &Key) -> Reply<bool> {
         Ok(written(sqlx::query(REMOVE).bind(name.as_str()), conn).await?.is_some())
     }
-}
-
-/// Deletes what was run after a time.
-async fn forget_runs_after(conn: &mut SqliteConnection, name: &str, time: DateTime<Utc>) -> Reply<()> {
-    sqlx::query(FORGET_AFTER).bind(name).bind(stored(time)).execute(conn).await.map(drop)
 }
 
 async fn change_row(conn: &mut SqliteConnection, change: &TimesChange) -> Reply<bool> {

@@ -8,11 +8,13 @@ use crate::{
     rules::{Row, Status, Terms},
     store::{
         Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome, Store as _, TooLate,
-        instances::{InstanceStore as _, TimesChange},
-        orders::{Order, What},
+        instances::{InstanceStore as _, Order, What},
         queue::QueueStore as _,
-        schedule::{DueReply, DueRequest, Extended, Extension, Known, LOST, Pass, ScheduleStore as _, Times},
-        sqlite::for_tests::{create_tables, execute, request, tables},
+        schedule::{Extended, Extension, LOST, Pass, ScheduleStore as _},
+        sqlite::{
+            for_tests::{claimed, create_tables, execute, request, tables},
+            schedule_tests::{claim_due, claim_of, due, times},
+        },
     },
 };
 
@@ -50,15 +52,6 @@ async fn claim(
     DB::claim(conn, requests, &Terms::default(), not_after, form).await.unwrap()
 }
 
-/// Claims a key, without a limit.
-async fn claimed(conn: &mut Conn, key: &str) -> Claim {
-    let request = request(key, Holder::unique());
-    create(conn, std::slice::from_ref(&request)).await;
-    let reply = claim(conn, std::slice::from_ref(&request), None, Form::Common).await.remove(0);
-    let ClaimReply::Granted { token, .. } = reply else { panic!("{reply:?}") };
-    Claim { key: request.key, holder: request.holder, token }
-}
-
 async fn rows(conn: &mut Conn, requests: &[ClaimRequest]) -> Vec<Row> {
     let replies = DB::look(conn, requests, &Terms::default()).await.unwrap();
     let row = |reply| if let ClaimReply::Seen { row: Some(row), .. } = reply { row } else { panic!("{reply:?}") };
@@ -90,7 +83,7 @@ async fn a_late_claim_grants_nothing() {
                 create(conn, requests).await;
                 if has_ended {
                     for request in requests {
-                        claimed(conn, request.key.as_str()).await;
+                        claimed(conn, request.key.as_str(), Form::Common).await;
                     }
                     execute(conn, "UPDATE t_resource_lock SET expires_at = begin_time").await;
                 }
@@ -117,7 +110,7 @@ async fn a_late_claim_grants_nothing() {
 async fn a_late_claim_does_not_extend_what_its_holder_has() {
     let conn = &mut tables().await;
     for form in [Form::Common, Form::IntegerTimes] {
-        let held = claimed(conn, "a").await;
+        let held = claimed(conn, "a", Form::Common).await;
         let again = [request("a", held.holder)];
         let (ends, limit) = (ends_at(conn, &held).await, over(conn).await);
         let replies = claim(conn, &again, limit, form).await;
@@ -135,7 +128,7 @@ async fn a_late_claim_does_not_extend_what_its_holder_has() {
 #[tokio::test]
 async fn a_late_renewal_extends_nothing() {
     let conn = &mut tables().await;
-    let held = [claimed(conn, "a").await, claimed(conn, "b").await];
+    let held = [claimed(conn, "a", Form::Common).await, claimed(conn, "b", Form::Common).await];
     let ends = ends_at(conn, &held[0]).await;
     let renewal = Change::Renew(LEASE * 2);
     for claims in [&held[..1], &held] {
@@ -172,46 +165,27 @@ async fn a_late_ticket_is_not_added() {
     assert_eq!(lengths, [("a".to_owned(), 1), ("b".to_owned(), 1)]);
 }
 
-fn times(name: &str) -> Times {
-    Times { name: Key::new(name).unwrap(), spec: "every 1m".into(), zone: "UTC".into() }
-}
-
-async fn due(conn: &mut Conn, names: &[&str]) -> Vec<Times> {
-    for (minutes, name) in (0..).zip(names) {
-        let slot = DateTime::UNIX_EPOCH + TimeDelta::minutes(minutes);
-        assert!(DB::change_times(conn, &TimesChange::creation(times(name), slot)).await.unwrap());
-    }
-    names.iter().map(|name| times(name)).collect()
-}
-
-async fn claim_due(conn: &mut Conn, known: &[Times], holder: Holder, not_after: Option<DateTime<Utc>>) -> DueReply {
-    let known: Vec<Known> = known.iter().map(|times| Known { times: times.clone(), lease: LEASE }).collect();
-    let ask = DueRequest { known: &known, holder, label: "test", most: 1, not_after };
-    DB::claim_due(conn, &ask).await.unwrap()
-}
-
 #[tokio::test]
 async fn a_late_claim_of_what_is_due_takes_and_records_nothing() {
-    let conn = &mut tables().await;
-    let known = due(conn, &["a"]).await;
+    let conn = &mut due().await;
     for takes_over in [false, true] {
         if takes_over {
-            assert_eq!(claim_due(conn, &known, Holder::unique(), None).await.claimed.len(), 1);
+            assert_eq!(claim_due(conn, None).await.unwrap().claimed.len(), 1);
             execute(conn, "UPDATE t_resource_schedule SET due_at = slot").await;
         }
         let limit = over(conn).await;
-        let reply = claim_due(conn, &known, Holder::unique(), limit).await;
+        let reply = claim_due(conn, limit).await.unwrap();
         assert!(reply.claimed.is_empty(), "{reply:?}");
         assert!(reply.too_late.is_some_and(|late| Some(late.now) > limit), "{reply:?}");
-        assert_eq!(DB::history(conn, &known[0].name, 9).await.unwrap().len(), 0);
+        assert_eq!(DB::history(conn, &times().name, 9).await.unwrap().len(), 0);
         let limit = soon(conn).await;
-        let reply = claim_due(conn, &known, Holder::unique(), limit).await;
+        let reply = claim_due(conn, limit).await.unwrap();
         assert_eq!((reply.claimed.len(), reply.too_late), (1, None), "{reply:?}");
-        let history = DB::history(conn, &known[0].name, 9).await.unwrap();
+        let history = DB::history(conn, &times().name, 9).await.unwrap();
         assert_eq!(history.len(), usize::from(takes_over));
         assert!(history.iter().all(|run| run.error.as_deref() == Some(LOST) && run.attempt == 1), "{history:?}");
         let limit = soon(conn).await;
-        let reply = claim_due(conn, &known, Holder::unique(), limit).await;
+        let reply = claim_due(conn, limit).await.unwrap();
         assert_eq!((reply.claimed.len(), reply.too_late), (0, None), "nothing is due: {reply:?}");
         execute(conn, "UPDATE t_resource_schedule SET due_at = slot, holder = NULL, attempt = 0").await;
     }
@@ -223,9 +197,8 @@ async fn extend(conn: &mut SqliteConnection, claim: &Claim, not_after: Option<Da
 
 #[tokio::test]
 async fn a_late_extension_of_a_run_extends_nothing() {
-    let conn = &mut tables().await;
-    let known = due(conn, &["a"]).await;
-    let claim = claim_due(conn, &known, Holder::unique(), None).await.claimed.remove(0).claim;
+    let conn = &mut due().await;
+    let claim = claim_of(conn).await;
     let names = [claim.key.clone()];
     let ends = DB::registered(conn, &names).await.unwrap()[0].due_at;
     let limit = over(conn).await;
@@ -243,35 +216,34 @@ async fn a_late_extension_of_a_run_extends_nothing() {
 
 #[tokio::test]
 async fn a_hand_back_that_is_sent_again_is_recognized() {
-    let conn = &mut tables().await;
-    let known = due(conn, &["a"]).await;
+    let conn = &mut due().await;
     let vacant = Holder::unique();
-    let claim = claim_due(conn, &known, Holder::unique(), None).await.claimed.remove(0).claim;
+    let claim = claim_of(conn).await;
     for _ in 0..2 {
         assert!(DB::hand_back(conn, &claim, vacant).await.unwrap());
     }
-    let next = claim_due(conn, &known, Holder::unique(), None).await.claimed.remove(0);
+    let next = claim_due(conn, None).await.unwrap().claimed.remove(0);
     assert!(DB::hand_back(conn, &claim, vacant).await.unwrap(), "after the next claim");
     assert!(
         !DB::hand_back(conn, &Claim { token: next.claim.token, ..claim }, vacant).await.unwrap(),
         "another claim's"
     );
-    assert_eq!(DB::history(conn, &known[0].name, 9).await.unwrap().len(), 1);
+    assert_eq!(DB::history(conn, &times().name, 9).await.unwrap().len(), 1);
 }
 
 /// A pass that frees the row is recognized by the ticks that the history has as missed.
 #[tokio::test]
 async fn a_pass_that_is_sent_again_moves_nothing_further() {
-    let conn = &mut tables().await;
-    let known = due(conn, &["a", "b"]).await;
-    for (times, runs) in known.iter().zip([true, false]) {
-        let row = claim_due(conn, std::slice::from_ref(times), Holder::unique(), None).await.claimed.remove(0);
+    for runs in [true, false] {
+        let conn = &mut due().await;
+        let row = claim_due(conn, None).await.unwrap().claimed.remove(0);
         let claim = row.claim;
         let to = row.slot + TimeDelta::minutes(7);
         let (name, who) = (claim.key.as_str(), "alice");
         let skip = Order { what: What::Skip, name, since: row.slot, until: row.slot, who };
         DB::order(conn, &skip).await.unwrap();
-        let pass = Pass { times, from: row.slot, to, runs, missed: 0, skipped: 7, error: Some("skipped by alice") };
+        let pass =
+            Pass { times: &times(), from: row.slot, to, runs, missed: 0, skipped: 7, error: Some("skipped by alice") };
         assert!(DB::skip_ticks(conn, &claim, &pass).await.unwrap());
         let state = async |conn: &mut Conn| {
             let mut row = DB::registered(conn, std::slice::from_ref(&claim.key)).await.unwrap().remove(0);
@@ -294,7 +266,7 @@ async fn a_renewal_that_waits_past_its_limit_extends_nothing() {
     let (mut conn, mut other) =
         (Conn::connect_with(&options).await.unwrap(), Conn::connect_with(&options).await.unwrap());
     create_tables(&mut conn).await;
-    let held = claimed(&mut conn, "a").await;
+    let held = claimed(&mut conn, "a", Form::Common).await;
     let ends = ends_at(&mut conn, &held).await;
     execute(&mut other, "BEGIN IMMEDIATE").await;
     let limit = clock(&mut other).await + TimeDelta::milliseconds(20);

@@ -7,12 +7,12 @@ use sqlx::{AssertSqlSafe, Sqlite, SqliteConnection};
 use tokio::time::sleep;
 
 use crate::{
-    key::{Claim, Holder, Key, PreviousClaim},
+    key::{Claim, Holder, Key},
     rules::{Status, Terms},
     store::{
-        Change, ClaimReply, ClaimRequest, ClaimStore as _, Form, HeldStore as _, Outcome,
+        Change, ClaimReply, ClaimStore as _, Form, HeldStore as _, Outcome,
         queue::QueueStore as _,
-        sqlite::for_tests::{execute, request, tables},
+        sqlite::for_tests::{claimed, execute, free, granted, request, tables},
     },
 };
 
@@ -46,26 +46,6 @@ async fn columns(conn: &mut SqliteConnection, key: &str, columns: &[&str]) -> St
     sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(conn).await.unwrap()
 }
 
-async fn free(conn: &mut SqliteConnection, key: &str) {
-    execute(conn, &format!("INSERT INTO t_resource_lock (key_resource) VALUES ('{key}')")).await;
-}
-
-async fn granted(
-    conn: &mut SqliteConnection,
-    request: &ClaimRequest,
-    terms: &Terms,
-    form: Form,
-) -> (Claim, Option<PreviousClaim>) {
-    let reply = Sqlite::claim(conn, std::slice::from_ref(request), terms, None, form).await.unwrap().remove(0);
-    let ClaimReply::Granted { token, prior } = reply else { panic!("{reply:?}") };
-    (Claim { key: request.key.clone(), holder: request.holder, token }, prior)
-}
-
-/// Grants the key to a holder of its own.
-async fn claimed(conn: &mut SqliteConnection, key: &str, form: Form) -> Claim {
-    granted(conn, &request(key, Holder::unique()), &Terms::default(), form).await.0
-}
-
 async fn changed(conn: &mut SqliteConnection, claims: &[Claim], change: Change) -> Vec<Outcome> {
     Sqlite::change(conn, claims, change, None, Form::IntegerTimes).await.unwrap()
 }
@@ -80,7 +60,7 @@ fn release() -> Change {
 async fn what_is_put_back_is_as_it_was_before() {
     for (form, times) in FORMS.into_iter().flat_map(|form| [(form, 1), (form, 2)]) {
         let conn = &mut tables().await;
-        free(conn, "k").await;
+        free(conn, &["k"]).await;
         let earlier = "UPDATE t_resource_lock SET status = 'F', begin_time = 3, end_time = 4, client_ip = 'earlier',
             prior_status = 'X', prior_begin_time = 1, prior_end_time = 2, prior_client_ip = 'first'";
         execute(conn, earlier).await;
@@ -104,7 +84,7 @@ async fn what_is_put_back_is_as_it_was_before() {
 async fn a_claim_that_is_sent_again_changes_nothing_but_its_end() {
     for (form, takes_over) in FORMS.into_iter().flat_map(|form| [(form, false), (form, true)]) {
         let conn = &mut tables().await;
-        free(conn, "k").await;
+        free(conn, &["k"]).await;
         if takes_over {
             claimed(conn, "k", form).await;
             execute(conn, "UPDATE t_resource_lock SET expires_at = begin_time").await;
@@ -130,11 +110,10 @@ async fn a_claim_that_is_sent_again_beside_many_rows_of_others_is_extended() {
     let mut requests = Vec::new();
     for number in 0..45 {
         let key = format!("held {number}");
-        free(conn, &key).await;
         claimed(conn, &key, Form::IntegerTimes).await;
         requests.push(request(&key, Holder::unique()));
     }
-    free(conn, "k").await;
+    free(conn, &["k"]).await;
     let one = request("k", Holder::unique());
     let (claim, _) = granted(conn, &one, &Terms::default(), Form::IntegerTimes).await;
     execute(conn, "UPDATE t_resource_lock SET expires_at = begin_time WHERE key_resource = 'k'").await;
@@ -153,7 +132,7 @@ async fn a_token_is_above_one_that_is_ahead_of_the_clock() {
     for (form, terms) in FORMS.into_iter().flat_map(|form| terms.iter().map(move |terms| (form, terms))) {
         for takes_over in [false, true] {
             let conn = &mut tables().await;
-            free(conn, "k").await;
+            free(conn, &["k"]).await;
             if takes_over {
                 claimed(conn, "k", form).await;
             }
@@ -168,7 +147,6 @@ async fn a_token_is_above_one_that_is_ahead_of_the_clock() {
 #[tokio::test]
 async fn an_abandonment_moves_no_end_back() {
     let conn = &mut tables().await;
-    free(conn, "k").await;
     let claim = claimed(conn, "k", Form::IntegerTimes).await;
     execute(conn, "UPDATE t_resource_lock SET expires_at = begin_time + 1").await;
     for _ in 0..2 {
@@ -184,7 +162,6 @@ async fn of_several_claims_those_that_stand_are_released() {
     let conn = &mut tables().await;
     let mut claims = Vec::new();
     for key in ["a", "b", "c"] {
-        free(conn, key).await;
         claims.push(claimed(conn, key, Form::IntegerTimes).await);
     }
     execute(conn, "UPDATE t_resource_lock SET token = token + 1 WHERE key_resource = 'b'").await;

@@ -19,14 +19,11 @@ mod free;
 mod free_tests;
 #[cfg(feature = "schedule")]
 mod instances;
-mod judged;
 #[cfg(test)]
 #[cfg(feature = "schedule")]
 mod late_tests;
 #[cfg(test)]
 mod lock_tests;
-#[cfg(test)]
-mod plans;
 mod queue;
 mod row;
 #[cfg(feature = "schedule")]

@@ -9,9 +9,10 @@ use sqlx::{
 pub(super) use crate::store::micros;
 use crate::{
     key::Key,
+    rules::Terms,
     store::{
-        Reply, hex,
-        stored_row::{StoredRow, plain_columns},
+        ClaimReply, ClaimRequest, Reply, hex,
+        stored_row::{StoredRow, plain_columns, seen_each},
     },
 };
 
@@ -130,4 +131,14 @@ pub(super) fn keys<'a>(keys: impl IntoIterator<Item = &'a Key>) -> String {
 /// text. When they are more than the arguments, it binds no further ones.
 pub(super) async fn written(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<Option<SqliteRow>> {
     Ok(query.fetch_all(conn).await?.pop())
+}
+
+/// Reads the rows, and takes no lock.
+pub(super) async fn look(
+    conn: &mut SqliteConnection,
+    requests: &[ClaimRequest],
+    terms: &Terms,
+) -> Reply<Vec<ClaimReply>> {
+    let keys = keys(requests.iter().map(|request| &request.key));
+    seen_each(&sqlx::query(read_rows!()).bind(keys).fetch_all(conn).await?, requests, terms)
 }

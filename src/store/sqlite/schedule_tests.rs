@@ -7,8 +7,7 @@ use crate::{
     key::{Claim, Holder, Key},
     store::{
         Reply,
-        instances::{InstanceStore as _, TimesChange},
-        orders::{Order, What},
+        instances::{InstanceStore as _, Order, TimesChange, What},
         schedule::{DueReply, DueRequest, End, Known, ListedSchedule, Pass, ScheduleStore as _, Times, is_trigger},
         schedule_seen::{Seen, SeenStore as _},
         sqlite::for_tests::{execute, tables},
@@ -17,7 +16,7 @@ use crate::{
 
 const SLOT: DateTime<Utc> = DateTime::UNIX_EPOCH;
 
-fn times() -> Times {
+pub(super) fn times() -> Times {
     Times { name: Key::new("report").unwrap(), spec: "every 1m".into(), zone: "UTC".into() }
 }
 
@@ -25,13 +24,13 @@ fn known() -> Known {
     Known { times: times(), lease: TimeDelta::seconds(60) }
 }
 
-async fn claim_due(conn: &mut SqliteConnection) -> Reply<DueReply> {
-    let ask = DueRequest { known: &[known()], holder: Holder::unique(), label: "test", most: 1, not_after: None };
+pub(super) async fn claim_due(conn: &mut SqliteConnection, not_after: Option<DateTime<Utc>>) -> Reply<DueReply> {
+    let ask = DueRequest { known: &[known()], holder: Holder::unique(), label: "test", most: 1, not_after };
     Sqlite::claim_due(conn, &ask).await
 }
 
 /// Returns a connection to a database with a schedule that is due.
-async fn due() -> SqliteConnection {
+pub(super) async fn due() -> SqliteConnection {
     let mut conn = tables().await;
     assert!(Sqlite::change_times(&mut conn, &TimesChange::creation(times(), SLOT)).await.unwrap());
     conn
@@ -90,7 +89,7 @@ async fn a_move_that_is_refused_is_undone() {
 #[tokio::test]
 async fn a_claim_that_takes_over_and_is_refused_is_undone() {
     let (mut conn, _) = claimed().await;
-    let reply = claim_due(&mut conn).await;
+    let reply = claim_due(&mut conn, None).await;
     assert_undone(&mut conn, reply).await;
 }
 
@@ -195,8 +194,8 @@ async fn a_row_that_has_changed_since_the_look_is_not_claimed() {
 }
 
 /// Claims what is due.
-async fn claim_of(conn: &mut SqliteConnection) -> Claim {
-    claim_due(conn).await.unwrap().claimed.remove(0).claim
+pub(super) async fn claim_of(conn: &mut SqliteConnection) -> Claim {
+    claim_due(conn, None).await.unwrap().claimed.remove(0).claim
 }
 
 async fn order(conn: &mut SqliteConnection, what: What, until: DateTime<Utc>) {

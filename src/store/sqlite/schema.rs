@@ -2,8 +2,9 @@
 
 use sqlx::{AssertSqlSafe, Connection as _, Row as _, Sqlite, SqliteConnection};
 
-use crate::store::removal::{removal, uses};
-use crate::store::schema::{Column, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, creations, unfit};
+use crate::store::schema::{
+    Column, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, creations, removal, unfit, uses,
+};
 use crate::store::{Form, Reply, sqlite::row::sql};
 
 const LOCKS: [&str; 2] = [
