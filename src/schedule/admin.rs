@@ -222,37 +222,6 @@ impl<DB: Database> Schedules<DB> {
         Ok(runs)
     }
 
-    /// Returns the runs of all schedules that ended at `since` or later, the latest end first: at
-    /// most `limit`.
-    ///
-    /// # Errors
-    /// As [`list`](Self::list).
-    ///
-    /// # Cancel safety
-    /// The method only reads.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
-    /// # rowlock::migrate(&pool).await?;
-    /// use chrono::{TimeDelta, Utc};
-    /// use rowlock::Schedules;
-    ///
-    /// let day = Utc::now() - TimeDelta::days(1);
-    /// for run in Schedules::new(pool).runs_since(day, 1_000).await? {
-    ///     println!("{} ran for {} on {}", run.name, run.ended - run.began, run.by);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn runs_since(&self, since: DateTime<Utc>, limit: u32) -> Result<Vec<RunInfo>, Error> {
-        let core = self.core()?;
-        answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs_since(conn, since, limit))
-    }
-
     /// Returns the runs that are selected, the latest end first.
     ///
     /// # Errors
