@@ -172,8 +172,8 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// The method only reads.
     pub async fn inspect(&self, name: &str) -> Result<Option<ScheduleInfo>, Error> {
-        let (core, names) = (self.core()?, [Key::new(name)?]);
-        let rows = answered!(&*core, Action::Inspect, TABLE, conn => DB::registered(conn, &names))?;
+        let (core, name) = (self.core()?, Key::new(name)?);
+        let rows = core.row(&name).await?.into_iter().collect();
         Ok(infos(rows, &declared(&core).await?).into_iter().next())
     }
 
