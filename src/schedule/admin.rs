@@ -172,8 +172,8 @@ impl<DB: Database> Schedules<DB> {
     /// # Cancel safety
     /// The method only reads.
     pub async fn inspect(&self, name: &str) -> Result<Option<ScheduleInfo>, Error> {
-        let (core, names) = (self.core()?, [Key::new(name)?]);
-        let rows = answered!(&*core, Action::Inspect, TABLE, conn => DB::registered(conn, &names))?;
+        let (core, name) = (self.core()?, Key::new(name)?);
+        let rows = core.row(&name).await?.into_iter().collect();
         Ok(infos(rows, &declared(&core).await?).into_iter().next())
     }
 
@@ -220,37 +220,6 @@ impl<DB: Database> Schedules<DB> {
         runs.sort_by(|one, other| one.order().cmp(&other.order()));
         runs.dedup_by(|one, other| one.order() == other.order());
         Ok(runs)
-    }
-
-    /// Returns the runs of all schedules that ended at `since` or later, the latest end first: at
-    /// most `limit`.
-    ///
-    /// # Errors
-    /// As [`list`](Self::list).
-    ///
-    /// # Cancel safety
-    /// The method only reads.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let pool = sqlx::SqlitePool::connect("sqlite::memory:").await?;
-    /// # rowlock::migrate(&pool).await?;
-    /// use chrono::{TimeDelta, Utc};
-    /// use rowlock::Schedules;
-    ///
-    /// let day = Utc::now() - TimeDelta::days(1);
-    /// for run in Schedules::new(pool).runs_since(day, 1_000).await? {
-    ///     println!("{} ran for {} on {}", run.name, run.ended - run.began, run.by);
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub async fn runs_since(&self, since: DateTime<Utc>, limit: u32) -> Result<Vec<RunInfo>, Error> {
-        let core = self.core()?;
-        answered!(&*core, Action::Inspect, HISTORY, conn => DB::runs_since(conn, since, limit))
     }
 
     /// Returns the runs that are selected, the latest end first.

@@ -20,7 +20,6 @@ use crate::{
     },
     store::{
         Database,
-        admin::Change,
         instances::{Beat, DeclaredTimes, InstanceInfo, OF_SCHEDULES, TimesChange},
         schedule::Times,
     },
@@ -166,23 +165,19 @@ impl<DB: Database> Schedules<DB> {
             // Another version may write the same times in another form. What was run ahead of the
             // clock is forgotten also if other runs came after it.
             let change = TimesChange { times: row.times.clone(), forgets_after: Some(now), ..change };
+            // The clock was ahead when the pause before the next attempt began, perhaps.
+            let wakes = row.due_at > change.slot.max(now + AHEAD);
+            let reset = async |conn: &mut DB::Connection| {
+                if !DB::change_within(conn, &change).await? {
+                    return Ok(None);
+                }
+                if wakes {
+                    DB::wake(conn, &name).await?;
+                }
+                Ok(Some(format!("to {}", change.slot)))
+            };
             // A run that has just begun or ended has changed the row.
-            if answered!(&*core, Action::Update, &name.quoted(), conn => DB::change_times(conn, &change))? {
-                let made = Change { who: &core.label, what: "reset", name: name.as_str() };
-                let detail = format!("to {}", change.slot);
-                let recorded: Result<(), Error> =
-                    answered!(&*core, Action::Update, &name.quoted(), conn => DB::record(conn, &made, &detail));
-                // The clock was ahead when the pause before the next attempt began, perhaps.
-                if row.due_at > change.slot.max(now + AHEAD) {
-                    let woken: Result<(), Error> =
-                        answered!(&*core, Action::Update, &name.quoted(), conn => DB::wake(conn, &name));
-                    if let Err(error) = woken {
-                        tracing::warn!(schedule = %name, ?error, "the slot was moved, and the next attempt was not");
-                    }
-                }
-                if let Err(error) = recorded {
-                    tracing::warn!(schedule = %name, ?error, "the slot was moved, but the change was not recorded");
-                }
+            if core.change(Action::Update, ("reset", name.as_str()), reset).await? {
                 return Ok(change.slot);
             }
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, SubsecRound as _, TimeDelta, Utc};
 use sqlx::Pool;
+use tokio::sync::watch;
 
 use crate::{
     action::{Action, Certainty},
@@ -107,6 +108,7 @@ impl<DB: Database> Tick<DB> {
         };
         let (attempt, skip) = (row.attempt, None);
         let tick = Row { slot, own: true, attempt, missed: 0, spent: 0, lost_since: None, skip, stopped: false };
-        Ok(Self::new(core, Arc::new(schedule), (row, sent), tick, None))
+        let (_, recorded) = watch::channel(false);
+        Ok(Self::new(core, Arc::new(schedule), (row, sent), tick, None, recorded))
     }
 }

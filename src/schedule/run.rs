@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tracing::Instrument as _;
 
@@ -120,7 +121,10 @@ async fn run_claimed<DB: Database>(
         Err(ended) => return ended,
     };
     let (name, delay) = (claim.key.clone(), row.now - tick.slot);
-    let of = |claimed, exclusive| Tick::new(core.clone(), job.schedule.clone(), claimed, tick, exclusive);
+    // Dropped without a value, also by a panic, it tells what follows the run that its end is not
+    // recorded.
+    let (recorded, receiver) = watch::channel(false);
+    let of = |claimed, exclusive| Tick::new(core.clone(), job.schedule.clone(), claimed, tick, exclusive, receiver);
     let exclusive = match start {
         Start::GiveUp => Exclusive::Failed(GIVEN_UP.to_owned()),
         Start::Stop => Exclusive::Stopped,
@@ -145,10 +149,13 @@ async fn run_claimed<DB: Database>(
     };
     metrics::started(name.as_str(), delay.to_std().unwrap_or_default());
     let tick = of(claimed, lease.as_ref().map(|lease| lease.claim().clone()));
-    let (began, _over) = (Instant::now(), Over(tick.inner()));
+    let began = Instant::now();
     let ended = work_and_end(&tick, &job.work, keeper, &mut lease, &tokens.stopped).await;
     metrics::ran(name.as_str(), ended.0.name(), began.elapsed());
-    tick.inner().tell_recorded(matches!(ended.0, TickOutcome::Succeeded | TickOutcome::Failed { .. }));
+    if matches!(ended.0, TickOutcome::Succeeded | TickOutcome::Failed { .. }) {
+        recorded.send_replace(true);
+    }
+    drop(recorded);
     release(lease, &ended.0).await;
     ended
 }
@@ -193,15 +200,6 @@ async fn begin<DB: Database>(
 fn is_refusal(error: &Error) -> bool {
     let Error::Database(fault) = error else { return false };
     matches!(fault, DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. }) && !error.is_harmless()
-}
-
-/// Tells what follows a run that its end is not recorded, unless it was: also after a panic.
-struct Over<'a, DB: Database>(&'a Inner<DB>);
-
-impl<DB: Database> Drop for Over<'_, DB> {
-    fn drop(&mut self) {
-        self.0.tell_recorded(false);
-    }
 }
 
 /// Does the work of a tick, and records its end.

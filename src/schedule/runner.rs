@@ -154,14 +154,6 @@ struct Runner<DB: Database> {
 /// An instance counts as alive for four beats. One that fails is nothing to report.
 const REPORTED: u32 = 2;
 
-/// Waits until `at`. A timer takes at least a millisecond, so a time that has passed is not waited
-/// for.
-async fn until(at: Instant) {
-    if at > Instant::now() {
-        sleep_until(at).await;
-    }
-}
-
 /// Sends a request in a task of its own. Its panic, as of a driver that cannot represent a value of
 /// a row, ends this request and not the instance.
 async fn apart<T: Send + 'static>(
@@ -177,16 +169,6 @@ async fn apart<T: Send + 'static>(
 
 /// A beat that is under way, which gives the presence back. `None`: it panicked.
 type Beating = Pin<Box<dyn Future<Output = Option<(Presence, Result<bool, Error>)>> + Send>>;
-
-/// Tells the other instances that this one claims nothing more.
-async fn leave<DB: Database>(presence: Presence, core: Arc<Core<DB>>, drained: CancellationToken) {
-    if let Err(error) = presence.leave(&core, &drained).await {
-        tracing::warn!(
-            ?error,
-            "the instance could not announce its end; other instances notice it when its beats stop"
-        );
-    }
-}
 
 /// The runs of an instance. A run tells whether it was one of a group that has a limit, and how
 /// long from its end until the schedule is due again.
@@ -218,7 +200,7 @@ impl<DB: Database> Runner<DB> {
                         poll_at = Instant::now();
                     }
                 }
-                () = until(if free > 0 { poll_at.min(beat_at) } else { beat_at }) => {
+                () = sleep_until(if free > 0 { poll_at.min(beat_at) } else { beat_at }) => {
                     let (now, pause) = (Instant::now(), self.core.poll_interval);
                     // A beat takes the place of a poll that comes soon, if nothing is due before
                     // the next one. It does not take that of two polls in a row.
@@ -241,14 +223,17 @@ impl<DB: Database> Runner<DB> {
         }
         let limit = Instant::now() + FAREWELL;
         drop(beating);
-        let leaving = leave(self.presence, self.core.clone(), self.drained.clone());
+        let (presence, core, drained) = (self.presence, self.core.clone(), self.drained.clone());
+        // Tells the other instances that this one claims nothing more.
+        let leaving = async move { presence.leave(&core, &drained).await };
         let leaving = AbortOnDropHandle::new(tokio::spawn(leaving.in_current_span()));
         while runs.join_next().await.is_some() {
             self.busy.freed.notify_one();
         }
         // A database that does not answer holds up no shutdown.
-        if !matches!(timeout_at(limit, leaving).await, Ok(Ok(()))) {
-            tracing::warn!("the instance could not announce its end; other instances notice it when its beats stop");
+        let left = timeout_at(limit, leaving).await;
+        if !matches!(left, Ok(Ok(Ok(())))) {
+            tracing::warn!(?left, "the instance could not announce its end; others notice it when its beats stop");
         }
     }
 

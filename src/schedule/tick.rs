@@ -83,8 +83,8 @@ pub(super) struct Inner<DB: Database> {
     /// An operator has stopped the tick.
     stopped: AtomicBool,
     output: OnceLock<Vec<u8>>,
-    /// Whether the end of the run is recorded, once that is known.
-    recorded: watch::Sender<Option<bool>>,
+    /// Whether the end of the run is recorded. It is not, if the sender is gone before.
+    recorded: watch::Receiver<bool>,
 }
 
 /// What is known of transactions that end the tick.
@@ -119,15 +119,6 @@ impl<DB: Database> Inner<DB> {
     pub async fn quiet(&self) {
         self.going_on.close();
         self.going_on.wait().await;
-    }
-
-    /// Tells what follows the end whether it is recorded, unless it was told before.
-    pub fn tell_recorded(&self, is_recorded: bool) {
-        self.recorded.send_if_modified(|told| {
-            let is_new = told.is_none();
-            told.get_or_insert(is_recorded);
-            is_new
-        });
     }
 
     pub fn in_transaction(&self) -> InTransaction {
@@ -207,6 +198,7 @@ impl<DB: Database> Tick<DB> {
         (claimed, sent): (ClaimedRow, Instant),
         row: Row,
         exclusive: Option<Claim>,
+        recorded: watch::Receiver<bool>,
     ) -> Self {
         let times = schedule.times();
         let (claim, previous, claimed) = (claimed.claim, claimed.lost, (claimed.now, sent));
@@ -227,7 +219,7 @@ impl<DB: Database> Tick<DB> {
             alone: Mutex::default(),
             stopped,
             output: OnceLock::new(),
-            recorded: watch::Sender::new(None),
+            recorded,
         }))
     }
 
@@ -306,8 +298,8 @@ impl<DB: Database> Tick<DB> {
     /// handed back. For what follows the end; the work would wait for itself.
     #[doc(hidden)]
     pub fn recorded(&self) -> impl Future<Output = bool> + Send + 'static + use<DB> {
-        let mut recorded = self.0.recorded.subscribe();
-        async move { recorded.wait_for(Option::is_some).await.is_ok_and(|is_recorded| *is_recorded == Some(true)) }
+        let mut recorded = self.0.recorded.clone();
+        async move { recorded.wait_for(|is_recorded| *is_recorded).await.is_ok() }
     }
 
     /// Sets the note that operators see while the run is under way, such as its progress. It

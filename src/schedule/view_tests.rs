@@ -107,13 +107,16 @@ fn what_is_due_passes_to_the_new_name() {
 #[test]
 fn a_tick_that_the_new_name_has_run_does_not_come_again() {
     // Both were in effect, and the old one catches up.
-    let again = |ran_at| {
+    let with = |new| {
         let old = ListedSchedule { begin_time: Some(at(20)), ..ran(row("old", -60), -120) };
-        slot(vec![old, ran(row("new", 60), ran_at)])
+        slot(vec![old, new])
     };
+    let again = |ran_at| with(ran(row("new", 60), ran_at));
     assert_eq!(again(-120), -60);
     assert_eq!(again(-60), 0);
     assert_eq!(again(0), 60);
+    let run_slot = Some(at(0) + TimeDelta::microseconds(1));
+    assert_eq!(with(ListedSchedule { run_slot, ..ran(row("new", 60), 0) }), -60, "a trigger is no tick");
     // What has passed to another name since is gone on with there.
     assert_eq!(slot(vec![ran(row("old", -60), -120), ran(replaced("new", "old"), -60)]), -60);
 }
@@ -145,6 +148,7 @@ fn the_name_that_ran_last_goes_on() {
     let is_rename = |rows| matches!(step_of(&view(rows), &declared), Step::Rename(_));
     assert!(!is_rename(vec![ran(row("old", -600), -660), ran(row("new", 60), 0)]));
     assert!(is_rename(vec![ran(row("old", -600), -660), row("new", 60)]));
+    assert!(is_rename(vec![row("old", -600), row("new", 60)]));
     assert!(is_rename(vec![ran(row("old", 60), 0), ran(row("new", 0), -60)]));
     // One that was replaced has nothing to go on with.
     assert!(is_rename(vec![ran(row("old", -600), -660), ran(replaced("new", "old"), 0)]));

@@ -342,13 +342,6 @@ pub trait ScheduleStore: Store {
     /// come twice.
     fn latest_runs(conn: &mut Self::Connection, each: u32) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
 
-    /// Reads at most `limit` runs that ended at `since` or later, the latest end first.
-    fn runs_since(
-        conn: &mut Self::Connection,
-        since: DateTime<Utc>,
-        limit: u32,
-    ) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
-
     /// Reads the runs that are selected, the latest end first.
     fn runs(conn: &mut Self::Connection, options: &RunOptions) -> impl Future<Output = Reply<Vec<RunInfo>>> + Send;
 
@@ -404,15 +397,9 @@ macro_rules! operations {
             rows.iter().map(run).collect()
         }
 
-        async fn runs_since(conn: &mut $connection, since: DateTime<Utc>, limit: u32) -> Reply<Vec<RunInfo>> {
-            let rows = sqlx::query(SINCE).bind(stored(since)).bind(i64::from(limit)).fetch_all(conn).await?;
-            rows.iter().map(run).collect()
-        }
-
         async fn runs(conn: &mut $connection, options: &RunOptions) -> Reply<Vec<RunInfo>> {
             let (name, within) = (options.name.as_ref().map(Key::as_str), options.within.map($crate::store::micros));
-            let query =
-                sqlx::query(SELECTED).bind(name).bind(name).bind(options.unsuccessful).bind(within).bind(within);
+            let query = sqlx::query(SELECTED).bind(name).bind(name).bind(options.unsuccessful).bind(within);
             let rows = query.bind(i64::from(options.limit)).fetch_all(conn).await?;
             rows.iter().map(run).collect()
         }

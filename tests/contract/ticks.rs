@@ -46,14 +46,8 @@ pub fn idle<DB: TestDatabase>(db: &TestDb<DB>, schedule: Schedule) -> Schedules<
 
 /// Moves the slot of a schedule back by a time, so that it is due.
 pub async fn back<DB: TestDatabase>(db: &TestDb<DB>, name: &str, by: Duration) {
-    let due = format!("slot - {}", span(db, by));
-    back_and_due(db, name, by, &due).await;
-}
-
-/// Moves the slot of a schedule back by a time, so that it is due since this time.
-pub async fn back_and_due<DB: TestDatabase>(db: &TestDb<DB>, name: &str, by: Duration, due: &str) {
     let by = span(db, by);
-    let set = format!("UPDATE t_resource_schedule SET due_at = {due}, slot = slot - {by} WHERE name = '{name}'");
+    let set = format!("UPDATE t_resource_schedule SET due_at = slot - {by}, slot = slot - {by} WHERE name = '{name}'");
     assert_eq!(db.execute(&set).await, 1, "{name}");
 }
 

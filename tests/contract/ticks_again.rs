@@ -7,6 +7,7 @@ use harness::{PATIENCE, TestDatabase, TestDb, acquired, events, eventually};
 use rowlock::{Error, Schedule, Tick, jobs::TickOutcome};
 use tokio::{
     sync::{Barrier, mpsc},
+    task::yield_now,
     time::{sleep, timeout},
 };
 
@@ -20,7 +21,7 @@ harness::tests!(
         an_error_of_any_characters_is_recorded,
         an_end_that_is_refused_holds_up_no_other,
         the_causes_of_an_error_are_recorded,
-        work_that_panics_before_it_begins_fails,
+        work_that_panics_fails,
         a_run_that_is_lost_after_it_could_not_finish_is_cancelled
     ),
     sqlite(a_schedule_that_is_refused_holds_up_no_other, a_claim_that_is_granted_after_the_shutdown_is_put_back),
@@ -114,14 +115,21 @@ async fn the_causes_of_an_error_are_recorded<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(runs(&db, "k").await[0].error.as_deref(), Some("no report: the disk is full"));
 }
 
-async fn work_that_panics_before_it_begins_fails<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedules = instance(&db, "one").on(due(&db, "k").await, |tick: Tick<DB>| {
-        assert!(tick.attempt() > 1, "on purpose");
-        async { Never::Ok(()) }
-    });
-    let outcome = tokio::spawn(async move { schedules.try_tick("k").await.unwrap() }).await.unwrap();
-    assert!(matches!(&outcome, TickOutcome::Failed { error, .. } if error.contains("on purpose")), "{outcome:?}");
-    assert_eq!(told(&db, "k").await, "F1");
+async fn work_that_panics_fails<DB: TestDatabase>(db: TestDb<DB>) {
+    for name in ["before it begins", "later"] {
+        let schedules = instance(&db, "one").on(due(&db, name).await, move |tick: Tick<DB>| {
+            assert!(name == "later", "on purpose");
+            async move {
+                yield_now().await;
+                assert!(tick.attempt() > 1, "on purpose");
+                Never::Ok(())
+            }
+        });
+        let outcome = tokio::spawn(async move { schedules.try_tick(name).await.unwrap() }).await.unwrap();
+        let TickOutcome::Failed { error, again: false } = outcome else { panic!("{name}: {outcome:?}") };
+        assert!(error.starts_with("the work panicked") && error.contains("on purpose"), "{name}: {error}");
+        assert_eq!(told(&db, name).await, "F1", "{name}");
+    }
 }
 
 /// The statement waits for another writer while the instance is shut down.

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{
     Error, Schedule, Schedules,
+    admin::RunInfo,
     errors::{NotFound, Setup},
     jobs::{Running, TickOutcome},
 };
@@ -80,6 +82,11 @@ async fn the_newest_times_of_a_living_instance_apply<DB: TestDatabase>(db: TestD
     // A rollback.
     ends(new).await;
     applies(&db, LONG).await;
+    instance(&db, "operator").trigger("k").await.unwrap();
+    eventually("an old instance goes on", || async { runs(&db, "k").await.iter().any(|run| run.by != "new") }).await;
+    // The time of a trigger is rounded up.
+    let is_early = |run: &RunInfo| run.slot - run.began > TimeDelta::milliseconds(1);
+    assert!(!runs(&db, "k").await.iter().any(is_early), "nothing is run early at the hand-over");
     ends(old).await;
     ends(again).await;
 }
@@ -134,7 +141,7 @@ async fn a_failed_attempt_is_made_again_under_other_times<DB: TestDatabase>(db: 
     assert_eq!(told(&db, "k").await, "F1 S2");
     assert!(runs(&db, "k").await.iter().all(|run| run.slot == slot));
     let row = info(&db, "k").await;
-    assert!(row.slot > row.now && row.attempt == 0, "{row:?}");
+    assert!(row.slot > row.now && row.due == row.slot && row.attempt == 0 && row.run_slot.is_none(), "{row:?}");
 }
 
 /// Another trigger may have come during the run that failed.

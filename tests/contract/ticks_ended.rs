@@ -364,6 +364,7 @@ async fn a_tick_that_is_handed_back_often_is_not_given_up<DB: TestDatabase>(db: 
 async fn a_tick_whose_processes_died_too_often_is_given_up<DB: TestDatabase>(db: TestDb<DB>) {
     for (name, died, given_up) in [("k", 10, false), ("l", 11, true)] {
         let schedules = idle(&db, due(&db, name).await);
+        let slot = info(&db, name).await.slot;
         for attempt in 1..died + 5 {
             let error = if attempt > 5 { "taken over: its lease ended" } else { "handed back: its work was stopped" };
             db.execute(&format!(
@@ -381,6 +382,9 @@ async fn a_tick_whose_processes_died_too_often_is_given_up<DB: TestDatabase>(db:
         let is_given_up =
             matches!(&outcome, TickOutcome::Failed { error, again: false } if error.starts_with("given up"));
         assert!(if given_up { is_given_up } else { outcome == TickOutcome::Succeeded }, "{name}: {outcome:?}");
+        let told = told(&db, name).await;
+        assert!(told.ends_with(if given_up { "L15 L16 F17" } else { "L14 L15 S16" }), "{name}: {told}");
+        assert!(info(&db, name).await.slot > slot, "{name}");
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta};
 use harness::{PATIENCE, TestDatabase, TestDb};
 use rowlock::{
     Schedule, Tick,
@@ -15,7 +14,6 @@ harness::tests!(everywhere(
     schedules_are_listed_in_the_order_of_their_names,
     what_an_instance_that_lives_says_of_a_schedule_is_listed,
     the_latest_runs_of_all_schedules_have_the_last_success,
-    the_runs_since_a_time_come_latest_first,
     runs_are_selected_by_name_outcome_and_age,
     the_history_is_forgotten_by_age,
     the_last_success_of_a_schedule_is_not_forgotten,
@@ -93,18 +91,6 @@ async fn the_latest_runs_of_all_schedules_have_the_last_success<DB: TestDatabase
     assert_eq!((success.ended - success.began).num_seconds(), 60);
 }
 
-async fn the_runs_since_a_time_come_latest_first<DB: TestDatabase>(db: TestDb<DB>) {
-    ran(&db, &[("a", 40, 1, "F"), ("b", 10, 1, "S"), ("removed", 20, 1, "L"), ("a", 30, 0, "M")]).await;
-    let schedules = instance(&db, "reader");
-    let since = async |since, limit| schedules.runs_since(since, limit).await.unwrap();
-    let all = since(DateTime::UNIX_EPOCH, 99).await;
-    assert_eq!(named(&all), ["b10", "removed20", "a30", "a40"]);
-    assert_eq!(since(DateTime::UNIX_EPOCH, 3).await, all[..3]);
-    assert_eq!(since(all[1].ended, 99).await, all[..2], "one that ended then is among them");
-    assert_eq!(since(all[1].ended + TimeDelta::microseconds(1), 99).await, all[..1]);
-    assert!(since(all[0].ended + TimeDelta::microseconds(1), 99).await.is_empty());
-}
-
 async fn runs_are_selected_by_name_outcome_and_age<DB: TestDatabase>(db: TestDb<DB>) {
     ran(&db, &[("a", 40, 1, "F"), ("b", 10, 1, "S"), ("removed", 20, 1, "L"), ("a", 30, 0, "M"), ("a", 5, 1, "S")])
         .await;
@@ -165,7 +151,7 @@ async fn the_last_success_of_a_schedule_is_not_forgotten<DB: TestDatabase>(db: T
     ran(&db, &[("b", 15, 1, "L"), ("c", 9, 1, "F"), ("removed", 5, 1, "S")]).await;
     for deleted in [6, 0] {
         assert_eq!(schedules.forget_history(Duration::ZERO).await.unwrap(), deleted);
-        assert_eq!(named(&schedules.runs_since(DateTime::UNIX_EPOCH, 99).await.unwrap()), ["b20", "a50"]);
+        assert_eq!(named(&schedules.runs(&RunOptions::default()).await.unwrap()), ["b20", "a50"]);
     }
 }
 

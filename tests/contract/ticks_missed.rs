@@ -19,13 +19,11 @@ use crate::ticks::{LONG, SHORT, back, due, idle, info, instance, runs, told};
 harness::tests!(everywhere(
     a_failed_tick_is_run_again_after_its_pause,
     a_failed_tick_is_not_due_during_its_pause,
-    a_panic_of_the_work_is_a_failure,
     the_last_failure_moves_the_slot_on,
     ticks_that_were_missed_are_caught_up_on_as_chosen,
     a_late_tick_is_skipped_beyond_its_grace,
     a_tick_that_was_begun_is_finished_after_a_crash,
-    a_slot_whose_times_were_replaced_is_run_as_it_is,
-    a_tick_that_kills_its_processes_is_given_up
+    a_slot_whose_times_were_replaced_is_run_as_it_is
 ));
 
 async fn a_failed_tick_is_run_again_after_its_pause<DB: TestDatabase>(db: TestDb<DB>) {
@@ -57,17 +55,6 @@ async fn a_failed_tick_is_not_due_during_its_pause<DB: TestDatabase>(db: TestDb<
         panic!("it pauses")
     };
     assert!(after <= LONG / 2 && after > LONG / 3, "{after:?}");
-    assert_eq!(told(&db, "k").await, "F1");
-}
-
-async fn a_panic_of_the_work_is_a_failure<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await;
-    let schedules = instance(&db, "one").on(schedule, async |_| -> Result<(), String> { panic!("no work today") });
-    let outcome = schedules.try_tick("k").await.unwrap();
-    assert!(
-        matches!(&outcome, TickOutcome::Failed { error, again: false } if error.contains("panicked")),
-        "{outcome:?}"
-    );
     assert_eq!(told(&db, "k").await, "F1");
 }
 
@@ -158,17 +145,4 @@ async fn a_slot_whose_times_were_replaced_is_run_as_it_is<DB: TestDatabase>(db: 
     db.execute("UPDATE t_resource_schedule SET slot = due_at, begin_time = due_at").await;
     assert_eq!(idle(&db, schedule).try_tick("k").await.unwrap(), TickOutcome::Succeeded);
     assert_eq!(told(&db, "k").await, "L1 S2");
-}
-
-async fn a_tick_that_kills_its_processes_is_given_up<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await;
-    let slot = info(&db, "k").await.slot;
-    crashed(&db, "k", 11).await;
-    let outcome = idle(&db, schedule).try_tick("k").await.unwrap();
-    assert!(
-        matches!(&outcome, TickOutcome::Failed { error, again: false } if error.contains("given up")),
-        "{outcome:?}"
-    );
-    assert_eq!(told(&db, "k").await, "L11 F12");
-    assert!(info(&db, "k").await.slot > slot);
 }

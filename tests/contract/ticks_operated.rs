@@ -6,7 +6,7 @@ use harness::{PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{Error, Schedule, Tick, admin::RunOptions, errors::NotFound, jobs::TickOutcome};
 use tokio::{sync::mpsc, time::timeout};
 
-use crate::ticks::{LONG, Never, SHORT, back, back_and_due, due, idle, info, instance, runs, told};
+use crate::ticks::{LONG, Never, SHORT, back, due, idle, info, instance, runs, told};
 
 harness::tests!(
     postgres(infinite_times_of_one_schedule_stop_no_other),
@@ -21,8 +21,7 @@ harness::tests!(
         a_restart_leaves_the_slot_alone,
         other_times_replace_the_slot,
         the_end_of_a_run_leaves_other_times_alone
-    ),
-    everywhere.each(an_instance_leaves_alone_what_has_other_times)
+    )
 );
 
 /// An operator writes PostgreSQL's "never" into the tables.
@@ -236,47 +235,6 @@ async fn other_times_replace_the_slot<DB: TestDatabase>(db: TestDb<DB>) {
     }
     assert_eq!(slots[1] - slots[0], chrono::TimeDelta::hours(1));
     assert_eq!(slots[1] - slots[2], chrono::TimeDelta::hours(9));
-    // A failed tick is run again under other times.
-    let failing = schedule("0 5 1 1 *", "UTC").retry(9, Duration::ZERO);
-    let failing = instance(&db, "one").on(failing, async |_| Err::<(), _>("no"));
-    failing.try_tick("k").await.unwrap();
-    back(&db, "k", 4 * LONG).await;
-    assert!(matches!(failing.try_tick("k").await.unwrap(), TickOutcome::Failed { again: true, .. }));
-    assert_eq!(idle(&db, schedule("0 6 1 1 *", "UTC")).try_tick("k").await.unwrap(), TickOutcome::Succeeded);
-    assert!(told(&db, "k").await.contains("S2"), "{}", told(&db, "k").await);
-    let row = info(&db, "k").await;
-    assert!(row.attempt == 0 && row.due == row.slot && row.run_slot.is_none(), "{row:?}");
-}
-
-/// Of a rolling deploy, the instances with the newest times run the schedule.
-async fn an_instance_leaves_alone_what_has_other_times<DB: TestDatabase>(db: TestDb<DB>) {
-    let (sender, mut ran) = mpsc::unbounded_channel();
-    let of = |label: &'static str, period: Duration| {
-        let sender = sender.clone();
-        let schedules = instance(&db, label).max_concurrent_runs(1);
-        let schedules = schedules.on(Schedule::every("other", SHORT), async |_| Never::Ok(()));
-        schedules.on(Schedule::every("k", period), move |_| {
-            sender.send(label).unwrap();
-            async { Never::Ok(()) }
-        })
-    };
-    let (old, new) = (of("old", LONG), of("new", 2 * LONG));
-    let old = old.start().await.unwrap();
-    let new = new.start().await.unwrap();
-    eventually("its times apply", || async { info(&db, "k").await.times == format!("every {:?}", 2 * LONG) }).await;
-    for _ in 0..5 {
-        // The same slot again, which its row in the history would refuse.
-        db.execute("DELETE FROM t_resource_schedule_run WHERE name = 'k'").await;
-        back_and_due(&db, "k", 2 * LONG, &DB::ago(1)).await;
-        assert_eq!(timeout(PATIENCE, ran.recv()).await.unwrap(), Some("new"));
-        eventually("it has ended", || async { !info(&db, "k").await.running }).await;
-    }
-    db.execute("DELETE FROM t_resource_schedule_run WHERE name = 'k'").await;
-    back_and_due(&db, "k", 2 * LONG, &DB::ago(-2_000)).await;
-    assert!(new.shutdown(PATIENCE).await);
-    assert!(ran.try_recv().is_err(), "nothing was due");
-    assert_eq!(timeout(PATIENCE, ran.recv()).await.unwrap(), Some("old"), "its times are in effect again");
-    assert!(old.shutdown(PATIENCE).await);
 }
 
 /// The old instance's run ends after other times took effect.

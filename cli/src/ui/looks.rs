@@ -7,7 +7,11 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use rowlock::{Database, Error, LeaseLock, Schedules, admin::ListOptions, errors::Setup};
+use rowlock::{
+    Database, Error, LeaseLock, Schedules,
+    admin::{ListOptions, RunOptions},
+    errors::Setup,
+};
 use tokio::{
     sync::{Mutex, Notify, watch},
     task::JoinError,
@@ -183,6 +187,8 @@ struct Reader<DB: Database> {
 
 /// A transaction may commit later than its time of end says.
 const LATE: TimeDelta = TimeDelta::minutes(1);
+/// No older runs are selected. The library selects those of ten years.
+const OLDEST: Duration = Duration::from_secs(3_650 * 24 * 60 * 60);
 /// How many statements read the instances, and what they declare, if there are no more than two
 /// versions.
 const INSTANCES: u32 = 6;
@@ -252,8 +258,9 @@ impl<DB: Database> Reader<DB> {
     async fn read_runs(&mut self, now: DateTime<Utc>) -> Result<u32, Error> {
         // A run that ended by a clock that was ahead tells nothing of those since.
         let newest = self.runs.newest().filter(|end| self.is_complete && *end <= now);
-        let since = newest.map(|end| end - LATE);
-        let mut found = self.schedules.runs_since(since.unwrap_or(now - WEEK), MAX_RUNS).await?;
+        let age = newest.map_or(WEEK, |end| now - end + LATE).to_std().unwrap_or_default();
+        let since = RunOptions::default().within(age.min(OLDEST)).limit(MAX_RUNS);
+        let mut found = self.schedules.runs(&since).await?;
         // What ended between the last look and the first of these runs is not among them.
         let more = !self.is_complete || found.len() >= MAX_RUNS as usize;
         if more {

@@ -13,7 +13,7 @@ use crate::{
             schedule_sql::{
                 COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST,
                 LEFT, LIST, LOOK, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
-                RECORD_LOST, RECORD_PASSED, REGISTERED, SELECTED, SINCE, TRIGGER, WAS_HANDED_BACK, claim_statement,
+                RECORD_LOST, RECORD_PASSED, REGISTERED, SELECTED, TRIGGER, WAS_HANDED_BACK, claim_statement,
                 forget_statement,
             },
         },

@@ -268,13 +268,10 @@ pub(super) const LAST_SUCCESSES: &str = select_runs!(
                                         ORDER BY x.slot DESC LIMIT 1)"
 );
 
-pub(super) const SINCE: &str =
-    select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= ? ORDER BY r.end_time DESC LIMIT ?");
-
 pub(super) const SELECTED: &str = select_runs!(
     "FROM t_resource_schedule_run r
      WHERE (? IS NULL OR r.name = ?) AND (NOT ? OR r.status <> 'S')
-       AND (? IS NULL OR r.end_time >= UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND)
+       AND r.end_time >= COALESCE(UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND, TIMESTAMP '0001-01-01 00:00:00')
      ORDER BY r.end_time DESC LIMIT ?"
 );
 

@@ -12,7 +12,7 @@ use crate::{
             row::{bind_claim, names, once_ended, stored},
             schedule_sql::{
                 CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, LAST_SUCCESSES, LATEST,
-                LIST, LOCK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE, TRIGGER,
+                LIST, LOCK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, TRIGGER,
             },
         },
         run_info::{RunInfo, RunOptions, run},

@@ -237,14 +237,11 @@ pub(super) const LAST_SUCCESSES: &str = select_runs!(
                                         ORDER BY x.slot DESC LIMIT 1)"
 );
 
-pub(super) const SINCE: &str =
-    select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= $1 ORDER BY r.end_time DESC LIMIT $2");
-
 pub(super) const SELECTED: &str = select_runs!(
     "FROM t_resource_schedule_run r
      WHERE ($1::text IS NULL OR r.name = $2) AND (NOT $3::boolean OR r.status <> 'S')
-       AND ($4::bigint IS NULL OR r.end_time >= now() - $5::bigint * interval '1 microsecond')
-     ORDER BY r.end_time DESC LIMIT $6"
+       AND r.end_time >= coalesce(now() - $4::bigint * interval '1 microsecond', '-infinity')
+     ORDER BY r.end_time DESC LIMIT $5"
 );
 
 pub(super) const FORGET: &str = "

@@ -170,3 +170,11 @@ async fn no_statement_scans_the_table_whatever_was_analyzed() {
         }
     }
 }
+
+/// A look for the runs of the last minute reads these, and not the whole history.
+#[cfg(feature = "schedule")]
+#[tokio::test]
+async fn runs_are_selected_by_the_index_on_their_ends() {
+    let plan = plan(&mut tables().await, crate::store::sqlite::schedule_sql::SELECTED).await;
+    assert!(plan.iter().any(|step| step.contains("t_resource_schedule_run_end (end_time>?)")), "{plan:?}");
+}

@@ -19,7 +19,7 @@ use crate::{
             row::{Query, json, keys, micros, stored, written},
             schedule_sql::{
                 CLAIM, END, END_WITHIN, EXTEND, FORGET, FORGET_DETAILS, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED,
-                HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, SINCE,
+                HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED,
                 TAKE_OVER, TRIGGER,
             },
         },

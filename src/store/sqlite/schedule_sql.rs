@@ -221,13 +221,11 @@ pub(super) const LAST_SUCCESSES: &str = select_runs!(
                                         ORDER BY x.slot DESC LIMIT 1)"
 );
 
-pub(super) const SINCE: &str =
-    select_runs!("FROM t_resource_schedule_run r WHERE r.end_time >= ?1 ORDER BY r.end_time DESC LIMIT ?2");
-
 pub(super) const SELECTED: &str = select_runs!(sql!(
     "FROM t_resource_schedule_run r
-     WHERE (?1 IS NULL OR r.name = ?2) AND (NOT ?3 OR r.status <> 'S') AND (?4 IS NULL OR r.end_time >= " now " - ?5)
-     ORDER BY r.end_time DESC LIMIT ?6"
+     WHERE (?1 IS NULL OR r.name = ?2) AND (NOT ?3 OR r.status <> 'S')
+       AND r.end_time >= coalesce(" now " - ?4, -9223372036854775808)
+     ORDER BY r.end_time DESC LIMIT ?5"
 ));
 
 pub(super) const FORGET: &str = sql!("
