@@ -18,7 +18,7 @@ use crate::{
     transaction::{
         self,
         error::{RunError, WorkError},
-        own::in_transaction,
+        in_transaction,
         tx::Tx,
     },
 };

@@ -7,11 +7,11 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, MutexGuard},
+    mem,
+    sync::{Arc, Mutex, Weak},
     time::Duration,
 };
 
-use tokio::sync::Notify;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
 use crate::{
@@ -42,19 +42,17 @@ pub(crate) struct Tickets<DB: Database> {
     /// The sessions for heartbeats and for deleting tickets in the background.
     renewals: Sessions<DB>,
     state: Mutex<State>,
-    /// Wakes the background task.
-    changed: Notify,
     tracker: TaskTracker,
 }
 
+#[derive(Default)]
 struct State {
-    has_task: bool,
     tickets: HashSet<i64>,
+    /// A task sends heartbeats for the tickets.
+    beats: bool,
     leaving: Vec<Leaving>,
-    /// When to delete the tickets in `leaving`.
-    leave_at: Instant,
-    /// When to send the next heartbeat.
-    heartbeat_at: Instant,
+    /// A task deletes the tickets in `leaving`.
+    deletes: bool,
 }
 
 /// A ticket to be deleted. Deleting it is tried for as long as it would be alive.
@@ -62,34 +60,6 @@ struct Leaving {
     number: i64,
     since: Instant,
     _token: TaskTrackerToken,
-}
-
-impl State {
-    /// Returns the tickets to keep alive now, those to delete now, and when the next statement is
-    /// due. If there is none, the task ends.
-    fn due(&mut self) -> Option<(Instant, Vec<i64>, Vec<i64>)> {
-        let Some(next) = self.next() else {
-            self.has_task = false;
-            return None;
-        };
-        let now = Instant::now();
-        let beat = !self.tickets.is_empty() && self.heartbeat_at <= now;
-        if beat {
-            // Until the next heartbeat, this time is only moved earlier.
-            self.heartbeat_at = now + HEARTBEAT;
-        }
-        let numbers = self.tickets.iter().copied().filter(|_| beat).collect();
-        let leaves = !self.leaving.is_empty() && self.leave_at <= now;
-        let leaving = self.leaving.iter().take(if leaves { BATCH } else { 0 }).map(|leaving| leaving.number).collect();
-        Some((next, numbers, leaving))
-    }
-
-    /// Returns when the next statement is due.
-    fn next(&self) -> Option<Instant> {
-        let heartbeat_at = (!self.tickets.is_empty()).then_some(self.heartbeat_at);
-        let leave_at = (!self.leaving.is_empty()).then_some(self.leave_at);
-        heartbeat_at.into_iter().chain(leave_at).min()
-    }
 }
 
 /// A ticket. When it is dropped, it is given up in the background.
@@ -119,11 +89,7 @@ impl<DB: Database> Drop for Ticket<DB> {
 
 impl<DB: Database> Tickets<DB> {
     pub fn new(requests: &Sessions<DB>, renewals: &Sessions<DB>, tracker: TaskTracker) -> Arc<Self> {
-        let now = Instant::now();
-        let state =
-            State { has_task: false, tickets: HashSet::new(), leaving: Vec::new(), leave_at: now, heartbeat_at: now };
-        let (pool, renewals) = (requests.clone(), renewals.clone());
-        Arc::new(Self { pool, renewals, state: Mutex::new(state), changed: Notify::new(), tracker })
+        Arc::new(Self { pool: requests.clone(), renewals: renewals.clone(), state: Mutex::default(), tracker })
     }
 
     /// Draws a ticket behind all existing ones. A ticket that is drawn for a caller that has left
@@ -160,11 +126,12 @@ impl<DB: Database> Tickets<DB> {
     /// Registers a drawn ticket for heartbeats.
     fn take(self: &Arc<Self>, number: i64) -> Ticket<DB> {
         let mut state = lock(&self.state);
-        if state.tickets.is_empty() {
-            state.heartbeat_at = Instant::now() + HEARTBEAT;
-        }
         state.tickets.insert(number);
-        self.ensure_task(state);
+        let has_task = mem::replace(&mut state.beats, true);
+        drop(state);
+        if !has_task {
+            threads::spawn_renewal(Self::beat(Arc::downgrade(self), Instant::now() + HEARTBEAT));
+        }
         Ticket { tickets: self.clone(), number, left: false }
     }
 
@@ -194,79 +161,84 @@ impl<DB: Database> Tickets<DB> {
     /// Gives a ticket up in the background.
     fn leave_later(self: &Arc<Self>, number: i64) {
         let mut state = lock(&self.state);
-        let now = Instant::now();
         state.tickets.remove(&number);
-        state.leaving.push(Leaving { number, since: now, _token: self.tracker.token() });
-        state.leave_at = now;
-        self.ensure_task(state);
-    }
-
-    /// Ensures that a task does what is due.
-    fn ensure_task(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        if std::mem::replace(&mut state.has_task, true) {
-            drop(state);
-            self.changed.notify_one();
-        } else {
-            drop(state);
-            threads::spawn_renewal(self.clone().work());
+        state.leaving.push(Leaving { number, since: Instant::now(), _token: self.tracker.token() });
+        let has_task = mem::replace(&mut state.deletes, true);
+        drop(state);
+        if !has_task {
+            threads::spawn_renewal(self.clone().delete());
         }
     }
 
-    /// Sends heartbeats and deletes tickets, until there are none.
-    async fn work(self: Arc<Self>) {
+    /// Sends heartbeats from this moment on, until there are no tickets.
+    async fn beat(tickets: Weak<Self>, mut next: Instant) {
         loop {
-            let Some((next, numbers, leaving)) = lock(&self.state).due() else { return };
-            if numbers.is_empty() && leaving.is_empty() {
-                tokio::select! {
-                    () = self.changed.notified() => {}
-                    () = sleep_until(next) => {}
-                }
-                continue;
-            }
-            let tickets = self.clone();
-            let sending = tokio::spawn(async move {
-                tickets.heartbeat(&numbers).await;
-                if !leaving.is_empty() {
-                    tickets.clear(leaving).await;
-                }
-            });
-            // After a panic of the driver, the next statement follows after a pause.
-            if sending.await.is_err() {
-                sleep(SOON).await;
+            sleep_until(next).await;
+            // Every ticket holds them. This task holds none, so that it keeps no session open.
+            let Some(tickets) = tickets.upgrade() else { return };
+            let Some(numbers) = tickets.to_keep() else { return };
+            next = Instant::now() + HEARTBEAT;
+            // The driver may panic.
+            let beating = tokio::spawn(async move { tickets.heartbeat(&numbers).await });
+            if !beating.await.unwrap_or(false) {
+                next = next.min(Instant::now() + HEARTBEAT / 4);
             }
         }
     }
 
-    async fn clear(&self, numbers: Vec<i64>) {
-        let limit = Instant::now() + LIMIT;
-        let left = self.renewals.send(limit, async |conn| DB::leave(conn, &numbers).await).await;
-        let alive = Duration::from_secs(ALIVE_SECONDS);
+    /// Returns the tickets to keep alive. If there are none, the task ends.
+    fn to_keep(&self) -> Option<Vec<i64>> {
         let mut state = lock(&self.state);
-        match left {
-            Ok(_) => state.leaving.retain(|leaving| !numbers.contains(&leaving.number)),
-            Err(failure) => {
-                threads::emit(
-                    move || tracing::debug!(%failure, "tickets were not deleted; trying again until they lapse"),
-                );
-                state.leave_at = Instant::now() + SOON;
-                state.leaving.retain(|leaving| leaving.since.elapsed() < alive);
-            }
-        }
+        state.beats = !state.tickets.is_empty();
+        state.beats.then(|| state.tickets.iter().copied().collect())
     }
 
-    /// Sends a heartbeat for these tickets.
-    async fn heartbeat(&self, numbers: &[i64]) {
+    /// Sends a heartbeat for these tickets, and returns whether it succeeded.
+    async fn heartbeat(&self, numbers: &[i64]) -> bool {
         for numbers in numbers.chunks(BATCH) {
             let limit = Instant::now() + LIMIT;
             let stayed = self.renewals.send(limit, async |conn| DB::heartbeat(conn, numbers).await).await;
             if let Err(failure) = stayed {
                 let tickets = numbers.len();
                 threads::emit(move || tracing::warn!(tickets, %failure, "ticket heartbeat failed; trying again"));
-                let soon = Instant::now() + HEARTBEAT / 4;
-                let mut state = lock(&self.state);
-                state.heartbeat_at = state.heartbeat_at.min(soon);
-                return;
+                return false;
             }
         }
+        true
+    }
+
+    /// Deletes the tickets that are given up, until there are none.
+    async fn delete(self: Arc<Self>) {
+        while let Some(numbers) = self.to_delete() {
+            let tickets = self.clone();
+            // The driver may panic.
+            let deleting = tokio::spawn(async move { tickets.clear(&numbers).await });
+            if !deleting.await.unwrap_or(false) {
+                let alive = Duration::from_secs(ALIVE_SECONDS);
+                lock(&self.state).leaving.retain(|leaving| leaving.since.elapsed() < alive);
+                sleep(SOON).await;
+            }
+        }
+    }
+
+    /// Returns the tickets to delete next. If there are none, the task ends.
+    fn to_delete(&self) -> Option<Vec<i64>> {
+        let mut state = lock(&self.state);
+        state.deletes = !state.leaving.is_empty();
+        state.deletes.then(|| state.leaving.iter().take(BATCH).map(|leaving| leaving.number).collect())
+    }
+
+    /// Deletes these tickets, and returns whether it succeeded.
+    async fn clear(&self, numbers: &[i64]) -> bool {
+        let limit = Instant::now() + LIMIT;
+        let left = self.renewals.send(limit, async |conn| DB::leave(conn, numbers).await).await;
+        let is_done = left.is_ok();
+        match left {
+            Ok(_) => lock(&self.state).leaving.retain(|leaving| !numbers.contains(&leaving.number)),
+            Err(failure) => threads::emit(
+                move || tracing::debug!(%failure, "tickets were not deleted; trying again until they lapse"),
+            ),
+        }
+        is_done
     }
 }

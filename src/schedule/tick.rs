@@ -34,7 +34,7 @@ use crate::{
         fault::Fault,
         schedule::{ClaimedRow, End, Times, is_trigger},
     },
-    transaction::own::in_transaction,
+    transaction::in_transaction,
 };
 
 /// The most bytes of an output that the history keeps.

@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak},
+    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
     task::{Poll, Waker},
     time::Duration,
 };
@@ -72,20 +72,11 @@ impl Watched {
     }
 }
 
-/// Locks what is watched, unless this process was forked while its parent had it locked.
-fn watched() -> Option<MutexGuard<'static, Watched>> {
-    match WATCHED.try_lock() {
-        Ok(watched) => Some(watched),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => (!is_forked()).then(|| lock(&WATCHED)),
-    }
-}
-
 /// Watches a deadline until what is returned is dropped.
 pub(crate) fn watch(target: &Arc<impl Deadline>) -> Watch {
     let at = target.deadline();
     let target = Arc::downgrade(target);
-    let Some(mut watched) = watched() else { return Watch { number: 0, at } };
+    let mut watched = lock(&WATCHED);
     watched.last += 1;
     let number = watched.last;
     watched.order.insert((at, number), target);
@@ -105,7 +96,11 @@ pub(crate) struct Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let removed = watched().and_then(|mut watched| watched.remove(self));
+        // A process that was forked has a copy of the lock, which its parent may have held.
+        if is_forked() {
+            return;
+        }
+        let removed = lock(&WATCHED).remove(self);
         drop(removed); // not under the lock
     }
 }

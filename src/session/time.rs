@@ -12,7 +12,10 @@ pub(crate) struct Instant(Duration);
 
 impl Instant {
     pub fn now() -> Self {
-        Self(clock::now())
+        let now = clock::now();
+        #[cfg(test)]
+        let now = now + tests::slept();
+        Self(now)
     }
 
     pub fn elapsed(self) -> Duration {
@@ -60,10 +63,7 @@ mod clock {
         const CLOCK: ClockId = ClockId::Monotonic;
 
         let Timespec { tv_sec, tv_nsec } = clock_gettime(CLOCK);
-        let now = Duration::new(tv_sec.unsigned_abs(), u32::try_from(tv_nsec).unwrap_or_default());
-        #[cfg(test)]
-        let now = now + super::tests::slept();
-        now
+        Duration::new(tv_sec.unsigned_abs(), u32::try_from(tv_nsec).unwrap_or_default())
     }
 
     #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
@@ -71,10 +71,7 @@ mod clock {
         use std::{sync::LazyLock, time::Instant};
 
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-        let now = START.elapsed();
-        #[cfg(test)]
-        let now = now + super::tests::slept();
-        now
+        START.elapsed()
     }
 }
 

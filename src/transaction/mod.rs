@@ -1,9 +1,9 @@
 //! A transaction whose commit depends on a claim.
 //!
 //! This file has the method of every lock, and its attempts: acquire, begin, confirm a lease, run
-//! the work, check that the transaction still lives, confirm a version, commit, release. `tx.rs` is
-//! what the work receives, `undo.rs` rolls back, `error.rs` has the results, and `own.rs` checks a
-//! transaction that the application has begun.
+//! the work, check that the transaction still lives, confirm a version, commit, release. It also
+//! has the check of a transaction that the application has begun. `tx.rs` is what the work
+//! receives, `undo.rs` rolls back, and `error.rs` has the results.
 //!
 //! A lease is confirmed before the work: its row stays locked to the end, so that no other instance
 //! takes over. The renewer finds the row locked until then, and the deadline of the last renewal
@@ -11,12 +11,12 @@
 //! is locked for as short a time as possible.
 
 pub(crate) mod error;
-pub(crate) mod own;
 pub(crate) mod tx;
 mod undo;
 
 use std::time::Duration;
 
+use sqlx::Connection as _;
 use sqlx_core::transaction::TransactionManager as _;
 use tracing::{Instrument as _, field::display};
 
@@ -25,7 +25,8 @@ use crate::{
     causes::{DatabaseFault, TransactionFault},
     error::Error,
     grant::Grant,
-    key::Claim,
+    invalid::Invalid,
+    key::{Claim, Key},
     lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock},
     metrics,
     retry::{Tries, outage_pause},
@@ -385,4 +386,39 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         let error = failure.into_error(action, subject, limit, Certainty::NothingChanged);
         if action == Action::Begin { Stop::NotBegun(error) } else { Stop::Failed(error) }
     }
+}
+
+/// Fails unless `conn` is inside a transaction, by the driver's count and by the database's. It
+/// cannot detect a transaction that has taken the place of the one that the application began.
+///
+/// # Errors
+/// [`Error::Invalid`] by the driver's count, [`Error::Transaction`] by the database's,
+/// and [`Error::Conflict`].
+pub(crate) async fn in_transaction<DB: Database>(
+    conn: &mut DB::Connection,
+    key: &Key,
+    time_limit: Duration,
+) -> Result<(), Error> {
+    if !conn.is_in_transaction() {
+        let text = format!(
+            "key {:?} was not confirmed: the connection is not in a transaction; begin one with sqlx first",
+            key.as_str()
+        );
+        return Err(Invalid::new(text).into());
+    }
+    let failure = match timeout_at(Instant::now() + time_limit, DB::in_transaction(conn)).await {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(source)) if fault::denies(&source) => {
+            let (key, outcome) = (key.clone(), Certainty::Unknown);
+            return Err(TransactionFault::Over { key, outcome, work: None, source: Some(source) }.into());
+        }
+        Ok(Err(error)) => Failure::Failed(error),
+        Err(_) => Failure::NoReply,
+    };
+    // A cluster may report at the next statement that it has rolled the transaction back.
+    if failure.fault() == Fault::Contention {
+        return Err(Error::conflict(key.clone(), 1));
+    }
+    let subject = key.quoted();
+    Err(failure.into_error(Action::Confirm, subject, time_limit, Certainty::NothingChanged))
 }

@@ -16,7 +16,7 @@ use crate::{
         Database, commit_error,
         version::{KeyValue, Statements, Value, Write},
     },
-    transaction::own::in_transaction,
+    transaction::in_transaction,
     version::{
         amount::{decimals, is_nan},
         rows::{Failed, answered},

@@ -17,7 +17,7 @@ use crate::{
     transaction::{
         self,
         error::{RunError, WorkError},
-        own::in_transaction,
+        in_transaction,
         tx::Tx,
     },
     version::rows::{Failed, Rows, answered},
