@@ -68,7 +68,6 @@ pub(crate) fn next_of_any(requests: &[ClaimRequest], replies: Vec<ClaimReply>, t
         judged.map(|(request, (row, now))| judge(row.as_ref(), *now, request.holder, terms)).collect();
     match choose(&verdicts, fastrand::usize(..)) {
         Choice::Claim(index) => Next::Claim(index),
-        Choice::Create(missing) => Next::Create(missing.into_iter().map(|index| requests[index].key.clone()).collect()),
         Choice::Refuse(index) => {
             let awaited = rows.iter().all(|(row, _)| row.as_ref().is_some_and(|row| row.awaited));
             let (row, now) = rows.swap_remove(index);
