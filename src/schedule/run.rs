@@ -192,7 +192,7 @@ async fn begin<DB: Database>(
 /// Returns whether the server has refused a statement, and would refuse it again.
 fn is_refusal(error: &Error) -> bool {
     let Error::Database(fault) = error else { return false };
-    matches!(fault, DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. }) && !error.is_harmless()
+    matches!(fault, DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. }) && !error.is_retryable()
 }
 
 /// Tells what follows a run that its end is not recorded, unless it was: also after a panic.
