@@ -8,8 +8,7 @@ use crate::{
     lease::{
         changes::GroupReply,
         ending::{EndOutcome, Ending},
-        span::Span,
-        state::LeaseState,
+        state::{LeaseState, Span},
     },
     pacing,
     session::time::Instant,

@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 
 use crate::{
     key::{Claim, Key},
-    lease::span::Span,
+    lease::state::Span,
     pacing,
     session::{
         exchange::{Answer, Exchange, Request, exchange, exchange_on},
