@@ -183,7 +183,8 @@ impl<DB: Database> Access<DB> {
             }
             Of::Writer(names) => {
                 let names = names.clone();
-                let written = |lock: LeaseLock<DB>| async move { Call::new(&lock, &names, wait).await?.write().await };
+                let written =
+                    |lock: LeaseLock<DB>| async move { Call::new(&lock, &names, wait).await?.write(None).await };
                 Lease::new(self.lock.on_thread(written).await?.into_result()?)
             }
         })

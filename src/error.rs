@@ -120,18 +120,6 @@ impl Error {
         if let Self::Database(fault) = self { fault.outcome_mut() } else { None }
     }
 
-    /// Returns whether nothing was sent, or only what changes nothing, and the same request may be
-    /// answered a little later.
-    pub(crate) fn is_harmless(&self) -> bool {
-        let Self::Database(failed) = self else { return false };
-        failed.outcome() == Certainty::NothingChanged
-            && match failed {
-                DatabaseFault::TimedOut { .. } | DatabaseFault::NoConnection { .. } => true,
-                DatabaseFault::Failed { source, .. } => fault(source).is_transient(),
-                DatabaseFault::ReadOnly { .. } | DatabaseFault::InUse { .. } => false,
-            }
-    }
-
     /// Returns whether a fail-over may be under way: the server takes no writes, or is behind.
     pub(crate) fn is_of_a_failover(&self) -> bool {
         matches!(self, Self::Database(DatabaseFault::ReadOnly { .. }) | Self::Setup(Setup::RowNotVisible { .. }))

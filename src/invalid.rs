@@ -1,7 +1,7 @@
 //! What is wrong with what a program passed. Settings are reported together, by the first call that
 //! uses them.
 
-use std::{error, fmt, sync::Arc};
+use std::{error, fmt};
 
 use crate::chain::prints_its_chain;
 
@@ -68,13 +68,11 @@ prints_its_chain!(Invalid);
 
 /// The faults of settings so far.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Faults(Option<Arc<Invalid>>);
+pub(crate) struct Faults(Vec<String>);
 
 impl Faults {
     pub fn add(&mut self, fault: Invalid) {
-        let mut faults = self.0.take().map_or_else(Vec::new, |faults| Arc::unwrap_or_clone(faults).0);
-        faults.extend(fault.0);
-        self.0 = Some(Arc::new(Invalid(faults)));
+        self.0.extend(fault.0);
     }
 
     /// Returns the value of a setting, or adds what is wrong with it.
@@ -84,7 +82,7 @@ impl Faults {
 
     /// Returns all faults as an error.
     pub fn check(&self) -> Result<(), Invalid> {
-        self.0.as_ref().map_or(Ok(()), |faults| Err(Invalid::clone(faults)))
+        if self.0.is_empty() { Ok(()) } else { Err(Invalid(self.0.clone())) }
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use chrono::TimeDelta;
-
 use crate::{
     action::{Action, Certainty},
     error::Error,
@@ -12,8 +10,8 @@ use crate::{
         info::{ForcedRelease, ListOptions, LockInfo},
         lock::LeaseLock,
     },
-    retry::{age, pause},
-    rules::{Status, Terms},
+    retry::pause,
+    rules::Status,
     session::time::Instant,
     store::{
         Database, Reply,
@@ -21,12 +19,11 @@ use crate::{
         failure::Failure,
         fault::Fault,
     },
-    sync::lock,
 };
 
-const TABLE: &str = "the table t_resource_lock";
+pub(super) const TABLE: &str = "the table t_resource_lock";
 const CHANGES: &str = "the table t_resource_change";
-const QUEUE: &str = "the table t_resource_lock_queue";
+pub(super) const QUEUE: &str = "the table t_resource_lock_queue";
 
 /// Operations for operators. None of them waits for a row that another transaction has locked, but
 /// `force_release` retries until its time limit.
@@ -337,24 +334,11 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn forget(&self, older_than: Duration) -> Result<u64, Error> {
-        let forget = |lock: Self| async move {
-            let (mut forgetting, mut rows) = (lock.forgetting(older_than)?, 0);
-            while let Some(deleted) = forgetting.step().await? {
-                rows += deleted;
-            }
-            Ok(rows)
-        };
-        self.on_thread(forget).await
-    }
-
-    pub(crate) fn forgetting(&self, older_than: Duration) -> Result<Forgetting<'_, DB>, Error> {
-        let older_than = age(older_than)?;
-        let terms = Terms { min_interval: *lock(&self.key_terms.longest_interval), ..self.key_terms.terms.clone() };
-        Ok(Forgetting { lock: self, older_than, terms, after: Some(String::new()), deleted: false })
+        self.on_thread(move |lock| async move { lock.forget_in_steps(older_than, 0).await }).await
     }
 
     /// Checks for a usable table, and returns the deadline of the operation.
-    async fn checked_deadline(&self) -> Result<Instant, Error> {
+    pub(super) async fn checked_deadline(&self) -> Result<Instant, Error> {
         let limit = Instant::now() + self.shared.time_limit;
         self.shared.known_table(limit).await?;
         Ok(limit)
@@ -373,38 +357,5 @@ impl<DB: Database> LeaseLock<DB> {
 
     fn failed(&self, failure: Failure, action: Action, subject: &str) -> Error {
         failure.into_error(action, subject.to_owned(), self.shared.time_limit, Certainty::NothingChanged)
-    }
-}
-
-/// One pass over the rows, in steps.
-pub(crate) struct Forgetting<'a, DB: Database> {
-    lock: &'a LeaseLock<DB>,
-    older_than: TimeDelta,
-    terms: Terms,
-    /// The last key of the step before, or `None` after the last step.
-    after: Option<String>,
-    /// An earlier step has deleted rows.
-    deleted: bool,
-}
-
-impl<DB: Database> Forgetting<'_, DB> {
-    /// Deletes the rows of the next step. After the last one, deletes the tickets of waiters that
-    /// died, and returns `None`.
-    pub async fn step(&mut self) -> Result<Option<u64>, Error> {
-        let lock = self.lock;
-        let limit = lock.checked_deadline().await?;
-        let subject = if self.after.is_some() { TABLE } else { QUEUE };
-        let before = if self.deleted { Certainty::Unknown } else { Certainty::NothingChanged };
-        let failed =
-            |failure: Failure| failure.into_error(Action::Forget, subject.to_owned(), lock.shared.time_limit, before);
-        let sessions = &lock.shared.sessions;
-        let Some(after) = &self.after else {
-            return sessions.send_once(limit, async |conn| DB::sweep(conn).await).await.map(|_| None).map_err(failed);
-        };
-        let forget = async |conn: &mut DB::Connection| DB::forget(conn, self.older_than, after, &self.terms).await;
-        let step = sessions.send_once(limit, forget).await.map_err(failed)?;
-        self.after = step.after;
-        self.deleted |= step.rows > 0;
-        Ok(Some(step.rows))
     }
 }

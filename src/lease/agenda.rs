@@ -8,8 +8,7 @@ use crate::{
     lease::{
         changes::GroupReply,
         ending::{EndOutcome, Ending},
-        span::Span,
-        state::LeaseState,
+        state::{LeaseState, Span},
     },
     pacing,
     session::time::Instant,
@@ -19,41 +18,25 @@ use crate::{
 struct Scheduled {
     held: Arc<LeaseState>,
     renew_at: Instant,
-    /// The server refused its renewal, alone or in a batch.
-    was_refused: bool,
-}
-
-/// The leases in the order of a time, so that what is due is found without looking at the others.
-type Order = BTreeSet<(Instant, usize)>;
-
-/// Returns the leases whose time is not after `due`.
-fn until(order: &Order, due: Instant) -> impl Iterator<Item = usize> {
-    order.range(..=(due, usize::MAX)).map(|(_, id)| *id)
 }
 
 /// The leases of one span, which one statement renews.
 #[derive(Default)]
 struct Renewals {
-    /// Leases whose last renewal was not refused, by the time of the next one.
-    accepted: Order,
-    refused: Order,
+    /// By the time of the next renewal, so that what is due is found without looking at the others.
+    order: BTreeSet<(Instant, usize)>,
     /// A renewal of them is in flight.
     in_flight: bool,
 }
 
 impl Renewals {
-    fn order(&mut self, was_refused: bool) -> &mut Order {
-        if was_refused { &mut self.refused } else { &mut self.accepted }
-    }
-
     /// Returns when the next renewal is due, unless one is in flight.
     fn next(&self) -> Option<Instant> {
-        let first = self.accepted.first().into_iter().chain(self.refused.first()).min();
-        first.map(|(at, _)| *at).filter(|_| !self.in_flight)
+        self.order.first().map(|(at, _)| *at).filter(|_| !self.in_flight)
     }
 
     fn is_empty(&self) -> bool {
-        self.accepted.is_empty() && self.refused.is_empty() && !self.in_flight
+        self.order.is_empty() && !self.in_flight
     }
 }
 
@@ -71,33 +54,22 @@ pub(crate) struct Agenda {
     is_ending: bool,
 }
 
-/// The items of one statement, unless the server refuses it.
-pub(crate) struct Batch<T> {
-    pub items: Vec<T>,
-    /// The index from which on the server refused the items before.
-    pub refused_from: usize,
-}
-
-impl<T> Batch<T> {
-    /// Takes as many items as one statement has room for, in their order: first those that were not
-    /// refused.
-    fn of(items: impl Iterator<Item = T>, was_refused: impl Fn(&T) -> bool, claims: impl Fn(&T) -> usize) -> Self {
-        let mut room = BATCH;
-        let fits = items.take_while(|item| {
-            let left = room.checked_sub(claims(item));
-            room = left.unwrap_or_default();
-            left.is_some()
-        });
-        let items: Vec<T> = fits.collect();
-        Self { refused_from: items.partition_point(|item| !was_refused(item)), items }
-    }
+/// Takes as many items as one statement has room for, in their order.
+fn fitting<T>(items: impl IntoIterator<Item = T>, claims: impl Fn(&T) -> usize) -> Vec<T> {
+    let mut room = BATCH;
+    let fits = items.into_iter().take_while(|item| {
+        let left = room.checked_sub(claims(item));
+        room = left.unwrap_or_default();
+        left.is_some()
+    });
+    fits.collect()
 }
 
 /// Leases of one span to renew.
-pub(crate) type RenewalBatch = (Span, Batch<Arc<LeaseState>>);
+pub(crate) type RenewalBatch = (Span, Vec<Arc<LeaseState>>);
 
 /// Claims to end with one change, each with the number of its ending.
-pub(crate) type EndingBatch = (Span, Change, Batch<(u64, Claim)>);
+pub(crate) type EndingBatch = (Span, Change, Vec<(u64, Claim)>);
 
 impl Agenda {
     pub fn is_empty(&self) -> bool {
@@ -106,27 +78,23 @@ impl Agenda {
 
     /// Adds a lease.
     pub fn add(&mut self, held: Arc<LeaseState>, renew_at: Instant) {
-        self.schedule(held, renew_at, false);
+        let id = held.id();
+        self.renewals.entry(held.span).or_default().order.insert((renew_at, id));
+        self.leases.insert(id, Scheduled { held, renew_at });
     }
 
     /// Changes when a lease is renewed. One that has been removed stays so.
-    pub fn reschedule(&mut self, id: usize, renew_at: Instant, was_refused: bool) {
+    pub fn reschedule(&mut self, id: usize, renew_at: Instant) {
         if let Some(held) = self.remove(id) {
-            self.schedule(held, renew_at, was_refused);
+            self.add(held, renew_at);
         }
-    }
-
-    fn schedule(&mut self, held: Arc<LeaseState>, renew_at: Instant, was_refused: bool) {
-        let id = held.id();
-        self.renewals.entry(held.span).or_default().order(was_refused).insert((renew_at, id));
-        self.leases.insert(id, Scheduled { held, renew_at, was_refused });
     }
 
     /// Removes a lease.
     pub fn remove(&mut self, id: usize) -> Option<Arc<LeaseState>> {
-        let Scheduled { held, renew_at, was_refused } = self.leases.remove(&id)?;
+        let Scheduled { held, renew_at } = self.leases.remove(&id)?;
         if let Some(renewals) = self.renewals.get_mut(&held.span) {
-            renewals.order(was_refused).remove(&(renew_at, id));
+            renewals.order.remove(&(renew_at, id));
             if renewals.is_empty() {
                 self.renewals.remove(&held.span);
             }
@@ -143,30 +111,31 @@ impl Agenda {
     /// Returns leases of one span whose renewal is due, as many as one statement has room for, and
     /// marks it as in flight. What is left over was due before what comes next, and is first then.
     /// A lease that is lost is removed.
+    ///
+    /// The leases are renewed again after a pause, unless a reply sets another time: also after a
+    /// panic of the driver.
     fn renewals(&mut self) -> Option<RenewalBatch> {
         let now = Instant::now();
         let mut due = self.renewals.iter_mut().filter_map(|(span, renewals)| Some((renewals.next()?, span, renewals)));
-        let (_, span, renewals) = due.find(|(at, ..)| *at <= now)?;
+        let (_, &span, renewals) = due.find(|(at, ..)| *at <= now)?;
         renewals.in_flight = true;
-        // Renewals that are due a little later join. Those that were refused together are due
-        // together. They are shuffled, so that different ones are left over each time when there is
-        // no time for all.
-        let due = now + pacing::joins_within(span.lease);
-        let mut refused: Vec<usize> = until(&renewals.refused, due).collect();
-        fastrand::shuffle(&mut refused);
-        let ids = until(&renewals.accepted, due).chain(refused);
+        // Renewals that are due a little later join.
+        let joining = renewals.order.range(..=(now + pacing::joins_within(span.lease), usize::MAX));
         let mut lost = Vec::new();
-        let leases = ids.filter_map(|id| self.leases.get(&id)).filter(|kept| {
+        let leases = joining.filter_map(|(_, id)| Some(self.leases.get(id)?.held.clone())).filter(|held| {
             // After a pause of the process, a renewal would close the key of a lease that is over.
-            let stands = kept.held.stands();
-            lost.extend((!stands).then(|| kept.held.id()));
+            let stands = held.stands();
+            lost.extend((!stands).then(|| held.id()));
             stands
         });
-        let Batch { items, refused_from } = Batch::of(leases, |kept| kept.was_refused, |kept| kept.held.claims.len());
-        let items = items.into_iter().map(|kept| kept.held.clone()).collect();
-        let span = *span;
+        let mut batch = fitting(leases, |held| held.claims.len());
         lost.into_iter().for_each(|id| drop(self.remove(id)));
-        Some((span, Batch { items, refused_from }))
+        // Shuffled, so that different ones are left over each time when the server refuses some and
+        // there is no time for all.
+        fastrand::shuffle(&mut batch);
+        let again = now + pacing::renewal_retry(span.lease);
+        batch.iter().for_each(|held| self.reschedule(held.id(), again));
+        Some((span, batch))
     }
 
     /// Records that the renewal of these leases is over.
@@ -200,25 +169,21 @@ impl Agenda {
         }
         let (span, change) =
             self.endings.values().find(|ending| is_due(ending)).map(|ending| (ending.held.span, ending.change))?;
-        // Endings that are due later join. Those that were refused do not, because they would take
-        // statements of their own.
-        let joins =
-            |ending: &Ending| may_end(ending) && ending.not_before <= now && (ending.at <= now || !ending.was_refused);
+        // Endings that are due later join.
+        let joins = |ending: &Ending| may_end(ending) && ending.not_before <= now;
         let of_kind = |ending: &Ending| ending.change == change && ending.held.span == span && joins(ending);
         let mut due: Vec<(&u64, &mut Ending)> = self.endings.iter_mut().filter(|(_, ending)| of_kind(ending)).collect();
         // Shuffled, so that different ones are left over each time when there is no time for all.
+        // Those that are sent for the first time do not wait for those that the server refuses.
         fastrand::shuffle(&mut due);
-        due.sort_by_key(|(_, ending)| ending.was_refused);
-        let Batch { items, refused_from } =
-            Batch::of(due.into_iter(), |(_, ending)| ending.was_refused, |(_, ending)| ending.left.len());
-        let others = items.iter().take(refused_from).map(|(_, ending)| ending.left.len()).sum();
-        let claims = items.into_iter().flat_map(|(number, ending)| {
+        due.sort_by_key(|(_, ending)| ending.first_sent.is_some());
+        let claims = fitting(due, |(_, ending)| ending.left.len()).into_iter().flat_map(|(number, ending)| {
             ending.sending();
             ending.left.iter().map(|claim| (*number, claim.clone()))
         });
-        let batch = Batch { items: claims.collect(), refused_from: others };
+        let claims = claims.collect();
         self.is_ending = true;
-        Some((span, change, batch))
+        Some((span, change, claims))
     }
 
     /// Records that the statement of endings is over.
@@ -276,11 +241,11 @@ mod tests {
         lease_of(LEASE)
     }
 
-    fn ids(leases: &[Arc<LeaseState>]) -> Vec<usize> {
+    fn ids(leases: &[Arc<LeaseState>]) -> BTreeSet<usize> {
         leases.iter().map(|held| held.id()).collect()
     }
 
-    fn renewals(agenda: &mut Agenda) -> Batch<Arc<LeaseState>> {
+    fn renewals(agenda: &mut Agenda) -> Vec<Arc<LeaseState>> {
         let (span, batch) = agenda.renewals().unwrap();
         assert!(agenda.renewals().is_none_or(|(other, _)| other != span), "it is in flight");
         agenda.renewed(span);
@@ -294,12 +259,9 @@ mod tests {
         for (number, held) in (0..).zip(&leases) {
             agenda.add(held.clone(), start + number * SECOND / 1_000_000);
         }
-        assert_eq!(ids(&renewals(&mut agenda).items), ids(&leases[..BATCH]));
-        for held in &leases[..BATCH] {
-            agenda.reschedule(held.id(), start + SECOND, false);
-        }
+        assert_eq!(ids(&renewals(&mut agenda)), ids(&leases[..BATCH]));
         assert_eq!(agenda.next(), Some(start + (BATCH as u32) * SECOND / 1_000_000));
-        assert_eq!(ids(&renewals(&mut agenda).items)[..2], ids(&leases[BATCH..]));
+        assert!(ids(&renewals(&mut agenda)).is_superset(&ids(&leases[BATCH..])));
     }
 
     #[test]
@@ -312,31 +274,40 @@ mod tests {
         lost.mark_lost(0, "for the test");
         agenda.add(over, start);
         agenda.add(lost, start);
-        assert!(renewals(&mut agenda).items.is_empty());
+        assert!(renewals(&mut agenda).is_empty());
         assert!(agenda.is_empty(), "they are forgotten");
     }
 
     #[test]
-    fn what_was_refused_comes_last() {
+    fn a_renewal_that_is_due_a_little_later_joins() {
         let (mut agenda, start) = agenda();
-        let [refused, other, later] = [(); 3].map(|()| lease());
-        agenda.add(refused.clone(), start);
-        agenda.add(other.clone(), start + SECOND);
+        let [due, joining, later] = [(); 3].map(|()| lease());
+        agenda.add(due.clone(), start);
+        agenda.add(joining.clone(), start + SECOND + SECOND / 2);
         agenda.add(later, start + 10 * SECOND);
-        agenda.reschedule(refused.id(), start, true);
-        let batch = renewals(&mut agenda);
-        assert_eq!((ids(&batch.items), batch.refused_from), (ids(&[other, refused]), 1));
+        assert_eq!(ids(&renewals(&mut agenda)), ids(&[due, joining]));
     }
 
     #[test]
-    fn of_those_that_were_refused_together_each_is_first_sometimes() {
+    fn a_renewal_without_a_reply_is_due_again_after_a_pause() {
+        let (mut agenda, start) = agenda();
+        agenda.add(lease(), start);
+        let (span, _) = agenda.renewals().unwrap();
+        assert_eq!(agenda.next(), None, "it is in flight");
+        agenda.renewed(span);
+        assert!(agenda.next().is_some_and(|next| next > start + SECOND && next <= Instant::now() + SECOND));
+    }
+
+    #[test]
+    fn of_those_that_are_renewed_together_each_is_first_sometimes() {
         let (mut agenda, start) = agenda();
         let leases = [(); 3].map(|()| lease());
-        for held in &leases {
-            agenda.add(held.clone(), start);
-            agenda.reschedule(held.id(), start, true);
+        let mut first = BTreeSet::new();
+        for _ in 0..200 {
+            leases.iter().for_each(|held| agenda.add(held.clone(), start));
+            first.insert(renewals(&mut agenda)[0].id());
+            leases.iter().for_each(|held| drop(agenda.remove(held.id())));
         }
-        let first: BTreeSet<usize> = (0..200).map(|_| renewals(&mut agenda).items[0].id()).collect();
         assert_eq!(first.len(), leases.len());
     }
 
@@ -350,7 +321,7 @@ mod tests {
         assert_ne!(first.0, second.0);
         assert!(agenda.renewals().is_none() && agenda.next().is_none());
         agenda.renewed(first.0);
-        assert_eq!(agenda.next(), Some(start));
+        assert!(agenda.next().is_some());
     }
 
     fn ending() -> Ending {
@@ -370,10 +341,10 @@ mod tests {
         assert_eq!(agenda.due().1.len(), 1);
         agenda.end(ending());
         assert!(agenda.due().0.is_none(), "a renewal is in flight");
-        agenda.reschedule(held.id(), start, false);
+        agenda.reschedule(held.id(), start);
         agenda.renewed(held.span);
         let (endings, renewals) = agenda.due();
-        assert!(endings.is_some_and(|(_, _, batch)| batch.items.len() == 1) && renewals.len() == 1);
+        assert!(endings.is_some_and(|(_, _, batch)| batch.len() == 1) && renewals.len() == 1);
     }
 
     #[test]
@@ -387,9 +358,24 @@ mod tests {
         assert!(agenda.endings().is_none(), "nothing is due");
         agenda.end(ending());
         let (_, _, batch) = agenda.endings().unwrap();
-        let mut numbers: Vec<u64> = batch.items.iter().map(|(number, _)| *number).collect();
+        let mut numbers: Vec<u64> = batch.iter().map(|(number, _)| *number).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, [2, 3]);
+    }
+
+    #[test]
+    fn an_ending_is_sent_before_those_that_were_sent() {
+        for _ in 0..10 {
+            let (mut agenda, _) = agenda();
+            for _ in 0..3 {
+                agenda.end(ending());
+            }
+            assert_eq!(agenda.endings().unwrap().2.len(), 3);
+            agenda.ended();
+            agenda.end(ending());
+            let (_, _, batch) = agenda.endings().unwrap();
+            assert_eq!((batch.len(), batch[0].0), (4, 4));
+        }
     }
 
     #[test]
@@ -399,7 +385,7 @@ mod tests {
         agenda.add(kept.clone(), start);
         agenda.add(removed.clone(), start);
         agenda.remove(removed.id());
-        agenda.reschedule(removed.id(), start, false);
-        assert_eq!(ids(&renewals(&mut agenda).items), ids(&[kept]));
+        agenda.reschedule(removed.id(), start);
+        assert_eq!(ids(&renewals(&mut agenda)), ids(&[kept]));
     }
 }

@@ -9,8 +9,7 @@ use crate::{
     grant::Attempt,
     key::{Claim, Holder, Key},
     lease::{
-        claims::{ClaimSet, Claimed},
-        creates::Creation,
+        claims::{ClaimSet, Claimed, Creation},
         handle::{LeaseHandle, subject},
         ledger::Pending,
         replies::{Next, next_of_all, next_of_any, queued},

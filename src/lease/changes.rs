@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 
 use crate::{
     key::{Claim, Key},
-    lease::span::Span,
+    lease::state::Span,
     pacing,
     session::{
         exchange::{Answer, Exchange, Request, exchange, exchange_on},
@@ -88,26 +88,19 @@ pub(crate) async fn send<DB: Database>(
 /// Sends one change for the claims of several groups, in one statement if possible. A statement
 /// that the server refuses is split in halves and sent again, so that only the groups that cause
 /// the refusal are refused.
-///
-/// The groups from index `refused_from` on were refused before. They are sent apart from the
-/// others.
 pub(crate) async fn send_apart<DB: Database>(
     sessions: &Sessions<DB>,
     span: Span,
     groups: &[Vec<Claim>],
-    refused_from: usize,
     change: Change,
     limit: Instant,
 ) -> Vec<GroupReply> {
     let mut replies: Vec<GroupReply> = Vec::with_capacity(groups.len());
     // In the order of the groups, the next range last.
-    let mut left: Vec<Range<usize>> = vec![refused_from..groups.len(), 0..refused_from];
+    let mut left: Vec<Range<usize>> = vec![0..groups.len()];
     let mut failures = 0;
     while let Some(range) = left.pop() {
         let (many, all) = (range.len(), &groups[range.clone()]);
-        if many == 0 {
-            continue;
-        }
         if failures >= FAILURES || Instant::now() >= limit {
             replies.extend(all.iter().map(|_| GroupReply { reply: Err(Remedy::Apart), unanswered: false }));
             continue;

@@ -1,6 +1,7 @@
-//! Batched claims: one statement for the requests of many holders.
+//! Requests about claims that are sent in batches: the claims of many holders, the creation of the
+//! rows of keys that come for the first time, and reads that show which claims were made.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use chrono::{DateTime, Utc};
 
@@ -14,9 +15,18 @@ use crate::{
         queue::Batched,
         sessions::Sessions,
         time::Instant,
+        timers::timeout_at,
     },
-    store::{ClaimReply, ClaimRequest, Database, Form, Reply, TooLate, failure::Failure},
+    store::{
+        ClaimReply, ClaimRequest, Database, Form, Reply, TooLate,
+        admin::{KeyRange, Listed},
+        failure::Failure,
+    },
 };
+
+/// How long a statement of several requests waits for another transaction's uncommitted insert of
+/// one of their keys. After that, each of them is sent by itself.
+const SHARED_LOCK_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// The outcome of a claim request.
 pub(crate) enum Claimed<DB: Database> {
@@ -181,4 +191,109 @@ impl<DB: Database> ClaimSet<DB> {
 pub(crate) fn needs_own_statement(verdict: Verdict, row: Option<&Row>, now: DateTime<Utc>) -> bool {
     let ahead = row.is_some_and(|row| row.token >= now.timestamp_micros());
     verdict == Verdict::TakeOver || (verdict == Verdict::Acquire && ahead)
+}
+
+/// The creation of rows. Its statement is sent without a wait for the disk where that is possible:
+/// a row that is lost is created again, and the claim that follows waits.
+pub(crate) struct Creation {
+    /// Several keys of one holder are created together.
+    pub keys: Vec<Key>,
+    pub minutes: i32,
+}
+
+impl<DB: Database> Batched<DB> for Creation {
+    type Output = ();
+
+    /// One of them may wait for a row.
+    const APART_BY_CALLER: bool = true;
+
+    fn key(&self) -> Option<&Key> {
+        if let [key] = &self.keys[..] { Some(key) } else { None }
+    }
+
+    fn can_share_statement(&self, other: &Self) -> bool {
+        self.minutes == other.minutes
+    }
+
+    /// The row exists for all.
+    fn share((): &()) -> Option<()> {
+        Some(())
+    }
+
+    async fn run(
+        &self,
+        creations: &[Self],
+        mut session: Loan<DB>,
+        _: &Sessions<DB>,
+        form: Form,
+        limit: Instant,
+    ) -> Result<Vec<()>, Failure> {
+        // The server gives up slightly earlier than the client, so that no backend continues to
+        // wait there.
+        let left = (limit - Instant::now()).mul_f64(0.9);
+        let lock_timeout = if creations.len() == 1 { left } else { SHARED_LOCK_TIMEOUT };
+        let mut keys: Vec<Key> = creations.iter().flat_map(|creation| creation.keys.clone()).collect();
+        keys.sort(); // instances that insert the same keys do not deadlock
+        let creating = DB::create(session.get(), &keys, self.minutes, lock_timeout, form);
+        let reply = timeout_at(limit, creating).await;
+        session.settle(reply)?;
+        Ok(vec![(); creations.len()])
+    }
+}
+
+/// One read of a range of keys, which shows every claim that was committed before it. Concurrent
+/// readers of one key share a read that begins after all of them have asked for it.
+pub(crate) struct RangeRead<DB: Database> {
+    pub keys: KeyRange,
+    pub key_terms: Arc<KeyTerms<DB>>,
+}
+
+impl<DB: Database> Batched<DB> for RangeRead<DB> {
+    type Output = Vec<Listed>;
+
+    /// A read of several keys is sent by itself.
+    fn key(&self) -> Option<&Key> {
+        self.keys.is_one().then_some(&self.keys.first)
+    }
+
+    /// One statement serves the requests for one key.
+    fn can_share_statement(&self, other: &Self) -> bool {
+        self.keys.first == other.keys.first && Arc::ptr_eq(&self.key_terms, &other.key_terms)
+    }
+
+    /// The rows are as they were after each of these requests was made.
+    fn share(rows: &Vec<Listed>) -> Option<Vec<Listed>> {
+        Some(rows.clone())
+    }
+
+    async fn run(
+        &self,
+        _one: &[Self],
+        session: Loan<DB>,
+        sessions: &Sessions<DB>,
+        form: Form,
+        limit: Instant,
+    ) -> Result<Vec<Vec<Listed>>, Failure> {
+        // A statement has one read: no two keys share one.
+        let answer = exchange_on(session, sessions, limit, &Fresh { read: self, form }).await;
+        Ok(vec![answer.reply?.reply])
+    }
+}
+
+/// A read that shows what was committed before it.
+struct Fresh<'a, DB: Database> {
+    read: &'a RangeRead<DB>,
+    form: Form,
+}
+
+impl<DB: Database> Request<DB> for Fresh<'_, DB> {
+    type Reply = Vec<Listed>;
+
+    fn send(
+        &self,
+        conn: &mut DB::Connection,
+        _: Option<DateTime<Utc>>,
+    ) -> impl Future<Output = Reply<Vec<Listed>>> + Send {
+        DB::read_range(conn, &self.read.keys, &self.read.key_terms.terms, self.form)
+    }
 }

@@ -42,8 +42,6 @@ pub(crate) struct Ending {
     pub not_before: Instant,
     /// When the ending was sent first. A set may be ended in several rounds.
     pub first_sent: Option<Instant>,
-    /// The server refused the ending, alone or in a batch.
-    pub was_refused: bool,
     /// A request was sent whose outcome is unknown.
     unanswered: bool,
     /// The first claim that is lost.
@@ -67,7 +65,6 @@ impl Ending {
             at,
             not_before: at,
             first_sent: None,
-            was_refused: false,
             unanswered: false,
             lost: None,
             pauses: held.span.pauses(),
@@ -91,7 +88,6 @@ impl Ending {
         &mut self,
         replies: impl Iterator<Item = (&'a Claim, &'a GroupReply)>,
     ) -> Option<EndOutcome> {
-        self.was_refused = false;
         let mut permanent = true;
         for (claim, GroupReply { reply, unanswered }) in replies {
             self.unanswered |= unanswered;
@@ -105,10 +101,7 @@ impl Ending {
                     }
                     Some(Outcome::Skipped { .. } | Outcome::TooLate(_)) | None => permanent = false,
                 },
-                Err(remedy) => {
-                    self.was_refused |= *remedy != Remedy::Again;
-                    permanent &= *remedy == Remedy::Nothing;
-                }
+                Err(remedy) => permanent &= *remedy == Remedy::Nothing,
             }
         }
         let now = Instant::now();

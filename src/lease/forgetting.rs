@@ -1,14 +1,19 @@
-//! Deletes old rows in the background, by one instance at a time.
+//! Deletes old rows in steps; in the background, by one instance at a time.
 
 use std::{convert::Infallible, time::Duration};
 
 use crate::{
+    action::{Action, Certainty},
     error::Error,
-    lease::lock::LeaseLock,
-    retry::{DAY, within},
+    lease::{
+        admin::{QUEUE, TABLE},
+        lock::LeaseLock,
+    },
+    retry::{DAY, age, within},
     rules::{Status, Terms},
     session::{time::Instant, timers::sleep},
-    store::Database,
+    store::{Database, failure::Failure},
+    sync::lock,
 };
 
 /// The key of the instance that deletes.
@@ -83,7 +88,7 @@ impl<DB: Database> LeaseLock<DB> {
     async fn forget_as_one(&self, age: Duration) -> Result<(), Error> {
         let Some(lease) = self.try_acquire(KEY).await?.acquired() else { return Ok(()) };
         let rows = tokio::select! {
-            rows = self.forget_slowly(age) => rows,
+            rows = self.forget_in_steps(age, PAUSE) => rows,
             () = lease.lost() => return Ok(()),
         };
         let status = if rows.is_ok() { Status::Succeeded } else { Status::Failed };
@@ -93,15 +98,27 @@ impl<DB: Database> LeaseLock<DB> {
         rows.map(|rows| tracing::debug!(rows, "old rows were deleted"))
     }
 
-    async fn forget_slowly(&self, age: Duration) -> Result<u64, Error> {
-        let (mut forgetting, mut rows) = (self.forgetting(age)?, 0);
-        loop {
-            let began = Instant::now();
-            match forgetting.step().await? {
-                Some(deleted) => rows += deleted,
-                None => return Ok(rows),
-            }
-            sleep((began.elapsed() * PAUSE).min(LONGEST_PAUSE)).await;
+    /// Deletes old rows in steps, and then the tickets of waiters that died. Returns the number of
+    /// rows. After each step it pauses for `rest` times as long as the step took.
+    pub(super) async fn forget_in_steps(&self, older_than: Duration, rest: u32) -> Result<u64, Error> {
+        let older_than = age(older_than)?;
+        let terms = Terms { min_interval: *lock(&self.key_terms.longest_interval), ..self.key_terms.terms.clone() };
+        let failed = |failure: Failure, subject: &str, rows: u64| {
+            let before = if rows > 0 { Certainty::Unknown } else { Certainty::NothingChanged };
+            failure.into_error(Action::Forget, subject.to_owned(), self.shared.time_limit, before)
+        };
+        let (mut rows, mut after) = (0, Some(String::new()));
+        while let Some(last) = after {
+            let (began, limit) = (Instant::now(), self.checked_deadline().await?);
+            let forget = async |conn: &mut DB::Connection| DB::forget(conn, older_than, &last, &terms).await;
+            let step = self.shared.sessions.send_once(limit, forget).await;
+            let step = step.map_err(|failure| failed(failure, TABLE, rows))?;
+            (rows, after) = (rows + step.rows, step.after);
+            sleep((began.elapsed() * rest).min(LONGEST_PAUSE)).await;
         }
+        let limit = self.checked_deadline().await?;
+        let swept = self.shared.sessions.send_once(limit, async |conn| DB::sweep(conn).await).await;
+        swept.map_err(|failure| failed(failure, QUEUE, rows))?;
+        Ok(rows)
     }
 }

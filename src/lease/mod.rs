@@ -2,10 +2,10 @@
 //!
 //! - A call: `lock.rs` is the handle, `attempt.rs` one attempt, and `wait.rs` the attempts up to a
 //!   deadline. `replies.rs` and `wanted.rs` decide what follows from a reply: pure.
-//! - Requests that a queue of `session/queue.rs` sends in batches: `claims.rs`, `creates.rs`,
-//!   `reads.rs`, and the releases of `changes.rs`.
-//! - A lease: `guard.rs` is what the caller holds, `handle.rs` ends its claims once, `state.rs` has
-//!   its deadline and its loss, and `span.rs` how long it lasts.
+//! - Requests that a queue of `session/queue.rs` sends in batches: `claims.rs`, which also creates
+//!   and reads rows, and the releases of `changes.rs`.
+//! - A lease: `guard.rs` is what the caller holds, `handle.rs` ends its claims once, and `state.rs`
+//!   has how long it lasts, its deadline and its loss.
 //! - The background: `renewer.rs` renews and ends, `agenda.rs` says what is due, `changes.rs` sends
 //!   it, `ending.rs` is an end that is under way, `ledger.rs` has the claims that may stand
 //!   although no reply has told of them, and `forgetting.rs` deletes old rows.
@@ -26,7 +26,6 @@ pub(crate) mod attempt;
 pub(crate) mod builder;
 pub(crate) mod changes;
 pub(crate) mod claims;
-mod creates;
 pub(crate) mod ending;
 mod forgetting;
 pub(crate) mod guard;
@@ -36,9 +35,7 @@ pub(crate) mod held;
 pub(crate) mod info;
 pub(crate) mod ledger;
 pub(crate) mod lock;
-pub(crate) mod polling;
 pub(crate) mod readers;
-pub(crate) mod reads;
 pub(crate) mod renewer;
 pub(crate) mod replies;
 pub(crate) mod resource_lock;
@@ -46,7 +43,6 @@ mod run;
 pub(crate) mod shared;
 #[cfg(all(test, feature = "sqlite", feature = "schedule"))]
 mod slept_tests;
-pub(crate) mod span;
 pub(crate) mod state;
 pub(crate) mod terms;
 pub(crate) mod wait;

@@ -27,12 +27,11 @@ use tracing::level_filters::LevelFilter;
 use crate::{
     key::Claim,
     lease::{
-        agenda::{Agenda, Batch},
+        agenda::Agenda,
         changes::{self, ChangeReply, GroupReply},
         ending::{EndOutcome, Ending},
         ledger::Ledger,
-        span::Span,
-        state::{LeaseState, SEEN_WITHOUT},
+        state::{LeaseState, SEEN_WITHOUT, Span},
     },
     metrics, pacing,
     queue::wakeups::Wakeups,
@@ -43,7 +42,7 @@ use crate::{
         time::Instant,
         timers::sleep_until,
     },
-    store::{Change, Database, Outcome, failure::Remedy, late_among, lost_among, skipped_among},
+    store::{Change, Database, Outcome, late_among, lost_among, skipped_among},
     sync::{OnDrop, lock},
 };
 
@@ -136,7 +135,7 @@ impl<DB: Database> Renewer<DB> {
         if held.is_last() {
             self.stop_renewing(held);
         } else {
-            lock(&self.agenda).reschedule(held.id(), *sent + next, false);
+            lock(&self.agenda).reschedule(held.id(), *sent + next);
         }
         Outcome::Done
     }
@@ -219,22 +218,15 @@ impl<DB: Database> Renewer<DB> {
         }))
     }
 
-    async fn renew_batch(self: &Arc<Self>, span: Span, batch: Batch<Arc<LeaseState>>) {
-        if batch.items.is_empty() {
+    async fn renew_batch(self: &Arc<Self>, span: Span, batch: Vec<Arc<LeaseState>>) {
+        if batch.is_empty() {
             return;
         }
-        let (sent, soon) = (Instant::now(), pacing::renewal_retry(span.lease));
+        let sent = Instant::now();
         let limit = sent + pacing::attempt(span.lease);
-        batch.items.iter().for_each(|held| held.row_lasts_until(limit + span.of_row()));
-        let groups: Vec<Vec<Claim>> = batch.items.iter().map(|held| held.claims.clone()).collect();
-        // A panic of the driver delays the next attempt too.
-        let later = OnDrop(|| {
-            let soon = Instant::now() + soon;
-            batch.items.iter().for_each(|held| lock(&self.agenda).reschedule(held.id(), soon, false));
-        });
-        let replies =
-            changes::send_apart(&self.sessions, span, &groups, batch.refused_from, span.renewal(), limit).await;
-        std::mem::forget(later);
+        batch.iter().for_each(|held| held.row_lasts_until(limit + span.of_row()));
+        let groups: Vec<Vec<Claim>> = batch.iter().map(|held| held.claims.clone()).collect();
+        let replies = changes::send_apart(&self.sessions, span, &groups, span.renewal(), limit).await;
         let failed = replies.iter().filter(|reply| reply.reply.is_err()).count();
         threads::emit(move || {
             metrics::renewed(sent.elapsed());
@@ -246,35 +238,31 @@ impl<DB: Database> Renewer<DB> {
                 );
             }
         });
-        let soon = Instant::now() + soon;
+        let soon = Instant::now() + pacing::renewal_retry(span.lease);
         // Leases that were renewed together stay together.
         let next = pacing::renewal_interval(span.lease);
-        for (held, GroupReply { reply, unanswered }) in batch.items.iter().zip(replies) {
+        for (held, GroupReply { reply, unanswered }) in batch.iter().zip(replies) {
             if unanswered {
                 held.renewing_until(limit);
             }
-            let outcome = reply.as_ref().map(|answer| (answer.sent, self.renewed(held, answer, next)));
-            match outcome {
-                Ok((sent, Outcome::Skipped { left })) => {
-                    let left = (left - span.lock_delay).to_std().unwrap_or_default();
-                    held.hold_until(span.deadline(sent, left));
-                    let renew_at = soon.max(sent + left.saturating_sub(span.lease * 2 / 3));
-                    lock(&self.agenda).reschedule(held.id(), renew_at, false);
-                }
-                Ok((_, Outcome::TooLate(_))) => lock(&self.agenda).reschedule(held.id(), soon, false),
-                Ok((_, Outcome::Done | Outcome::Lost)) => {}
-                Err(remedy) => lock(&self.agenda).reschedule(held.id(), soon, *remedy != Remedy::Again),
+            // Without a reply, or after one that came too late, the time of the agenda stands.
+            let Ok(answer) = reply else { continue };
+            if let Outcome::Skipped { left } = self.renewed(held, &answer, next) {
+                let left = (left - span.lock_delay).to_std().unwrap_or_default();
+                held.hold_until(span.deadline(answer.sent, left));
+                let renew_at = soon.max(answer.sent + left.saturating_sub(span.lease * 2 / 3));
+                lock(&self.agenda).reschedule(held.id(), renew_at);
             }
         }
     }
 
-    async fn end_batch(self: &Arc<Self>, span: Span, batch: Batch<(u64, Claim)>, change: Change) {
+    async fn end_batch(self: &Arc<Self>, span: Span, batch: Vec<(u64, Claim)>, change: Change) {
         let sent = Instant::now();
         let limit = sent + pacing::attempt(span.lease);
-        let groups: Vec<Vec<Claim>> = batch.items.iter().map(|(_, claim)| vec![claim.clone()]).collect();
-        let replies = changes::send_apart(&self.sessions, span, &groups, batch.refused_from, change, limit).await;
+        let groups: Vec<Vec<Claim>> = batch.iter().map(|(_, claim)| vec![claim.clone()]).collect();
+        let replies = changes::send_apart(&self.sessions, span, &groups, change, limit).await;
         let mut rest = replies.as_slice();
-        for claims in batch.items.chunk_by(|one, next| one.0 == next.0) {
+        for claims in batch.chunk_by(|one, next| one.0 == next.0) {
             let (replies, others) = rest.split_at(claims.len().min(rest.len()));
             rest = others;
             let number = claims[0].0;

@@ -13,7 +13,10 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     lease::{
-        changes::Release, claims::ClaimSet, creates::Creation, readers::AllReaders, reads::RangeRead, renewer::Renewer,
+        changes::Release,
+        claims::{ClaimSet, Creation, RangeRead},
+        readers::AllReaders,
+        renewer::Renewer,
         terms::KeyTerms,
     },
     queue::Waiting,

@@ -1,4 +1,4 @@
-//! The state that the values of a lease (`LeaseHandle`) share with its renewer.
+//! How long a lease lasts, and the state that its values (`LeaseHandle`) share with its renewer.
 
 use std::{
     sync::{
@@ -8,19 +8,22 @@ use std::{
     time::Duration,
 };
 
+use chrono::TimeDelta;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     key::Claim,
-    lease::span::Span,
     metrics::{self, Held},
+    pacing::{self, Backoff},
     queue::wakeups::Wakeups,
+    rules::Terms,
     session::{
         clock::{Deadline, Watch, watch},
         fork::is_forked,
         threads::{self, Subscriber},
         time::Instant,
     },
+    store::Change,
     sync::lock,
 };
 
@@ -33,6 +36,51 @@ pub(crate) const SEEN_WITHOUT: &str = "its row was seen without the claim";
 
 /// In place of the index of a lost claim.
 const NOT_LOST: usize = usize::MAX;
+
+/// How long leases last: in their rows, and for their holders. One statement renews the leases of
+/// one span, because their holders rely on the same part of it.
+///
+/// The lease of a row is the lease of the handle and its lock-delay. The holder relies on the first
+/// part alone. A release frees the key at once, and so do a forced release, an abandonment by a
+/// caller whose work has stopped, and a transaction that failed. A lease that is dropped keeps the
+/// key closed for the lock-delay, because its work may still run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Span {
+    /// How long a holder may trust a lease. The row's lease is longer by the lock-delay.
+    pub lease: Duration,
+    pub lock_delay: TimeDelta,
+}
+
+impl Span {
+    pub fn of(&Terms { lease, lock_delay, .. }: &Terms) -> Self {
+        Self { lease: (lease - lock_delay).to_std().unwrap_or_default(), lock_delay }
+    }
+
+    pub fn renewal(self) -> Change {
+        Change::Renew(TimeDelta::from_std(self.of_row()).unwrap_or(TimeDelta::MAX))
+    }
+
+    /// Returns the whole lease as the row keeps it.
+    pub fn of_row(self) -> Duration {
+        self.lease + self.lock_delay.to_std().unwrap_or_default()
+    }
+
+    /// Returns when a claim with `left` at `sent` counts as lost. The deadline is a little early,
+    /// for clocks that diverge and timers that fire late.
+    pub fn deadline(self, sent: Instant, left: Duration) -> Instant {
+        sent + pacing::trusted(left, self.lease)
+    }
+
+    /// Returns how long a whole lease counts on the client's side.
+    pub fn local(self) -> Duration {
+        pacing::trusted(self.lease, self.lease)
+    }
+
+    /// Returns the pauses between attempts to end a claim.
+    pub fn pauses(self) -> Backoff {
+        Backoff::up_to(pacing::longest_retry_pause(self.lease))
+    }
+}
 
 /// The claims of one lease, which are held and lost together.
 pub(crate) struct LeaseState {
@@ -258,8 +306,6 @@ impl Drop for LeaseState {
 
 #[cfg(test)]
 mod tests {
-    use chrono::TimeDelta;
-
     use super::*;
 
     #[test]

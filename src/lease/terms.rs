@@ -8,7 +8,7 @@ use std::{
 use chrono::TimeDelta;
 
 use crate::{
-    lease::{changes::Release, renewer::Renewer, span::Span},
+    lease::{changes::Release, renewer::Renewer, state::Span},
     queue::local::LocalQueues,
     rules::Terms,
     session::queue::Queue,

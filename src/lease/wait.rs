@@ -7,6 +7,7 @@
 //! refusal named.
 
 use std::{
+    ops::ControlFlow,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -19,14 +20,13 @@ use crate::{
         attempt::{ClaimAttempt, REPLY},
         handle::{LeaseHandle, subject},
         ledger::Pending,
-        polling::{PollEnd, PollOutcome, RequestState},
         replies::queued,
         shared::Shared,
         terms::KeyTerms,
         wanted::Wanted,
     },
     metrics::Counted,
-    pacing::poll_pause,
+    pacing::{Backoff, poll_backoff, poll_pause, poll_sooner},
     queue::{
         listener::Listening,
         local::{LocalQueue, Turn},
@@ -112,6 +112,56 @@ struct PendingAcquire<'a, DB: Database> {
     last_error: Mutex<Option<Error>>,
 }
 
+/// The state of a waiter that polls in its turn, until it claims one of several keys.
+struct RequestState<'a, DB: Database> {
+    /// Passed on before the claim on one of several keys is sent, so that the next waiter can claim
+    /// another one.
+    turn: Option<Turn>,
+    ticket: Option<Ticket<DB>>,
+    /// A claim request of this attempt was sent and not answered. Another request finds the claim
+    /// if it was granted.
+    unanswered: Option<ClaimAttempt<'a, DB>>,
+    /// A request of this process was refused before.
+    waited: bool,
+    backoff: Backoff,
+    /// The value that the last refusal came with. A different one means that the state of the keys
+    /// has changed.
+    last_seen: Option<i64>,
+    /// The last request was sent without a pause, because the key was found to be free.
+    retried_after_free: bool,
+}
+
+impl<DB: Database> RequestState<'_, DB> {
+    fn new(turn: Turn, ticket: Option<Ticket<DB>>) -> Self {
+        let (unanswered, last_seen) = (None, None);
+        let (turn, backoff) = (Some(turn), poll_backoff(DB::NOTIFIES));
+        Self { turn, ticket, unanswered, waited: false, backoff, last_seen, retried_after_free: false }
+    }
+
+    /// Records a refusal. The next pauses are shorter if the state of the keys has changed.
+    fn on_refused(&mut self, seen: i64) {
+        if self.last_seen.replace(seen).is_some_and(|before| before != seen) {
+            self.backoff = poll_sooner(self.backoff);
+        }
+        self.waited = true;
+    }
+}
+
+/// How sending requests in a turn ended.
+enum PollEnd<DB: Database> {
+    Finished(Attempt<LeaseHandle<DB>>),
+    /// The turn belongs to another waiter of this process. Numbers that were drawn one after the
+    /// other need not grow where several nodes assign them. A waiter without a ticket has passed
+    /// its turn on and was then refused.
+    YieldTurn(Option<Ticket<DB>>),
+    /// A ticket is needed.
+    NeedsTicket,
+}
+
+/// The outcome of one request. A refusal comes with a value that shows whether the state of the
+/// keys has changed since the last request.
+type Polled<DB> = ControlFlow<PollEnd<DB>, (Refusal, i64)>;
+
 impl<'a, DB: Database> PendingAcquire<'a, DB> {
     async fn granted_or_refused(&self) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         let fair = self.key_terms.terms.fair;
@@ -165,10 +215,11 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
                 self.wait_for_place().await;
             }
             let (refusal, seen) = match self.poll_through_failures(&mut state).await? {
-                PollOutcome::Granted(granted) => return Ok(self.on_granted(granted, state).await),
-                PollOutcome::Refused(refusal, seen) => (refusal, seen),
-                PollOutcome::TicketLost => return Ok(PollEnd::NeedsTicket),
-                PollOutcome::BehindLocalWaiter => return Ok(PollEnd::YieldTurn(state.ticket)),
+                ControlFlow::Continue(refused) => refused,
+                ControlFlow::Break(PollEnd::Finished(Attempt::Acquired(granted))) => {
+                    return Ok(self.on_granted(granted, state).await);
+                }
+                ControlFlow::Break(end) => return Ok(end),
             };
             self.record_refusal(&refusal);
             if state.turn.is_none() {
@@ -257,7 +308,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
     }
 
     /// Sends requests until one has a reply, or until the wait is over.
-    async fn poll_through_failures(&self, state: &mut RequestState<'a, DB>) -> Result<PollOutcome<DB>, Error> {
+    async fn poll_through_failures(&self, state: &mut RequestState<'a, DB>) -> Result<Polled<DB>, Error> {
         let mut retry = Repeat::recording(self.until, &self.last_error);
         loop {
             let outcome = self.poll_once(state).await;
@@ -273,20 +324,21 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
     }
 
     /// Checks the position in the queues and sends one request.
-    async fn poll_once(&self, state: &mut RequestState<'a, DB>) -> Result<PollOutcome<DB>, Error> {
+    async fn poll_once(&self, state: &mut RequestState<'a, DB>) -> Result<Polled<DB>, Error> {
         // Checked before each claim, because a ticket may lapse at any time, and its waiter is then
         // no longer first. A claim that may have been granted is requested first of all, because it
         // keeps other holders out.
         if let (Some(ticket), None) = (&state.ticket, &state.unanswered) {
             let behind = match self.ticket_position(ticket.number).await? {
                 Position::First => None,
+                // It waits for the turn too.
                 Position::Behind { number, .. } if self.queue.has_waiting(number) => {
-                    Some(PollOutcome::BehindLocalWaiter)
+                    Some(ControlFlow::Break(PollEnd::YieldTurn(state.ticket.take())))
                 }
                 Position::Behind { key, number, left } => {
-                    Some(PollOutcome::Refused(queued(self.wanted.asked(key), left), number))
+                    Some(ControlFlow::Continue((queued(self.wanted.asked(key), left), number)))
                 }
-                Position::TicketMissing | Position::Unknown => Some(PollOutcome::TicketLost),
+                Position::TicketMissing | Position::Unknown => Some(ControlFlow::Break(PollEnd::NeedsTicket)),
             };
             if let Some(behind) = behind {
                 *lock(&self.asking_since) = None;
@@ -309,11 +361,11 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         let answer = answer?;
         *lock(&self.asking_since) = None;
         Ok(match answer {
-            Attempt::Acquired(granted) => PollOutcome::Granted(granted),
             Attempt::Refused(refusal) => {
                 let since = refusal.since.map_or(0, |since| since.timestamp_micros());
-                PollOutcome::Refused(refusal, since)
+                ControlFlow::Continue((refusal, since))
             }
+            acquired => ControlFlow::Break(PollEnd::Finished(acquired)),
         })
     }
 

@@ -39,32 +39,28 @@ impl Wanted {
 /// What to do about several rows of which one is enough.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// Claim the key at this index.
+    /// Claim the key at this index. Its row may be missing.
     Claim(usize),
-    /// Create the missing rows at these indexes.
-    Create(Vec<usize>),
     /// Refuse. The row at this index is the first that may be free: a key that is held may be
     /// released before any minimum interval is over.
     Refuse(usize),
 }
 
 /// Chooses by the verdicts on the rows. A claim that the holder has already comes first, because an
-/// earlier request of it may have brought no reply; then a free row, then one to take over. Among
-/// equals, `random` decides, so that requests that see the same rows choose different ones.
+/// earlier request of it may have brought no reply; then a free row, then one to take over, then
+/// one that is missing. Among equals, `random` decides, so that requests that see the same rows
+/// choose different ones.
 pub(crate) fn choose(verdicts: &[Verdict], random: usize) -> Choice {
     let rank = |verdict: &Verdict| match verdict {
         Verdict::Same => Some(0),
         Verdict::Acquire => Some(1),
         Verdict::TakeOver => Some(2),
-        Verdict::Create | Verdict::Refuse(..) => None,
+        Verdict::Create => Some(3),
+        Verdict::Refuse(..) => None,
     };
     if let Some(best) = verdicts.iter().filter_map(rank).min() {
         let free: Vec<usize> = (0..verdicts.len()).filter(|index| rank(&verdicts[*index]) == Some(best)).collect();
         return Choice::Claim(free[random % free.len()]);
-    }
-    let missing: Vec<usize> = (0..verdicts.len()).filter(|index| verdicts[*index] == Verdict::Create).collect();
-    if !missing.is_empty() {
-        return Choice::Create(missing);
     }
     let free_at = |index: &usize| match verdicts[*index] {
         Verdict::Refuse(reason, until) => (reason == Reason::WithinMinInterval, Reverse(until.map(Reverse))),
@@ -107,9 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_created_only_if_none_is_free() {
+    fn a_missing_row_is_chosen_only_if_none_is_free() {
         let verdicts = [held(None), Verdict::Create, Verdict::Create];
-        assert_eq!(choose(&verdicts, 0), Choice::Create(vec![1, 2]));
+        assert_eq!((choose(&verdicts, 0), choose(&verdicts, 1)), (Choice::Claim(1), Choice::Claim(2)));
     }
 
     #[test]

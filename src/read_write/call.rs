@@ -13,11 +13,11 @@ use crate::{
     key::Holder,
     lease::{
         attempt::ClaimAttempt,
+        claims::RangeRead,
         handle::LeaseHandle,
         ledger::Pending,
         lock::LeaseLock,
         readers::{Number, Readers},
-        reads::RangeRead,
         wait::LONGEST,
         wanted::Wanted,
     },

@@ -15,16 +15,6 @@ use crate::{
     store::{Database, admin::Listed},
 };
 
-/// How the wait for the readers ended.
-pub(crate) enum Drained {
-    /// No reader is left.
-    Empty,
-    /// A reader is left, and the call makes one attempt.
-    Occupied(Refusal),
-    /// The claim on the name was lost.
-    Lost(Error),
-}
-
 /// The claim of a reader that a writer waits for.
 struct Reader {
     token: Token,
@@ -40,35 +30,39 @@ impl Reader {
 }
 
 impl<DB: Database> Call<'_, DB> {
-    pub async fn write(&self) -> Result<Attempt<LeaseHandle<DB>>, Error> {
-        self.within(self.claim_alone()).await
+    /// Lets a writer in, which may read itself under `own`.
+    pub async fn write(&self, own: Option<&Claim>) -> Result<Attempt<LeaseHandle<DB>>, Error> {
+        self.within(self.claim_alone(own)).await
     }
 
-    async fn claim_alone(&self) -> Result<Attempt<LeaseHandle<DB>>, Error> {
+    async fn claim_alone(&self, own: Option<&Claim>) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         loop {
             let claim = match self.claim_name().await? {
                 Attempt::Acquired(claim) => claim,
                 Attempt::Refused(refusal) => return Ok(Attempt::Refused(refusal)),
             };
-            match self.drain(&claim, None).await? {
-                Drained::Empty => return Ok(Attempt::Acquired(claim)),
-                Drained::Occupied(refusal) => {
+            match self.drain(&claim, own).await {
+                Ok(None) => return Ok(Attempt::Acquired(claim)),
+                Ok(Some(refusal)) => {
                     claim.undo().await;
                     return Ok(Attempt::Refused(refusal));
                 }
-                Drained::Lost(error) if self.is_one_attempt() || self.left().is_zero() => return Err(error),
-                Drained::Lost(error) => tracing::debug!(%error, "the wait for the readers begins again"),
+                Err(error @ Error::Lost { .. }) if !self.is_one_attempt() && !self.left().is_zero() => {
+                    tracing::debug!(%error, "the wait for the readers begins again");
+                }
+                Err(error) => return Err(error),
             }
         }
     }
 
     /// Waits until no reader is left that was let in before `claim` was granted on the name, apart
-    /// from `own`. The claim is renewed like any other.
+    /// from `own`. The claim is renewed like any other. Returns the refusal if a reader is left and
+    /// the call makes one attempt, and [`Error::Lost`] if the claim was lost.
     ///
     /// The first look shows all of these readers, because it begins after the claim is committed. A
     /// reader whose claim is committed later sees the claim on the name and is not let in, so it is
     /// not waited for: readers that come and find the name held do not delay the writer.
-    pub async fn drain(&self, claim: &LeaseHandle<DB>, own: Option<&Claim>) -> Result<Drained, Error> {
+    async fn drain(&self, claim: &LeaseHandle<DB>, own: Option<&Claim>) -> Result<Option<Refusal>, Error> {
         let mut before: Option<Vec<(Key, Token)>> = None;
         let (mut retry, mut pauses, mut releases) = (self.retry(), poll_backoff(DB::NOTIFIES), None);
         loop {
@@ -87,11 +81,11 @@ impl<DB: Database> Call<'_, DB> {
                 left.push(reader);
             }
             if !claim.held.stands() {
-                return Ok(Drained::Lost(claim.error_lost()));
+                return Err(claim.error_lost());
             }
-            let Some(first) = left.first() else { return Ok(Drained::Empty) };
+            let Some(first) = left.first() else { return Ok(None) };
             if self.is_one_attempt() {
-                return Ok(Drained::Occupied(first.refusal.clone()));
+                return Ok(Some(first.refusal.clone()));
             }
             self.record(&first.refusal);
             let until = Instant::now() + pauses.next().min(first.refusal.retry_after.unwrap_or(self.left()));

@@ -11,7 +11,7 @@ use crate::{
     key::Key,
     lease::{guard::Lease, lock::LeaseLock},
     pacing::retry_backoff,
-    read_write::{call::Call, drain::Drained, names::Names},
+    read_write::{call::Call, names::Names},
     rules::Rules,
     session::timers::sleep,
     store::Database,
@@ -219,19 +219,11 @@ impl<DB: Database> ReadWriteLock<DB> {
         // The rest of the call stays with its caller.
         self.lock.check_admits(vec![self.names.longest.clone()]).await?;
         let call = Call::new(&self.lock, &self.names, Duration::ZERO).await?;
-        let name = match call.claim_name().await? {
-            Attempt::Acquired(name) => name,
-            Attempt::Refused(refusal) => return Ok(Attempt::Refused(refusal)),
-        };
-        match call.drain(&name, Some(reader.claim())).await? {
+        match call.write(Some(reader.claim())).await? {
             // Its lease stood when the name was claimed: no other writer was let in before.
-            Drained::Empty if reader.is_held() => Ok(Attempt::Acquired(Lease::new(name))),
-            Drained::Empty => Err(reader.handle.error_lost()),
-            Drained::Occupied(refusal) => {
-                name.undo().await;
-                Ok(Attempt::Refused(refusal))
-            }
-            Drained::Lost(error) => Err(error),
+            Attempt::Acquired(name) if reader.is_held() => Ok(Attempt::Acquired(Lease::new(name))),
+            Attempt::Acquired(_) => Err(reader.handle.error_lost()),
+            Attempt::Refused(refusal) => Ok(Attempt::Refused(refusal)),
         }
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! `read.rs` lets a reader in, and `drain.rs` a writer, which waits for the readers that its first
 //! look showed. One look serves all readers of a process that asked for it before it was sent
-//! (`lease/reads.rs`). The readers of a process that wait for the name enter together, under the
+//! (`lease/claims.rs`). The readers of a process that wait for the name enter together, under the
 //! claim of the first one (`lease/readers.rs`).
 
 pub(crate) mod call;

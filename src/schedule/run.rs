@@ -199,7 +199,7 @@ async fn begin<DB: Database>(
 /// Returns whether the server has refused a statement, and would refuse it again.
 fn is_refusal(error: &Error) -> bool {
     let Error::Database(fault) = error else { return false };
-    matches!(fault, DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. }) && !error.is_harmless()
+    matches!(fault, DatabaseFault::Failed { outcome: Certainty::NothingChanged, .. }) && !error.is_retryable()
 }
 
 /// Does the work of a tick, and records its end.

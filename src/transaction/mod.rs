@@ -179,7 +179,11 @@ async fn acquired<'a, DB: Database, E>(
             Ok(grant) => return Ok(grant),
             // All connections are in use, or the server is recovering. There is time left to wait
             // for that.
-            Err(error) if error.is_harmless() && !tries.left().is_zero() => outage_pause().await,
+            Err(ref error @ Error::Database(ref fault))
+                if fault.outcome() == Certainty::NothingChanged && error.is_retryable() && !tries.left().is_zero() =>
+            {
+                outage_pause().await;
+            }
             Err(error) => return Err(error.into()),
         }
     }

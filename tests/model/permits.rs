@@ -208,7 +208,6 @@ impl State {
             Action::Guess(_, row) => Stage::Asks { holder, chosen: Some(row), unanswered },
             Action::Look(_, random) => match self.look(design, id, holder, random) {
                 Choice::Claim(row) => Stage::Asks { holder, chosen: Some(row), unanswered },
-                Choice::Create(_) => return None,
                 Choice::Refuse(_) => Stage::Idle,
             },
             Action::Claim(_) => match self.claim(design, holder, chosen?) {

@@ -1,6 +1,6 @@
 //! Instances that wait for keys of the lock table, hold them, and release them
-//! (`src/lease/wait.rs`, `src/lease/polling.rs`). `claims.rs` sends their claims, `leases.rs`
-//! renews what they hold, `notifications.rs` tells them of releases.
+//! (`src/lease/wait.rs`). `claims.rs` sends their claims, `leases.rs` renews what they hold,
+//! `notifications.rs` tells them of releases.
 
 use std::{collections::VecDeque, time::Duration};
 
