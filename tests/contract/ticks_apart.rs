@@ -9,13 +9,13 @@ use harness::{
 };
 use rowlock::{Error, Schedule, Schedules, Tick, errors::NotFound, jobs::TickOutcome};
 use tokio::{
+    runtime::{Builder, Runtime},
     sync::{mpsc, watch},
     task::{JoinHandle, JoinSet},
     time::{Instant, sleep, timeout},
 };
 
 use crate::{
-    failures_apart::still,
     isolation::pool_of_at,
     ticks::{Never, SHORT, due, idle, info, instance, told},
 };
@@ -196,6 +196,16 @@ async fn end_after_an_outage<DB: TestDatabase>(
     proxy.open();
     assert_eq!(timeout(PATIENCE, outcome).await.unwrap().unwrap().unwrap(), TickOutcome::Succeeded);
     assert_eq!(told(db, "k").await, "S1");
+}
+
+/// Returns a runtime that is driven only until the work is done, and the result of the work.
+fn still<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> (Runtime, T) {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let driven = std::thread::spawn(move || {
+        let done = runtime.block_on(work);
+        (runtime, done)
+    });
+    driven.join().unwrap()
 }
 
 /// The run's work stands still with its runtime, and its lease goes on.
