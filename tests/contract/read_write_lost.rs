@@ -110,13 +110,15 @@ async fn a_dropped_try_of_a_writer_leaves_nothing<DB: TestDatabase>(db: TestDb<D
 }
 
 async fn a_dropped_wait_of_a_writer_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
-    at_each_stop(
-        &db,
-        Before::Missing,
-        async |_| {},
-        async |stage, ()| drop(acquired(of(stage).writer().acquire(PATIENCE).await)),
-    )
-    .await;
+    for before in [Before::Missing, Before::Free] {
+        at_each_stop(
+            &db,
+            before,
+            async |_| {},
+            async |stage, ()| drop(acquired(of(stage).writer().acquire(PATIENCE).await)),
+        )
+        .await;
+    }
 }
 
 /// An expired reader is there, whose claim the writer takes over.
@@ -288,6 +290,10 @@ async fn beside<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip:
     let lease = acquired(lease);
     assert!(other.try_acquire().await.unwrap().refused().is_some(), "{way:?} {trip}: let in beside the other");
     drop(lease);
+    if message == Message::Lost {
+        let is_free = async || other.try_acquire().await.unwrap().acquired().is_some();
+        eventually("the name is free", is_free).await;
+    }
     // What could not be ended through the proxy would keep its key until its lease ends.
     delayed.shutdown(PATIENCE / 4).await;
     db.execute("DELETE FROM t_resource_lock").await;
