@@ -1,5 +1,4 @@
-//! Never more holders than a lock allows: the promises of every lock under the one trait, with one
-//! permit (a lease) and with several (a semaphore).
+//! Never more holders of a name than are allowed: one writer, or as many as a semaphore has permits.
 
 use std::{
     sync::{
@@ -12,8 +11,9 @@ use std::{
 use harness::{
     PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
+    refused,
 };
-use rowlock::{Access, Attempt, Error, Held as HeldLease, Lease, LeaseLock, Reason, ResourceLock, RunError, Tx};
+use rowlock::{Access, Error, Held as HeldLease, Lease, LeaseLock, Reason, ResourceLock, RunError, Tx};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},
     task::JoinSet,
@@ -43,62 +43,31 @@ harness::tests!(
 const SHORT: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(60);
 
-/// The limit that stands for the writers of a read-write lock: one at a time.
-const WRITERS: usize = 0;
+/// How many writers hold a name at a time.
+const WRITERS: usize = 1;
+const PERMITS: usize = 3;
+const LIMITS: [usize; 2] = [WRITERS, PERMITS];
 
-/// A lock, and how many holders it allows.
-pub struct Limited<DB: TestDatabase> {
-    pub lock: LeaseLock<DB>,
-    pub most: usize,
-    writes: bool,
-}
-
-impl<DB: TestDatabase> Limited<DB> {
-    /// Returns the access to a name, unless it is that of a key.
-    fn access(&self, name: &str) -> Option<Access<DB>> {
-        match self.most {
-            _ if self.writes => Some(self.lock.read_write(name).writer().clone()),
-            1 => None,
-            most => Some(self.lock.semaphore(name, u32::try_from(most).unwrap())),
-        }
-    }
-
-    pub async fn acquire(&self, name: &str, wait: Duration) -> Result<Lease<DB>, Error> {
-        match self.access(name) {
-            Some(access) => access.acquire(wait).await,
-            None => self.lock.acquire(name, wait).await,
-        }
-    }
-
-    async fn try_acquire(&self, name: &str) -> Attempt<Lease<DB>> {
-        match self.access(name) {
-            Some(access) => access.try_acquire().await.unwrap(),
-            None => self.lock.try_acquire(name).await.unwrap(),
-        }
+/// Returns the access to a name that this many may hold at a time: as its writer, or with a permit.
+fn limited<DB: TestDatabase>(lock: &LeaseLock<DB>, name: &str, most: usize) -> Access<DB> {
+    match most {
+        WRITERS => lock.read_write(name).writer().clone(),
+        most => lock.semaphore(name, u32::try_from(most).unwrap()),
     }
 }
 
-/// Returns a lock that allows this many holders of a key, for the jobs of processes.
-fn limits() -> [usize; 4] {
-    [WRITERS, 1, 3, 8]
-}
-
-/// Returns a lock that this many may hold at a time.
-fn limited<DB: TestDatabase>(lock: &LeaseLock<DB>, most: usize) -> Limited<DB> {
-    Limited { lock: lock.clone(), most: most.max(1), writes: most == WRITERS }
-}
-
-fn every_lock<DB: TestDatabase>(lock: &LeaseLock<DB>) -> Vec<Limited<DB>> {
-    limits().map(|most| limited(lock, most)).into()
+async fn each<DB: TestDatabase>(limited: &Access<DB>, most: usize) -> Vec<Lease<DB>> {
+    let mut leases = Vec::new();
+    for _ in 0..most {
+        leases.push(acquired(limited.acquire(PATIENCE).await));
+    }
+    leases
 }
 
 /// Returns as many grants as are allowed, and checks that there is no other one.
-async fn fill<DB: TestDatabase>(limited: &Limited<DB>) -> Vec<Lease<DB>> {
-    let mut leases = Vec::new();
-    for _ in 0..limited.most {
-        leases.push(acquired(limited.acquire("k", PATIENCE).await));
-    }
-    let refusal = limited.try_acquire("k").await.refused().expect("all places are taken");
+async fn fill<DB: TestDatabase>(limited: &Access<DB>, most: usize) -> Vec<Lease<DB>> {
+    let leases = each(limited, most).await;
+    let refusal = refused(limited.try_acquire().await);
     assert_eq!(refusal.reason, Reason::Held, "{refusal}");
     leases
 }
@@ -129,17 +98,17 @@ impl Count {
 
 /// Tasks of two locks, which share nothing but the database, as two processes do.
 async fn no_more_than_allowed_and_as_many_as_allowed<DB: TestDatabase>(db: TestDb<DB>) {
-    for most in limits() {
+    for most in LIMITS {
         let (count, mut tasks) = (Arc::new(Count::default()), JoinSet::new());
         for lock in [db.lock(), db.lock()] {
             for _ in 0..8 {
-                let (count, limited) = (count.clone(), limited(&lock, most));
+                let (count, limited) = (count.clone(), limited(&lock, "k", most));
                 tasks.spawn(async move {
                     for _ in 0..5 {
-                        let grant = acquired(limited.acquire("k", PATIENCE * 3).await);
+                        let grant = acquired(limited.acquire(PATIENCE * 3).await);
                         count.begin();
                         eventually("as many as are allowed hold it at once", || async {
-                            count.highest.load(Ordering::SeqCst) >= limited.most
+                            count.highest.load(Ordering::SeqCst) >= most
                         })
                         .await;
                         sleep(Duration::from_millis(fastrand::u64(5..20))).await;
@@ -153,9 +122,8 @@ async fn no_more_than_allowed_and_as_many_as_allowed<DB: TestDatabase>(db: TestD
             ended.unwrap();
         }
         let highest = count.highest.load(Ordering::SeqCst);
-        assert!(highest <= most.max(1), "{highest} at a time, and {most} are allowed");
-        let limited = limited(&db.lock(), most);
-        release_all(fill(&limited).await).await;
+        assert!(highest <= most, "{highest} at a time, and {most} are allowed");
+        release_all(fill(&limited(&db.lock(), "k", most), most).await).await;
     }
 }
 
@@ -186,16 +154,16 @@ fn most_at_a_time(held: &Held) -> usize {
 /// Some holders crash (nothing renews or ends their claims), some are paused until their leases are
 /// over, and some renew.
 async fn no_more_than_allowed_beside_crashes_and_losses<DB: TestDatabase>(db: TestDb<DB>) {
-    for most in limits() {
+    for most in LIMITS {
         let (held, mut tasks) = (Held::default(), JoinSet::new());
         for number in 0..12 {
             let lock = db.lock_for(SHORT / 2);
-            let (held, limited) = (held.clone(), limited(&lock, most));
+            let (held, limited) = (held.clone(), limited(&lock, "k", most));
             tasks.spawn(async move {
                 let until = Instant::now() + seconds();
                 let mut turn = number;
                 while Instant::now() < until {
-                    let grant = match limited.acquire("k", SHORT / 2).await {
+                    let grant = match limited.acquire(SHORT / 2).await {
                         Ok(grant) => grant,
                         Err(Error::Refused(_)) => continue,
                         // A busy machine takes longer than the wait.
@@ -224,24 +192,23 @@ async fn no_more_than_allowed_beside_crashes_and_losses<DB: TestDatabase>(db: Te
             ended.unwrap();
         }
         let highest = most_at_a_time(&held);
-        assert!(highest <= most.max(1), "{highest} at a time, and {most} are allowed");
+        assert!(highest <= most, "{highest} at a time, and {most} are allowed");
         assert!(highest >= most.min(2), "{highest} at a time: nothing was shared");
         // No place is left behind by a holder that crashed.
-        let limited = limited(&db.lock(), most);
-        release_all(fill(&limited).await).await;
+        release_all(fill(&limited(&db.lock(), "k", most), most).await).await;
     }
 }
 
 async fn as_many_are_granted_anew_after_crashes<DB: TestDatabase>(db: TestDb<DB>) {
-    for limited in every_lock(&db.lock_for(3 * SHORT)) {
+    for most in LIMITS {
+        let limited = limited(&db.lock_for(3 * SHORT), "k", most);
         let mut tokens = Vec::new();
-        for grant in fill(&limited).await {
+        for grant in fill(&limited, most).await {
             tokens.push((grant.key().clone(), grant.token()));
             grant.detach();
         }
         let mut again = Vec::new();
-        for _ in 0..limited.most {
-            let grant = acquired(limited.acquire("k", PATIENCE).await);
+        for grant in each(&limited, most).await {
             let (_, before) = tokens.iter().find(|(key, _)| key == grant.key()).expect("one of the same places");
             assert!(grant.token() > *before && grant.taken_over_from().is_some());
             tokens.retain(|(key, _)| key != grant.key());
@@ -256,66 +223,47 @@ async fn as_many_are_granted_anew_after_crashes<DB: TestDatabase>(db: TestDb<DB>
 /// The job of a process: holds a place until the process is killed.
 pub async fn hold<DB: TestDatabase>(pool: sqlx::Pool<DB>, most: &str) {
     let lock = LeaseLock::new(pool).lease(3 * SHORT);
-    let limited = limited(&lock, most.parse().unwrap());
-    let grant = acquired(limited.acquire("k", PATIENCE).await);
+    let grant = acquired(limited(&lock, "k", most.parse().unwrap()).acquire(PATIENCE).await);
     say(format!("{} {}", grant.key(), grant.token()));
     grant.lost().await;
 }
 
 async fn a_killed_process_gives_its_place_to_another<DB: TestDatabase>(db: TestDb<DB>) {
-    let most = 3;
     let mut places = Vec::new();
-    for _ in 0..most {
-        let mut process = child::start(&db, "hold a place", &most.to_string(), std::path::Path::new(""));
+    for _ in 0..PERMITS {
+        let mut process = child::start(&db, "hold a place", &PERMITS.to_string(), std::path::Path::new(""));
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap();
         places.push((process, line.split_once(' ').unwrap().0.to_owned()));
     }
-    let limited = limited(&db.lock(), most);
+    let limited = limited(&db.lock(), "k", PERMITS);
     // All of them renew: after two leases there is no free place.
     sleep(6 * SHORT).await;
-    assert!(limited.try_acquire("k").await.refused().is_some());
-    let (mut process, place) = places.swap_remove(fastrand::usize(..most));
+    refused(limited.try_acquire().await);
+    let (mut process, place) = places.swap_remove(fastrand::usize(..PERMITS));
     process.kill().await.unwrap();
-    let grant = acquired(limited.acquire("k", PATIENCE).await);
+    let grant = acquired(limited.acquire(PATIENCE).await);
     assert_eq!(grant.key().as_str(), place, "the place of the process that was killed");
-    assert!(limited.try_acquire("k").await.refused().is_some(), "and no other one");
+    refused(limited.try_acquire().await); // and no other one
 }
 
 /// Each operation is dropped at one point after another. All places can be had afterwards.
 async fn at_each_stop<DB: TestDatabase>(db: TestDb<DB>, wait: Duration) {
-    for most in [WRITERS, 1, 3] {
-        let place = |stage: &Stage<'_, DB>| if most <= 1 { stage.key.clone() } else { format!("{}#1", stage.key) };
-        let prepare = async |stage: &Stage<'_, DB>| {
-            let limited = limited(&db.lock(), most);
-            let mut grants = Vec::new();
-            for _ in 0..limited.most {
-                grants.push(acquired(limited.acquire(&stage.key, PATIENCE).await));
-            }
+    let others = |stage: &Stage<'_, DB>| limited(&db.lock(), &stage.key, PERMITS);
+    at_every_stop_between(
+        &db,
+        async |stage| release_all(each(&others(stage), PERMITS).await).await,
+        async |stage, ()| drop(acquired(limited(&stage.lock, &stage.key, PERMITS).acquire(wait).await)),
+        async |_| {},
+        async |stage| {
+            stage.can_be_had(&format!("{}#1", stage.key)).await;
+            let since = Instant::now();
+            let grants = each(&others(stage), PERMITS).await;
+            assert!(since.elapsed() < PATIENCE, "{}: no place is kept longer than a lease", stage.key);
             release_all(grants).await;
-        };
-        let act = async |stage: &Stage<'_, DB>, ()| {
-            drop(acquired(limited(&stage.lock, most).acquire(&stage.key, wait).await));
-        };
-        at_every_stop_between(
-            &db,
-            prepare,
-            act,
-            async |_| {},
-            async |stage| {
-                stage.can_be_had(&place(stage)).await;
-                let limited = limited(&db.lock(), most);
-                let since = Instant::now();
-                let mut grants = Vec::new();
-                for _ in 0..limited.most {
-                    grants.push(acquired(limited.acquire(&stage.key, PATIENCE).await));
-                }
-                assert!(since.elapsed() < PATIENCE, "{}: no place is kept longer than a lease", stage.key);
-                release_all(grants).await;
-            },
-        )
-        .await;
-    }
+        },
+    )
+    .await;
 }
 
 async fn a_dropped_attempt_takes_no_place<DB: TestDatabase>(db: TestDb<DB>) {
@@ -326,54 +274,46 @@ async fn a_dropped_wait_takes_no_place<DB: TestDatabase>(db: TestDb<DB>) {
     at_each_stop(db, PATIENCE).await;
 }
 
-async fn confirmed<DB: TestDatabase>(limited: &Limited<DB>, grant: &Lease<DB>) -> Result<(), Error> {
-    let mut tx = limited.lock.pool().begin().await.unwrap();
-    limited.lock.confirm(grant.claim(), &mut tx).await?;
+async fn confirmed<DB: TestDatabase>(lock: &LeaseLock<DB>, grant: &Lease<DB>) -> Result<(), Error> {
+    let mut tx = lock.pool().begin().await.unwrap();
+    lock.confirm(grant.claim(), &mut tx).await?;
     tx.commit().await.unwrap();
     Ok(())
 }
 
 async fn every_holder_can_commit_and_none_that_was_replaced<DB: TestDatabase>(db: TestDb<DB>) {
-    for limited in every_lock(&db.lock_for(LONG)) {
-        let grants = fill(&limited).await;
+    let lock = db.lock_for(LONG);
+    for most in LIMITS {
+        let grants = fill(&limited(&lock, "k", most), most).await;
         for grant in &grants {
-            confirmed(&limited, grant).await.unwrap();
+            confirmed(&lock, grant).await.unwrap();
         }
         let replaced = &grants[fastrand::usize(..grants.len())];
         db.take_from(replaced.key().as_str()).await;
         for grant in &grants {
-            let committed = confirmed(&limited, grant).await;
+            let committed = confirmed(&lock, grant).await;
             match grant.key() == replaced.key() {
                 true => assert!(matches!(committed, Err(Error::Lost { .. })), "{committed:?}"),
                 false => committed.unwrap(),
             }
         }
         let work = async |tx: Tx<DB>| Ok::<_, sqlx::Error>(tx.claim().key.clone());
-        let key = match limited.access("other") {
-            Some(access) => access.transaction(work).await,
-            None => limited.lock.transaction("other", work).await,
-        };
+        let key = limited(&lock, "other", most).transaction(work).await;
         assert!(key.unwrap().as_str().starts_with("other"));
         db.execute("DELETE FROM t_resource_lock").await;
     }
 }
 
 async fn work_runs_under_each<DB: TestDatabase>(db: TestDb<DB>) {
-    for limited in every_lock(&db.lock_for(LONG)) {
-        let leases = fill(&limited).await;
-        let access = limited.access("k");
-        let run = async |wait| {
-            let work = async |held: HeldLease| Ok::<_, std::io::Error>(held.key().clone());
-            match &access {
-                Some(access) => access.run(wait, work).await,
-                None => limited.lock.run("k", wait, work).await,
-            }
-        };
-        let ran = run(Duration::ZERO).await;
+    for most in LIMITS {
+        let limited = limited(&db.lock_for(LONG), "k", most);
+        let leases = fill(&limited, most).await;
+        let work = async |held: HeldLease| Ok::<_, std::io::Error>(held.key().clone());
+        let ran = limited.run(Duration::ZERO, work).await;
         assert!(matches!(ran, Err(RunError::Refused(_))), "{ran:?}");
         release_all(leases).await;
-        assert!(run(PATIENCE).await.unwrap().as_str().starts_with('k'));
-        release_all(fill(&limited).await).await;
+        assert!(limited.run(PATIENCE, work).await.unwrap().as_str().starts_with('k'));
+        release_all(fill(&limited, most).await).await;
     }
 }
 
@@ -388,41 +328,40 @@ async fn a_lost_request_takes_no_place<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way) {
-    for most in [WRITERS, 1, 3] {
-        for trip in 0.. {
-            let others = limited(&db.lock_for(LONG), most);
-            release_all(fill(&others).await).await;
-            let proxy: Proxy = db.proxy().await;
-            let lock = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG);
-            let limited = limited(&lock, most);
-            // The connection is open, and the table's shape is known.
-            limited.try_acquire("k").await.acquired().unwrap().release().await.unwrap();
-            proxy.hold_after(way, trip);
-            let attempt = limited.acquire("k", PATIENCE);
-            tokio::pin!(attempt);
-            let (grant, was_held) = tokio::select! {
-                biased;
-                grant = &mut attempt => (grant, false),
-                () = proxy.held(way) => {
-                    proxy.cut();
-                    (attempt.await, true)
-                }
-            };
-            let grant = acquired(grant);
-            let mut others_grants = Vec::new();
-            for _ in 1..most {
-                others_grants.push(others.try_acquire("k").await.acquired().unwrap());
+    for trip in 0.. {
+        let others = limited(&db.lock_for(LONG), "k", PERMITS);
+        release_all(fill(&others, PERMITS).await).await;
+        let proxy: Proxy = db.proxy().await;
+        let lock = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG);
+        let limited = limited(&lock, "k", PERMITS);
+        // The connection is open, and the table's shape is known.
+        acquired(limited.try_acquire().await).release().await.unwrap();
+        proxy.hold_after(way, trip);
+        let attempt = limited.acquire(PATIENCE);
+        tokio::pin!(attempt);
+        let (grant, was_held) = tokio::select! {
+            biased;
+            grant = &mut attempt => (grant, false),
+            () = proxy.held(way) => {
+                proxy.cut();
+                (attempt.await, true)
             }
-            assert!(others.try_acquire("k").await.refused().is_some(), "no place is left over");
-            proxy.open();
-            drop(grant);
-            eventually("the place is free", || async { others.try_acquire("k").await.acquired().is_some() }).await;
-            release_all(others_grants).await;
-            db.execute("DELETE FROM t_resource_lock").await;
-            if !was_held {
-                assert!(trip > 0, "nothing was ever held");
-                break;
-            }
+        };
+        let grant = acquired(grant);
+        let mut others_grants = Vec::new();
+        for _ in 1..PERMITS {
+            others_grants.push(acquired(others.try_acquire().await));
+        }
+        refused(others.try_acquire().await); // no place is left over
+        proxy.open();
+        drop(grant);
+        let is_free = async || others.try_acquire().await.unwrap().acquired().is_some();
+        eventually("the place is free", is_free).await;
+        release_all(others_grants).await;
+        db.execute("DELETE FROM t_resource_lock").await;
+        if !was_held {
+            assert!(trip > 0, "nothing was ever held");
+            break;
         }
     }
 }

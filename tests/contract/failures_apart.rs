@@ -1,46 +1,33 @@
-//! A failure of one lease does not affect another: rows that the server refuses to change,
-//! connections that fall silent, runtimes that are no longer driven.
+//! A failure of one lease does not affect another: rows that the server refuses to change, and
+//! connections that fall silent.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use harness::{
     PATIENCE, TestDatabase, TestDb, acquired, events, eventually,
     proxy::{Proxy, Way},
-    refused,
 };
 use rowlock::{
     Error, Lease, LeaseLock,
     errors::{Certainty, DatabaseFault},
 };
-use sqlx::Pool;
-use tokio::{
-    runtime::{Builder, Runtime},
-    task::JoinSet,
-    time::{Instant, sleep, timeout},
-};
-
-use crate::{fair::KEPT, waiters::places};
+use tokio::time::{Instant, sleep, timeout};
 
 harness::tests!(
     everywhere(
         a_row_that_cannot_be_renewed_loses_no_other_lease,
         a_row_that_cannot_be_abandoned_keeps_no_other_key,
         a_release_that_the_server_refuses_is_tried_again,
-        a_release_that_is_refused_to_the_end_changed_nothing,
-        a_runtime_that_stands_still_loses_no_lease_of_another
+        a_release_that_is_refused_to_the_end_changed_nothing
     ),
     mysql_and_mariadb(a_claim_that_meets_an_error_of_the_binary_log_is_unknown),
     servers(
         a_release_without_the_right_to_it_fails_at_once,
-        silent_connections_lose_no_lease,
         a_request_on_a_silent_connection_is_sent_on_another,
-        a_renewal_that_is_not_driven_any_more_loses_no_other,
-        a_runtime_that_stands_still_loses_no_place_of_another,
         leases_are_renewed_though_no_connection_can_be_opened,
         a_connection_that_becomes_idle_serves_a_request_for_which_none_opens,
         a_renewal_that_comes_after_the_release_tells_of_no_loss
-    ),
-    everywhere.long(a_runtime_that_stands_still_loses_no_lease_of_another_duration)
+    )
 );
 
 /// Long enough for a slow machine to renew within a twelfth of it.
@@ -188,51 +175,6 @@ async fn a_release_without_the_right_to_it_fails_at_once<DB: TestDatabase>(db: T
     );
 }
 
-/// Opens all connections of a pool on this runtime: a connection is driven by the runtime that
-/// opened it.
-async fn opened<DB: TestDatabase>(pool: Pool<DB>) -> Pool<DB> {
-    let mut taken = Vec::new();
-    for _ in 0..pool.options().get_max_connections() {
-        taken.push(pool.acquire().await.unwrap());
-    }
-    drop(taken);
-    all_idle(&pool).await;
-    pool
-}
-
-async fn all_idle<DB: TestDatabase>(pool: &Pool<DB>) {
-    let all = pool.options().get_max_connections() as usize;
-    eventually("all are idle", || async { pool.num_idle() == all }).await;
-}
-
-/// After a failover in a cloud, existing connections are neither answered nor closed. New
-/// connections are answered.
-async fn silent_connections_lose_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
-    let proxy = db.proxy().await;
-    let pool = opened::<DB>(proxy.pool(10)).await;
-    let lock = LeaseLock::builder(pool.clone()).batching(false).build().unwrap().lease(LEASE);
-    let leases = leases(&lock, 3).await;
-    // Several connections for requests are opened: none of the requests finds an idle one.
-    proxy.hold(Way::Replies);
-    let mut requests = JoinSet::new();
-    for number in 0..8 {
-        let lock = lock.clone();
-        requests.spawn(async move { acquired(lock.try_acquire(&format!("request{number}")).await).abandon().await });
-    }
-    // Before a request that waits for its connection looks for an idle one.
-    sleep(LEASE / 50).await;
-    proxy.open();
-    requests.join_all().await.into_iter().for_each(Result::unwrap);
-    // Afterwards, two connections for renewals are open.
-    let (first, second) = tokio::join!(leases[0].renew(), leases[1].renew());
-    first.and(second).unwrap();
-    all_idle(&pool).await;
-    // A reply never comes within no time at all.
-    proxy.delay_each(Duration::from_millis(3));
-    proxy.silence();
-    held_for(&leases, 2 * LEASE).await;
-}
-
 /// The server accepts no further connections. The connections for requests serve the renewals too.
 async fn leases_are_renewed_though_no_connection_can_be_opened<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
@@ -283,10 +225,8 @@ async fn a_renewal_that_comes_after_the_release_tells_of_no_loss<DB: TestDatabas
 async fn a_request_on_a_silent_connection_is_sent_on_another<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = 4 * LEASE;
     let proxy = db.proxy().await;
-    let pool = opened::<DB>(proxy.pool(2)).await;
-    let lock = LeaseLock::builder(pool.clone()).time_limit(PATIENCE).build().unwrap().lease(lease);
+    let lock = LeaseLock::<DB>::builder(proxy.pool(2)).time_limit(PATIENCE).build().unwrap().lease(lease);
     let (renewed, abandoned) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
-    all_idle(&pool).await;
     let since = Instant::now();
     let silent = async |proxy: &Proxy| proxy.let_others_pass();
     proxy.during(Way::Requests, 0, renewed.renew(), silent).await.unwrap();
@@ -296,99 +236,4 @@ async fn a_request_on_a_silent_connection_is_sent_on_another<DB: TestDatabase>(d
     proxy.during(Way::Requests, 0, abandoned.abandon(), silent).await.unwrap();
     assert!(since.elapsed() < lease / 4, "{:?}", since.elapsed());
     assert_eq!(standing(&db).await, 1);
-}
-
-/// Returns a runtime that is driven only until the work is done, and the result of the work.
-pub fn still<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> (Runtime, T) {
-    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    let driven = std::thread::spawn(move || {
-        let done = runtime.block_on(work);
-        (runtime, done)
-    });
-    driven.join().unwrap()
-}
-
-/// The runtime that is driven renews leases of other durations only, until the first one stands
-/// still.
-async fn a_runtime_that_stands_still_loses_no_lease_of_another_duration<DB: TestDatabase>(db: TestDb<DB>) {
-    let pool = opened(db.pool_of(4).await).await;
-    let lock = LeaseLock::new(pool.clone()).lease(LEASE);
-    for early in [true, false] {
-        let other = lock.clone().lease(2 * LEASE);
-        let before = if early { Some(acquired(lock.try_acquire("before").await)) } else { None };
-        let theirs = pool.clone();
-        let (still, moved) = still(async move {
-            let moved = acquired(other.try_acquire("moved").await);
-            all_idle(&theirs).await;
-            moved
-        });
-        let after = acquired(lock.try_acquire("after").await);
-        held_for(&[moved, after], 3 * LEASE).await;
-        drop(before);
-        still.shutdown_background();
-        assert!(lock.shutdown(PATIENCE).await);
-    }
-}
-
-async fn a_runtime_that_stands_still_loses_no_lease_of_another<DB: TestDatabase>(db: TestDb<DB>) {
-    let pool = opened(db.pool_of(4).await).await;
-    let lock = LeaseLock::new(pool.clone()).lease(LEASE);
-    let theirs = lock.clone();
-    let (still, first) = still(async move {
-        let first = acquired(theirs.try_acquire("first").await);
-        // The connections that this task returns are back in the pool only while the runtime is
-        // driven.
-        all_idle(&pool).await;
-        first
-    });
-    let leases = leases(&lock, 2).await;
-    held_for(&leases, 2 * LEASE).await;
-    drop(first);
-    eventually("it is abandoned", || async { standing(&db).await == 2 }).await;
-    still.shutdown_background();
-    held_for(&leases, LEASE).await;
-}
-
-/// The runtime stops being driven while a renewal is in flight.
-async fn a_renewal_that_is_not_driven_any_more_loses_no_other<DB: TestDatabase>(db: TestDb<DB>) {
-    let proxy = Arc::new(db.proxy().await);
-    let pool = opened::<DB>(proxy.pool(4)).await;
-    let lock = LeaseLock::new(pool.clone()).lease(LEASE);
-    let (theirs, to_hold) = (lock.clone(), proxy.clone());
-    let (still, first) = still(async move {
-        let first = acquired(theirs.try_acquire("first").await);
-        all_idle(&pool).await;
-        to_hold.hold(Way::Replies);
-        to_hold.held(Way::Replies).await;
-        first
-    });
-    proxy.open();
-    let leases = leases(&lock, 2).await;
-    held_for(&leases, 2 * LEASE).await;
-    drop((first, still.shutdown_background()));
-}
-
-/// Heartbeats and the deletion of a ticket are sent by a task of a runtime that is driven.
-async fn a_runtime_that_stands_still_loses_no_place_of_another<DB: TestDatabase>(db: TestDb<DB>) {
-    let holder = acquired(db.lock().try_acquire("k").await);
-    let pool = opened(db.pool_of(4).await).await;
-    let lock = LeaseLock::new(pool.clone()).fair(true);
-    let place = async || db.number("SELECT MAX(ticket) FROM t_resource_lock_queue").await;
-    let theirs = lock.clone();
-    let (still, ()) = still(async move {
-        refused(theirs.acquire("k", LEASE).await);
-        all_idle(&pool).await;
-    });
-    let (left, to_wait) = (place().await, lock.clone());
-    let waiting = tokio::spawn(async move { acquired(to_wait.acquire("k", Duration::MAX).await) });
-    eventually("it has a place", || async { place().await > left }).await;
-    let before = place().await;
-    eventually("the other place is given up", || async { places(&db).await == 1 }).await;
-    sleep(KEPT + LEASE).await;
-    assert_eq!(place().await, before);
-    holder.abandon().await.unwrap();
-    let lease = timeout(PATIENCE, waiting).await.expect("its turn comes").unwrap();
-    lease.abandon().await.unwrap();
-    eventually("the queue is empty", || async { places(&db).await == 0 }).await;
-    still.shutdown_background();
 }

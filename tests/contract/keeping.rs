@@ -31,8 +31,6 @@ harness::tests!(
         run_cancels_the_work_when_the_lease_is_lost,
         run_in_a_spawned_task,
         a_panic_in_the_work_abandons_the_key,
-        a_runtime_that_ends_ends_no_lease,
-        loss_is_reported_while_the_renewers_runtime_stands_still,
         a_runtime_that_ends_during_a_release_does_not_hang,
         tasks_of_the_work_are_told_however_the_lease_ends,
         an_abandonment_that_is_held_up_holds_up_no_other,
@@ -299,56 +297,6 @@ async fn a_panic_in_the_work_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) 
     assert!(lock.shutdown(PATIENCE).await);
     assert_eq!(refused(db.lock().rules(Rules::Article).try_acquire("k").await).reason, Reason::TimedOutUnfinished);
     assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_some());
-}
-
-/// A lease rests on no runtime of the application's.
-async fn a_runtime_that_ends_ends_no_lease<DB: TestDatabase>(db: TestDb<DB>) {
-    let url = db.url.clone();
-    let lease = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let lease = runtime.block_on(async {
-            let lock = LeaseLock::new(harness::pool::<DB>(&url, 2).await).lease(SHORT);
-            acquired(lock.try_acquire("k").await)
-        });
-        assert!(lease.is_held());
-        runtime.shutdown_timeout(Duration::from_secs(5));
-        lease
-    });
-    let lease = tokio::task::spawn_blocking(|| lease.join().unwrap()).await.unwrap();
-    let before = closed_until(&db).await;
-    eventually("it is renewed", async || closed_until(&db).await > before).await;
-    assert!(lease.is_held());
-    lease.release().await.unwrap();
-}
-
-/// Returns when the lease in the row ends.
-async fn closed_until<DB: TestDatabase>(db: &TestDb<DB>) -> Option<String> {
-    db.cell("CAST(expires_at AS char(40))", "t_resource_lock WHERE key_resource = 'k'").await
-}
-
-/// The runtime of the first lease is not driven, and neither is the renewer. A task that waits for
-/// the loss on another runtime detects it by the clock.
-async fn loss_is_reported_while_the_renewers_runtime_stands_still<DB: TestDatabase>(db: TestDb<DB>) {
-    let url = db.url.clone();
-    let still = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let (lease, pool, still) = std::thread::spawn(move || {
-        let (lease, pool) = still.block_on(async {
-            let pool = harness::pool::<DB>(&url, 1).await;
-            let lock = LeaseLock::new(pool.clone()).lease(SHORT);
-            (acquired(lock.try_acquire("k").await), pool)
-        });
-        (lease, pool, still)
-    })
-    .join()
-    .unwrap();
-    let token = lease.cancellation_token();
-    // The closed pool prevents renewals, which this runtime would send. The future is dropped
-    // because it waits for the connections that the other runtime has.
-    drop(pool.close());
-    timeout(PATIENCE, lease.lost()).await.unwrap();
-    assert!(token.is_cancelled());
-    drop(lease);
-    still.shutdown_background();
 }
 
 /// A runtime that ends drops the tasks that release, and does not wait for what they wait for.

@@ -18,26 +18,32 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
-use rowlock::{LeaseLock, Reason, Schedule, Schedules, Status, VersionedTable, admin::ListOptions, jobs::TickOutcome};
+use rowlock::{
+    Error, LeaseLock, Reason, Schedule, Schedules, Status, VersionedTable, admin::ListOptions, jobs::TickOutcome,
+};
 use sqlx::Pool;
 use tokio::{
+    join,
     runtime::{Builder, Runtime},
     sync::{Notify, oneshot},
     time::{sleep, timeout},
 };
 
 use crate::{
+    fair::KEPT,
     ledger::{COLUMNS, ledger, row},
     ticks::{due, info, instance, told},
+    waiters::places,
 };
 
 harness::tests!(
-    servers(a_wait_ends_while_the_request_of_another_has_no_reply),
+    servers(a_wait_ends_while_the_request_of_another_has_no_reply, a_waiter_keeps_its_place_without_its_runtime),
     everywhere(
         work_that_blocks_its_thread_keeps_its_lease,
         a_run_that_blocks_the_only_worker_is_run_once,
         leases_go_on_without_their_runtimes,
         a_lease_that_is_dropped_without_its_runtime_is_abandoned,
+        a_loss_is_told_without_the_runtime_of_its_lease,
         calls_work_outside_of_a_runtime,
         a_wait_that_was_refused_goes_on_unpolled,
         a_call_that_is_not_polled_again_holds_up_no_other,
@@ -219,11 +225,58 @@ async fn a_lease_that_is_dropped_without_its_runtime_is_abandoned<DB: TestDataba
     theirs.shutdown_background();
 }
 
+/// The clock detects it, because the closed pool prevents renewals.
+async fn a_loss_is_told_without_the_runtime_of_its_lease<DB: TestDatabase>(db: TestDb<DB>) {
+    let url = db.url.clone();
+    let (lease, pool, still) = on_a_thread(move || {
+        let still = single_threaded();
+        let pool = still.block_on(harness::pool::<DB>(&url, 1));
+        let lease = acquired(still.block_on(LeaseLock::new(pool.clone()).lease(LEASE).try_acquire("k")));
+        (lease, pool, still)
+    })
+    .await;
+    let token = lease.cancellation_token();
+    // The future would wait for the connections that the other runtime has.
+    drop(pool.close());
+    timeout(PATIENCE, lease.lost()).await.expect("it is lost when its time is up");
+    assert!(token.is_cancelled() && !lease.is_held());
+    still.shutdown_background();
+}
+
+/// It waits for longer than a ticket lives without heartbeats. A waiter that has given up leaves
+/// its place.
+async fn a_waiter_keeps_its_place_without_its_runtime<DB: TestDatabase>(db: TestDb<DB>) {
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let lock = db.lock().fair(true);
+    let (still, waiting) = on_a_thread(move || {
+        let (still, kept) = (single_threaded(), lock.clone());
+        let mut waiting = Box::pin(async move { kept.acquire("k", Duration::MAX).await });
+        let waited = still.block_on(async { join!(timeout(LEASE, &mut waiting), lock.acquire("k", LEASE / 2)) });
+        assert!(waited.0.is_err(), "it waits");
+        refused(waited.1);
+        (still, waiting)
+    })
+    .await;
+    eventually("the other place is given up", async || places(&db).await == 1).await;
+    let place = async || db.number("SELECT MAX(ticket) FROM t_resource_lock_queue").await;
+    let before = place().await;
+    sleep(KEPT + LEASE).await;
+    assert_eq!(place().await, before);
+    holder.release().await.unwrap();
+    eventually("its turn comes", async || until(&db, "k").await.is_some()).await;
+    on_a_thread(move || drop(acquired(still.block_on(waiting)))).await;
+    eventually("the queue is empty", async || places(&db).await == 0).await;
+}
+
 async fn calls_work_outside_of_a_runtime<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
     let (lock, pool) = (db.lock_for(LEASE).lock_delay(Duration::ZERO), db.pool.clone());
     on_a_thread(move || parked(calls(&lock, &pool))).await;
     assert_eq!(row(&db).await.0, 101);
+    // Jobs run on the runtime of their caller.
+    let schedules = Schedules::new(db.pool.clone());
+    let error = on_a_thread(move || parked(schedules.start()).map(drop).unwrap_err()).await;
+    assert!(matches!(&error, Error::Invalid(wrong) if wrong.to_string().contains("tokio runtime")), "{error}");
 }
 
 /// A clock that is paused is advanced to the next timer as soon as the runtime is idle.

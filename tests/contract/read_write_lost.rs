@@ -110,13 +110,15 @@ async fn a_dropped_try_of_a_writer_leaves_nothing<DB: TestDatabase>(db: TestDb<D
 }
 
 async fn a_dropped_wait_of_a_writer_leaves_nothing<DB: TestDatabase>(db: TestDb<DB>) {
-    at_each_stop(
-        &db,
-        Before::Missing,
-        async |_| {},
-        async |stage, ()| drop(acquired(of(stage).writer().acquire(PATIENCE).await)),
-    )
-    .await;
+    for before in [Before::Missing, Before::Free] {
+        at_each_stop(
+            &db,
+            before,
+            async |_| {},
+            async |stage, ()| drop(acquired(of(stage).writer().acquire(PATIENCE).await)),
+        )
+        .await;
+    }
 }
 
 /// An expired reader is there, whose claim the writer takes over.
@@ -224,12 +226,27 @@ async fn work_runs_on_both_sides<DB: TestDatabase>(db: TestDb<DB>) {
     }
 }
 
-/// One of the messages of one side is held while the other side is let in. It then arrives late.
+/// A message of one side that does not arrive while the other side asks.
+#[derive(Clone, Copy, PartialEq)]
+enum Message {
+    Late,
+    Lost,
+}
+
 async fn neither_side_is_let_in_beside_the_other_however_late_it_is<DB: TestDatabase>(db: TestDb<DB>) {
+    beside_each(&db, Message::Late).await;
+}
+
+async fn no_reader_is_beside_a_writer_after_a_lost_message<DB: TestDatabase>(db: TestDb<DB>) {
+    beside_each(&db, Message::Lost).await;
+}
+
+/// Each of the messages of one side is held or lost in turn. The other side is not let in beside it.
+async fn beside_each<DB: TestDatabase>(db: &TestDb<DB>, message: Message) {
     for way in [Way::Requests, Way::Replies] {
         for writes in [false, true] {
             for trip in 0.. {
-                if !late(&db, way, writes, trip).await {
+                if !beside(db, way, writes, trip, message).await {
                     assert!(trip > 1, "claims and looks are messages of their own");
                     break;
                 }
@@ -239,7 +256,8 @@ async fn neither_side_is_let_in_beside_the_other_however_late_it_is<DB: TestData
 }
 
 /// Returns whether the message was held.
-async fn late<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: usize) -> bool {
+async fn beside<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: usize, message: Message) -> bool {
+    let side = |lock: &ReadWriteLock<DB>, writes| if writes { lock.writer().clone() } else { lock.readers().clone() };
     let others = db.lock_for(LONG).read_write("k");
     acquired(others.writer().acquire(PATIENCE).await).release().await.unwrap();
     let proxy: Proxy = db.proxy().await;
@@ -247,74 +265,36 @@ async fn late<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: u
     let lock = delayed.read_write("k");
     // The connection is open, and the rows exist.
     acquired(lock.readers().acquire(PATIENCE).await).release().await.unwrap();
+    let (own, other) = (side(&lock, writes), side(&others, !writes));
     proxy.hold_after(way, trip);
-    let attempt =
-        async { if writes { lock.writer().acquire(PATIENCE).await } else { lock.readers().acquire(PATIENCE).await } };
-    tokio::pin!(attempt);
-    let was_held = tokio::select! {
-        biased;
-        lease = &mut attempt => {
-            drop(acquired(lease));
-            false
-        }
-        () = proxy.held(way) => true,
-    };
-    if was_held {
-        let other = if writes { others.readers().try_acquire().await } else { others.writer().try_acquire().await };
-        proxy.open();
-        if let Attempt::Acquired(other) = other.unwrap() {
-            let early = timeout(Duration::from_millis(300), &mut attempt).await;
-            assert!(early.is_err(), "{way:?} {trip}: let in beside the other: {early:?}");
-            other.release().await.unwrap();
-        }
-        let lease = acquired(timeout(PATIENCE, attempt).await.unwrap());
-        let other = if writes { others.readers().try_acquire().await } else { others.writer().try_acquire().await };
-        assert!(other.unwrap().refused().is_some(), "{way:?} {trip}");
-        drop(lease);
-    }
-    // What could not be ended through the proxy would keep its key until its lease ends.
-    delayed.shutdown(PATIENCE / 4).await;
-    db.execute("DELETE FROM t_resource_lock").await;
-    was_held
-}
-
-/// One of the messages of one side is lost, and is repeated.
-async fn no_reader_is_beside_a_writer_after_a_lost_message<DB: TestDatabase>(db: TestDb<DB>) {
-    for way in [Way::Requests, Way::Replies] {
-        for writes in [false, true] {
-            for trip in 0.. {
-                if !lost(&db, way, writes, trip).await {
-                    assert!(trip > 1, "claims and looks are messages of their own");
-                    break;
-                }
-            }
-        }
-    }
-}
-
-async fn lost<DB: TestDatabase>(db: &TestDb<DB>, way: Way, writes: bool, trip: usize) -> bool {
-    let others = db.lock_for(LONG).read_write("k");
-    acquired(others.writer().acquire(PATIENCE).await).release().await.unwrap();
-    let proxy: Proxy = db.proxy().await;
-    let delayed = LeaseLock::builder(proxy.pool::<DB>(2)).share_pool().build().unwrap().lease(LONG);
-    let lock = delayed.read_write("k");
-    acquired(lock.readers().acquire(PATIENCE).await).release().await.unwrap();
-    proxy.hold_after(way, trip);
-    let attempt =
-        async { if writes { lock.writer().acquire(PATIENCE).await } else { lock.readers().acquire(PATIENCE).await } };
+    let attempt = own.acquire(PATIENCE);
     tokio::pin!(attempt);
     let (lease, was_held) = tokio::select! {
         biased;
         lease = &mut attempt => (lease, false),
         () = proxy.held(way) => {
-            proxy.cut();
-            (attempt.await, true)
+            if message == Message::Lost {
+                proxy.cut();
+            } else {
+                let let_in = other.try_acquire().await.unwrap();
+                proxy.open();
+                if let Attempt::Acquired(let_in) = let_in {
+                    let early = timeout(Duration::from_millis(300), &mut attempt).await;
+                    assert!(early.is_err(), "{way:?} {trip}: let in beside the other: {early:?}");
+                    let_in.release().await.unwrap();
+                }
+            }
+            (timeout(2 * PATIENCE, attempt).await.expect("it is let in"), true)
         }
     };
     let lease = acquired(lease);
-    let other = if writes { others.readers().try_acquire().await } else { others.writer().try_acquire().await };
-    assert!(other.unwrap().refused().is_some(), "{way:?} {trip}: let in beside the other");
+    assert!(other.try_acquire().await.unwrap().refused().is_some(), "{way:?} {trip}: let in beside the other");
     drop(lease);
+    if message == Message::Lost {
+        let is_free = async || other.try_acquire().await.unwrap().acquired().is_some();
+        eventually("the name is free", is_free).await;
+    }
+    // What could not be ended through the proxy would keep its key until its lease ends.
     delayed.shutdown(PATIENCE / 4).await;
     db.execute("DELETE FROM t_resource_lock").await;
     was_held
@@ -356,17 +336,15 @@ async fn a_reader_whose_claim_may_stand_is_not_refused<DB: TestDatabase>(db: Tes
             line.proxy.hold_after(Way::Replies, trip);
             writer.release().await.unwrap();
             let attempt = reader.await.unwrap();
-            if attempt.is_ok() {
-                break;
-            }
             let holds_name = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND lock_flag = 1";
-            if readers(&db).await == 1 && db.number(holds_name).await == Some(1) {
+            if attempt.is_err() && readers(&db).await == 1 && db.number(holds_name).await == Some(1) {
                 stood = true;
                 timed_out(attempt);
+            } else if stood {
+                return; // a later message is held by now
+            } else if attempt.is_ok() {
+                break;
             }
-        }
-        if stood {
-            return;
         }
     }
     panic!("the reply to a reader's claim was not held");

@@ -4,19 +4,13 @@
 //! The other runtime has one thread, and is driven only for as long as a test wants: it stops at
 //! one point of its work after another.
 
-use std::{
-    future::poll_fn,
-    sync::Arc,
-    task::{Context, Poll, Wake, Waker},
-    time::Duration,
-};
+use std::{future::poll_fn, task::Poll, time::Duration};
 
 use harness::{
     COUNTED, PATIENCE, TestDatabase, TestDb, acquired, eventually,
     proxy::{Proxy, Way},
-    refused,
 };
-use rowlock::{Error, LeaseLock, Reason, Schedules, Status, admin::ListOptions};
+use rowlock::{LeaseLock, Reason, Status};
 use sqlx::Pool;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -30,55 +24,9 @@ use crate::batched::{
 
 harness::tests!(
     everywhere.alone(a_runtime_that_stands_still_holds_up_no_other),
-    everywhere(outside_of_a_runtime_each_call_works),
     everywhere[COUNTED](a_runtime_that_ends_leaves_no_request_waiting),
     servers.alone(a_runtime_that_stands_still_delays_no_other_request)
 );
-
-/// Runs a future on a thread that belongs to no runtime.
-fn outside<T: Send + 'static>(call: impl Future<Output = T> + Send + 'static) -> T {
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let run = move || {
-        let mut call = Box::pin(call);
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        loop {
-            if let Poll::Ready(output) = call.as_mut().poll(&mut Context::from_waker(&waker)) {
-                return output;
-            }
-            std::thread::park();
-        }
-    };
-    std::thread::spawn(run).join().expect("it does not panic")
-}
-
-/// No call of a lock needs a runtime. Jobs run on that of their caller.
-async fn outside_of_a_runtime_each_call_works<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock();
-    let calls = async move {
-        let lease = acquired(lock.try_acquire("k").await);
-        lease.renew().await.unwrap();
-        assert!(lock.inspect("k").await.unwrap().is_some());
-        refused(lock.acquire("k", Duration::from_millis(100)).await);
-        lease.release().await.unwrap();
-        let name = lock.read_write("name");
-        let reader = acquired(name.readers().acquire(PATIENCE).await);
-        refused(name.writer().try_acquire().await);
-        drop(reader);
-        acquired(name.writer().acquire(PATIENCE).await).release().await.unwrap();
-        acquired(lock.semaphore("some", 2).try_acquire().await).abandon().await.unwrap();
-        assert_eq!(lock.list(&ListOptions::default()).await.unwrap().len(), 4);
-        assert!(lock.shutdown(PATIENCE).await);
-    };
-    block_in_place(|| outside(calls));
-    let schedules = Schedules::new(db.pool.clone());
-    let error = block_in_place(|| outside(async move { schedules.start().await.map(drop).unwrap_err() }));
-    assert!(matches!(error, Error::Invalid(ref wrong) if wrong.to_string().contains("tokio runtime")), "{error}");
-}
 
 /// A runtime, and work that only this runtime drives.
 struct Elsewhere<T> {

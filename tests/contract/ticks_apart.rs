@@ -9,13 +9,13 @@ use harness::{
 };
 use rowlock::{Error, Schedule, Schedules, Tick, errors::NotFound, jobs::TickOutcome};
 use tokio::{
+    runtime::{Builder, Runtime},
     sync::{mpsc, watch},
     task::{JoinHandle, JoinSet},
     time::{Instant, sleep, timeout},
 };
 
 use crate::{
-    failures_apart::still,
     isolation::pool_of_at,
     ticks::{Never, SHORT, due, idle, info, instance, told},
 };
@@ -106,14 +106,18 @@ async fn through<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy) -> Run<DB> {
     Run::begin(schedules, schedule).await
 }
 
+async fn renewed<DB: TestDatabase>(db: &TestDb<DB>) {
+    let before = info(db, "k").await.due;
+    eventually("it is renewed", || async { info(db, "k").await.due > before }).await;
+}
+
 /// Long before it is given up.
 async fn a_renewal_on_a_silent_connection_is_sent_on_another<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = 2 * LEASE;
     let proxy = db.proxy().await;
     let schedule = due(&db, "k").await;
     let run = Run::begin(Schedules::<DB>::new(proxy.pool(4)).lease(lease), schedule).await;
-    let claimed = info(&db, "k").await.due;
-    eventually("a connection for renewals is open", || async { info(&db, "k").await.due > claimed }).await;
+    renewed(&db).await; // so that a connection for renewals is open
     let before = info(&db, "k").await.due;
     proxy.hold(Way::Requests);
     proxy.held(Way::Requests).await;
@@ -139,11 +143,11 @@ async fn silent_connections_lose_no_run<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let run = through(&db, &proxy).await;
     for _ in 0..2 {
-        // A connection for renewals is open by then.
-        sleep(LEASE).await;
+        renewed(&db).await; // so that a connection for renewals is open
         proxy.silence();
     }
-    sleep(2 * LEASE).await;
+    renewed(&db).await;
+    renewed(&db).await;
     assert!(!run.tick.cancellation_token().is_cancelled());
     assert_eq!(run.end().await, TickOutcome::Succeeded);
     assert_eq!(told(&db, "k").await, "S1");
@@ -154,7 +158,8 @@ async fn a_run_is_renewed_though_no_connection_can_be_opened<DB: TestDatabase>(d
     let proxy = db.proxy().await;
     let run = through(&db, &proxy).await;
     proxy.hold_new();
-    sleep(3 * LEASE).await;
+    renewed(&db).await;
+    renewed(&db).await;
     assert!(!run.tick.cancellation_token().is_cancelled());
     assert_eq!(run.end().await, TickOutcome::Succeeded);
     assert_eq!(told(&db, "k").await, "S1");
@@ -196,6 +201,16 @@ async fn end_after_an_outage<DB: TestDatabase>(
     proxy.open();
     assert_eq!(timeout(PATIENCE, outcome).await.unwrap().unwrap().unwrap(), TickOutcome::Succeeded);
     assert_eq!(told(db, "k").await, "S1");
+}
+
+/// Returns a runtime that is driven only until the work is done, and the result of the work.
+fn still<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> (Runtime, T) {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let driven = std::thread::spawn(move || {
+        let done = runtime.block_on(work);
+        (runtime, done)
+    });
+    driven.join().unwrap()
 }
 
 /// The run's work stands still with its runtime, and its lease goes on.

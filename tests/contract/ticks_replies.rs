@@ -2,6 +2,7 @@
 //! out.
 
 use std::{
+    cell::Cell,
     convert::Infallible,
     time::{Duration, Instant},
 };
@@ -22,7 +23,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::ticks::{LONG, SHORT, back, due, idle, info, instance, runs, told};
+use crate::{
+    line::WAYS,
+    ticks::{LONG, SHORT, back, due, idle, info, instance, runs, told},
+};
 
 harness::tests!(
     servers(
@@ -96,12 +100,29 @@ async fn assert_once<DB: TestDatabase>(db: &TestDb<DB>, name: &str, first: DateT
     assert_eq!(info(db, name).await.slot, expected, "{at}: {runs:?}");
 }
 
+/// Runs a round for each number of messages that pass before one is held, until three rounds in a row
+/// had no message to hold: a connection that was not kept is checked, so that some runs have more
+/// messages than others. Returns how many rounds had one.
+async fn at_each_message(mut round: impl AsyncFnMut(usize) -> bool) -> u32 {
+    let (mut held, mut over) = (0, 0);
+    for passed in 0.. {
+        if round(passed).await {
+            (held, over) = (held + 1, 0);
+        } else {
+            over += 1;
+        }
+        if over == 3 {
+            break;
+        }
+    }
+    held
+}
+
 /// A run ends after its lease, while another instance is between any two of its messages. The end
 /// leaves the token as it is, moves the slot, and leaves the row due.
 async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
-    let mut held = 0;
-    for passed in 0..MESSAGES {
+    let held = at_each_message(async |passed| {
         let name = format!("k{passed}");
         let schedule = two_due(&db, &name).await;
         let first = info(&db, &name).await.slot;
@@ -121,14 +142,15 @@ async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
         let other = tokio::spawn(async move { schedules.try_tick(&own).await });
-        held += u32::from(held_or_over(&proxy, Way::Replies, &other).await);
+        let was_held = held_or_over(&proxy, Way::Replies, &other).await;
         finish.send(true).unwrap();
         let late = timeout(PATIENCE, late).await.unwrap().unwrap();
         proxy.open();
         let other = timeout(PATIENCE, other).await.unwrap().unwrap();
         assert_once(&db, &name, first, &format!("{passed} replies, then {late:?}, {other:?}")).await;
-    }
-    assert!(held > 1, "both a look and a claim are held");
+        was_held
+    });
+    assert!(held.await > 1, "both a look and a claim are held");
 }
 
 /// An operator acts between a look and its claim: after each reply of a run, until it has begun.
@@ -185,9 +207,7 @@ async fn a_trigger_between_a_look_and_a_claim_is_run_too<DB: TestDatabase>(db: T
 /// The connection is lost at each message of a run, before or after the server has executed it.
 async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
-    let points = [Way::Requests, Way::Replies].into_iter().flat_map(|way| (0..MESSAGES).map(move |n| (way, n)));
-    let mut held = 0;
-    for (way, passed) in points {
+    let lost = async |way, passed| {
         let name = format!("{way:?}{passed}");
         let schedule = two_due(&db, &name).await;
         let first = info(&db, &name).await.slot;
@@ -195,7 +215,7 @@ async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDat
         proxy.hold_after(way, passed);
         let own = name.clone();
         let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
-        held += u32::from(held_or_over(&proxy, way, &cut).await);
+        let was_held = held_or_over(&proxy, way, &cut).await;
         proxy.cut();
         let outcome = timeout(PATIENCE, cut).await.unwrap().unwrap();
         let other = idle(&db, schedule);
@@ -213,22 +233,25 @@ async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDat
         let at = format!("{way:?} {passed}, then {outcome:?}, {}", told(&db, &name).await);
         assert_once(&db, &name, first, &at).await;
         assert_eq!(info(&db, &name).await.slot, first + 2 * LONG, "{at}");
+        was_held
+    };
+    for way in WAYS {
+        assert!(at_each_message(async |passed| lost(way, passed).await).await > 1, "{way:?} are lost");
     }
-    assert!(held > 2, "messages of each way are held");
 }
 
 /// The connection is lost at each reply of a run that passes its tick over.
 async fn ticks_that_were_skipped_without_a_reply_are_not_lost<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let mut skipped = 0;
-    for passed in 0..MESSAGES {
+    at_each_message(async |passed| {
         let name = format!("skipped{passed}");
         let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).grace(Duration::ZERO);
         let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
         let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
-        held_or_over(&proxy, Way::Replies, &cut).await;
+        let was_held = held_or_over(&proxy, Way::Replies, &cut).await;
         let told = told(&db, &name).await;
         proxy.cut();
         let outcome = timeout(PATIENCE, cut).await.unwrap().unwrap();
@@ -236,7 +259,9 @@ async fn ticks_that_were_skipped_without_a_reply_are_not_lost<DB: TestDatabase>(
             skipped += 1;
             assert_eq!(outcome.unwrap(), TickOutcome::Missed, "after {passed} replies");
         }
-    }
+        was_held
+    })
+    .await;
     assert!(skipped > 0);
 }
 
@@ -245,7 +270,7 @@ async fn ticks_that_were_skipped_without_a_reply_are_not_lost<DB: TestDatabase>(
 async fn a_skip_that_is_sent_again_skips_one_tick<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let mut missed = 0;
-    for passed in 0..MESSAGES {
+    at_each_message(async |passed| {
         let name = format!("k{passed}");
         let schedule = due(&db, &name).await;
         let slot = info(&db, &name).await.slot;
@@ -253,7 +278,7 @@ async fn a_skip_that_is_sent_again_skips_one_tick<DB: TestDatabase>(db: TestDb<D
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
         let skip = tokio::spawn(async move { operator.skip(&own).await });
-        held_or_over(&proxy, Way::Replies, &skip).await;
+        let was_held = held_or_over(&proxy, Way::Replies, &skip).await;
         // The transaction of the order may hold the row.
         let comes = idle(&db, schedule).time_limit(LIMIT).try_tick(&name).await;
         proxy.cut();
@@ -263,28 +288,25 @@ async fn a_skip_that_is_sent_again_skips_one_tick<DB: TestDatabase>(db: TestDb<D
             let next = info(&db, &name).await;
             assert_eq!((skipped, next.skipped_until), (slot, None), "after {passed} replies: {next:?}");
         }
-    }
+        was_held
+    })
+    .await;
     assert!(missed > 0);
 }
 
 /// No reply comes before the instance has given its pass up.
 async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
-    let (mut given_up, mut rounds) = (0, 0);
-    // A connection that was not kept is checked, so that a run has more messages. On a busy
-    // machine, that may change from one run to the next.
-    let mut messages = (0..2 * MESSAGES).cycle();
-    while rounds < 2 * MESSAGES || given_up == 0 {
-        let passed = messages.next().unwrap();
+    let (given_up, mut rounds) = (Cell::new(false), 0);
+    let mut round = async |passed| {
         rounds += 1;
-        assert!(rounds <= 10 * MESSAGES, "no pass was given up");
         let name = format!("given_up{rounds}");
         let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).grace(Duration::ZERO);
         let schedules = behind(&db, &proxy, &schedule).await;
         proxy.hold_after(Way::Replies, passed);
         let (own, since) = (name.clone(), Instant::now());
         let run = tokio::spawn(async move { schedules.try_tick(&own).await });
-        held_or_over(&proxy, Way::Replies, &run).await;
+        let was_held = held_or_over(&proxy, Way::Replies, &run).await;
         let (told, held) = (told(&db, &name).await, Instant::now());
         if told.starts_with('M') && !run.is_finished() {
             sleep(LIMIT + SHORT).await;
@@ -292,17 +314,25 @@ async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(
         proxy.open();
         let outcome = match timeout(PATIENCE, run).await.unwrap().unwrap() {
             // On a busy machine, the look may have had no reply in time.
-            Err(_) if since.elapsed() >= LIMIT && !told.starts_with('M') => continue,
+            Err(_) if since.elapsed() >= LIMIT && !told.starts_with('M') => return was_held,
             outcome => outcome.unwrap(),
         };
         // On a busy machine, handing back may have been given up as well, after the same limit.
         let is_late = held.elapsed() > LIMIT + 2 * SHORT;
         if told.starts_with('M') {
-            given_up += u32::from(outcome == TickOutcome::Lost);
+            given_up.set(given_up.get() || outcome == TickOutcome::Lost);
             let is_known = matches!(outcome, TickOutcome::Missed | TickOutcome::Lost);
             assert!(is_known || is_late, "{passed} replies: {outcome:?}");
         }
+        was_held
+    };
+    for _ in 0..10 {
+        at_each_message(&mut round).await;
+        if given_up.get() {
+            return;
+        }
     }
+    panic!("no pass was given up");
 }
 
 /// The server carries a claim out after its instance has given it up. Another run's row is locked

@@ -13,19 +13,22 @@ use crate::{
     program_schedules::{due, schedule},
 };
 
-harness::tests!(everywhere(
-    instances_are_listed_with_what_they_declare,
-    an_instance_that_has_died_is_forgotten,
-    a_job_that_has_gone_from_the_file_is_removed,
-    a_job_that_is_declared_as_removed_is_run_nowhere,
-    a_schedule_without_an_instance_is_not_triggered,
-    instances_with_other_times_are_counted,
-    other_times_of_a_file_that_is_read_anew_apply_within_seconds,
-    a_paused_schedule_that_runs_shows_both,
-    a_slot_is_reset,
-    a_file_may_be_empty,
-    what_cannot_start_leaves_no_instance
-));
+// The times that apply are decided by the library, whose contract tests this on each database.
+harness::tests!(
+    everywhere(
+        instances_are_listed_with_what_they_declare,
+        an_instance_that_has_died_is_forgotten,
+        a_job_that_has_gone_from_the_file_is_removed,
+        a_schedule_without_an_instance_is_not_triggered,
+        other_times_of_a_file_that_is_read_anew_apply_within_seconds,
+        a_paused_schedule_that_runs_shows_both,
+        a_slot_is_reset,
+        a_file_may_be_empty,
+        what_cannot_start_leaves_no_instance
+    ),
+    sqlite(a_job_that_is_declared_as_removed_is_run_nowhere, instances_with_other_times_are_counted),
+    servers.long(a_job_that_is_declared_as_removed_is_run_nowhere, instances_with_other_times_are_counted)
+);
 
 const YEARLY: &str = "cron = \"0 0 1 1 *\"";
 

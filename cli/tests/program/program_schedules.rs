@@ -17,7 +17,6 @@ harness::tests!(
         a_tick_that_is_given_up_is_a_failure,
         a_tick_that_is_due_is_run,
         a_tick_that_is_not_due_is_refused,
-        newer_times_are_named,
         a_schedule_is_shown_with_its_runs,
         a_tick_that_runs_elsewhere_is_waited_for,
         a_tick_is_finished_elsewhere_after_a_kill,
@@ -30,7 +29,12 @@ harness::tests!(
         a_schedule_that_does_not_exist_says_so,
         tables_that_are_missing_say_what_to_run
     ),
-    sqlite(a_tick_that_the_database_refuses_is_a_failure, a_signal_during_the_claim_leaves_the_tick_free)
+    sqlite(
+        a_tick_that_the_database_refuses_is_a_failure,
+        a_signal_during_the_claim_leaves_the_tick_free,
+        newer_times_are_named
+    ),
+    servers.long(newer_times_are_named)
 );
 
 /// A pattern that is not due while the tests run, unless they run at the turn of a year.

@@ -17,7 +17,6 @@ harness::tests!(
         keys_are_searched_sorted_and_paged,
         jobs_and_their_runs_are_shown,
         jobs_that_need_attention_come_first,
-        jobs_that_are_removed_or_have_no_instance_are_shown,
         an_open_page_follows_the_database,
         the_numbers_are_those_of_the_database,
         ticks_that_were_missed_are_counted_once,
@@ -28,6 +27,8 @@ harness::tests!(
         what_cannot_be_served_is_refused
     ),
     everywhere.each(keys_are_shown_as_text),
+    sqlite(jobs_that_are_removed_or_have_no_instance_are_shown),
+    servers.long(jobs_that_are_removed_or_have_no_instance_are_shown),
     servers.each(a_database_that_is_lost_and_comes_back_is_reported),
     postgres(a_time_that_is_none_stops_nothing)
 );
