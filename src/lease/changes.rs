@@ -2,8 +2,6 @@
 //! session that stops replying, or a row that the server refuses to change, does not affect the
 //! other claims.
 
-use std::ops::Range;
-
 use chrono::{DateTime, Utc};
 
 use crate::{
@@ -96,11 +94,10 @@ pub(crate) async fn send_apart<DB: Database>(
     limit: Instant,
 ) -> Vec<GroupReply> {
     let mut replies: Vec<GroupReply> = Vec::with_capacity(groups.len());
-    // In the order of the groups, the next range last.
-    let mut left: Vec<Range<usize>> = vec![0..groups.len()];
+    // In the order of the groups, the next ones last.
+    let mut left = vec![groups];
     let mut failures = 0;
-    while let Some(range) = left.pop() {
-        let (many, all) = (range.len(), &groups[range.clone()]);
+    while let Some(all) = left.pop() {
         if failures >= FAILURES || Instant::now() >= limit {
             replies.extend(all.iter().map(|_| GroupReply { reply: Err(Remedy::Apart), unanswered: false }));
             continue;
@@ -116,11 +113,11 @@ pub(crate) async fn send_apart<DB: Database>(
                 }));
             }
             Err(failure) => {
-                let remedy = remedy(&failure, many);
-                let halves = remedy == Remedy::Apart && many > 1 && !unanswered;
+                let remedy = remedy(&failure, all.len());
+                let halves = remedy == Remedy::Apart && all.len() > 1 && !unanswered;
                 if halves {
-                    let middle = range.start + many / 2;
-                    left.extend([middle..range.end, range.start..middle]);
+                    let (next, others) = all.split_at(all.len() / 2);
+                    left.extend([others, next]);
                 } else {
                     replies.extend(all.iter().map(|_| GroupReply { reply: Err(remedy), unanswered }));
                 }

@@ -222,11 +222,15 @@ impl<DB: Database> Renewer<DB> {
         if batch.is_empty() {
             return;
         }
-        let sent = Instant::now();
+        let (sent, pause) = (Instant::now(), pacing::renewal_retry(span.lease));
         let limit = sent + pacing::attempt(span.lease);
         batch.iter().for_each(|held| held.row_lasts_until(limit + span.of_row()));
         let groups: Vec<Vec<Claim>> = batch.iter().map(|held| held.claims.clone()).collect();
+        let again = |held: &LeaseState| lock(&self.agenda).reschedule(held.id(), Instant::now() + pause);
+        // A panic of the driver delays the next attempt too.
+        let later = OnDrop(|| batch.iter().for_each(|held| again(held)));
         let replies = changes::send_apart(&self.sessions, span, &groups, span.renewal(), limit).await;
+        std::mem::forget(later);
         let failed = replies.iter().filter(|reply| reply.reply.is_err()).count();
         threads::emit(move || {
             metrics::renewed(sent.elapsed());
@@ -238,20 +242,21 @@ impl<DB: Database> Renewer<DB> {
                 );
             }
         });
-        let soon = Instant::now() + pacing::renewal_retry(span.lease);
         // Leases that were renewed together stay together.
         let next = pacing::renewal_interval(span.lease);
         for (held, GroupReply { reply, unanswered }) in batch.iter().zip(replies) {
             if unanswered {
                 held.renewing_until(limit);
             }
-            // Without a reply, or after one that came too late, the time of the agenda stands.
-            let Ok(answer) = reply else { continue };
-            if let Outcome::Skipped { left } = self.renewed(held, &answer, next) {
-                let left = (left - span.lock_delay).to_std().unwrap_or_default();
-                held.hold_until(span.deadline(answer.sent, left));
-                let renew_at = soon.max(answer.sent + left.saturating_sub(span.lease * 2 / 3));
-                lock(&self.agenda).reschedule(held.id(), renew_at);
+            match reply.map(|answer| (answer.sent, self.renewed(held, &answer, next))) {
+                Ok((_, Outcome::Done | Outcome::Lost)) => {}
+                Ok((sent, Outcome::Skipped { left })) => {
+                    let left = (left - span.lock_delay).to_std().unwrap_or_default();
+                    held.hold_until(span.deadline(sent, left));
+                    let renew_at = sent + left.saturating_sub(span.lease * 2 / 3);
+                    lock(&self.agenda).reschedule(held.id(), renew_at.max(Instant::now() + pause));
+                }
+                Ok((_, Outcome::TooLate(_))) | Err(_) => again(held),
             }
         }
     }

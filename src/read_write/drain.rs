@@ -30,7 +30,7 @@ impl Reader {
 }
 
 impl<DB: Database> Call<'_, DB> {
-    /// Lets a writer in, which may read itself under `own`.
+    /// Lets a writer in. It does not wait for `own`, its own claim as a reader.
     pub async fn write(&self, own: Option<&Claim>) -> Result<Attempt<LeaseHandle<DB>>, Error> {
         self.within(self.claim_alone(own)).await
     }

@@ -1,4 +1,5 @@
-//! Never more holders of a name than are allowed: one writer, or as many as a semaphore has permits.
+//! Never more holders of a name than are allowed: one writer, or as many as a semaphore has
+//! permits.
 
 use std::{
     sync::{

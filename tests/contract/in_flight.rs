@@ -74,7 +74,8 @@ async fn a_request_whose_reply_takes_a_while_is_sent_once<DB: TestDatabase>(db: 
             let (first, second) = tokio::join!(renewed.renew(), other.renew());
             first.and(second).unwrap();
         }
-        // A session that is still being opened sends messages too, which another round does not see.
+        // A session that is still being opened sends messages too, which another round does not
+        // see.
         sleep(second_is_sent_after(lease) / 8).await;
         let (since, before) = (Instant::now(), proxy.seen(Way::Requests));
         proxy.hold(Way::Replies);

@@ -134,11 +134,11 @@ async fn an_abandonment_of_a_lost_lease_waits_for_the_row<DB: TestDatabase>(db: 
     acquired(db.lock().try_acquire("k").await).release().await.unwrap();
 }
 
-/// Locks the row until the lease is lost, because no renewal is carried out. A renewal that finds it
-/// locked learns how long the row's lease lasts, of which the delay is not the holder's. One that was
-/// given up could still be carried out, and would undo an abandonment. So the row stays locked
-/// until each of them has ended without effect, on SQLite after a busy timeout of 5 s, which a busy
-/// machine draws out.
+/// Locks the row until the lease is lost, because no renewal is carried out. A renewal that finds
+/// it locked learns how long the row's lease lasts, of which the delay is not the holder's. One
+/// that was given up could still be carried out, and would undo an abandonment. So the row stays
+/// locked until each of them has ended without effect, on SQLite after a busy timeout of 5 s, which
+/// a busy machine draws out.
 async fn lost_behind_a_lock<DB: TestDatabase>(db: &TestDb<DB>, lease: &Lease<DB>) -> PoolConnection<DB> {
     let mut other = db.pool_of(1).await.acquire().await.unwrap();
     DB::execute_on(&mut other, DB::BEGIN).await.unwrap();

@@ -86,6 +86,11 @@ async fn silent_sessions_lose_no_lease_of_any_duration<DB: TestDatabase>(db: Tes
         let key = format!("k{}", leases.len());
         leases.push(acquired(lock.clone().lease(number * LEASE).try_acquire(&key).await));
     }
+    // Two sessions for renewals are open.
+    proxy.delay_each(Duration::from_millis(20));
+    let (one, other) = tokio::join!(leases[0].renew(), leases[3].renew());
+    one.and(other).unwrap();
+    proxy.delay_each(Duration::ZERO);
     for _ in 0..2 {
         renewed(&db, &leases[..3]).await;
         proxy.silence();

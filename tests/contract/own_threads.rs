@@ -261,6 +261,8 @@ async fn a_waiter_keeps_its_place_without_its_runtime<DB: TestDatabase>(db: Test
     let place = async || db.number("SELECT MAX(ticket) FROM t_resource_lock_queue").await;
     let before = place().await;
     sleep(KEPT + LEASE).await;
+    // Without heartbeats, another waiter would not wait for it, and delete its ticket.
+    assert_eq!(refused(db.lock().fair(true).try_acquire("k").await).reason, Reason::Queued);
     assert_eq!(place().await, before);
     holder.release().await.unwrap();
     eventually("its turn comes", async || until(&db, "k").await.is_some()).await;

@@ -241,7 +241,8 @@ async fn no_reader_is_beside_a_writer_after_a_lost_message<DB: TestDatabase>(db:
     beside_each(&db, Message::Lost).await;
 }
 
-/// Each of the messages of one side is held or lost in turn. The other side is not let in beside it.
+/// Each of the messages of one side is held or lost in turn. The other side is not let in beside
+/// it.
 async fn beside_each<DB: TestDatabase>(db: &TestDb<DB>, message: Message) {
     for way in [Way::Requests, Way::Replies] {
         for writes in [false, true] {

@@ -1,5 +1,5 @@
-//! Runs whose work is the transaction that ends the tick, and whose COMMIT or its reply is lost: the
-//! tick has its effect once.
+//! Runs whose work is the transaction that ends the tick, and whose COMMIT or its reply is lost:
+//! the tick has its effect once.
 
 use std::{
     path::Path,

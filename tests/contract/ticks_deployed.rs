@@ -29,6 +29,7 @@ harness::tests!(
         a_due_time_that_a_wrong_clock_has_left_is_put_back,
         a_slot_that_a_wrong_clock_has_left_is_put_back,
         a_slot_is_put_back_by_an_operator,
+        an_attempt_that_is_due_far_ahead_is_due_after_a_reset,
         a_schedule_that_its_service_lacks_is_gone,
         a_schedule_that_is_declared_as_removed_is_run_by_no_old_instance,
         a_schedule_is_removed_when_no_instance_has_it,
@@ -247,7 +248,8 @@ async fn a_call_by_hand_counts_for_a_moment<DB: TestDatabase>(db: TestDb<DB>) {
     ends(old).await;
 }
 
-/// The run of a process that was killed before its schedule was removed, or is moved by an operator.
+/// The run of a process that was killed before its schedule was removed, or is moved by an
+/// operator.
 async fn a_run_that_died_is_over_when_its_schedule_comes_back<DB: TestDatabase>(db: TestDb<DB>) {
     for by_operator in [false, true] {
         ends(every(&db, "old", LONG).start().await.unwrap()).await;
@@ -275,12 +277,28 @@ async fn a_slot_is_put_back_by_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(matches!(schedules.reset("k").await, Err(Error::NotFound(NotFound::Schedule { .. }))));
     assert_eq!(schedules.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
     db.execute(&format!("UPDATE t_resource_schedule SET slot = {0}, due_at = {0}", ahead::<DB>(400))).await;
+    let far = info(&db, "k").await.slot;
+    db.execute("ALTER TABLE t_resource_change RENAME TO elsewhere").await;
+    assert!(schedules.reset("k").await.is_err(), "it is not recorded");
+    db.execute("ALTER TABLE elsewhere RENAME TO t_resource_change").await;
+    assert_eq!(info(&db, "k").await.slot, far);
     let slot = schedules.reset("k").await.unwrap();
     let row = info(&db, "k").await;
     assert_eq!((row.slot, row.due), (slot, slot));
     assert!(slot > row.now && slot < row.now + 2 * LONG, "{row:?}");
     db.execute("UPDATE t_resource_schedule SET spec = 'at noon'").await;
     assert!(matches!(schedules.reset("k").await, Err(Error::Setup(Setup::ScheduleUnfit { .. }))));
+}
+
+/// The clock was ahead when the pause before the attempt began.
+async fn an_attempt_that_is_due_far_ahead_is_due_after_a_reset<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = Schedule::after("k", LONG).retry(1, SHORT);
+    let failing = instance(&db, "failing").on(schedule, async |_| Err::<(), _>("no"));
+    assert!(matches!(failing.try_tick("k").await.unwrap(), TickOutcome::Failed { again: true, .. }));
+    db.execute(&format!("UPDATE t_resource_schedule SET due_at = {}", ahead::<DB>(400))).await;
+    failing.reset("k").await.unwrap();
+    let row = info(&db, "k").await;
+    assert!(row.due <= row.now && row.attempt == 1, "{row:?}");
 }
 
 /// An instance with two schedules: `k`, if it has it, and one that all have.

@@ -100,9 +100,9 @@ async fn assert_once<DB: TestDatabase>(db: &TestDb<DB>, name: &str, first: DateT
     assert_eq!(info(db, name).await.slot, expected, "{at}: {runs:?}");
 }
 
-/// Runs a round for each number of messages that pass before one is held, until three rounds in a row
-/// had no message to hold: a connection that was not kept is checked, so that some runs have more
-/// messages than others. Returns how many rounds had one.
+/// Runs a round for each number of messages that pass before one is held, until three rounds in a
+/// row had no message to hold: a connection that was not kept is checked, so that some runs have
+/// more messages than others. Returns how many rounds had one.
 async fn at_each_message(mut round: impl AsyncFnMut(usize) -> bool) -> u32 {
     let (mut held, mut over) = (0, 0);
     for passed in 0.. {

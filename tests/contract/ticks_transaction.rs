@@ -354,8 +354,8 @@ async fn a_transaction_may_take_longer_than_the_lease<DB: TestDatabase>(db: Test
     assert_eq!((effects(&db).await, told(&db, "k").await.as_str()), (1, "S1"));
 }
 
-/// Runs the tick `k` once, whose work begins a transaction of its own, and ends the tick in it after
-/// `between`. The end has to be refused.
+/// Runs the tick `k` once, whose work begins a transaction of its own, and ends the tick in it
+/// after `between`. The end has to be refused.
 async fn is_refused<DB: TestDatabase, F>(
     db: &TestDb<DB>,
     name: &str,

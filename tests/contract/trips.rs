@@ -80,8 +80,8 @@ async fn a_transactions_round_trips_are_as_stated<DB: TestDatabase>(db: TestDb<D
         let after = DB::statements(&pool).await;
         // Acquire, or read the version; BEGIN, SAVEPOINT; confirm; check; COMMIT; and a lease is
         // released. MySQL's ROLLBACK before the BEGIN, and the driver's after the COMMIT, add one
-        // statement each. The count takes them for that of a connection check, and subtracts two for
-        // each. The texts of the BEGIN and of the COMMIT have three settings each.
+        // statement each. The count takes them for that of a connection check, and subtracts two
+        // for each. The texts of the BEGIN and of the COMMIT have three settings each.
         let others = if db.server.name == "postgres" { 0 } else { 4 };
         let stated = if name == LEASE { 7 } else { 6 } + others;
         if let (Some(before), Some(after)) = (before, after) {

@@ -23,10 +23,12 @@ fn the_mutated_statements_are_those_of_the_sources() {
         if replacement.len() > text.len() {
             problems.push(format!("{replacement:?} is longer than {text:?}"));
         }
-        let named = result.replace("::tests::", "::");
-        if let [name, module] = named.rsplitn(3, "::").take(2).collect::<Vec<_>>()[..]
-            && !tests.has(&format!("{module}::{name}"))
-        {
+        let test = result.replace("::tests::", "::");
+        let mut parts = test.rsplitn(3, "::");
+        let (name, module) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let is_known =
+            result == "waits in vain" || ["survives: ", "open: "].iter().any(|known| result.starts_with(known));
+        if !is_known && !tests.has(&format!("{module}::{name}")) {
             problems.push(format!("no test is named {result}"));
         }
     }

@@ -187,7 +187,7 @@ struct Reader<DB: Database> {
 
 /// A transaction may commit later than its time of end says.
 const LATE: TimeDelta = TimeDelta::minutes(1);
-/// No older runs are selected. The library selects those of ten years.
+/// The library refuses an age of more than ten years.
 const OLDEST: Duration = Duration::from_secs(3_650 * 24 * 60 * 60);
 /// How many statements read the instances, and what they declare, if there are no more than two
 /// versions.
@@ -206,7 +206,7 @@ impl<DB: Database> Reader<DB> {
     /// Reads what can be read. A database that does not answer is an error, and so is one of which
     /// neither locks nor schedules can be read.
     async fn read_all(&mut self, statements: &mut u32) -> Result<Snapshot, Error> {
-        let mut unread = Vec::new();
+        let (begun, mut unread) = (Utc::now(), Vec::new());
         let locks = match self.lock.list(&ListOptions::default().limit(u32::MAX >> 1)).await {
             Err(error) if error.is_retryable() => return Err(error),
             locks => locks,
@@ -233,7 +233,7 @@ impl<DB: Database> Reader<DB> {
         let times = locks.iter().map(|lock| lock.now).chain(jobs.iter().map(|job| job.now));
         let now = times.max().unwrap_or_else(Utc::now);
         if reads_runs {
-            match self.read_runs(now).await {
+            match self.read_runs(now, begun).await {
                 Ok(more) => *statements += more,
                 Err(error) => unread.push(Unread::new(Part::Runs, error)),
             }
@@ -253,9 +253,10 @@ impl<DB: Database> Reader<DB> {
     }
 
     /// Reads the runs that are new, or at first those of a week. If there may be more of them than
-    /// one statement reads, the last ones of each schedule are read too. Returns how many
-    /// statements it took beside the one that every look needs.
-    async fn read_runs(&mut self, now: DateTime<Utc>) -> Result<u32, Error> {
+    /// one statement reads, the last ones of each schedule are read too. The look has begun at
+    /// `begun` by this machine's clock. Returns how many statements it took beside the one that
+    /// every look needs.
+    async fn read_runs(&mut self, now: DateTime<Utc>, begun: DateTime<Utc>) -> Result<u32, Error> {
         // A run that ended by a clock that was ahead tells nothing of those since.
         let newest = self.runs.newest().filter(|end| self.is_complete && *end <= now);
         let age = newest.map_or(WEEK, |end| now - end + LATE).to_std().unwrap_or_default();
@@ -270,7 +271,8 @@ impl<DB: Database> Reader<DB> {
         if runs.add(found) {
             runs.prune(now);
         }
-        self.is_complete = true;
+        // The server subtracts the age from a later time than `now`.
+        self.is_complete = Utc::now() - begun < LATE / 2;
         Ok(if more { 2 } else { 0 })
     }
 }

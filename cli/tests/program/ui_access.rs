@@ -1,5 +1,5 @@
-//! `rowlock ui` for people who see little or use no mouse. `AXE` names the script of axe-core, which
-//! finds barriers; `scripts/test` provides it.
+//! `rowlock ui` for people who see little or use no mouse. `AXE` names the script of axe-core,
+//! which finds barriers; `scripts/test` provides it.
 
 use fantoccini::key::Key;
 use harness::{Need, TestDatabase, TestDb, acquired, eventually};

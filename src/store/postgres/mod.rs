@@ -1,5 +1,5 @@
-//! PostgreSQL 13 and later. Nearly every operation is one statement. `begin_time` and `end_time` may
-//! be timestamps with or without a zone.
+//! PostgreSQL 13 and later. Nearly every operation is one statement. `begin_time` and `end_time`
+//! may be timestamps with or without a zone.
 
 mod admin;
 mod change;

@@ -1,5 +1,5 @@
-//! Claims of rows, and their creation. A claim of rows that are not free, or under further rules, is
-//! one read of the rows, a judgement by the rules, and one compare-and-set of the rows that were
+//! Claims of rows, and their creation. A claim of rows that are not free, or under further rules,
+//! is one read of the rows, a judgement by the rules, and one compare-and-set of the rows that were
 //! judged.
 
 use std::{collections::HashMap, time::Duration};

@@ -191,8 +191,8 @@ impl View<'_> {
         verdict.seen.losses += self.history.told.iter().filter(|told| told.status == 'L').count();
     }
 
-    /// In the order of tokens, slots and attempts never fall: those of ticks, and those of triggers.
-    /// Each attempt has a token of its own.
+    /// In the order of tokens, slots and attempts never fall: those of ticks, and those of
+    /// triggers. Each attempt has a token of its own.
     fn grows(&self, verdict: &mut Verdict) {
         let mut told: Vec<&Told> = self.history.told.iter().filter(|told| told.status != 'M').collect();
         told.sort_by_key(|told| (told.token, told.slot, told.attempt));
@@ -246,8 +246,8 @@ impl View<'_> {
             if one.token == next.token {
                 verdict.breaks(Rule::Grows, format!("{}: {one:?} and {next:?}", self.name()));
             }
-            // A run notices the end of its lease by its clock. It may also be stalled before its work
-            // begins.
+            // A run notices the end of its lease by its clock. It may also be stalled before its
+            // work begins.
             let before = if one.began < next.began { self.suffered.lease / 4 } else { self.suffered.lease };
             let within = (next.began.saturating_sub(before), one.began.max(next.began));
             let stalled = self.suffered.stalled(one.process, within);

@@ -200,8 +200,8 @@ impl<'a, DB: Books> Crew<'a, DB> {
         }
     }
 
-    /// Waits until each schedule goes on and no trigger waits, lets all workers end, and returns what
-    /// happened.
+    /// Waits until each schedule goes on and no trigger waits, lets all workers end, and returns
+    /// what happened.
     pub async fn ends(mut self) -> (Vec<History>, Vec<Entry>) {
         self.stop.send_replace(true);
         while let Some(ended) = self.operating.join_next().await {

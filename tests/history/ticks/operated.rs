@@ -1,5 +1,5 @@
-//! The rules of what operators do with schedules. Each is decided by the tokens of claims and by the
-//! database's clock, and not by when a process heard of something.
+//! The rules of what operators do with schedules. Each is decided by the tokens of claims and by
+//! the database's clock, and not by when a process heard of something.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
