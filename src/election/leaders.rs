@@ -15,7 +15,7 @@ use crate::{
     lease::lock::LeaseLock,
     lock::BoxFuture,
     pacing::{Backoff, retry_backoff},
-    queue::{listener::Listening, wakeups::Subscription},
+    queue::releases::Releases,
     session::{time::Instant, timers::sleep},
     store::{Database, admin::Listed},
 };
@@ -78,9 +78,9 @@ impl<DB: Database> std::fmt::Debug for Leaders<DB> {
 impl<DB: Database> Leaders<DB> {
     pub(crate) fn new(lock: LeaseLock<DB>, name: Key) -> Self {
         let names = [name].into();
-        let subscription = lock.shared.waiting.listener.wakeups.subscribe(&names);
+        let releases = Releases::of(&lock.shared.listener, &names);
         let pauses = retry_backoff();
-        let observer = Observer { lock, names, seen: None, subscription, listening: None, pauses };
+        let observer = Observer { lock, names, seen: None, releases, pauses };
         Self(Box::pin(observer.next()))
     }
 
@@ -117,8 +117,7 @@ struct Observer<DB: Database> {
     names: Arc<[Key]>,
     /// The term that was returned last, if any term was.
     seen: Option<Option<Token>>,
-    subscription: Subscription,
-    listening: Option<Listening<DB>>,
+    releases: Releases<DB>,
     pauses: Backoff,
 }
 
@@ -152,16 +151,14 @@ impl<DB: Database> Observer<DB> {
     async fn pause(&mut self, listed: Option<Listed>, leader: Option<Leader>) {
         let mut pause = self.pauses.next();
         if let (Some(Listed { row, now, .. }), Some(leader)) = (listed, leader) {
-            let listener = &self.lock.shared.waiting.listener;
-            let listening = self.listening.get_or_insert_with(|| listener.register_waiter());
-            let waiting = &self.lock.shared.waiting;
-            if !row.awaited && listening.needs_marks() && waiting.request_notification(&self.names, None).await {
+            let unmarked: &[Key] = if row.awaited { &[] } else { &self.names };
+            if self.releases.request(&self.lock.shared.sessions, unmarked, None).await {
                 return; // it resigned
             }
             let left = leader.until.and_then(|until| (until - now).to_std().ok());
             pause = left.map_or(pause, |left| pause.min(left));
         }
-        self.subscription.notified_before(Instant::now() + pause).await;
+        self.releases.notified_before(Instant::now() + pause).await;
     }
 }
 

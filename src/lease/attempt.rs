@@ -339,7 +339,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
     /// Returns `None` if no waiter precedes the request and the keys may be claimed; otherwise
     /// returns the refusal.
     async fn check_queue(&self) -> Result<Option<Refusal>, Error> {
-        let position = self.shared.waiting.tickets.position(&self.wanted.queues, i64::MAX, self.limit()).await;
+        let position = self.shared.tickets.position(&self.wanted.queues, i64::MAX, self.limit()).await;
         Ok(match position.map_err(|failure| self.error(failure))? {
             Position::Behind { key, left, .. } => Some(queued(self.wanted.asked(key), left)),
             Position::First | Position::TicketMissing | Position::Unknown => None,

@@ -19,7 +19,7 @@ use crate::{
         renewer::Renewer,
         terms::KeyTerms,
     },
-    queue::Waiting,
+    queue::{listener::Listener, tickets::Tickets},
     rules::Terms,
     schema::usable,
     session::{
@@ -48,7 +48,9 @@ pub(crate) struct Shared<DB: Database> {
     releases: Arc<Queue<DB, Release>>,
     pub reads: Arc<Queue<DB, RangeRead<DB>>>,
     pub readers: AllReaders<DB>,
-    pub waiting: Waiting<DB>,
+    pub tickets: Arc<Tickets<DB>>,
+    /// Kept, so that the next lock of the pool finds it.
+    pub listener: Arc<Listener<DB>>,
     renewer: Arc<Renewer<DB>>,
     /// Tracks what runs without its caller. Shutdown waits for it.
     pub tracker: TaskTracker,
@@ -62,9 +64,10 @@ impl<DB: Database> Shared<DB> {
         let (renewals, tracker) = (sessions.with_purpose(Purpose::Renewals), TaskTracker::new());
         // From the start, so that `wait` returns whenever nothing is left.
         tracker.close();
-        let waiting = Waiting::new(&sessions, &renewals, tracker.clone());
+        let listener = Listener::of_pool(sessions.application());
+        let tickets = Tickets::new(&sessions, &renewals, tracker.clone());
         let table = Arc::<OnceCell<Schema>>::default();
-        let renewer = Renewer::new(renewals.clone(), waiting.listener.wakeups.clone(), tracker.clone());
+        let renewer = Renewer::new(renewals.clone(), listener.wakeups.clone(), tracker.clone());
         Arc::new(Self {
             claims: Queue::new(&sessions, &tracker, &table, batching),
             creates: Queue::new(&sessions, &tracker, &table, batching),
@@ -75,7 +78,8 @@ impl<DB: Database> Shared<DB> {
             time_limit,
             table,
             readers: AllReaders::default(),
-            waiting,
+            tickets,
+            listener,
             renewer,
             tracker,
             longest_interval: Arc::default(),

@@ -16,6 +16,7 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     grant::Attempt,
+    key::Key,
     lease::{
         attempt::{ClaimAttempt, REPLY},
         handle::{LeaseHandle, subject},
@@ -28,9 +29,9 @@ use crate::{
     metrics::Counted,
     pacing::{Backoff, poll_backoff, poll_pause, poll_sooner},
     queue::{
-        listener::Listening,
         local::{LocalQueue, Turn},
         position::Position,
+        releases::Releases,
         tickets::Ticket,
     },
     retry::{DAY, Repeat, late},
@@ -196,19 +197,17 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
 
     /// Sends requests until the keys are granted, or are refused within their minimum interval.
     async fn poll_in_turn(&self, turn: Turn, ticket: Option<Ticket<DB>>) -> Result<PollEnd<DB>, Error> {
-        let waiting = &self.shared.waiting;
-        let subscribe = || waiting.listener.wakeups.subscribe(&self.wanted.keys);
+        let subscribe = || Releases::of(&self.shared.listener, &self.wanted.keys);
         // Before the first request, so that no later notification is missed. A claim on one of
         // several keys that is believed to be free needs none, because no pause follows it.
         let any = self.wanted.any && !self.key_terms.terms.fair;
-        let mut subscription = (!any).then(subscribe);
-        let mut listening = None;
+        let mut releases = (!any).then(subscribe);
         let mut state = RequestState::new(turn, ticket);
         if let Some((before, next)) = self.queue.poll_backoff() {
             // The previous owner of the turn gave up, which is no reason to send a request
             // sooner.
             (state.backoff, state.waited) = (before, true);
-            subscription.get_or_insert_with(subscribe).notified_before(next).await;
+            releases.get_or_insert_with(subscribe).notified_before(next).await;
         }
         loop {
             if any {
@@ -233,14 +232,14 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
                 return Ok(PollEnd::NeedsTicket);
             }
             state.on_refused(seen);
-            let Some(subscription) = &subscription else {
-                subscription = Some(subscribe());
+            let Some(releases) = &mut releases else {
+                releases = Some(subscribe());
                 continue;
             };
-            // A request that is granted at once opens no connection.
-            let listening = listening.get_or_insert_with(|| waiting.listener.register_waiter());
             // Not twice in a row: a key that stays free and refused is waited for like any other.
-            state.retried_after_free = !state.retried_after_free && self.request_wakeup(&refusal, listening).await;
+            let keys: &[Key] = if state.retried_after_free { &[] } else { self.keys_to_mark(&refusal) };
+            // Only now: a request that is granted at once opens no connection.
+            state.retried_after_free = releases.request(&self.shared.sessions, keys, Some(self.until)).await;
             if state.retried_after_free {
                 continue;
             }
@@ -248,7 +247,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
             let pause = poll_pause(state.backoff.next(), ends_in, left);
             let next = Instant::now() + pause;
             self.queue.set_poll_backoff(Some((state.backoff, next)));
-            subscription.notified_before(next).await;
+            releases.notified_before(next).await;
         }
     }
 
@@ -268,16 +267,15 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
         *lock(&self.last_refusal) = Some(refusal.clone());
     }
 
-    /// Requests a notification, if the key can be released and notifications are received. Returns
-    /// whether the key is already free.
-    async fn request_wakeup(&self, refusal: &Refusal, listening: &Listening<DB>) -> bool {
+    /// Returns the keys whose rows are to be marked: none, if the key cannot be released or is
+    /// marked.
+    fn keys_to_mark<'r>(&'r self, refusal: &'r Refusal) -> &'r [Key] {
         let can_be_released = matches!(refusal.reason, Reason::Held | Reason::TimedOutUnfinished);
-        if !can_be_released || refusal.awaited || !listening.needs_marks() {
-            return false;
+        if !can_be_released || refusal.awaited {
+            return &[];
         }
         // All holders notify of their release if any key is enough.
-        let keys = if self.wanted.any { &self.wanted.keys[..] } else { std::slice::from_ref(&refusal.key) };
-        self.shared.waiting.request_notification(keys, Some(self.until)).await
+        if self.wanted.any { &self.wanted.keys } else { std::slice::from_ref(&refusal.key) }
     }
 
     /// The lease keeps the turn until it is over, unless another key is as good. The ticket is no
@@ -371,7 +369,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
 
     /// Draws a ticket in the database queues.
     async fn draw(&self) -> Result<Ticket<DB>, Error> {
-        let tickets = &self.shared.waiting.tickets;
+        let tickets = &self.shared.tickets;
         let mut retry = Repeat::recording(self.until, &self.last_error);
         loop {
             let drawn = tickets.join(&self.wanted.queues, self.limit()).await;
@@ -384,7 +382,7 @@ impl<'a, DB: Database> PendingAcquire<'a, DB> {
     /// Returns the position of a ticket. A ticket that is missing may only be late, where a node of
     /// a cluster lags behind.
     async fn ticket_position(&self, number: i64) -> Result<Position, Error> {
-        let tickets = &self.shared.waiting.tickets;
+        let tickets = &self.shared.tickets;
         let mut at = tickets.position(&self.wanted.queues, number, self.limit()).await;
         if let Ok(Position::TicketMissing) = at {
             sleep(REPLICATION_LAG).await;

@@ -5,7 +5,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -28,7 +28,6 @@ use crate::{
         timers::{sleep, timeout},
     },
     store::{Database, fault::said, queue::Notification},
-    sync::lock,
 };
 
 /// How long the connection is kept open for the next waiter.
@@ -56,15 +55,9 @@ struct Work<DB: Database> {
     waiters: watch::Sender<usize>,
     /// Notifications are received.
     open: AtomicBool,
-    state: Mutex<State>,
+    /// The task that receives them was started.
+    has_task: AtomicBool,
     closed: CancellationToken,
-}
-
-#[derive(Default)]
-struct State {
-    has_task: bool,
-    /// Notifications are unavailable, now and later.
-    unavailable: bool,
 }
 
 /// A registered waiter, until it is dropped.
@@ -94,7 +87,7 @@ impl<DB: Database> Listener<DB> {
                 wakeups: wakeups.clone(),
                 waiters: watch::Sender::new(0),
                 open: AtomicBool::new(false),
-                state: Mutex::default(),
+                has_task: AtomicBool::new(false),
                 closed,
             });
             Self { wakeups, work, _closed: guard }
@@ -105,9 +98,7 @@ impl<DB: Database> Listener<DB> {
     pub fn register_waiter(&self) -> Listening<DB> {
         let work = &self.work;
         work.waiters.send_modify(|count| *count += 1);
-        let mut state = lock(&work.state);
-        if DB::NOTIFIES && !state.unavailable && !std::mem::replace(&mut state.has_task, true) {
-            drop(state);
+        if DB::NOTIFIES && !work.has_task.swap(true, Ordering::Relaxed) {
             let (work, closed) = (work.clone(), work.closed.clone());
             threads::spawn(async move {
                 closed.run_until_cancelled(work.run()).await;
@@ -130,7 +121,7 @@ enum Ended {
 }
 
 impl<DB: Database> Work<DB> {
-    /// Receives notifications until no task waits any more.
+    /// Receives notifications while a task waits. Returns if the database has none, now and later.
     async fn run(self: Arc<Self>) {
         let (mut pauses, mut reported) = (open_backoff(), None);
         loop {
@@ -139,39 +130,33 @@ impl<DB: Database> Work<DB> {
             let ended = AbortOnDropHandle::new(tokio::spawn(async move { work.listen(is_reported).await }));
             let ended = ended.await.unwrap_or_else(|panic| Ended::NotOpened(panic.to_string()));
             self.open.store(false, Ordering::Relaxed);
-            if self.is_over(&ended) {
-                return;
-            }
+            let has_waiters = *self.waiters.borrow() > 0;
             match ended {
-                Ended::Lost(why, after) => {
+                Ended::Unavailable => return,
+                Ended::Lost(why, after) if has_waiters => {
                     tracing::warn!(why, "notifications have ended; they are requested again, and waiters poll");
                     reported = Some(why);
                     if after > LINGER {
                         pauses = open_backoff();
                     }
                 }
-                // A reason is reported once.
-                Ended::NotOpened(why) if reported.as_ref() != Some(&why) => {
-                    tracing::warn!(why, "releases cannot be notified; waiters poll");
-                    reported = Some(why);
+                Ended::NotOpened(why) if has_waiters => {
+                    // A reason is reported once.
+                    if reported.as_ref() != Some(&why) {
+                        tracing::warn!(why, "releases cannot be notified; waiters poll");
+                        reported = Some(why);
+                    }
                 }
-                Ended::NotOpened(_) => {}
-                Ended::Unused | Ended::Unavailable => {
+                // A failure that delays no waiter is not reported.
+                Ended::Unused | Ended::Lost(..) | Ended::NotOpened(_) => {
                     (pauses, reported) = (open_backoff(), None);
+                    // The sender lives in `self`, so waiting does not fail.
+                    let _ = self.waiters.subscribe().wait_for(|count| *count > 0).await;
                     continue;
                 }
             }
             sleep(pauses.next()).await;
         }
-    }
-
-    /// Returns whether the task ends: no task waits, or there are no notifications.
-    fn is_over(&self, ended: &Ended) -> bool {
-        let mut state = lock(&self.state);
-        state.unavailable = matches!(ended, Ended::Unavailable);
-        let is_over = state.unavailable || *self.waiters.borrow() == 0;
-        state.has_task = !is_over;
-        is_over
     }
 
     /// Opens the connection, and receives notifications until it is lost, or no task waits.

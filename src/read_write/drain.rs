@@ -8,7 +8,7 @@ use crate::{
     key::{Claim, Key, Token},
     lease::{attempt::ClaimAttempt, handle::LeaseHandle, ledger::Pending, wanted::Wanted},
     pacing::poll_backoff,
-    queue::{listener::Listening, wakeups::Subscription},
+    queue::releases::Releases,
     read_write::call::Call,
     rules::{Reason, Refusal, Verdict},
     session::{time::Instant, timers::timeout_at},
@@ -27,6 +27,10 @@ impl Reader {
     fn claim(&self) -> (Key, Token) {
         (self.refusal.key.clone(), self.token)
     }
+}
+
+fn keys<'a>(readers: impl Iterator<Item = &'a Reader>) -> Arc<[Key]> {
+    readers.map(|reader| reader.refusal.key.clone()).collect()
 }
 
 impl<DB: Database> Call<'_, DB> {
@@ -89,13 +93,16 @@ impl<DB: Database> Call<'_, DB> {
             }
             self.record(&first.refusal);
             let until = Instant::now() + pauses.next().min(first.refusal.retry_after.unwrap_or(self.left()));
-            let releases = releases.get_or_insert_with(|| Notifications::of(self, &left));
-            if !releases.request_wakeup(self, &left).await {
+            let shared = &self.lock.shared;
+            let releases = releases.get_or_insert_with(|| Releases::of(&shared.listener, &keys(left.iter())));
+            let unmarked = keys(left.iter().filter(|reader| !reader.refusal.awaited));
+            // A reader may have gone by then.
+            if !releases.request(&shared.sessions, &unmarked, Some(self.limit())).await {
                 // The loss of the claim ends the pause.
                 let _ = timeout_at(until, async {
                     tokio::select! {
                         () = claim.lost() => {}
-                        () = releases.subscription.notified_before(until) => {}
+                        () = releases.notified_before(until) => {}
                     }
                 })
                 .await;
@@ -136,30 +143,5 @@ impl<DB: Database> Call<'_, DB> {
             Err(error) if error.is_retryable() && !self.is_one_attempt() => Ok(Some(reader.clone())),
             Err(error) => Err(error),
         }
-    }
-}
-
-/// Notifications of releases: within this process, and on PostgreSQL and SQLite from others.
-struct Notifications<DB: Database> {
-    subscription: Subscription,
-    listening: Listening<DB>,
-}
-
-impl<DB: Database> Notifications<DB> {
-    fn of(call: &Call<'_, DB>, readers: &[Reader]) -> Self {
-        let keys: Arc<[Key]> = readers.iter().map(|reader| reader.refusal.key.clone()).collect();
-        let listener = &call.lock.shared.waiting.listener;
-        Self { subscription: listener.wakeups.subscribe(&keys), listening: listener.register_waiter() }
-    }
-
-    /// Asks for a notification of each release, where there are any. Returns whether a reader has
-    /// gone by then.
-    async fn request_wakeup(&self, call: &Call<'_, DB>, readers: &[Reader]) -> bool {
-        let refusals = readers.iter().map(|reader| &reader.refusal).filter(|refusal| !refusal.awaited);
-        let keys: Vec<Key> = refusals.map(|refusal| refusal.key.clone()).collect();
-        if keys.is_empty() || !self.listening.needs_marks() {
-            return false;
-        }
-        call.lock.shared.waiting.request_notification(&keys, Some(call.limit())).await
     }
 }
