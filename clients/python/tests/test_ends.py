@@ -152,14 +152,13 @@ def test_a_signal_handler_may_release_a_lease(db: Database) -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.003, 0.0031)
         until = time.monotonic() + 5
-        while time.monotonic() < until:
+        while time.monotonic() < until or handled <= 10:
             if not held:
                 held.append(acquired(locks.lock("k", wait=30).acquire()))
             kept.extend(600)  # The handler interrupts it wherever it is.
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert handled > 10
     kept.release()
 
 
@@ -186,7 +185,7 @@ def test_a_signal_handler_may_wait_while_a_lease_is_looked_at(db: Database, ask:
     before = signal.signal(signal.SIGALRM, handler)
     try:
         until = time.monotonic() + 3
-        while time.monotonic() < until:
+        while time.monotonic() < until or handled <= 10:
             signal.setitimer(signal.ITIMER_REAL, 0.002)
             for _ in range(2000):
                 lease.check()
@@ -196,7 +195,6 @@ def test_a_signal_handler_may_wait_while_a_lease_is_looked_at(db: Database, ask:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert handled > 10
     lease.release()
 
 

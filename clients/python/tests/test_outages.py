@@ -71,15 +71,15 @@ def test_a_request_to_a_silent_server_ends(db: Database) -> None:
 def test_a_renewal_leaves_a_silent_connection(db: Database, opened: bool) -> None:
     """One that is open since another renewal, or one that is being opened for the first."""
     proxy = Proxy(db.url)
-    held = acquired(rowlock.try_acquire(proxy.url, "k", lease=9))
+    held = acquired(rowlock.try_acquire(proxy.url, "k", lease=18))
     began = held._state.sent
     while opened and held._state.sent == began:
         assert not held.lost
         time.sleep(0.01)
     proxy.silent = True
-    time.sleep(4.5)  # A renewal is in flight, and stays without a reply.
+    time.sleep(9)  # A renewal is in flight, and stays without a reply.
     proxy.silent = False
-    until = time.monotonic() + 9
+    until = time.monotonic() + 18
     while time.monotonic() < until:
         assert not held.lost
         time.sleep(0.1)
@@ -98,12 +98,12 @@ def test_the_end_of_a_block_gives_up_on_a_silent_server(db: Database) -> None:
 def test_a_task_leaves_a_silent_connection(db: Database) -> None:
     async def run() -> None:
         proxy = Proxy(db.url)
-        held = await rowlock.aio.try_acquire(proxy.url, "k", lease=9)
+        held = await rowlock.aio.try_acquire(proxy.url, "k", lease=18)
         assert isinstance(held, rowlock.aio.Lease)
         proxy.silent = True
-        await asyncio.sleep(4.5)
+        await asyncio.sleep(9)
         proxy.silent = False
-        until = time.monotonic() + 9
+        until = time.monotonic() + 18
         while time.monotonic() < until:
             assert not held.lost
             await asyncio.sleep(0.1)
