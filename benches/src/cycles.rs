@@ -55,7 +55,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
 
 /// All contenders share one pool, because they run one after the other.
 async fn entries<DB: Speak>(site: &Site, tasks: usize, rounds: &Rounds) -> Result<Vec<Entry>, Error> {
-    let pool = patient_pool::<DB>(&site.url, rounds.connections, rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, rounds.connections).await?;
     let mut entries = Vec::new();
     let mut enter = |name, contender| entries.push(Entry::new(name, 0, contender));
     for (name, batching) in [("rowlock", true), ("rowlock-unbatched", false)] {
