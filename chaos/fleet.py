@@ -35,8 +35,7 @@ class Instance:
     def start(self):
         self.generation += 1
         self.name = f"{self.place}.{self.generation}"
-        env = dict(self.fleet.env, CHAOS_INSTANCE=self.name, CHAOS_PLACE=str(self.place),
-                   CHAOS_BUILD=str(self.fleet.build))
+        env = dict(self.fleet.env, CHAOS_INSTANCE=self.name, CHAOS_PLACE=str(self.place))
         # A process group of its own, and its end with this program's.
         self.process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *self.fleet.argv], env=env, cwd=self.fleet.cwd,
@@ -76,7 +75,7 @@ class Fleet:
     def __init__(self, argv, env, cwd, folder, log, places):
         self.argv, self.cwd, self.folder, self.log = argv, cwd, folder, log
         self.env = {**os.environ, **env}
-        self.build, self.deploying, self.stopped = 1, [], False
+        self.deploying, self.stopped = [], False
         self.instances = [Instance(self, place) for place in range(places)]
         for instance in self.instances:
             instance.start()
@@ -105,8 +104,7 @@ class Fleet:
             self.log.add("stop", victim.name)
 
     def deploy(self):
-        """From now on new processes are of the next build, and the old ones go, one by one."""
-        self.build += 1
+        """The processes go, one by one, and each has a new one in its place."""
         self.deploying = [instance.place for instance in self.instances]
 
     def look(self):

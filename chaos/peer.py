@@ -112,8 +112,8 @@ class Peer:
                 self.versions = self.settings["extension"] + " " + line.split("'")[1]
 
     def argv(self, command):
-        """A command of peer.toml: {place} is the copy, {built} the folder of built programs."""
-        names = {"place": self.place, "built": getattr(self, "built", ""), "folder": self.folder,
+        """A command of peer.toml: {folder} is that of the peer, {built} has its built programs."""
+        names = {"built": getattr(self, "built", ""), "folder": self.folder,
                  "python": self.place / "venv" / "bin" / "python",
                  "node": self.place / NODE}
         return [word.format(**names) for word in command]

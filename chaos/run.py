@@ -1,4 +1,4 @@
-"""The same chaos for everybody: scripts/chaos starts this."""
+"""The same faults for every tool: scripts/chaos starts this."""
 
 import argparse
 import json
@@ -45,8 +45,6 @@ def arguments():
     parser.add_argument("--debug", action="store_true",
                         help="build the Rust programs without optimization, which is faster")
     parser.add_argument("--list", action="store_true", help="show the names and end")
-    parser.add_argument("--judge", metavar="DIR",
-                        help="run nothing: judge the histories of an earlier --out again")
     return parser.parse_args()
 
 
@@ -65,14 +63,11 @@ def one(peer, folder, options):
     except Missing as reason:
         say(f"{peer.name}: {reason}")
         return " ".join(str(reason).split())
-    return show(peer.name, judge_jobs(history))
-
-
-def show(name, figures):
+    figures = judge_jobs(history)
     shown = {key: value for key, value in figures.items() if key != "lost_ticks"}
-    say(f"{name}: {json.dumps(shown)}")
+    say(f"{peer.name}: {json.dumps(shown)}")
     for job, tick in figures["lost_ticks"][:20]:
-        say(f"{name}: lost {job} {tick}")
+        say(f"{peer.name}: lost {job} {tick}")
     return figures
 
 
@@ -106,22 +101,6 @@ def chosen(kind, options):
     return peers
 
 
-def judge_again(options):
-    results = []
-    for peer in chosen("jobs", options):
-        file = Path(options.judge) / "jobs" / peer.name / "history.json"
-        if file.exists():
-            results.append((peer, show(peer.name, judge_jobs(json.loads(file.read_text())))))
-    if results:
-        print(report.jobs_table(results))
-    results = []
-    for file in sorted((Path(options.judge) / "locks").glob("*/*/history.json")):
-        history = json.loads(file.read_text())
-        results.append((history["lock"], judge_locks(history)))
-    if results:
-        print(report.locks_table(results))
-
-
 def main():
     options = arguments()
     if options.list:
@@ -133,9 +112,6 @@ def main():
         if name not in known:
             say(f"no peer {name}: --list shows the names")
             return 2
-    if options.judge:
-        judge_again(options)
-        return 0
     for end in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(end, lambda *_: sys.exit(130))
     out = Path(options.out or tempfile.mkdtemp(prefix="rowlock-chaos."))

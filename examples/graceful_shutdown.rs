@@ -1,5 +1,5 @@
-//! A service that is asked to stop (SIGTERM) in the middle of its job: short work ends, long work
-//! is abandoned.
+//! A job on the timer of every instance, run by one of them at each tick. A service that is asked
+//! to stop (SIGTERM) in the middle of it lets short work end, and abandons long work.
 //!
 //!     cargo run --example graceful_shutdown -- locks.db &    # stop it: kill -TERM %1
 //!     cargo run --example graceful_shutdown -- locks.db 1    # ends after one tick
@@ -32,8 +32,9 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     let work = arguments.next().map_or(Ok(1000), |millis| millis.parse())?;
     let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(file).create_if_missing(true)).await?;
     rowlock::migrate(&pool).await?;
-    // The minimum interval is half of the period, not all of it: two successive ticks may start
-    // slightly less than a period apart, and both have to run.
+    // The minimum interval is half of the period, not all of it. A tick may come slightly less than
+    // a period after the last start, and has to run. The tick of another instance comes a moment
+    // later, and is refused.
     let lock = LeaseLock::new(pool).min_interval(PERIOD / 2);
 
     let mut stop = signal(SignalKind::terminate())?;
@@ -62,7 +63,9 @@ pub async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Ticks at the same moments of the clock on every instance, as in `interval.rs`.
+/// Ticks at the same moments of the clock on every instance. Timers that begin with their process
+/// would tick anywhere in the period, and half of the period would not keep them apart. A missed
+/// tick does not move the ticks after it.
 fn on_the_clock(period: Duration) -> Interval {
     let past =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() % period.as_nanos();
@@ -72,8 +75,8 @@ fn on_the_clock(period: Duration) -> Interval {
     timer
 }
 
-/// Waits for the next tick. A tick that is late by half of the period or more is skipped: its run
-/// would cause the next tick to be refused.
+/// Waits for the next tick. A tick that is late by half of the period or more (the process was
+/// stopped, the last run took long) is skipped: its run would cause the next tick to be refused.
 async fn tick(timer: &mut Interval) {
     while timer.tick().await.elapsed() >= timer.period() / 2 {}
 }

@@ -9,7 +9,7 @@ use tokio::process::Command;
 use crate::{Error, options::Common};
 
 /// The scenarios, and whether they write figures to a file.
-const SCENARIOS: [(&str, bool); 12] = [
+const SCENARIOS: [(&str, bool); 11] = [
     ("cycles", true),
     ("crates", true),
     ("deduct", true),
@@ -20,7 +20,6 @@ const SCENARIOS: [(&str, bool); 12] = [
     ("permits", true),
     ("functions", true),
     ("handover", false),
-    ("waiting", false),
     ("schedules", false),
 ];
 

@@ -1,8 +1,8 @@
 //! One process of `handover`: tasks that ask for one key repeatedly, and report on stdout when they
 //! acquired and released it.
 //!
-//! It reads commands on stdin: `go`, `granted TOKEN` (from any process), `count`, and `stop`, or
-//! the end of the input.
+//! It reads commands on stdin: `go` and `granted TOKEN` (from any process). The end of the input
+//! stops it.
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 

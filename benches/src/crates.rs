@@ -69,7 +69,7 @@ async fn entries<DB: Speak>(
     tasks: usize,
     rounds: &Rounds,
 ) -> Result<Vec<Entry>, Error> {
-    let pool = patient_pool::<DB>(&site.url, rounds.connections, rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, rounds.connections).await?;
     let rowlock = cycle(Rowlock::new(pool, true, PATIENCE)?, own_key("rowlock", tasks));
     let mut entries = vec![Entry::new("rowlock", 0, rowlock)];
     let mut enter = |name, server: &str| {

@@ -42,10 +42,9 @@ pub async fn run(options: &Options) -> Result<(), Error> {
 async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report: &mut Report) -> Result<(), Error> {
     at_own_site::<DB>(server, async |site| {
         durability::show::<DB>(kind, site).await?;
-        println!("{}", limit::told(kind));
         report.head();
         for &tasks in &options.tasks {
-            let entries = entries::<DB>(kind, site, tasks, &options.rounds).await?;
+            let entries = entries::<DB>(site, tasks, &options.rounds).await?;
             let rounds = &options.rounds;
             Contest { scenario: "cycles", server: kind.name(), tasks, entries, rounds, wal: None }.run(report).await?;
         }
@@ -55,9 +54,8 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
 }
 
 /// All contenders share one pool, because they run one after the other.
-async fn entries<DB: Speak>(kind: Kind, site: &Site, tasks: usize, rounds: &Rounds) -> Result<Vec<Entry>, Error> {
-    let connections = rounds.connections;
-    let pool = patient_pool::<DB>(&site.url, connections, rounds.ping).await?;
+async fn entries<DB: Speak>(site: &Site, tasks: usize, rounds: &Rounds) -> Result<Vec<Entry>, Error> {
+    let pool = patient_pool::<DB>(&site.url, rounds.connections).await?;
     let mut entries = Vec::new();
     let mut enter = |name, contender| entries.push(Entry::new(name, 0, contender));
     for (name, batching) in [("rowlock", true), ("rowlock-unbatched", false)] {
@@ -78,7 +76,7 @@ async fn entries<DB: Speak>(kind: Kind, site: &Site, tasks: usize, rounds: &Roun
     }
     if rounds.wants("limit") {
         limit::prepare(&pool, tasks).await?;
-        enter("limit", limit::limit(kind, &site.url, pool.clone(), connections)?);
+        enter("limit", limit::limit(pool.clone()));
     }
     for (name, variable) in [("redis", "REDIS_URL"), ("redis-durable", "REDIS_DURABLE_URL")] {
         if let Some(url) = url(variable).filter(|_| rounds.wants(name)) {

@@ -3,18 +3,13 @@
 use std::{
     future::Future,
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering},
-    },
+    sync::atomic::{AtomicI64, Ordering},
     time::Duration,
 };
 
 use clap::ValueEnum;
 use rowlock::Database;
-use sqlx::{
-    AssertSqlSafe, Connection, MySql, Pool, Postgres, Row as _, Sqlite, pool::PoolOptions, postgres::PgListener,
-};
+use sqlx::{AssertSqlSafe, Connection, MySql, Pool, Postgres, Row as _, Sqlite, pool::PoolOptions};
 use tempfile::TempDir;
 
 use crate::Error;
@@ -83,25 +78,9 @@ impl Site {
     }
 }
 
-/// The server's counts so far, where it counts.
-#[derive(Clone, Copy, Default)]
-pub struct Served {
-    pub statements: Option<i64>,
-    pub notifies: Option<i64>,
-}
-
-impl Served {
-    pub fn since(self, before: Self) -> Self {
-        // A count that fell was reset, or its oldest entries were evicted.
-        let less = |now: Option<i64>, then| Some(now? - then?).filter(|count| *count >= 0);
-        Self { statements: less(self.statements, before.statements), notifies: less(self.notifies, before.notifies) }
-    }
-}
-
-/// Reads the server's counts, on a connection of its own.
+/// Reads how many statements the server has counted, on a connection of its own.
 pub struct Observer<DB: Bench> {
     pool: Pool<DB>,
-    notifies: Option<Arc<AtomicI64>>,
     looks: AtomicI64,
 }
 
@@ -109,19 +88,20 @@ impl<DB: Bench> Observer<DB> {
     pub async fn new(site: &Site) -> Result<Self, Error> {
         let pool = pool(&site.url, 1).await?;
         DB::prepare(&pool).await?;
-        Ok(Self { notifies: None, pool, looks: AtomicI64::new(0) })
+        Ok(Self { pool, looks: AtomicI64::new(0) })
     }
 
-    /// Counts notifications too, on another connection.
-    pub async fn with_notifies(site: &Site) -> Result<Self, Error> {
-        Ok(Self { notifies: DB::notifies(&site.url).await?, ..Self::new(site).await? })
-    }
-
-    pub async fn served(&self) -> Result<Served, Error> {
+    /// The statements so far, where the server counts them.
+    pub async fn statements(&self) -> Result<Option<i64>, Error> {
         let looks = self.looks.fetch_add(1, Ordering::Relaxed);
-        let statements = DB::statements(&self.pool).await?.map(|count| count - looks);
-        let notifies = self.notifies.as_ref().map(|count| count.load(Ordering::Relaxed));
-        Ok(Served { statements, notifies })
+        Ok(DB::statements(&self.pool).await?.map(|count| count - looks))
+    }
+
+    /// The statements since the server had counted as many as `before`.
+    pub async fn since(&self, before: Option<i64>) -> Result<Option<i64>, Error> {
+        let since = self.statements().await?.zip(before).map(|(now, before)| now - before);
+        // A count that fell was reset, or its oldest entries were evicted.
+        Ok(since.filter(|count| *count >= 0))
     }
 }
 
@@ -143,11 +123,6 @@ pub trait Bench: Database {
 
     /// The number of statements so far, which may include this one.
     fn statements(pool: &Pool<Self>) -> impl Future<Output = Result<Option<i64>, Error>> + Send;
-
-    /// Counts release notifications in the background.
-    fn notifies(_: &str) -> impl Future<Output = Result<Option<Arc<AtomicI64>>, Error>> + Send {
-        async { Ok(None) }
-    }
 }
 
 pub type Options<DB> = <<DB as sqlx::Database>::Connection as Connection>::Options;
@@ -156,10 +131,9 @@ pub async fn pool<DB: Database>(url: &str, connections: u32) -> Result<Pool<DB>,
     PoolOptions::new().max_connections(connections).test_before_acquire(false).connect(url).await
 }
 
-/// A pool for contenders: each waits up to the same long limit, and with `ping` each connection is
-/// tested before it is given out.
-pub async fn patient_pool<DB: Bench>(url: &str, connections: u32, ping: bool) -> Result<Pool<DB>, sqlx::Error> {
-    let options = PoolOptions::new().max_connections(connections).test_before_acquire(ping).acquire_timeout(PATIENCE);
+/// A pool for contenders: each waits up to the same long limit.
+pub async fn patient_pool<DB: Bench>(url: &str, connections: u32) -> Result<Pool<DB>, sqlx::Error> {
+    let options = PoolOptions::new().max_connections(connections).test_before_acquire(false).acquire_timeout(PATIENCE);
     options.connect_with(DB::patient(url.parse()?)).await
 }
 
@@ -257,20 +231,6 @@ impl Bench for Postgres {
             Err(sqlx::Error::Database(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
-    }
-
-    async fn notifies(url: &str) -> Result<Option<Arc<AtomicI64>>, Error> {
-        let count = Arc::new(AtomicI64::new(0));
-        let mut listener = PgListener::connect(url).await?;
-        listener.eager_reconnect(false);
-        listener.listen("rowlock").await?;
-        let counting = count.clone();
-        tokio::spawn(async move {
-            while let Ok(Some(_)) = listener.try_recv().await {
-                counting.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        Ok(Some(count))
     }
 }
 

@@ -79,7 +79,7 @@ where
     i64: Value<DB>,
 {
     let Options { rounds, tasks, .. } = options;
-    let pool = patient_pool::<DB>(&site.url, rounds.connections, rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, rounds.connections).await?;
     let mut ledgers = Vec::new();
     for (name, table) in [("rowlock", "by_version"), ("single", "by_guard"), ("for-update", "by_lock")] {
         if rounds.wants(name) {
@@ -228,7 +228,7 @@ mod tests {
     #[tokio::test]
     async fn a_deduction_that_left_no_trace_is_told() -> Result<(), Error> {
         at_own_site::<Sqlite>("", async |site| {
-            let pool = patient_pool::<Sqlite>(&site.url, 1, false).await?;
+            let pool = patient_pool::<Sqlite>(&site.url, 1).await?;
             let ledger = Ledger::new(&pool, "by_guard", 3).await?;
             ByGuard(ledger.clone()).cycle(0).await?;
             ledger.check().await?;

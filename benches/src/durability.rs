@@ -13,7 +13,7 @@ use crate::{
 /// Prints the server's settings, and a notice if it is not durable.
 pub async fn show<DB: Speak>(kind: Kind, site: &Site) -> Result<(), Error> {
     let (sql, names) = DB::SETTINGS;
-    let pool = patient_pool::<DB>(&site.url, 1, false).await?;
+    let pool = patient_pool::<DB>(&site.url, 1).await?;
     let row = DB::row(&mut *pool.acquire().await?, sql, &[]).await?.ok_or("the server does not tell its settings")?;
     let values = (0..names.len()).map(|column| DB::text(&row, column)).collect::<Result<Vec<_>, _>>()?;
     let values: Vec<&str> = values.iter().map(String::as_str).collect();

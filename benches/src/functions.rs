@@ -48,7 +48,7 @@ async fn entries<DB: Speak>(
     statements: (&'static str, &'static str),
     rounds: &Rounds,
 ) -> Result<Vec<Entry>, Error> {
-    let pool = patient_pool::<DB>(&site.url, 1, rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, 1).await?;
     rowlock::migration::migrate_functions(&pool).await?;
     let mut entries = Vec::new();
     if rounds.wants("rowlock") {

@@ -14,7 +14,7 @@ use tokio::{
 use crate::{
     Error,
     contender::{URL, Word},
-    database::{Bench, Kind, Observer, Served, Site, on, site},
+    database::{Bench, Kind, Observer, Site, on, site},
     statistics::{Summary, millis, now},
 };
 
@@ -81,7 +81,7 @@ struct Record {
     /// The times since which the tasks without the key have asked.
     waiting: Vec<i64>,
     window: (i64, i64),
-    served: Served,
+    statements: Option<i64>,
 }
 
 pub async fn run(options: &Options, log: Option<&str>) -> Result<(), Error> {
@@ -102,7 +102,7 @@ pub async fn run(options: &Options, log: Option<&str>) -> Result<(), Error> {
 
 async fn measure<DB: Bench>(kind: Kind, server: &str, options: &Options, log: Option<&str>) -> Result<(), Error> {
     println!(
-        "\n{:<9}{:<6}{:>5}{:>8}{:>6}{:>7}{:>7}{:>9}{:>9}{:>9}{:>9}{:>9}{:>11}{:>8}{:>11}",
+        "\n{:<9}{:<6}{:>5}{:>8}{:>6}{:>7}{:>7}{:>9}{:>9}{:>9}{:>9}{:>9}{:>11}{:>11}",
         kind.name(),
         "order",
         "hold",
@@ -116,7 +116,6 @@ async fn measure<DB: Bench>(kind: Kind, server: &str, options: &Options, log: Op
         "p99",
         "max",
         "statements",
-        "notify",
         "longest"
     );
     let own = site::<DB>(server).await?;
@@ -126,7 +125,7 @@ async fn measure<DB: Bench>(kind: Kind, server: &str, options: &Options, log: Op
 }
 
 async fn lines<DB: Bench>(kind: Kind, site: &Site, options: &Options, log: Option<&str>) -> Result<(), Error> {
-    let observer = Observer::<DB>::with_notifies(site).await?;
+    let observer = Observer::<DB>::new(site).await?;
     for &hold_ms in &options.hold_ms {
         for several in [false, true] {
             for fair in [false, true] {
@@ -200,10 +199,10 @@ impl Contest {
         let begin = Instant::now() + Duration::from_secs(options.warm_up);
         self.tell("go").await?;
         self.follow(&mut record, begin).await?;
-        let (from, served) = (now(), observer.served().await?);
+        let (from, before) = (now(), observer.statements().await?);
         self.follow(&mut record, begin + Duration::from_secs(options.seconds)).await?;
         record.window = (from, now());
-        record.served = observer.served().await?.since(served);
+        record.statements = observer.since(before).await?;
         Ok(record)
     }
 
@@ -318,13 +317,13 @@ fn find(setup: Setup, record: &Record) -> Findings {
 
 fn show(setup: Setup, record: &Record) {
     let found = find(setup, record);
-    let each = |count: Option<i64>| match count {
+    let each = match record.statements {
         Some(count) if found.all > 0 => format!("{:.2}", count as f64 / found.all as f64),
         _ => "-".to_owned(),
     };
     let summary = Summary::of(found.counted);
     println!(
-        "{:<9}{:<6}{:>5}{:>8}{:>6}{:>7}{:>7}{summary}{:>11}{:>8}{:>11.2}",
+        "{:<9}{:<6}{:>5}{:>8}{:>6}{:>7}{:>7}{summary}{:>11}{:>11.2}",
         setup.kind.name(),
         if setup.fair { "fair" } else { "-" },
         setup.hold_ms,
@@ -332,8 +331,7 @@ fn show(setup: Setup, record: &Record) {
         setup.processes,
         found.all,
         summary.count(),
-        each(record.served.statements),
-        each(record.served.notifies),
+        each,
         millis(found.longest),
     );
     if found.overlaps > 0 || found.overtaken > 0 {

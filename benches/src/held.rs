@@ -114,7 +114,7 @@ async fn held<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<S
     let mut lines = BufReader::new(child.stdout.take().ok_or("the process has no stdout")?).lines();
     let (observer, pool) = (Observer::<DB>::new(site).await?, pool::<DB>(&site.url, 1).await?);
     let taken = timeout(PATIENCE, lines.next_line()).await??.ok_or("the process holds nothing")?.parse()?;
-    let (before, mut looks) = (observer.served().await?, 0);
+    let (before, mut looks) = (observer.statements().await?, 0);
     let mut most: Option<i64> = None;
     let renewed = loop {
         // The connections that acquired the keys are closed first.
@@ -125,7 +125,7 @@ async fn held<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<S
         most = most.max(connections(&pool).await?);
         looks += i64::from(most.is_some());
     };
-    let statements = observer.served().await?.since(before).statements.map(|count| count - looks);
+    let statements = observer.since(before).await?.map(|count| count - looks);
     let status = timeout(PATIENCE, child.wait()).await??;
     if !status.success() {
         return Err(format!("the process failed: {status}").into());

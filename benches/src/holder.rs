@@ -97,7 +97,7 @@ pub async fn run(options: &Options, renewals: &Renewals) -> Result<(), Error> {
 }
 
 async fn hold<DB: Bench>(options: &Options, renewals: &Renewals) -> Result<(), Error> {
-    let lock = LeaseLock::new(patient_pool::<DB>(&options.url, 1, false).await?).lease(options.lease);
+    let lock = LeaseLock::new(patient_pool::<DB>(&options.url, 1).await?).lease(options.lease);
     for lease in take(&lock, "warm-up", WARM_UP).await? {
         lease.abandon().await?;
     }

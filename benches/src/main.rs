@@ -1,11 +1,11 @@
 //! Benchmarks of rowlock and its alternatives, on the servers that are available. Figures go to
 //! stdout, progress to stderr.
 //!
-//! `handover` and `waiting` measure tasks that wait for one key. `cycles`, `crates`, `refusals`,
-//! `deduct`, `million`, `once`, `permits` and `functions` compare: all contenders run alternately
-//! in short rounds on one server, whose settings are printed above the table, and medians of the
-//! rounds are shown. `held` measures a process that holds many keys, `schedules` ticks, `scale`
-//! many instances. `all` does all of that but `scale`; `plot` draws what `cycles` wrote to a file.
+//! `handover` measures tasks that wait for one key. `cycles`, `crates`, `refusals`, `deduct`,
+//! `million`, `once`, `permits` and `functions` compare: all contenders run alternately in short
+//! rounds on one server, whose settings are printed above the table, and medians of the rounds are
+//! shown. `held` measures a process that holds many keys, `schedules` ticks, `scale` many
+//! instances. `all` does all of that but `scale`; `plot` draws what `cycles` wrote to a file.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -36,7 +36,6 @@ mod schedules;
 mod speak;
 mod statistics;
 mod ticker;
-mod waiting;
 mod ways;
 
 use clap::{Parser, Subcommand};
@@ -72,15 +71,13 @@ enum Scenario {
     /// From the call of `release` to the return of the next holder's `acquire`, within a process
     /// and across processes.
     Handover(handover::Options),
-    /// The statements that many tasks send while they wait for a long-held key.
-    Waiting(waiting::Options),
     /// Acquire and release by tasks with a key each: rowlock and its alternatives.
     ///
     /// rowlock, rowlock-unbatched: with batching and without. article: its statements by hand,
     /// SELECT FOR UPDATE and UPDATE in a transaction, then UPDATE. single: one prepared guarded
     /// UPDATE, then another, of the columns that rowlock writes. advisory: the server's own locks
-    /// of a connection. limit: half the rate of plain one-row updates, by pgbench where it is
-    /// installed. redis, redis-durable: SET NX PX, and a script. etcd: its lock, over gRPC.
+    /// of a connection. limit: two plain updates of a row of its own for each task. redis,
+    /// redis-durable: SET NX PX, and a script. etcd: its lock, over gRPC.
     Cycles(cycles::Options),
     /// Acquire and release by the locks of other crates, by tasks with a key each.
     ///
@@ -147,7 +144,6 @@ async fn main() -> Result<(), Error> {
     let renewals = Renewals::install(arguments.log.as_deref(), counting)?;
     match arguments.scenario {
         Scenario::Handover(options) => handover::run(&options, arguments.log.as_deref()).await,
-        Scenario::Waiting(options) => waiting::run(&options).await,
         Scenario::Cycles(options) => cycles::run(&options).await,
         Scenario::Crates(options) => crates::run(&options).await,
         Scenario::Deduct(options) => deduct::run(&options).await,

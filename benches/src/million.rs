@@ -15,13 +15,13 @@ use crate::{
     ways::{Pick, cycle, rowlock::Rowlock, single::Single},
 };
 
+/// How many rows a small table has.
+const FEW: usize = 1000;
+
 #[derive(Args)]
 pub struct Options {
     #[command(flatten)]
     rounds: Rounds,
-    /// How many rows a small table has.
-    #[arg(long, default_value_t = 1000)]
-    few: usize,
     /// How many rows a large table has.
     #[arg(long, default_value_t = 1_000_000)]
     many: usize,
@@ -44,8 +44,8 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
             durability::show::<DB>(kind, few).await?;
             let rounds = &options.rounds;
             let mut entries = Vec::new();
-            for (site, rows) in [(few, options.few), (many, options.many)] {
-                enter::<DB>(kind, site, rows, options, &mut entries).await?;
+            for (site, rows) in [(few, FEW), (many, options.many)] {
+                enter::<DB>(kind, site, rows, rounds, &mut entries).await?;
             }
             report.head();
             Contest { scenario: "million", server: kind.name(), tasks: 1, entries, rounds, wal: None }.run(report).await
@@ -60,17 +60,16 @@ async fn enter<DB: Speak>(
     kind: Kind,
     site: &Site,
     rows: usize,
-    options: &Options,
+    rounds: &Rounds,
     entries: &mut Vec<Entry>,
 ) -> Result<(), Error> {
-    let Options { rounds, few, .. } = options;
     eprintln!("million {}: filling in {rows} rows", kind.name());
-    let pool = patient_pool::<DB>(&site.url, rounds.connections, rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, rounds.connections).await?;
     fill(&pool, "t_resource_lock (key_resource)", (0..rows).map(|row| format!("('{}')", key(row)))).await?;
     DB::script(&pool, DB::ANALYZE.into()).await?;
     let any = || -> Pick { Box::new(move |_| key(fastrand::usize(..rows))) };
     let mut enter = |name, contender: Arc<_>| {
-        entries.push(Entry { name, size: rows, base: (name, *few), contender });
+        entries.push(Entry { name, size: rows, base: (name, FEW), contender });
     };
     if rounds.wants("rowlock") {
         enter("rowlock", cycle(Rowlock::new(pool.clone(), true, PATIENCE)?, any()));

@@ -56,7 +56,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
             let next = Box::new(move |_| format!("order/{}", count.fetch_add(1, Ordering::Relaxed)));
             let new = contender::<DB>(growing, options, next).await?;
             existing.clone().round(tasks, rounds.warm_up).await?;
-            DB::script(&patient_pool::<DB>(&few.url, 1, rounds.ping).await?, DB::ANALYZE.into()).await?;
+            DB::script(&patient_pool::<DB>(&few.url, 1).await?, DB::ANALYZE.into()).await?;
             report.head();
             loop {
                 let size = used.load(Ordering::Relaxed);
@@ -79,6 +79,6 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
 }
 
 async fn contender<DB: Speak>(site: &Site, options: &Options, key: Pick) -> Result<Arc<dyn Contender>, Error> {
-    let pool = patient_pool::<DB>(&site.url, options.rounds.connections, options.rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, options.rounds.connections).await?;
     Ok(cycle(Rowlock::new(pool, true, PATIENCE)?, key))
 }

@@ -42,9 +42,6 @@ pub struct Rounds {
     /// The most connections of a pool.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     pub connections: u32,
-    /// Lets pools test each connection before they give it out, as sqlx does by default.
-    #[arg(long)]
-    pub ping: bool,
     /// Only these contenders, by name.
     #[arg(long = "contender", value_name = "NAME")]
     contenders: Vec<String>,

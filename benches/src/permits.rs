@@ -56,7 +56,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
 async fn entries<DB: Speak>(site: &Site, options: &Options) -> Result<Vec<Entry>, Error> {
     let Options { rounds, permits, .. } = options;
     let (permits, size) = (*permits, usize::try_from(*permits)?);
-    let pool = patient_pool::<DB>(&site.url, rounds.connections, rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, rounds.connections).await?;
     let mut entries = Vec::new();
     let mut enter = |name, size, base, contender| {
         if rounds.wants(name) {

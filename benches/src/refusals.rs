@@ -51,7 +51,7 @@ async fn measure<DB: Speak>(kind: Kind, server: &str, options: &Options, report:
         report.head();
         let Options { rounds, tasks } = options;
         let wal = if kind == Kind::Postgres { Some(PgPool::connect(&site.url).await?) } else { None };
-        let holder = LeaseLock::new(patient_pool::<DB>(&site.url, 1, false).await?);
+        let holder = LeaseLock::new(patient_pool::<DB>(&site.url, 1).await?);
         let Attempt::Acquired(lease) = holder.try_acquire(KEY).await? else { return Err("the key is not free".into()) };
         let (entries, held) = entries::<DB>(site, rounds).await?;
         Contest { scenario: "refusals", server: kind.name(), tasks: *tasks, entries, rounds, wal }.run(report).await?;
@@ -73,7 +73,7 @@ async fn hold<L: Lock>(lock: L) -> Result<Ending<()>, Error> {
 }
 
 async fn entries<DB: Speak>(site: &Site, rounds: &Rounds) -> Result<(Vec<Entry>, Vec<Ending<()>>), Error> {
-    let pool = patient_pool::<DB>(&site.url, rounds.connections, rounds.ping).await?;
+    let pool = patient_pool::<DB>(&site.url, rounds.connections).await?;
     let mut held = Vec::new();
     let mut entries = Vec::new();
     let mut enter = |name, contender| entries.push(Entry::new(name, 0, contender));
@@ -88,7 +88,7 @@ async fn entries<DB: Speak>(site: &Site, rounds: &Rounds) -> Result<(Vec<Entry>,
     if rounds.wants("single") {
         enter("single", refusal(Single(pool.clone()), KEY));
     }
-    let own = patient_pool::<DB>(&site.url, 1, false).await?;
+    let own = patient_pool::<DB>(&site.url, 1).await?;
     if let Some((holder, other)) = Advisory::new(own).zip(Advisory::new(pool)).filter(|_| rounds.wants("advisory")) {
         held.push(hold(holder).await?);
         enter("advisory", refusal(other, KEY));

@@ -125,12 +125,12 @@ async fn measure<DB: Bench>(kind: Kind, server: &str, part: Part, options: &Opti
         // All have begun, and the first renewals are over.
         sleep(2 * options.lease).await;
         let observer = Observer::<DB>::new(site).await?;
-        let (before, began) = (observer.served().await?, Instant::now());
+        let (before, began) = (observer.statements().await?, Instant::now());
         tokio::select! {
             () = sleep(options.seconds) => {}
             Some(ended) = instances.join_next() => ended??,
         }
-        let sent = observer.served().await?.since(before).statements;
+        let sent = observer.since(before).await?;
         let rate = shown(sent.map(|count| count as f64 / began.elapsed().as_secs_f64()), 1);
         let (waits, gaps) = measured.change(|record| (percentiles(&record.waits), percentiles(&record.gaps)));
         println!("| {} | {part:?} | {rate} | {waits} | {gaps} |", kind.name());

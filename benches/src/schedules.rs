@@ -120,7 +120,7 @@ impl Counted {
 
 /// Replaces all schedules by these, with this slot in seconds since 1970.
 async fn refill<DB: Speak>(kind: Kind, site: &Site, job: Job, count: usize, slot: i64) -> Result<(), Error> {
-    let pool = patient_pool::<DB>(&site.url, 1, false).await?;
+    let pool = patient_pool::<DB>(&site.url, 1).await?;
     for table in ["t_resource_schedule", "t_resource_schedule_run"] {
         DB::script(&pool, format!("DELETE FROM {table}")).await?;
     }
@@ -327,10 +327,10 @@ impl<'a> Crew<'a> {
     async fn counted<DB: Speak>(&mut self, warm_up: Duration, time: Duration) -> Result<Counted, Error> {
         let observer = Observer::<DB>::new(self.site).await?;
         sleep(warm_up).await;
-        let (begun, runs, served) = (Instant::now(), self.runs().await?, observer.served().await?);
+        let (begun, runs, statements) = (Instant::now(), self.runs().await?, observer.statements().await?);
         sleep(time).await;
-        let (runs, served) = (self.runs().await? - runs, observer.served().await?.since(served));
-        Ok(Counted { runs, statements: served.statements, time: begun.elapsed() })
+        let (runs, statements) = (self.runs().await? - runs, observer.since(statements).await?);
+        Ok(Counted { runs, statements, time: begun.elapsed() })
     }
 
     async fn end(mut self) -> Result<(), Error> {

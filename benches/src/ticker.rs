@@ -115,7 +115,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
 }
 
 async fn work<DB: Bench>(options: &Options) -> Result<(), Error> {
-    let pool = patient_pool::<DB>(&options.url, 8, false).await?;
+    let pool = patient_pool::<DB>(&options.url, 8).await?;
     let runs = Arc::new(AtomicI64::new(0));
     let mut schedules = Schedules::new(pool.clone()).lease(LEASE);
     let mut cycling = None;

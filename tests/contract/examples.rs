@@ -32,8 +32,7 @@ harness::tests!(
     )
 );
 
-const NAMES: [&str; 7] =
-    ["cron", "deduct", "exactly_once", "fencing", "graceful_shutdown", "interval", "scheduled_job"];
+const NAMES: [&str; 6] = ["cron", "deduct", "exactly_once", "fencing", "graceful_shutdown", "scheduled_job"];
 /// The time limit of an example, long enough for a slow machine.
 const STORY: Duration = Duration::from_secs(300);
 

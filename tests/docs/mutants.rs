@@ -1,5 +1,5 @@
-//! The table of mutated statements: each text stands in its file, and each test that notices is in
-//! the sources. `scripts/mutants --sql` ends at a row for which that does not hold.
+//! The table of mutated statements: each text stands in its file, no replacement is longer, and
+//! each test that notices is in the sources. `scripts/mutants --sql` relies on it.
 
 use std::fs::read_to_string;
 

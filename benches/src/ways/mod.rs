@@ -147,7 +147,7 @@ mod tests {
 
     async fn holds_alone<L: Lock>(make: impl Fn(Pool<Sqlite>) -> Result<L, Error>) -> Result<(), Error> {
         at_own_site::<Sqlite>("", async |site| {
-            let pool = patient_pool::<Sqlite>(&site.url, 2, false).await?;
+            let pool = patient_pool::<Sqlite>(&site.url, 2).await?;
             fill(&pool, "t_resource_lock (key_resource)", std::iter::once("('key')".to_owned())).await?;
             let (one, other) = (make(pool.clone())?, make(pool)?);
             for _ in 0..2 {
@@ -171,7 +171,7 @@ mod tests {
     #[tokio::test]
     async fn what_one_way_holds_no_other_takes() -> Result<(), Error> {
         at_own_site::<Sqlite>("", async |site| {
-            let pool = patient_pool::<Sqlite>(&site.url, 4, false).await?;
+            let pool = patient_pool::<Sqlite>(&site.url, 4).await?;
             let rowlock = Rowlock::new(pool.clone(), true, Duration::ZERO)?;
             let lease = rowlock.acquire(&ASK).await?.ok_or("it is free")?;
             assert!(Article(pool.clone()).acquire(&ASK).await?.is_none(), "the article took it");
