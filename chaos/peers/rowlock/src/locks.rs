@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use rowlock::{errors::{TransactionFault}, LeaseLock, Retry, RunError};
+use rowlock::{LeaseLock, Retry, RunError, errors::TransactionFault};
 use sqlx::{PgPool, Postgres, Row as _};
 use tokio::time::sleep;
 
@@ -138,7 +138,9 @@ async fn transaction(lock: &LeaseLock<Postgres>) -> Result<bool> {
     }
     match ran {
         Ok(value) => Hold::Done(value).tell(),
-        Err(RunError::Other(rowlock::Error::Transaction(TransactionFault::CommitUnknown { .. }))) => Hold::Unknown.tell(),
+        Err(RunError::Other(rowlock::Error::Transaction(TransactionFault::CommitUnknown { .. }))) => {
+            Hold::Unknown.tell()
+        }
         Err(error) => {
             eprintln!("{error}");
             Hold::Refused.tell();
