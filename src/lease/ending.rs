@@ -36,10 +36,9 @@ pub(crate) struct Ending {
     pub change: Change,
     /// The claims that are not settled yet.
     pub left: Vec<Claim>,
-    /// When the ending is sent next.
+    /// When the ending is sent next. One that is sent earlier might be undone by a renewal that is
+    /// carried out late.
     pub at: Instant,
-    /// An ending that is sent earlier might be undone by a renewal that is carried out late.
-    pub not_before: Instant,
     /// When the ending was sent first. A set may be ended in several rounds.
     pub first_sent: Option<Instant>,
     /// A request was sent whose outcome is unknown.
@@ -63,7 +62,6 @@ impl Ending {
             left: held.claims.clone(),
             change,
             at,
-            not_before: at,
             first_sent: None,
             unanswered: false,
             lost: None,

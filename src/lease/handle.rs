@@ -85,9 +85,12 @@ impl<DB: Database> LeaseHandle<DB> {
         self
     }
 
-    /// Takes up a claim that stands in the table: it is renewed once and then held like any other.
-    pub async fn attach(key_terms: &Arc<KeyTerms<DB>>, claim: Claim) -> Result<Self, Error> {
+    /// Takes up a claim that stands in the table, for `left` at most: it is renewed once and then
+    /// held like any other.
+    pub async fn attach(key_terms: &Arc<KeyTerms<DB>>, claim: Claim, left: Duration) -> Result<Self, Error> {
         let mut handle = Self::begin(key_terms, vec![claim], vec![None], Instant::now());
+        // A renewal makes no lease shorter.
+        handle.held.row_lasts_until(Instant::now() + left);
         // Another process may have worked under the claim, and may have taken it over.
         handle.undo = ABANDON;
         // Until the renewal is answered, the claim is not this handle's to abandon.

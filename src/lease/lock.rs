@@ -14,6 +14,7 @@ use crate::{
         attempt::ClaimAttempt,
         guard::{Lease, LeaseSet},
         handle::LeaseHandle,
+        info::LockInfo,
         ledger::Pending,
         shared::Shared,
         terms::KeyTerms,
@@ -378,9 +379,10 @@ impl<DB: Database> LeaseLock<DB> {
         let entry = self.inspect(key).await?.filter(|entry| entry.holder == Some(holder));
         let key = Key::new(key)?;
         match entry {
-            Some(entry) => {
-                let claim = Claim { key, holder, token: entry.token };
-                Ok(Lease::new(LeaseHandle::attach(&self.key_terms, claim).await?))
+            Some(LockInfo { token, until, now, .. }) => {
+                let left = until.map_or(Duration::ZERO, |until| (until - now).to_std().unwrap_or_default());
+                let claim = Claim { key, holder, token };
+                Ok(Lease::new(LeaseHandle::attach(&self.key_terms, claim, left).await?))
             }
             None => Err(Error::NotFound(NotFound::Claim { key, holder })),
         }

@@ -20,7 +20,7 @@ use crate::{
     session::{
         clock::{Deadline, Watch, watch},
         fork::is_forked,
-        threads::{self, Subscriber},
+        threads,
         time::Instant,
     },
     store::Change,
@@ -108,7 +108,6 @@ pub(crate) struct LeaseState {
     wakeups: Arc<Wakeups>,
     /// Set unless it is a test's.
     watch: OnceLock<Watch>,
-    subscriber: Subscriber,
     held: Option<Held>,
 }
 
@@ -158,7 +157,6 @@ impl LeaseState {
             kept: Mutex::default(),
             wakeups,
             watch: OnceLock::new(),
-            subscriber: Subscriber::current(),
             held: Some(Held::begins()),
         })
     }
@@ -270,7 +268,7 @@ impl LeaseState {
         self.over.cancel();
         self.lost.cancel();
         self.release_kept();
-        self.subscriber.emit_loss(move || {
+        threads::emit_always(move || {
             count();
             tracing::warn!(%key, %token, why, "lost");
         });
@@ -279,7 +277,7 @@ impl LeaseState {
     /// Emits an event for each claim in the background.
     pub fn emit(&self, event: impl Fn(&Claim) + Send + 'static) {
         let claims = self.claims.clone();
-        self.subscriber.emit(move || claims.iter().for_each(event));
+        threads::emit(move || claims.iter().for_each(event));
     }
 
     /// Wakes the next waiters of this process, because the claims are ended or lost.

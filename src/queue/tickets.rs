@@ -112,7 +112,7 @@ impl<DB: Database> Tickets<DB> {
     }
 
     async fn draw(self: Arc<Self>, keys: Arc<[Key]>, limit: Instant) -> Result<Ticket<DB>, Failure> {
-        let mut conn = self.pool.take(limit).await?;
+        let mut conn = self.pool.answering(limit).await?;
         let not_after = conn.not_after(limit);
         let reply = timeout_at(limit, DB::join(conn.get(), &keys, not_after)).await;
         let (mut conn, number) = conn.proceed(reply)?;
@@ -140,9 +140,8 @@ impl<DB: Database> Tickets<DB> {
     pub async fn position(&self, keys: &[Key], number: i64, limit: Instant) -> Result<Position, Failure> {
         let mut repeat = Repeat::until(limit);
         loop {
-            let front = self.pool.send(limit, async |conn| DB::front(conn, keys, number).await).await;
-            let Some(front) = repeat.final_or_pause(front).await else { continue };
-            let view = read_queue(keys, number, &front?);
+            let front = self.pool.send_repeatedly(limit, async |conn| DB::front(conn, keys, number).await).await?;
+            let view = read_queue(keys, number, &front);
             if !view.lapsed.is_empty() && matches!(view.at, Position::First | Position::Unknown) {
                 let cleared = self.pool.send(limit, async |conn| DB::clear(conn, &view.lapsed).await).await;
                 // The first one does not depend on it. Others may delete the same tickets.

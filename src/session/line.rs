@@ -15,7 +15,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use sqlx::{ConnectOptions as _, Connection as _, Pool};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::{
     pacing::{Backoff, open_backoff},
@@ -41,6 +41,8 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// How long a session is kept without a use, if there is another one, and if there is none: for
 /// less than the `wait_timeout` of MySQL's own sessions.
 const UNUSED: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(50)];
+/// How long a session is kept in all. It tells the server's time when it begins, and clocks diverge.
+const LIFETIME: Duration = Duration::from_secs(3600);
 
 /// The sessions of one purpose.
 pub(super) struct Line<DB: Store> {
@@ -49,6 +51,9 @@ pub(super) struct Line<DB: Store> {
     /// They are driven by the threads for renewals.
     renewals: bool,
     state: Mutex<State<DB>>,
+    /// One for each session that may be lent. They are taken in the order of arrival: a queue of
+    /// requests that gives its session back does not take it again before others that wait.
+    turns: Semaphore,
     /// Notified when a session is idle, or when none could be opened.
     changed: Notify,
     /// How long a reply usually takes, in microseconds.
@@ -80,8 +85,9 @@ pub(super) struct Session<DB: Store> {
     /// What the server's clock showed, and when that was known.
     pub clock: DateTime<Utc>,
     pub clock_read_at: Instant,
-    /// When it was used last.
-    used: Instant,
+    opened: Instant,
+    /// When it was lent or given back last.
+    pub used: Instant,
 }
 
 /// An opening that failed.
@@ -116,6 +122,7 @@ impl<DB: Store> Line<DB> {
             most,
             renewals,
             state,
+            turns: Semaphore::new(most),
             changed: Notify::new(),
             usual_reply: AtomicU64::new(0),
             may_have_own: AtomicBool::new(false),
@@ -138,12 +145,19 @@ impl<DB: Store> Line<DB> {
     /// Waits for a session, up to the limit. Returns `None` if the application's pool is to be
     /// used.
     pub async fn take(self: &Arc<Self>, limit: Instant) -> Result<Option<Session<DB>>, Failure> {
+        let turn = match timeout_at(limit, self.turns.acquire()).await {
+            Ok(Ok(turn)) => turn,
+            Ok(Err(_)) | Err(_) => return Err(Failure::NoConnection(self.why_none())),
+        };
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             // From here on, no change is missed.
             changed.as_mut().enable();
             let until = match self.next()? {
-                Next::Session(session) => return Ok(Some(session)),
+                Next::Session(session) => {
+                    turn.forget(); // until the session comes back
+                    return Ok(Some(session));
+                }
                 Next::Unusable => return Ok(None),
                 Next::Wait(until) => until,
             };
@@ -245,13 +259,18 @@ impl<DB: Store> Line<DB> {
     /// Takes back a session on which no statement is in flight and no transaction is open.
     pub fn give_back(self: &Arc<Self>, session: Session<DB>) {
         lock(&self.state).idle.push(Session { used: Instant::now(), ..session });
-        self.changed.notify_one();
+        self.returned();
         self.close_unused_later();
     }
 
     /// Records that a session that was lent was closed.
     pub fn closed(&self) {
         lock(&self.state).count -= 1;
+        self.returned();
+    }
+
+    fn returned(&self) {
+        self.turns.add_permits(1);
         self.changed.notify_one();
     }
 
@@ -289,6 +308,7 @@ impl<DB: Store> Line<DB> {
                 let Some(line) = line.upgrade() else { return };
                 if is_closed {
                     lock(&line.state).closing = false;
+                    line.turns.close();
                     line.changed.notify_waiters();
                     return line.close_idle();
                 }
@@ -307,13 +327,17 @@ impl<DB: Store> Line<DB> {
 }
 
 impl<DB: Store> State<DB> {
-    /// Takes the session that was used last, unless it may have been lost.
+    /// Takes the session that was used last, unless it may have been lost or is too old.
     fn take_idle(&mut self) -> Option<Session<DB>> {
         while let Some(session) = self.idle.pop() {
-            if self.suspect.is_none_or(|since| session.used > since) {
-                return Some(session);
+            let is_suspect = self.suspect.is_some_and(|since| session.used <= since);
+            if !is_suspect && session.opened.elapsed() < LIFETIME {
+                return Some(Session { used: Instant::now(), ..session });
             }
             self.count -= 1;
+            if !is_suspect {
+                close(vec![session.conn]);
+            }
         }
         None
     }
@@ -392,7 +416,7 @@ async fn open_with<DB: Store>(
     let mut conn = opened?.detach();
     let begun = timeout(OPENING, DB::begin_session(&mut conn)).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
     let now = Instant::now();
-    Ok(begun.map(|clock| Session { conn, clock, clock_read_at: now, used: now }))
+    Ok(begun.map(|clock| Session { conn, clock, clock_read_at: now, opened: now, used: now }))
 }
 
 /// Learns why no session opens, for those that wait for one. The pool would tell that its time was
@@ -409,3 +433,7 @@ async fn probe<DB: Store>(line: &Weak<Line<DB>>, options: Arc<Options<DB>>) {
         Err(_) => {}
     }
 }
+
+#[cfg(all(test, feature = "sqlite"))]
+#[path = "line_tests.rs"]
+pub(super) mod tests;

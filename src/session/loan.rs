@@ -43,14 +43,16 @@ impl<DB: Store> Loan<DB> {
 
     /// Waits for a connection of a pool, up to the limit. Its state is not checked.
     pub async fn borrow(pool: &Pool<DB>, limit: Instant) -> Result<Self, Failure> {
-        let (pool, lender) = (pool.clone(), pool.clone());
+        let pool = pool.clone();
         // The pool's timers run on the library's thread too. An acquisition whose caller has left
         // completes there: the pool would close the connection that it opens, and a database in
         // memory with it.
-        let acquiring = threads::run_to_end(Box::pin(async move { timeout_at(limit, acquire(&pool)).await }));
+        let acquiring = threads::run_to_end(Box::pin(async move {
+            let acquired = timeout_at(limit, acquire(&pool)).await.unwrap_or(Err(sqlx::Error::PoolTimedOut));
+            acquired.map(|conn| Self { conn: Some(Conn::Borrowed(conn, pool)) })
+        }));
         let acquired = acquiring.await.map_err(|error| Failure::NoThreads(Box::new(error)))?;
-        let conn = acquired.unwrap_or(Err(sqlx::Error::PoolTimedOut)).map_err(Failure::NoConnection)?;
-        let loan = Self { conn: Some(Conn::Borrowed(conn, lender)) };
+        let loan = acquired.map_err(Failure::NoConnection)?;
         if Instant::now() >= limit {
             // A statement that is begun now would be abandoned, and the connection closed.
             loan.give_back();
@@ -151,6 +153,9 @@ impl<DB: Store> Loan<DB> {
             }
             Err(Elapsed) => {
                 threads::record(|| metrics::database_error("no_reply"));
+                if let Some(Conn::Own(session, line)) = &self.conn {
+                    line.suspect(session.used);
+                }
                 Err(Failure::NoReply)
             }
         }
@@ -255,7 +260,8 @@ impl<DB: Store> Drop for Loan<DB> {
             Some(Conn::Borrowed(conn, pool)) if DB::may_be_in_memory(&pool.connect_options()) => {
                 threads::spawn(make_idle(conn));
             }
-            Some(Conn::Borrowed(conn, _)) => drop(conn.detach()),
+            // The pool opens another one by a task.
+            Some(Conn::Borrowed(conn, _)) => threads::within(|| drop(conn.detach())),
             None => {}
         }
     }
@@ -304,28 +310,19 @@ async fn make_idle<DB: Store>(mut conn: PoolConnection<DB>) {
 mod tests {
     use std::future::pending;
 
-    use sqlx::{
-        SqlitePool,
-        sqlite::{SqliteConnectOptions, SqliteJournalMode},
-    };
-
     use super::*;
+    use crate::session::line::tests::{of_file, take};
 
     #[tokio::test]
     async fn a_session_that_replied_just_before_it_was_lost_is_not_lent_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let options = SqliteConnectOptions::new().filename(folder.path().join("lock.db")).create_if_missing(true);
-        let pool = SqlitePool::connect_with(options.journal_mode(SqliteJournalMode::Wal)).await.unwrap();
-        let line = Line::new(&pool, 2, false);
+        let (_folder, line) = of_file(2).await;
         let silence = Duration::from_millis(500);
-        let limit = Instant::now() + Duration::from_secs(20);
-        let take = async || line.take(limit).await.unwrap().unwrap();
-        let (_silent, other) = (take().await, take().await);
+        let (_silent, other) = (take(&line).await, take(&line).await);
         let (silent, sent) = (Notify::new(), Instant::now());
         let patience = Patience { silence, limit: sent + 2 * silence, silent: &silent };
         line.give_back(other);
         patience.reply(Some(&*line), sent, pending::<()>()).await.unwrap_err();
         silent.notified().await;
-        assert!(take().await.clock_read_at > sent, "it is a new one");
+        assert!(take(&line).await.clock_read_at > sent, "it is a new one");
     }
 }

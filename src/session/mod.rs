@@ -20,8 +20,8 @@
 //! that is not in WAL mode, is locked exclusively, or has a pool of one connection; and a database
 //! in memory. On SQLite a line has one session, because a file has one writer.
 //!
-//! A process that was forked has no threads and holds no lease: its calls fail, and its drops do
-//! nothing.
+//! A process that was forked has no threads and holds no lease: its calls fail, and a lease or a
+//! ticket that it drops does nothing.
 
 pub(crate) mod clock;
 pub(crate) mod exchange;

@@ -99,6 +99,12 @@ impl Limits {
     pub fn both(limit: Instant) -> Self {
         Self { caller: limit, statement: limit }
     }
+
+    /// Returns how long a session is waited for. A caller may wait for years, and others wait
+    /// behind its request.
+    fn session(&self) -> Instant {
+        self.caller.min(self.statement)
+    }
 }
 
 struct Waiting<DB: Database, R: Batched<DB>> {
@@ -280,7 +286,7 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
     /// Returns the first waiting request and its limit. If there is none, the worker ends.
     fn first(&self) -> Option<(u64, Instant)> {
         let mut state = lock(&self.state);
-        let first = state.waiting.first_key_value().map(|(number, waiting)| (*number, waiting.limits.caller));
+        let first = state.waiting.first_key_value().map(|(number, waiting)| (*number, waiting.limits.session()));
         state.collecting = first.is_some();
         first
     }
@@ -379,7 +385,7 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
         let mut failure = Some(failure);
         for first in firsts {
             let other = match fault {
-                Fault::Contention => Failure::Undone,
+                Fault::Contention | Fault::ReadOnly => Failure::Undone,
                 Fault::NoConnection => Failure::NoConnection(sqlx::Error::PoolTimedOut),
                 _ => Failure::NoReply,
             };
@@ -392,7 +398,7 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
         let session = tokio::select! {
             biased;
             () = waiting.reply.closed() => return,
-            session = self.sessions.take(waiting.limits.caller) => session,
+            session = self.sessions.take(waiting.limits.session()) => session,
         };
         match session {
             Ok(session) if waiting.begin() => {

@@ -113,7 +113,7 @@ impl<DB: Store> Sessions<DB> {
     }
 
     /// Waits for a session that has just answered a ping, for a statement that is not sent again.
-    async fn answering(&self, limit: Instant) -> Result<Loan<DB>, Failure> {
+    pub async fn answering(&self, limit: Instant) -> Result<Loan<DB>, Failure> {
         loop {
             let mut conn = self.take(limit).await?;
             // A session that is silent is given up in time for another one.

@@ -152,7 +152,14 @@ pub fn remedy(failure: &Failure, requests: usize) -> Remedy {
         (_, Fault::MissingTable | Fault::MissingColumn) => Remedy::Nothing,
         // A row policy may deny only some of the rows.
         (_, Fault::Denied) if requests == 1 => Remedy::Nothing,
-        (Failure::Failed(error), Fault::ReadOnly) if !fault::may_take_writes_again(error) => Remedy::Nothing,
+        // It is a matter of no single row.
+        (failure, Fault::ReadOnly) => {
+            if failure.is_at_a_standby() {
+                Remedy::Again
+            } else {
+                Remedy::Nothing
+            }
+        }
         (failure, _) if failure.may_still_run() => Remedy::Again,
         _ => Remedy::Apart,
     }

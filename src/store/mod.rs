@@ -181,8 +181,7 @@ pub trait Store: sqlx::Database {
     fn now(conn: &mut Self::Connection) -> impl Future<Output = Reply<DateTime<Utc>>> + Send;
 
     /// Ensures that the next statement commits by itself: ends a transaction that the application,
-    /// or a hook of its pool, has left open. Returns `false` if there was one. A session that has
-    /// the mark of own ones begins its transactions at READ COMMITTED from then on.
+    /// or a hook of its pool, has left open. Returns `false` if there was one.
     fn leave_transaction(conn: &mut Self::Connection) -> impl Future<Output = Reply<bool>> + Send;
 
     /// A text that fails unless the session still has the settings of [`open`](Self::open): it

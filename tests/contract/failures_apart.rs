@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::{
-    PATIENCE, TestDatabase, TestDb, acquired, events, eventually,
+    DIRECT, PATIENCE, TestDatabase, TestDb, acquired, database_of, events, eventually,
     proxy::{Proxy, Way},
 };
 use rowlock::{
@@ -26,8 +26,10 @@ harness::tests!(
         a_request_on_a_silent_connection_is_sent_on_another,
         leases_are_renewed_though_no_connection_can_be_opened,
         a_connection_that_becomes_idle_serves_a_request_for_which_none_opens,
-        a_renewal_that_comes_after_the_release_tells_of_no_loss
-    )
+        a_renewal_that_comes_after_the_release_tells_of_no_loss,
+        a_waiter_on_a_silent_connection_holds_up_no_other
+    ),
+    postgres[DIRECT](a_server_that_takes_no_writes_is_asked_by_few_sessions)
 );
 
 /// Long enough for a slow machine to renew within a twelfth of it.
@@ -236,4 +238,38 @@ async fn a_request_on_a_silent_connection_is_sent_on_another<DB: TestDatabase>(d
     proxy.during(Way::Requests, 0, abandoned.abandon(), silent).await.unwrap();
     assert!(since.elapsed() < lease / 4, "{:?}", since.elapsed());
     assert_eq!(standing(&db).await, 1);
+}
+
+/// Its request is first in the queue, and its wait has no end.
+async fn a_waiter_on_a_silent_connection_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let over = LeaseLock::<DB>::builder(proxy.pool(2)).share_pool().time_limit(Duration::from_secs(1));
+    let lock = over.build().unwrap();
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
+    proxy.silence();
+    let waiting = lock.clone();
+    let waiting = tokio::spawn(async move { waiting.acquire("k", Duration::MAX).await.map(Lease::detach) });
+    eventually("a request is sent", async || proxy.asked_in_silence() > 0).await;
+    eventually("another is granted", async || lock.try_acquire("other").await.is_ok()).await;
+    timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+}
+
+/// Renewals that it refuses are not sent one by one, each on a session of its own.
+async fn a_server_that_takes_no_writes_is_asked_by_few_sessions<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let lock = LeaseLock::<DB>::new(proxy.pool(2)).lease(PATIENCE);
+    let mut leases = Vec::new();
+    for number in 0..32 {
+        leases.push(acquired(lock.try_acquire(&format!("k{number}")).await));
+    }
+    db.execute(&format!("ALTER DATABASE {} SET default_transaction_read_only = on", database_of(&db.url))).await;
+    proxy.cut();
+    let before = proxy.accepted();
+    eventually("renewals are refused", async || proxy.accepted() >= before + 4).await;
+    let since = Instant::now();
+    let before = proxy.accepted();
+    sleep(Duration::from_secs(5)).await;
+    let seconds = since.elapsed().as_secs() + 1;
+    assert!(proxy.accepted() - before < 4 * seconds, "{} sessions", proxy.accepted() - before);
+    drop(leases);
 }

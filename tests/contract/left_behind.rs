@@ -1,6 +1,9 @@
 //! What `shutdown` returns while a claim may stand that no task holds.
 
-use std::task::{Context, Poll, Waker};
+use std::{
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way};
 
@@ -9,7 +12,8 @@ use crate::line::{Line, SHORT, standing};
 harness::tests!(servers(
     a_dropped_claim_without_a_reply_is_left_behind_for_its_lease,
     a_lease_whose_renewal_has_no_reply_is_not_ended_before_its_row,
-    a_lost_lease_whose_row_was_renewed_is_ended_when_it_is_dropped
+    a_lost_lease_whose_row_was_renewed_is_ended_when_it_is_dropped,
+    a_lease_that_was_taken_up_is_left_behind_for_the_time_of_its_row
 ));
 
 async fn a_dropped_claim_without_a_reply_is_left_behind_for_its_lease<DB: TestDatabase>(db: TestDb<DB>) {
@@ -56,5 +60,18 @@ async fn a_lost_lease_whose_row_was_renewed_is_ended_when_it_is_dropped<DB: Test
     proxy.open();
     drop(lease);
     assert!(lock.shutdown(PATIENCE).await, "it has ended");
+    assert_eq!(standing(&db).await, 0);
+}
+
+async fn a_lease_that_was_taken_up_is_left_behind_for_the_time_of_its_row<DB: TestDatabase>(db: TestDb<DB>) {
+    let Line { proxy, lock, .. } = Line::with_free_row(&db, SHORT, PATIENCE).await;
+    let made = acquired(db.lock_for(Duration::from_secs(3600)).try_acquire("k").await);
+    let lease = lock.attach("k", made.claim().holder).await.unwrap();
+    made.detach();
+    proxy.hold_everything();
+    drop(lease);
+    assert!(!lock.shutdown(5 * SHORT).await, "it stands");
+    proxy.open();
+    assert!(lock.shutdown(PATIENCE).await, "it is ended");
     assert_eq!(standing(&db).await, 0);
 }

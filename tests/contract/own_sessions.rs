@@ -118,14 +118,17 @@ async fn open_sessions<DB: TestDatabase>(proxy: &Proxy, lock: &LeaseLock<DB>) {
 
 /// One of them is found to be silent. The others are then given up without a request.
 async fn silent_idle_sessions_hold_up_one_call<DB: TestDatabase>(db: TestDb<DB>) {
-    let proxy = db.proxy().await;
-    let lock = LeaseLock::<DB>::builder(proxy.pool(8)).batching(false).time_limit(PATIENCE).build().unwrap();
-    open_sessions(&proxy, &lock).await;
-    proxy.silence();
-    for number in 0..8 {
-        acquired(lock.try_acquire(&format!("k{number}")).await).detach();
+    for fair in [false, true] {
+        let proxy = db.proxy().await;
+        let lock = LeaseLock::<DB>::builder(proxy.pool(8)).batching(false).time_limit(PATIENCE).build().unwrap();
+        open_sessions(&proxy, &lock).await;
+        proxy.silence();
+        let lock = lock.fair(fair);
+        for number in 0..8 {
+            acquired(lock.try_acquire(&format!("k{number}")).await).release().await.unwrap();
+        }
+        assert_eq!(proxy.asked_in_silence(), 1, "fair: {fair}");
     }
-    assert_eq!(proxy.asked_in_silence(), 1);
 }
 
 /// Its first statement, which reads the shape of the table, is sent on a session that is silent.

@@ -3,7 +3,7 @@
 
 use std::{
     convert::Infallible,
-    future::Future,
+    future::{Future, pending, poll_fn},
     panic::resume_unwind,
     pin::pin,
     sync::{
@@ -21,7 +21,7 @@ use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, 
 use rowlock::{
     Error, LeaseLock, Reason, Schedule, Schedules, Status, VersionedTable, admin::ListOptions, jobs::TickOutcome,
 };
-use sqlx::Pool;
+use sqlx::{Pool, pool::PoolOptions};
 use tokio::{
     join,
     runtime::{Builder, Runtime},
@@ -45,6 +45,7 @@ harness::tests!(
         a_lease_that_is_dropped_without_its_runtime_is_abandoned,
         a_loss_is_told_without_the_runtime_of_its_lease,
         calls_work_outside_of_a_runtime,
+        a_transaction_is_dropped_outside_of_a_runtime,
         a_wait_that_was_refused_goes_on_unpolled,
         a_call_that_is_not_polled_again_holds_up_no_other,
         calls_work_while_the_clock_of_the_runtime_is_paused,
@@ -279,6 +280,29 @@ async fn calls_work_outside_of_a_runtime<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = Schedules::new(db.pool.clone());
     let error = on_a_thread(move || parked(schedules.start()).map(drop).unwrap_err()).await;
     assert!(matches!(&error, Error::Invalid(wrong) if wrong.to_string().contains("tokio runtime")), "{error}");
+}
+
+/// The pool opens another connection in place of the one that is closed.
+async fn a_transaction_is_dropped_outside_of_a_runtime<DB: TestDatabase>(db: TestDb<DB>) {
+    let options = PoolOptions::<DB>::new().min_connections(1).max_connections(2);
+    let lock = LeaseLock::new(options.connect(&db.url).await.unwrap()).lease(LEASE);
+    on_a_thread(move || {
+        let begun = AtomicBool::new(false);
+        let mut paying = Box::pin(lock.transaction("k", async |_tx| {
+            begun.store(true, SeqCst);
+            pending::<Result<(), Infallible>>().await
+        }));
+        parked(poll_fn(|context| {
+            assert!(paying.as_mut().poll(context).is_pending());
+            if begun.load(SeqCst) { Poll::Ready(()) } else { Poll::Pending }
+        }));
+        drop(paying);
+    })
+    .await;
+    eventually("it is abandoned", async || {
+        db.lock().try_acquire("k").await.is_ok_and(|attempt| attempt.acquired().is_some())
+    })
+    .await;
 }
 
 /// A clock that is paused is advanced to the next timer as soon as the runtime is idle.

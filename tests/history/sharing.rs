@@ -45,8 +45,9 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The wait counts from the end of the last other writer. It is not judged if another writer
-    /// goes on beside it, if the writer had no connection, or if it or the database stood still.
+    /// Readers that come later keep no writer out. The wait counts from the end of the last other
+    /// writer. It is not judged if there was no reader, if another writer goes on beside it, if the
+    /// writer had no connection, or if it or the database stood still.
     fn writers_get_in(&self, verdict: &mut Verdict) {
         let holds = self.holds();
         for op in self.ops.iter().filter(|op| op.kind == Kind::Write) {
@@ -60,13 +61,9 @@ impl<'a> View<'a> {
             if last >= over || cut_off || self.was_slow(op.process, wait) {
                 continue;
             }
-            let readers: Vec<Duration> = holds
-                .iter()
-                .filter(|hold| hold.op.is_reader() && meet(hold.span, wait))
-                .map(|hold| hold.span.1 - hold.span.0)
-                .collect();
-            verdict.seen.waits += usize::from(!readers.is_empty());
-            let longest = readers.into_iter().max().unwrap_or_default();
+            let readers = holds.iter().filter(|hold| hold.op.is_reader() && meet(hold.span, wait));
+            let Some(longest) = readers.map(|hold| hold.span.1 - hold.span.0).max() else { continue };
+            verdict.seen.waits += 1;
             if over - wait.0 > longest + self.history.promised.lease + GRACE {
                 let text = format!("{op} waited for {:?}, and the longest reader read for {longest:?}", over - wait.0);
                 verdict.breaks(Rule::WritersGetIn, text);

@@ -16,11 +16,10 @@ use crate::{
     crew::{Books, Member},
     record::now,
     ticks::{
-        checker::GRACE,
         gathered::{Effect, History},
         operator::{Log, OLD, Operator, next},
         record::{Entry, SECOND, Step},
-        terms::{COUNT, Changes, LIFE, POLL, Terms, word},
+        terms::{COUNT, Changes, POLL, Terms, word},
         worker::{self, pool_with},
     },
 };
@@ -176,8 +175,9 @@ impl<'a, DB: Books> Crew<'a, DB> {
             }
         }
         // An instance that was killed with newer times counts for as long as it may live without a
-        // beat. Then the times need nine polls. A busy machine takes longer.
-        self.applies(LIFE + MOST_POLLS + GRACE).await;
+        // beat. Then the times need nine polls. How long that takes depends on the machine: what is
+        // wrong are times that do not apply at all.
+        self.applies(6 * PATIENCE).await;
         self.tell(0, Step::Deployed { version: self.version });
     }
 

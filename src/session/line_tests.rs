@@ -1,0 +1,49 @@
+use std::{
+    future::Future,
+    pin::pin,
+    task::{Context, Waker},
+};
+
+use sqlx::{
+    Sqlite, SqlitePool,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode},
+};
+
+use super::*;
+
+/// Returns a line on a file of its own.
+pub async fn of_file(most: usize) -> (tempfile::TempDir, Arc<Line<Sqlite>>) {
+    let folder = tempfile::tempdir().unwrap();
+    let options = SqliteConnectOptions::new().filename(folder.path().join("lock.db")).create_if_missing(true);
+    let pool = SqlitePool::connect_with(options.journal_mode(SqliteJournalMode::Wal)).await.unwrap();
+    (folder, Line::new(&pool, most, false))
+}
+
+pub async fn take(line: &Arc<Line<Sqlite>>) -> Session<Sqlite> {
+    line.take(Instant::now() + Duration::from_secs(20)).await.unwrap().unwrap()
+}
+
+/// One that gives its session back and takes one at once does not keep others waiting.
+#[tokio::test]
+async fn a_session_is_lent_in_the_order_of_arrival() {
+    let (_folder, line) = of_file(1).await;
+    let session = take(&line).await;
+    let (mut waits, mut context) = (pin!(take(&line)), Context::from_waker(Waker::noop()));
+    assert!(waits.as_mut().poll(&mut context).is_pending());
+    line.give_back(session);
+    let mut comes_again = pin!(take(&line));
+    assert!(comes_again.as_mut().poll(&mut context).is_pending());
+    line.give_back(waits.await);
+    comes_again.await;
+}
+
+#[tokio::test]
+async fn a_session_that_is_too_old_is_closed() {
+    let (_folder, line) = of_file(1).await;
+    let (session, later) = (take(&line).await, Instant::now());
+    line.give_back(session);
+    let session = take(&line).await;
+    assert!(session.opened <= later, "it is kept");
+    line.give_back(Session { opened: session.opened - LIFETIME, ..session });
+    assert!(take(&line).await.opened > later, "it is a new one");
+}
