@@ -190,7 +190,8 @@ pub trait AdminStore: Store {
 
     /// Deletes rows that are free, `S`, past their minimum interval (the row's `time` and the
     /// lock's `min_interval`), and unused for `older_than`: one step, after the key `after`. Rows
-    /// that another transaction has locked are skipped.
+    /// that another transaction has locked are skipped. Without the row, the next token is the
+    /// clock's: a row whose token the clock has not passed is kept.
     fn forget(
         conn: &mut Self::Connection,
         older_than: TimeDelta,

@@ -241,7 +241,8 @@ pub trait InstanceStore: ScheduleStore {
         declares_ids: &[i64],
     ) -> impl Future<Output = Reply<Vec<(i64, String)>>> + Send;
 
-    /// Creates a row, or changes its times or its slot. A run that is under way goes on. Returns
+    /// Creates a row, or changes its times or its slot. A run that is under way goes on, and is in
+    /// no history yet. One whose lease has ended is there already if it was handed back. Returns
     /// `false` if the row has changed since it was seen.
     fn change_times(conn: &mut Self::Connection, change: &TimesChange) -> impl Future<Output = Reply<bool>> + Send;
 
@@ -293,8 +294,9 @@ pub trait InstanceStore: ScheduleStore {
     ) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Keeps the row of a schedule, which has this slot and attempt, from other transactions up to
-    /// the end of this one. A look at the row from before it leads to no claim. Returns `false` if
-    /// the row has others by now.
+    /// the end of this one. A look at the row from before it leads to no claim: the token changes,
+    /// and of the row of a run, which keeps its token, the time since which it is due. Returns
+    /// `false` if the row has others by now.
     fn latch(
         conn: &mut Self::Connection,
         name: &Key,

@@ -341,7 +341,8 @@ fn alive((_, label): (String, String)) -> String {
 }
 
 /// Returns the statements, of these for claims, runs and instances, whose tables exist. Each one
-/// finds one row that needs the tables: its name and its label.
+/// finds one row that needs the tables: its name and its label. Until the lease of a run ends,
+/// `due_at` is that end.
 pub fn uses(schema: &Schema, sql: [&'static str; 3]) -> impl Iterator<Item = (&'static str, Says)> {
     let has = |wanted: &str| schema.tables().any(|table| table == wanted);
     // Without the column there are no claims.

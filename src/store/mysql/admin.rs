@@ -65,8 +65,6 @@ static IS_AS_EXPECTED: LazyLock<String> =
     LazyLock::new(|| format!("SELECT {AS_EXPECTED} FROM t_resource_lock c WHERE c.key_resource = ?"));
 
 /// Takes the other programs' offset, older_than, min_interval; the offset, older_than.
-///
-/// Without the row, the next token is the clock's: one that the clock has not passed is kept.
 const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
       AND c.token < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
       AND (c.begin_time IS NULL OR c.begin_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND

@@ -58,8 +58,7 @@ SET due_at = CASE WHEN holder IS NOT NULL OR attempt > 0 THEN due_at WHEN trigge
     run_slot = IF(? AND holder IS NULL, NULL, run_slot), slot = ?, spec = ?, zone = ?
 WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ? AND slot = ?";
 
-/// The parameters are whether the last run is forgotten, and the name. A run that goes on is in no
-/// history yet.
+/// The parameters are whether the last run is forgotten, and the name.
 const AFRESH: &str = "
 UPDATE t_resource_schedule s
 SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot, run_slot = IF(?, NULL, run_slot)
@@ -119,8 +118,6 @@ const ORDERED: &str =
 
 const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ? AND name = ? AND until <= COALESCE(?, until)";
 
-/// The row of a run keeps its token. A claim that takes over compares the time since which it is
-/// due.
 const LATCH: &str = "
 UPDATE t_resource_schedule
 SET token = IF(holder IS NULL, token + 1, token),

@@ -91,8 +91,6 @@ SELECT (SELECT token FROM freed) AS token,
 });
 
 /// $1 older_than, $2 min_interval, $3 the other programs' offset.
-///
-/// Without the row, the next token is the clock's: one that the clock has not passed is kept.
 const FORGETTABLE: &str =
     "lock_flag = 0 AND status = 'S' AND token < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
       AND (begin_time IS NULL OR begin_time < clock_timestamp() + $3::interval

@@ -110,14 +110,13 @@ WITH changed AS (
     )
 });
 
-/// Records the run of a schedule as lost, with the error $1, if its lease has ended. It is there
-/// already if it was handed back.
+/// Records the run of a schedule as lost, with the error $1, if its lease has ended.
 const LOSE: &str = "
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $1
 FROM t_resource_schedule WHERE name = $2 AND holder IS NOT NULL AND due_at <= clock_timestamp() FOR UPDATE ON CONFLICT DO NOTHING";
 
-/// $1 whether the last run is forgotten, $2 the name. A run that goes on is in no history yet.
+/// $1 whether the last run is forgotten, $2 the name.
 const AFRESH: &str = "
 UPDATE t_resource_schedule s
 SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot,
@@ -184,8 +183,6 @@ const ORDERED: &str = concat!(
 const CANCEL: &str =
     "DELETE FROM t_resource_order WHERE what = $1 AND name = $2 AND until <= coalesce($3::timestamptz, until)";
 
-/// The row of a run keeps its token. A claim that takes over compares the time since which it is
-/// due.
 const LATCH: &str = concat!(
     "UPDATE t_resource_schedule SET token = CASE WHEN holder IS NULL THEN token + 1 ELSE token END,
          due_at = CASE WHEN holder IS NOT NULL AND due_at <= clock_timestamp() THEN due_at - interval '1 microsecond' ELSE due_at END

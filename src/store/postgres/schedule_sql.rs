@@ -81,11 +81,7 @@ FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON 
 LEFT JOIN claimed t ON true"
 );
 
-/// $3 the holder until the next takeover. The slot of a claim that was not run is due, also if
-/// other times took effect since, which left the row at the slot after it.
-///
-/// A row that was taken over shows the run that was lost again, since its beginning decides which
-/// ticks the next claim skips.
+/// $3 the holder until the next takeover.
 pub(super) const PUT_BACK: &str = "
 UPDATE t_resource_schedule s
 SET (holder, begin_time, client_ip) = (
@@ -161,8 +157,6 @@ pub(super) const LOCK: &str =
 /// $4 and $5 the times with which the next slot was computed, $6 the slot, NULL for another
 /// attempt after $7; $8 to $12 the history's slot, attempt, status, missed and error; $13 the
 /// output.
-///
-/// A triggered run comes after the attempts, and shortens none of their pauses.
 pub(super) const END: &str = "
 WITH ended AS (
     UPDATE t_resource_schedule
@@ -192,9 +186,6 @@ pub(super) const PAUSE: &str = "
 UPDATE t_resource_schedule SET due_at = CASE WHEN paused AND NOT $1 THEN greatest(due_at, clock_timestamp()) ELSE due_at END, paused = $2
 WHERE name = $3 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
-/// A trigger has a time of its own. It is later than the last run, and never that of a slot,
-/// because slots have whole milliseconds. A trigger that waits keeps its time. A trigger during a
-/// triggered run is followed by another run.
 pub(super) const TRIGGER: &str = "
 UPDATE t_resource_schedule
 SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)

@@ -43,8 +43,6 @@ WHERE key_resource = ?1 AND " {as_expected!()} " RETURNING token");
 const IS_AS_EXPECTED: &str = sql!("SELECT " {as_expected!()} " FROM t_resource_lock WHERE key_resource = ?1");
 
 /// ?1 older_than, ?2 min_interval, ?3 the other programs' offset.
-///
-/// Without the row, the next token is the clock's: one that the clock has not passed is kept.
 macro_rules! forgettable {
     () => {
         sql!(

@@ -71,14 +71,13 @@ SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?11 AND holder IS NULL
 WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10 AND slot = ?12 RETURNING 1;
 " {remember!()});
 
-/// Records the run of a schedule as lost, with the error ?1, if its lease has ended. It is there
-/// already if it was handed back.
+/// Records the run of a schedule as lost, with the error ?1, if its lease has ended.
 const LOSE: &str = sql!("
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 SELECT name, run_slot, attempt, token, client_ip, begin_time, " now ", 'L', missed, ?1
 FROM t_resource_schedule WHERE name = ?2 AND holder IS NOT NULL AND due_at <= " now " ON CONFLICT DO NOTHING");
 
-/// ?1 whether the last run is forgotten, ?2 the name. A run that goes on is in no history yet.
+/// ?1 whether the last run is forgotten, ?2 the name.
 const AFRESH: &str = "
 UPDATE t_resource_schedule AS s
 SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot,
@@ -133,8 +132,6 @@ const ORDERED: &str = "SELECT since, until, who FROM t_resource_order WHERE what
 
 const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ?1 AND name = ?2 AND until <= coalesce(?3, until)";
 
-/// The row of a run keeps its token. A claim that takes over compares the time since which it is
-/// due.
 const LATCH: &str = sql!("
 UPDATE t_resource_schedule
 SET token = iif(holder IS NULL, token + 1, token),

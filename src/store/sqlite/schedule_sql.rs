@@ -86,11 +86,7 @@ SELECT name, ?4, ?15, ?16, " now ", ?11, ?6, 'L', missed, ?17 FROM t_resource_sc
 ON CONFLICT DO NOTHING;
 COMMIT");
 
-/// ?3 the holder until the next takeover. The slot of a claim that was not run is due, also if
-/// other times took effect since, which left the row at the slot after it.
-///
-/// A row that was taken over shows the run that was lost again, since its beginning decides which
-/// ticks the next claim skips.
+/// ?3 the holder until the next takeover.
 pub(super) const PUT_BACK: &str = sql!("
 UPDATE t_resource_schedule AS s
 SET (holder, begin_time, client_ip) = (
@@ -157,8 +153,6 @@ WHERE " {held_with_times!()} " RETURNING 1; COMMIT"
 
 /// ?4 the next slot, NULL for another attempt after ?7; ?5 and ?6 the times with which it was
 /// computed. ?8 to ?12 are recorded, without ON CONFLICT: no attempt ends twice. ?13 is the output.
-///
-/// A triggered run comes after the attempts, and shortens none of their pauses.
 macro_rules! end {
     () => {
         sql!({record!("?8, ?9, ?10, ?11, ?12", held!())} "
@@ -187,9 +181,6 @@ UPDATE t_resource_schedule
 SET due_at = CASE WHEN paused AND NOT ?1 THEN max(due_at, " now ") ELSE due_at END, paused = ?2
 WHERE name = ?3 AND spec <> 'none' AND spec NOT LIKE 'renamed %'");
 
-/// A trigger has a time of its own: later than the last run, and never that of a slot, which has
-/// whole milliseconds. A trigger that waits keeps its time. A trigger during a triggered run is
-/// followed by another run.
 pub(super) const TRIGGER: &str = sql!("
 UPDATE t_resource_schedule
 SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)
