@@ -4,10 +4,8 @@
 //! says otherwise, an operation takes a slice, works on a borrowed connection, leaves no
 //! transaction open, and waits for no row that another transaction has locked.
 //!
-//! This file has the sessions and transactions. `claim.rs`, `admin.rs`, `queue.rs`, `schema.rs`,
-//! `version.rs`, `schedule.rs` and `instances.rs` have the other traits, and `database.rs` all of
-//! them under one name. `stored_row.rs` reads rows. Each database has a folder with a file for each
-//! trait. `fault.rs` is the one place that knows the codes of the servers.
+//! This file has the trait of sessions and transactions. The other traits have files of their own,
+//! and each database has a folder with a file for each trait.
 
 pub mod admin;
 mod claim;
