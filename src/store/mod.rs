@@ -1,8 +1,8 @@
 //! What the lock requires of a database.
 //!
 //! A store sends statements and reports what it saw; it takes no decision. Unless its documentation
-//! says otherwise, an operation takes a slice, works on a borrowed connection, leaves no
-//! transaction open, and waits for no row that another transaction has locked.
+//! says otherwise, an operation takes a slice that is not empty, works on a borrowed connection,
+//! leaves no transaction open, and waits for no row that another transaction has locked.
 //!
 //! This file has the trait of sessions and transactions. The other traits have files of their own,
 //! and each database has a folder with a file for each trait.

@@ -251,7 +251,7 @@ impl ListedSchedule {
 
 /// The schedules' operations of a [`Store`].
 pub trait ScheduleStore: Store {
-    /// Reads the rows of the named schedules.
+    /// Reads the rows of the named schedules. The slice may be empty.
     fn registered(
         conn: &mut Self::Connection,
         names: &[Key],

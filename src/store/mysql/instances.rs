@@ -148,15 +148,12 @@ impl InstanceStore for MySql {
     }
 
     async fn declares(conn: &mut MySqlConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
-        let sql = format!("{DECLARES} ({}) GROUP BY declares_id", marks("?", declares_ids.len().max(1)));
+        let sql = format!("{DECLARES} ({}) GROUP BY declares_id", marks("?", declares_ids.len()));
         let query = declares_ids.iter().fold(sqlx::query_as(AssertSqlSafe(sql)), |query, id| query.bind(id));
         query.fetch_all(conn).await
     }
 
     async fn mark_gone(conn: &mut MySqlConnection, names: &[Key]) -> Reply<()> {
-        if names.is_empty() {
-            return Ok(());
-        }
         let sql = format!(
             "{GONE} ({}) ON DUPLICATE KEY UPDATE gone_at = COALESCE(t_resource_schedule_times.gone_at, VALUES(gone_at))",
             marks("?", names.len())

@@ -85,9 +85,6 @@ impl QueueStore for MySql {
 }
 
 async fn send(conn: &mut MySqlConnection, what: &str, more: &str, numbers: &[i64]) -> Reply<()> {
-    if numbers.is_empty() {
-        return Ok(());
-    }
     let numbers = padded(numbers);
     let sql = format!("{what} WHERE ticket IN ({}) {more}", marks("?", numbers.len()));
     let query = numbers.into_iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, number| query.bind(*number));

@@ -42,7 +42,7 @@ impl ScheduleStore for MySql {
     }
 
     async fn put_back(conn: &mut MySqlConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<bool> {
-        let query = sqlx::query_as(AssertSqlSafe(format!("{MAY_BE_HELD} ({})", marks("?", names.len().max(1)))));
+        let query = sqlx::query_as(AssertSqlSafe(format!("{MAY_BE_HELD} ({})", marks("?", names.len()))));
         let query = names.iter().fold(query.bind(*holder.as_uuid()), |query, name| query.bind(name.as_str()));
         let held: Vec<(Vec<u8>,)> = query.fetch_all(&mut *conn).await?;
         // An UPDATE locks the rows of all names that it is given, and waits for those of other
@@ -120,9 +120,6 @@ impl ScheduleStore for MySql {
 
 impl SeenStore for MySql {
     async fn look_for_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<Seen>> {
-        if ask.known.is_empty() {
-            return Ok(Vec::new());
-        }
         let known = marks("(?, ?, ?)", ask.known.len());
         let query = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
         let bind = |query: Query<'static>, Known { times, .. }: &Known| {
