@@ -40,6 +40,7 @@ pub use claim::{
     late_among, lost_among, skipped, skipped_among, unconfirmed, unmatched,
 };
 pub use database::Database;
+pub use fault::is_undone;
 
 use std::future::Future;
 
@@ -97,12 +98,6 @@ fn hex(text: &str) -> String {
     let mut digits = String::with_capacity(2 * text.len());
     digits.extend(text.bytes().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]));
     digits
-}
-
-/// Returns whether the server refused a statement, and the connection goes on. After any other
-/// error it is unknown what was done.
-pub fn is_undone(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some() && fault::fault(error) != fault::Fault::Outage
 }
 
 /// A statement that the server carried out after its `not_after`. It changed nothing.

@@ -16,7 +16,7 @@ use crate::{
     store::{
         Change, Confirmed, Form, HeldStore, Outcome, Reply, RowSnapshot,
         fault::{Fault, fault},
-        hex, limit_micros,
+        hex, is_undone, limit_micros,
         stored_row::{by_key, snapshot},
         unanswered, unconfirmed, unmatched,
     },
@@ -163,7 +163,7 @@ async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], chan
 /// Returns the statement's own error if nothing was committed, which is certain where all claims
 /// still stand.
 async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, error: sqlx::Error) -> sqlx::Error {
-    if error.as_database_error().is_none() || fault(&error) == Fault::Outage {
+    if !is_undone(&error) {
         return unanswered(error);
     }
     if let Err(error) = sqlx::raw_sql(rollback!()).execute(&mut *conn).await {
