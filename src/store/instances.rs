@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::{
     key::{Claim, Key},
     store::{
-        Reply,
+        Reply, changed,
         schedule::{ListedSchedule, ScheduleStore, Times},
         stored_row::StoredRow,
     },
@@ -244,7 +244,9 @@ pub trait InstanceStore: ScheduleStore {
     /// Creates a row, or changes its times or its slot. A run that is under way goes on, and is in
     /// no history yet. One whose lease has ended is there already if it was handed back. Returns
     /// `false` if the row has changed since it was seen.
-    fn change_times(conn: &mut Self::Connection, change: &TimesChange) -> impl Future<Output = Reply<bool>> + Send;
+    fn change_times(conn: &mut Self::Connection, change: &TimesChange) -> impl Future<Output = Reply<bool>> + Send {
+        changed::<Self>(conn, async move |conn| Self::change_within(conn, change).await)
+    }
 
     /// Does the same as a part of a transaction.
     fn change_within(conn: &mut Self::Connection, change: &TimesChange) -> impl Future<Output = Reply<bool>> + Send;
@@ -323,10 +325,6 @@ pub trait InstanceStore: ScheduleStore {
 /// are constants beside them, and the types of its driver. `change_row` stands beside them too.
 macro_rules! operations {
     ($connection:ty) => {
-        async fn change_times(conn: &mut $connection, change: &TimesChange) -> Reply<bool> {
-            crate::store::changed::<Self>(conn, async |conn| Self::change_within(conn, change).await).await
-        }
-
         async fn change_within(conn: &mut $connection, change: &TimesChange) -> Reply<bool> {
             let name = change.times.name.as_str();
             if change.afresh {

@@ -9,7 +9,7 @@ use crate::{
     store::{
         Outcome, Reply, changed, limit_micros,
         mysql::{
-            row::{Query, marks, micros, padded, stored},
+            row::{Query, bind_claim, marks, micros, padded, stored},
             schedule_sql::{
                 COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST,
                 LEFT, LIST, LOOK, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
@@ -186,10 +186,6 @@ async fn forget(conn: &mut MySqlConnection, runs: &[(Vec<u8>, NaiveDateTime, i32
         deleted = runs.iter().fold(query, bind).execute(&mut *conn).await?.rows_affected();
     }
     Ok(deleted)
-}
-
-fn bind_claim<'q>(query: Query<'q>, claim: &'q Claim) -> Query<'q> {
-    query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
 }
 
 async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {

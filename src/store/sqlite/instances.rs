@@ -13,7 +13,10 @@ use crate::{
             operations,
         },
         schedule::{LOST, to_stored_count},
-        sqlite::row::{json, keys, sql, stored, written},
+        sqlite::{
+            row::{json, keys, sql, stored, written},
+            schedule_sql::LOSE,
+        },
         stored_row::from_stored_count,
     },
 };
@@ -70,12 +73,6 @@ SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?11 AND holder IS NULL
     due_at = CASE WHEN holder IS NOT NULL OR attempt > 0 THEN due_at WHEN triggered_at IS NOT NULL THEN " now " ELSE ?4 END
 WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10 AND slot = ?12 RETURNING 1;
 " {remember!()});
-
-/// Records the run of a schedule as lost, with the error ?1, if its lease has ended.
-const LOSE: &str = sql!("
-INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-SELECT name, run_slot, attempt, token, client_ip, begin_time, " now ", 'L', missed, ?1
-FROM t_resource_schedule WHERE name = ?2 AND holder IS NOT NULL AND due_at <= " now " ON CONFLICT DO NOTHING");
 
 /// ?1 whether the last run is forgotten, ?2 the name.
 const AFRESH: &str = "

@@ -16,7 +16,7 @@ use crate::{
         },
         schedule_seen::{SEEN, Seen, SeenStore, claim_due},
         sqlite::{
-            row::{Query, json, keys, micros, stored, written},
+            row::{Query, bind_claim, json, keys, micros, stored, written},
             schedule_sql::{
                 CLAIM, END, END_WITHIN, EXTEND, FORGET, FORGET_DETAILS, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED,
                 HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED,
@@ -99,10 +99,6 @@ pub(super) async fn transaction(query: Query<'_>, conn: &mut SqliteConnection) -
             Err(error)
         }
     }
-}
-
-fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
-    sqlx::query(sql).bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
 }
 
 impl SeenStore for Sqlite {

@@ -113,6 +113,12 @@ SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND token = ?3 AND status 
 COMMIT"
 );
 
+/// Records the run of the schedule ?2 as lost, with the error ?1, if its lease has ended.
+pub(super) const LOSE: &str = record!(
+    "run_slot, attempt, 'L', missed, ?1",
+    sql!("name = ?2 AND holder IS NOT NULL AND due_at <= " now " ON CONFLICT DO NOTHING")
+);
+
 pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND status = 'L' AND error = ?3";
 

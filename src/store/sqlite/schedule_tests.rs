@@ -177,11 +177,7 @@ async fn a_row_that_has_changed_since_the_look_is_not_claimed() {
             if !change.is_empty() {
                 execute(&mut conn, &format!("UPDATE t_resource_schedule SET {change}")).await;
             }
-            let claimed = if takes_over {
-                Sqlite::take_over(&mut conn, &ask, &seen).await.unwrap()
-            } else {
-                Sqlite::take_free(&mut conn, &ask, &[&seen], known[0].lease).await.unwrap() == [true]
-            };
+            let claimed = claims(&mut conn, &ask, &seen).await;
             let holder = "SELECT count(*) FROM t_resource_schedule WHERE holder = ?";
             let holder = sqlx::query_scalar::<_, i64>(holder).bind(*ask.holder.as_uuid());
             let held = holder.fetch_one(&mut conn).await.unwrap() == 1;
@@ -270,7 +266,7 @@ async fn a_trigger_after_a_claim_whose_tick_is_skipped_is_due() {
 }
 
 /// Claims a row as it was seen.
-async fn is_claimed(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> bool {
+async fn claims(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> bool {
     match seen.running {
         true => Sqlite::take_over(conn, ask, seen).await.unwrap(),
         false => Sqlite::take_free(conn, ask, &[seen], ask.known[0].lease).await.unwrap() == [true],
@@ -291,8 +287,8 @@ async fn a_look_from_before_an_order_leads_to_no_claim() {
         let before = Sqlite::look_for_due(&mut conn, &ask).await.unwrap().remove(0);
         assert!(Sqlite::latch(&mut conn, &known[0].times.name, SLOT, attempt).await.unwrap());
         let after = Sqlite::look_for_due(&mut conn, &ask).await.unwrap().remove(0);
-        assert!(!is_claimed(&mut conn, &ask, &before).await, "takes over: {takes_over}");
-        assert!(is_claimed(&mut conn, &ask, &after).await, "takes over: {takes_over}");
+        assert!(!claims(&mut conn, &ask, &before).await, "takes over: {takes_over}");
+        assert!(claims(&mut conn, &ask, &after).await, "takes over: {takes_over}");
     }
 }
 
