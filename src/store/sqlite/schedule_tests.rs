@@ -8,7 +8,7 @@ use crate::{
     store::{
         Reply,
         instances::{InstanceStore as _, Order, TimesChange, What},
-        schedule::{DueReply, DueRequest, End, Known, ListedSchedule, Pass, ScheduleStore as _, Times, is_trigger},
+        schedule::{DueReply, DueRequest, End, Known, ListedSchedule, Pass, ScheduleStore as _, Times},
         schedule_seen::{Seen, SeenStore as _},
         sqlite::for_tests::{execute, tables},
     },
@@ -408,21 +408,4 @@ async fn a_schedule_that_is_marked_as_gone_again_is_gone_since_the_first_time() 
     execute(&mut conn, "UPDATE t_resource_schedule_times SET gone_at = 5").await;
     Sqlite::mark_gone(&mut conn, &[times().name]).await.unwrap();
     assert_eq!(gone_at(&mut conn).await, Some(SLOT + TimeDelta::microseconds(5)));
-}
-
-/// The clock is behind the last run, so that each trigger is a microsecond later than the one
-/// before.
-#[tokio::test]
-async fn a_trigger_is_never_a_tick() {
-    let mut conn = due().await;
-    let ahead = 4_102_444_800_000_000; // 2100
-    for (run_slot, triggered_at) in [(0, 1), (1, 2), (998, 999), (999, 1_001), (1_001, 1_002)] {
-        let sql = format!("UPDATE t_resource_schedule SET triggered_at = NULL, run_slot = {}", ahead + run_slot);
-        execute(&mut conn, &sql).await;
-        assert!(Sqlite::trigger(&mut conn, &times().name).await.unwrap());
-        let row = Sqlite::registered(&mut conn, &[times().name]).await.unwrap().remove(0);
-        let triggered = row.triggered_at.unwrap();
-        assert_eq!(triggered.timestamp_micros(), ahead + triggered_at);
-        assert!(is_trigger(triggered));
-    }
 }
