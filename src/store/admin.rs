@@ -214,10 +214,17 @@ pub trait AdminStore: Store {
     fn forget_changes(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
 
-/// Implements the operations on changes, which are the same on every database except for the
-/// statements, which are constants beside them, and the types of its driver.
+/// Implements those operations that are the same on every database except for the statements, which
+/// are constants beside them, and the types of its driver.
 macro_rules! operations {
     ($connection:ty) => {
+        async fn list(conn: &mut $connection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
+            let list: &'static str = &LIST;
+            let query = sqlx::query(list).bind(&page.after).bind(&page.prefix).bind(page.locked_only);
+            let rows = query.bind(i64::from(page.limit)).fetch_all(conn).await?;
+            rows.iter().map(|row| listed(row, terms)).collect()
+        }
+
         async fn record(conn: &mut $connection, change: &Change<'_>, detail: &str) -> Reply<()> {
             let query = sqlx::query(RECORD).bind(change.who).bind(change.what).bind(change.name);
             query.bind(detail).execute(conn).await.map(drop)

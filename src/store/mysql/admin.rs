@@ -84,12 +84,6 @@ const FORGET_CHANGES: &str = "DELETE FROM t_resource_change WHERE at < UTC_TIMES
 impl AdminStore for MySql {
     operations!(MySqlConnection);
 
-    async fn list(conn: &mut MySqlConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
-        let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
-        let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
-    }
-
     async fn read_range(conn: &mut MySqlConnection, keys: &KeyRange, terms: &Terms, form: Form) -> Reply<Vec<Listed>> {
         let sql = if form == Form::Galera { LOOK_CAUSAL.as_str() } else { LOOK.as_str() };
         let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str()).bind(keys.is_one());

@@ -128,12 +128,6 @@ const FORGET_CHANGES: &str =
 impl AdminStore for Postgres {
     operations!(PgConnection);
 
-    async fn list(conn: &mut PgConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
-        let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
-        let rows = query.bind(page.locked_only).bind(i64::from(page.limit)).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
-    }
-
     async fn read_range(conn: &mut PgConnection, keys: &KeyRange, terms: &Terms, form: Form) -> Reply<Vec<Listed>> {
         let sql = if form == Form::Postgres { LOOK_AT_PRIMARY.as_str() } else { LOOK.as_str() };
         let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str());

@@ -74,12 +74,6 @@ const FORGET_CHANGES: &str = sql!("DELETE FROM t_resource_change WHERE at < " no
 impl AdminStore for Sqlite {
     operations!(SqliteConnection);
 
-    async fn list(conn: &mut SqliteConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
-        let query = sqlx::query(LIST).bind(&page.after).bind(&page.prefix);
-        let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
-    }
-
     async fn read_range(conn: &mut SqliteConnection, keys: &KeyRange, terms: &Terms, _: Form) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LOOK).bind(keys.first.as_str()).bind(keys.last.as_str());
         let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
