@@ -162,8 +162,8 @@ impl Presence {
     /// Announces the instance, and creates the rows that are missing.
     pub async fn join<DB: Database>(&mut self, core: &Core<DB>) -> Result<(), Error> {
         let seen = answered!(core, Action::Inspect, INSTANCES, conn => DB::beat(conn, None))?;
-        if let (true, [.., declared]) = (self.calls_again, &self.declared[..]) {
-            let lives = self.announcement.lives.max(declared.until_next(seen.now) + CALLS_AGAIN);
+        if let (true, [.., Declared { schedule: Some(schedule), .. }]) = (self.calls_again, &self.declared[..]) {
+            let lives = self.announcement.lives.max(schedule.next(seen.now) - seen.now + CALLS_AGAIN);
             self.announcement.lives = lives.min(MOST_LIFE);
         }
         if let Err(error) = self.announce(core).await {
