@@ -368,6 +368,20 @@ macro_rules! operations {
             query.fetch_one(conn).await?.try_get(0)
         }
 
+        async fn hand_back(conn: &mut $connection, claim: &Claim, vacant: Holder) -> Reply<bool> {
+            let (name, vacant, token) = (claim.key.as_str(), *vacant.as_uuid(), claim.token.get());
+            crate::store::changed::<Self>(conn, async |conn: &mut $connection| {
+                let query = sqlx::query(HAND_BACK).bind(vacant).bind(name).bind(*claim.holder.as_uuid()).bind(token);
+                if query.execute(&mut *conn).await?.rows_affected() == 0 {
+                    let query = sqlx::query(WAS_HANDED_BACK).bind(name).bind(token).bind(HANDED_BACK);
+                    return Ok(query.fetch_optional(conn).await?.is_some());
+                }
+                let query = sqlx::query(RECORD_HANDED_BACK).bind(HANDED_BACK).bind(name).bind(vacant).bind(token);
+                query.execute(conn).await.map(|_| true)
+            })
+            .await
+        }
+
         async fn has_ended(
             conn: &mut $connection,
             claim: &Claim,

@@ -26,17 +26,19 @@ INSERT INTO t_resource_schedule_instance (id, label, build, calls, since, beat_a
 VALUES (?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), ?, ?, ?)
 ON DUPLICATE KEY UPDATE beat_at = VALUES(beat_at), lives = VALUES(lives), label = VALUES(label), build = VALUES(build)";
 
-/// An outage or a step of the clock is a break: the count begins again.
 const BEAT: &str = "
 UPDATE t_resource_schedule_instance
-SET beats = LAST_INSERT_ID(IF(beat_at + INTERVAL lives MICROSECOND < UTC_TIMESTAMP(6) OR beat_at > UTC_TIMESTAMP(6), 1, beats + 1)),
+SET beats = IF(beat_at + INTERVAL lives MICROSECOND < UTC_TIMESTAMP(6) OR beat_at > UTC_TIMESTAMP(6), 1, beats + 1),
     beat_at = UTC_TIMESTAMP(6) WHERE id = ?";
 
-/// A beat that is further ahead than a life is one of a clock that was wrong.
+/// The parameter is the instance itself.
 const SETS: &str = "
-SELECT s.*, UTC_TIMESTAMP(6) AS now, CAST(EXISTS (
-    SELECT 1 FROM t_resource_order o WHERE o.what = 'drain' AND o.name = CAST(? AS BINARY)) AS SIGNED) AS drained
+SELECT m.*, s.*, UTC_TIMESTAMP(6) AS now
 FROM (SELECT 1) one LEFT JOIN (
+    SELECT CAST(i.beats AS SIGNED) AS beats, CAST(EXISTS (
+        SELECT 1 FROM t_resource_order o WHERE o.what = 'drain' AND o.name = CAST(LOWER(HEX(i.id)) AS BINARY)) AS SIGNED) AS drained
+    FROM t_resource_schedule_instance i WHERE i.id = ?
+) m ON TRUE LEFT JOIN (
     SELECT declares_id, COUNT(*) AS present, MIN(since) AS since, CAST(MAX(IF(calls = 1, 0, lives)) AS SIGNED) AS lives,
            CAST(SUM(lived) AS SIGNED) AS alive, CAST(SUM(lived AND (calls = 1 OR beats >= 2)) AS SIGNED) AS counting,
            CAST(SUM(beat_at + INTERVAL 2 * lives MICROSECOND < UTC_TIMESTAMP(6)
@@ -138,13 +140,10 @@ impl InstanceStore for MySql {
     operations!(MySqlConnection);
 
     async fn beat(conn: &mut MySqlConnection, instance: Option<Uuid>) -> Reply<Beat> {
-        let mut beats = None;
         if let Some(instance) = instance {
-            let beat = sqlx::query(BEAT).bind(instance).execute(&mut *conn).await?;
-            beats = (beat.rows_affected() > 0).then(|| u32::try_from(beat.last_insert_id()).unwrap_or_default());
+            sqlx::query(BEAT).bind(instance).execute(&mut *conn).await?;
         }
-        let rows = sqlx::query(SETS).bind(instance.map(|id| id.simple().to_string())).fetch_all(conn).await?;
-        Beat::read(beats, &rows)
+        Beat::read(&sqlx::query(SETS).bind(instance).fetch_all(conn).await?)
     }
 
     async fn declares(conn: &mut MySqlConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
@@ -161,13 +160,6 @@ impl InstanceStore for MySql {
         let query = names.iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, name| query.bind(name.as_str()));
         query.execute(conn).await.map(drop)
     }
-
-    async fn remove_schedule(conn: &mut MySqlConnection, name: &Key) -> Reply<bool> {
-        if sqlx::query(REMOVE).bind(name.as_str()).execute(&mut *conn).await?.rows_affected() == 0 {
-            return Ok(false);
-        }
-        sqlx::query(REMOVE_PAST).bind(name.as_str()).execute(conn).await.map(|_| true)
-    }
 }
 
 async fn change_row(conn: &mut MySqlConnection, change: &TimesChange) -> Reply<bool> {
@@ -181,12 +173,8 @@ async fn change_row(conn: &mut MySqlConnection, change: &TimesChange) -> Reply<b
             query.bind(seen.run_slot.map(stored)).bind(to_stored_count(seen.attempt)).bind(stored(seen.slot))
         }
     };
-    match query.execute(&mut *conn).await {
-        Ok(changed) if changed.rows_affected() > 0 => {}
-        Ok(_) => return Ok(false),
-        Err(sqlx::Error::Database(error)) if error.is_unique_violation() => return Ok(false),
-        Err(error) => return Err(error),
+    match query.execute(conn).await {
+        Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Ok(false),
+        changed => Ok(changed?.rows_affected() > 0),
     }
-    sqlx::query(REMEMBER).bind(name).bind(&change.known).bind(change.new_times).execute(conn).await?;
-    Ok(true)
 }

@@ -66,21 +66,6 @@ impl ScheduleStore for MySql {
         unextended(row.as_ref(), extension)
     }
 
-    async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
-        changed::<Self>(conn, async |conn: &mut MySqlConnection| {
-            let query = sqlx::query(HAND_BACK).bind(*vacant.as_uuid());
-            if bind_claim(query, claim).execute(&mut *conn).await?.rows_affected() == 0 {
-                let query =
-                    sqlx::query(WAS_HANDED_BACK).bind(claim.key.as_str()).bind(claim.token.get()).bind(HANDED_BACK);
-                return Ok(query.fetch_optional(conn).await?.is_some());
-            }
-            let vacated = Claim { holder: vacant, ..claim.clone() };
-            bind_claim(sqlx::query(RECORD_HANDED_BACK).bind(HANDED_BACK), &vacated).execute(conn).await?;
-            Ok(true)
-        })
-        .await
-    }
-
     async fn skip_ticks(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
         changed::<Self>(conn, async |conn: &mut MySqlConnection| {
             let (spec, zone, to) = (&pass.times.spec, &pass.times.zone, stored(pass.to));
@@ -161,17 +146,11 @@ impl SeenStore for MySql {
         Ok(rows.iter().map(is_held).collect())
     }
 
-    async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<bool> {
-        changed::<Self>(conn, async |conn: &mut MySqlConnection| {
-            if Self::take_free(conn, ask, &[seen], ask.lease_of(&seen.times.name)).await? != [true] {
-                return Ok(false);
-            }
-            let query = sqlx::query(RECORD_LOST).bind(seen.times.name.as_str()).bind(stored(seen.to_run()));
-            let query = query.bind(to_stored_count(seen.attempt)).bind(seen.token).bind(&seen.label);
-            let query = query.bind(stored(seen.began())).bind(to_stored_count(seen.missed)).bind(LOST);
-            query.execute(conn).await.map(|_| true)
-        })
-        .await
+    async fn record_lost(conn: &mut MySqlConnection, seen: &Seen) -> Reply<()> {
+        let query = sqlx::query(RECORD_LOST).bind(seen.times.name.as_str()).bind(stored(seen.to_run()));
+        let query = query.bind(to_stored_count(seen.attempt)).bind(seen.token).bind(&seen.label);
+        let query = query.bind(stored(seen.began())).bind(to_stored_count(seen.missed)).bind(LOST);
+        query.execute(conn).await.map(drop)
     }
 }
 

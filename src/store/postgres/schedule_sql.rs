@@ -111,19 +111,32 @@ SELECT EXISTS (SELECT FROM extended) AS done, coalesce((SELECT stopped FROM lock
     " - clock_timestamp()) * 1000000)::bigint FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left_micros"
 );
 
-/// $4 the holder until the takeover, $5 the error. A request that was sent before is in the
-/// history.
+/// $1 the holder until the takeover, and the claim.
 pub(super) const HAND_BACK: &str = "
-WITH freed AS (
-    UPDATE t_resource_schedule SET holder = $4, due_at = clock_timestamp() WHERE name = $1 AND holder = $2 AND token = $3
-    RETURNING name, run_slot, attempt, token, client_ip, begin_time, missed
-), recorded AS (
-    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-    SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $5 FROM freed
-    ON CONFLICT DO NOTHING
-)
-SELECT EXISTS (SELECT FROM freed)
-    OR EXISTS (SELECT FROM t_resource_schedule_run WHERE name = $1 AND token = $3 AND status = 'L' AND error = $5)";
+UPDATE t_resource_schedule SET holder = $1, due_at = clock_timestamp() WHERE name = $2 AND holder = $3 AND token = $4";
+
+/// Whether the claim was handed back before.
+pub(super) const WAS_HANDED_BACK: &str =
+    "SELECT FROM t_resource_schedule_run WHERE name = $1 AND token = $2 AND status = 'L' AND error = $3 LIMIT 1";
+
+/// Adds the run of a row to the history as lost. One that is there already stays. $1 the error, $2
+/// the name.
+macro_rules! record_lost {
+    ($condition:literal) => {
+        concat!(
+            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+             SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $1
+             FROM t_resource_schedule WHERE name = $2 AND ",
+            $condition,
+            " ON CONFLICT DO NOTHING"
+        )
+    };
+}
+
+pub(super) const RECORD_HANDED_BACK: &str = record_lost!("holder = $3 AND token = $4");
+
+/// A run whose lease has ended.
+pub(super) const LOSE: &str = record_lost!("holder IS NOT NULL AND due_at <= clock_timestamp() FOR UPDATE");
 
 pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND status = 'L' AND error = $3";
