@@ -54,12 +54,8 @@ pub async fn usable<DB: Database>(
     if let Some(wrong) = schema.wrong.take() {
         return Err(unfit(wrong));
     }
-    if let Some((server, version)) = &schema.untried {
-        if schema.accepted {
-            tracing::warn!(server, version, "this server keeps no row locks: two holders can hold one key");
-        } else {
-            tracing::warn!(server, version, "this server is not tested with rowlock");
-        }
+    if let Some((server, version, says)) = &schema.untried {
+        tracing::warn!(server, version, "{says}");
     }
     Ok(schema)
 }

@@ -55,12 +55,10 @@ pub(crate) struct ClaimAttempt<'a, DB: Database> {
     chosen: Option<Place>,
     /// No other waiter precedes this one in the queues of the keys, or the lock is not fair.
     is_first_in_queue: bool,
-    /// When the caller stops waiting: a request sent before that is answered, or given up together
-    /// with its connection, before the attempt ends in any other way, so that a late grant is never
-    /// ended while the same holder's next attempt is running.
-    caller_deadline: Instant,
-    /// When a statement is given up, even if its caller still waits.
-    statement_deadline: Instant,
+    /// A request sent before the caller stops waiting is answered, or given up together with its
+    /// connection, before the attempt ends in any other way, so that a late grant is never ended
+    /// while the same holder's next attempt is running.
+    limits: Limits,
     /// A claim request was sent whose outcome is unknown.
     unanswered: bool,
     /// When the last request was sent, or a little before.
@@ -83,7 +81,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         until: Option<Instant>,
         pending: &Pending,
     ) -> Self {
-        let statement_deadline = Instant::now() + shared.time_limit;
+        let statement = Instant::now() + shared.time_limit;
         let any = wanted.any.then(|| key_terms.queues.queue(&wanted.keys, true));
         Self {
             shared,
@@ -94,8 +92,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             chosen: any.as_ref().and_then(LocalQueue::take_place),
             any,
             is_first_in_queue: !key_terms.terms.fair,
-            caller_deadline: until.unwrap_or(statement_deadline),
-            statement_deadline,
+            limits: Limits { caller: until.unwrap_or(statement), statement },
             unanswered: false,
             sent: Instant::now(),
             pending: pending.clone(),
@@ -110,7 +107,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         // The holder was first in the queue when that request was sent.
         self.unanswered.then(|| Self {
             is_first_in_queue: true,
-            statement_deadline: Instant::now() + self.shared.time_limit,
+            limits: Limits { statement: Instant::now() + self.shared.time_limit, ..self.limits },
             created: Vec::new(),
             contended: false,
             ..self
@@ -119,7 +116,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
 
     /// Returns when this attempt ends.
     fn limit(&self) -> Instant {
-        self.caller_deadline.min(self.statement_deadline)
+        self.limits.caller.min(self.limits.statement)
     }
 
     /// Marks the request as one of a waiter that has waited and will soon retry. `is_first` is
@@ -183,7 +180,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         self.unanswered = true;
         // The background finishes a claim whose caller has stopped waiting, and puts it back.
         // A claim that was sent just before counts as not sent.
-        if Instant::now() < self.caller_deadline || self.sent.elapsed() >= REPLY {
+        if Instant::now() < self.limits.caller || self.sent.elapsed() >= REPLY {
             self.pending.set_unanswered(true);
         }
     }
@@ -231,7 +228,7 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             match next {
                 Next::Refuse(refusal) => return Ok(Attempt::Refused(refusal)),
                 Next::Create(keys) => self.create_missing(keys, began, &mut pauses).await?,
-                Next::Retry | Next::Claim(_) => {}
+                Next::Retry => {}
                 Next::Busy { needs_own_statement: true, .. } if self.retry_unbatched() => {}
                 Next::Busy { key, row, .. } => {
                     if let Some(refusal) = self.busy(&mut busy_since, key, row.as_ref()).await? {
@@ -298,11 +295,11 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         let terms = &self.key_terms.terms;
         if self.is_for_any() {
             return match next_of_any(&self.asked(), replies, terms) {
-                Next::Claim(index) => {
+                Ok(index) => {
                     self.chosen = self.any.as_ref().map(|queue| queue.take_place_at(index));
                     Next::Retry
                 }
-                next => next,
+                Err(next) => next,
             };
         }
         match next_of_all(&self.asked(), replies, terms) {
@@ -328,10 +325,9 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
             look: self.is_for_any(),
             pending: self.pending.clone(),
         };
-        let limits = Limits { caller: self.caller_deadline, statement: self.statement_deadline };
         // After contention the request is sent alone. It then does not contend with the other
         // requests of a batch, and its reply is its own.
-        let reply = self.shared.claims.send(set, limits, self.contended || self.unanswered).await;
+        let reply = self.shared.claims.send(set, self.limits, self.contended || self.unanswered).await;
         self.pending.set_in_flight(false);
         reply
     }

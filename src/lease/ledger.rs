@@ -51,7 +51,7 @@ impl Pending {
 
 /// A lock's claims that may stand although no task holds them or ends them.
 #[derive(Default)]
-pub(crate) struct Ledger(Mutex<Claims>);
+pub(crate) struct Ledger(Mutex<HashMap<Claimed, Entry>>);
 
 /// A holder may claim one key after the other, of those of which one is enough.
 type Claimed = (Key, Holder);
@@ -64,31 +64,21 @@ struct Entry {
     until: Instant,
 }
 
-#[derive(Default)]
-struct Claims {
-    entries: HashMap<Claimed, Entry>,
-    /// The number of claims at which those that have ended are removed.
-    most: usize,
+fn remove_ended(claims: &mut HashMap<Claimed, Entry>) {
+    let now = Instant::now();
+    claims.retain(|_, entry| entry.until > now);
 }
-
-impl Claims {
-    fn remove_ended(&mut self) {
-        let now = Instant::now();
-        self.entries.retain(|_, entry| entry.until > now);
-        self.most = 2 * self.entries.len().max(LEAST);
-    }
-}
-
-/// The least number of claims at which those that have ended are removed.
-const LEAST: usize = 64;
 
 impl Ledger {
     pub fn add(&self, claimed: Claimed, void_at: Instant, until: Instant) {
         let mut claims = lock(&self.0);
-        if claims.entries.len() >= claims.most {
-            claims.remove_ended();
+        if claims.len() == claims.capacity() {
+            remove_ended(&mut claims);
+            // As many are added at least before the next time.
+            let left = claims.len();
+            claims.reserve(left);
         }
-        let entry = claims.entries.entry(claimed).or_insert(Entry { void_at, until });
+        let entry = claims.entry(claimed).or_insert(Entry { void_at, until });
         (entry.void_at, entry.until) = (entry.void_at.max(void_at), entry.until.max(until));
     }
 
@@ -96,16 +86,16 @@ impl Ledger {
     /// the server may still carry out an earlier request.
     pub fn remove(&self, claimed: &Claimed, sent: Instant) {
         let mut claims = lock(&self.0);
-        if claims.entries.get(claimed).is_some_and(|entry| entry.void_at <= sent) {
-            claims.entries.remove(claimed);
+        if claims.get(claimed).is_some_and(|entry| entry.void_at <= sent) {
+            claims.remove(claimed);
         }
     }
 
     /// Returns whether a claim may stand.
     pub fn any(&self) -> bool {
         let mut claims = lock(&self.0);
-        claims.remove_ended();
-        !claims.entries.is_empty()
+        remove_ended(&mut claims);
+        !claims.is_empty()
     }
 
     /// Records that these claims are sent with this lease, and are void after this limit. Unless
@@ -183,6 +173,6 @@ mod tests {
         for _ in 0..10_000 {
             drop(ledger.sending(vec![claimed("k")], now, Duration::ZERO));
         }
-        assert!(lock(&ledger.0).entries.len() <= 2 * LEAST);
+        assert!(lock(&ledger.0).len() < 100);
     }
 }

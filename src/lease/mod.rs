@@ -1,17 +1,5 @@
 //! The pessimistic lock: leases on keys in the table `t_resource_lock`.
 //!
-//! - A call: `lock.rs` is the handle, `attempt.rs` one attempt, and `wait.rs` the attempts up to a
-//!   deadline. `replies.rs` and `wanted.rs` decide what follows from a reply: pure.
-//! - Requests that a queue of `session/queue.rs` sends in batches: `claims.rs`, which also creates
-//!   and reads rows, and the releases of `changes.rs`.
-//! - A lease: `guard.rs` is what the caller holds, `handle.rs` ends its claims once, and `state.rs`
-//!   has how long it lasts, its deadline and its loss.
-//! - The background: `renewer.rs` renews and ends, `agenda.rs` says what is due, `changes.rs` sends
-//!   it, `ending.rs` is an end that is under way, `ledger.rs` has the claims that may stand
-//!   although no reply has told of them, and `forgetting.rs` deletes old rows.
-//! - Settings: `builder.rs` for a lock, `handle_terms.rs` for a handle.
-//! - Operators: `admin.rs`, `info.rs`.
-//!
 //! # Locks, handles and terms
 //!
 //! A handle refers to its lock (`shared.rs`) and to its terms (`terms.rs`). The lock has the

@@ -20,8 +20,6 @@ pub(crate) enum Next {
     Create(Vec<Key>),
     /// Send the request again.
     Retry,
-    /// Of several keys, claim the one at this index.
-    Claim(usize),
     /// Another transaction has the row of this key locked, which was seen like this; or the claim
     /// needs a statement of its own.
     Busy {
@@ -55,9 +53,9 @@ pub(crate) fn next_of_all(requests: &[ClaimRequest], replies: Vec<ClaimReply>, t
     Next::Busy { key, row, needs_own_statement: own_statement }
 }
 
-/// One key is enough. The refusal is that of the key that may be free first, and all of its rows
-/// are awaited only if each of them is.
-pub(crate) fn next_of_any(requests: &[ClaimRequest], replies: Vec<ClaimReply>, terms: &Terms) -> Next {
+/// One key is enough. Returns the index of the key to claim, if one may be. The refusal is that of
+/// the key that may be free first, and all of its rows are awaited only if each of them is.
+pub(crate) fn next_of_any(requests: &[ClaimRequest], replies: Vec<ClaimReply>, terms: &Terms) -> Result<usize, Next> {
     let seen = |reply| match reply {
         ClaimReply::Seen { row, now } => (row, now),
         ClaimReply::Granted { .. } | ClaimReply::Withheld => (None, DateTime::UNIX_EPOCH),
@@ -67,18 +65,18 @@ pub(crate) fn next_of_any(requests: &[ClaimRequest], replies: Vec<ClaimReply>, t
     let verdicts: Vec<Verdict> =
         judged.map(|(request, (row, now))| judge(row.as_ref(), *now, request.holder, terms)).collect();
     match choose(&verdicts, fastrand::usize(..)) {
-        Choice::Claim(index) => Next::Claim(index),
+        Choice::Claim(index) => Ok(index),
         Choice::Refuse(index) => {
             let awaited = rows.iter().all(|(row, _)| row.as_ref().is_some_and(|row| row.awaited));
             let (row, now) = rows.swap_remove(index);
             match (verdicts.get(index), row) {
                 (Some(Verdict::Refuse(reason, until)), Some(row)) => {
                     let key = requests[index].key.clone();
-                    Next::Refuse(Refusal { awaited, ..Refusal::new(key, *reason, *until, &row, now) })
+                    Err(Next::Refuse(Refusal { awaited, ..Refusal::new(key, *reason, *until, &row, now) }))
                 }
                 (_, row) => {
                     let key = requests.get(index).map(|request| request.key.clone());
-                    Next::Busy { key, row, needs_own_statement: false }
+                    Err(Next::Busy { key, row, needs_own_statement: false })
                 }
             }
         }
@@ -138,7 +136,7 @@ mod tests {
                 Some(Row { awaited: true, ..held(2, Some(NOW + 10)) }),
                 Some(Row { awaited: other, ..held(2, Some(NOW + 20)) }),
             ]);
-            let Next::Refuse(refusal) = next_of_any(&requests, replies, &terms()) else { panic!("both are held") };
+            let Err(Next::Refuse(refusal)) = next_of_any(&requests, replies, &terms()) else { panic!("both are held") };
             assert_eq!((refusal.key.as_str(), refusal.awaited), ("k0", awaited));
         }
     }

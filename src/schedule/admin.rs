@@ -52,9 +52,9 @@ async fn trigger<DB: Database>(core: &Core<DB>, name: &Key) -> Result<bool, Fail
     }
 }
 
-/// Says that there is no schedule of this name, and which name it has now.
-async fn unknown<DB: Database>(core: &Core<DB>, name: &Key) -> Error {
-    not_found(name, core.row(name).await.ok().flatten().as_ref())
+/// Unless the schedule was found, says that there is none of this name, and which name it has now.
+async fn found<DB: Database>(core: &Core<DB>, name: &Key, is_found: bool) -> Result<(), Error> {
+    if is_found { Ok(()) } else { Err(not_found(name, core.row(name).await.ok().flatten().as_ref())) }
 }
 
 fn infos(rows: Vec<ListedSchedule>, declared: &HashMap<Key, Said>) -> Vec<ScheduleInfo> {
@@ -97,10 +97,8 @@ impl<DB: Database> Schedules<DB> {
             }
             Ok(resumed.then(String::new))
         };
-        match core.change(Action::Update, ("resumed", name.as_str()), resume).await? {
-            true => Ok(()),
-            false => Err(unknown(&core, &name).await),
-        }
+        let resumed = core.change(Action::Update, ("resumed", name.as_str()), resume).await?;
+        found(&core, &name, resumed).await
     }
 
     /// Pauses a schedule, until this time if there is one.
@@ -118,10 +116,8 @@ impl<DB: Database> Schedules<DB> {
                 .await?;
             Ok(Some(format!("until {until}")))
         };
-        match core.change(Action::Update, ("paused", name.as_str()), pause).await? {
-            true => Ok(()),
-            false => Err(unknown(&core, name).await),
-        }
+        let paused = core.change(Action::Update, ("paused", name.as_str()), pause).await?;
+        found(&core, name, paused).await
     }
 
     /// Requests a run of a schedule in addition to its ticks, as soon as an instance polls and no
@@ -136,11 +132,9 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, the run may have been asked for.
     pub async fn trigger(&self, name: &str) -> Result<(), Error> {
         let (core, name) = (self.core()?, Key::new(name)?);
-        match trigger(&core, &name).await {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(unknown(&core, &name).await),
-            Err(failure) => Err(core.failed(failure, Action::Update, &name.quoted(), Certainty::NothingChanged)),
-        }
+        let failed = |failure| core.failed(failure, Action::Update, &name.quoted(), Certainty::NothingChanged);
+        let triggered = trigger(&core, &name).await.map_err(failed)?;
+        found(&core, &name, triggered).await
     }
 
     /// Lists all schedules of the database in the order of their names.

@@ -123,6 +123,12 @@ impl Declarations {
         words
     }
 
+    /// Returns the schedules that sets leave, of whose instances none has beaten for long.
+    pub fn departed(&self, sets: &[DeclaredSet]) -> Vec<Key> {
+        let forgotten = sets.iter().filter(|set| set.forgotten == set.present);
+        forgotten.flat_map(|set| self.gone(set.declares_id, set.since, sets)).collect()
+    }
+
     /// Returns the schedules that a set leaves without an instance to sets that came later.
     pub fn gone(&self, departing: i64, since: DateTime<Utc>, sets: &[DeclaredSet]) -> Vec<Key> {
         let living = sets.iter().filter(|set| set.alive > 0);

@@ -222,11 +222,6 @@ impl Declared {
         Some(heir.change_to(slot, Decision::Apply, its, word, now))
     }
 
-    /// Returns how long after `now` the next tick comes.
-    pub fn until_next(&self, now: DateTime<Utc>) -> TimeDelta {
-        self.schedule.as_ref().map_or(TimeDelta::zero(), |schedule| schedule.next(now) - now)
-    }
-
     fn first(&self, now: DateTime<Utc>) -> DateTime<Utc> {
         self.schedule.as_ref().map_or(NEVER, |schedule| schedule.first(now))
     }

@@ -409,8 +409,7 @@ fn a_run_lives_until_its_lease_ends() {
 fn what_is_said_of_a_schedule() {
     let schedule = Schedule::every("k", Duration::from_secs(60)).description("sums");
     assert_eq!(Declared::new(&schedule).description(), "sums");
-    assert_eq!(every(60).until_next(at("10:10:30")), TimeDelta::seconds(30));
-    assert_eq!((removed().description(), removed().until_next(at(NOW))), ("", TimeDelta::zero()));
+    assert_eq!(removed().description(), "");
 }
 
 /// Rows keep the hashes, and other versions of the library read them.

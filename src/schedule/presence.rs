@@ -20,7 +20,7 @@ use crate::{
         instances::{Decision, Declared, JUDGES, Judge},
         spec::Schedule,
         steps::{carry_out_all, end_pauses},
-        view::View,
+        view::{Judged, View},
     },
     session::time::Instant,
     store::{
@@ -162,8 +162,8 @@ impl Presence {
     /// Announces the instance, and creates the rows that are missing.
     pub async fn join<DB: Database>(&mut self, core: &Core<DB>) -> Result<(), Error> {
         let seen = answered!(core, Action::Inspect, INSTANCES, conn => DB::beat(conn, None))?;
-        if let (true, [.., declared]) = (self.calls_again, &self.declared[..]) {
-            let lives = self.announcement.lives.max(declared.until_next(seen.now) + CALLS_AGAIN);
+        if let (true, [.., Declared { schedule: Some(schedule), .. }]) = (self.calls_again, &self.declared[..]) {
+            let lives = self.announcement.lives.max(schedule.next(seen.now) - seen.now + CALLS_AGAIN);
             self.announcement.lives = lives.min(MOST_LIFE);
         }
         if let Err(error) = self.announce(core).await {
@@ -248,9 +248,7 @@ impl Presence {
             self.learn(core, &sets).await?;
         }
         if self.judge().judges && sets.iter().any(|set| set.forgotten > 0) {
-            for DeclaredSet { declares_id, since, .. } in sets.iter().filter(|set| set.forgotten == set.present) {
-                mark_gone(core, &self.declarations.gone(*declares_id, *since, &sets)).await?;
-            }
+            mark_gone(core, &self.declarations.departed(&sets)).await?;
             answered!(core, Action::Update, INSTANCES, conn => DB::forget_instances(conn))?;
         }
         let read_every = (READ_EVERY.0 * core.poll_interval).min(READ_EVERY.1);
@@ -290,15 +288,10 @@ impl Presence {
         }
         let words = self.declarations.words(sets, now);
         let view = View { rows, words, judge: self.judge(), now };
-        self.contested = !view.judge.judges;
-        let mut steps = Vec::new();
-        for declared in self.declared.iter().filter(|declared| !view.waits(declared, &self.declared)) {
-            let decision = view.decide(declared, &self.declared);
-            self.contested |= view.is_contested(declared, decision);
-            let step = view.step(declared, &self.declared, decision);
-            self.told.tell(&view, declared, decision, step.as_ref().err().copied());
-            steps.extend(step.ok().flatten());
-        }
+        let (judged, contested) = view.decide_all(&self.declared);
+        self.contested = contested;
+        judged.iter().for_each(|judged| self.told.tell(&view, judged));
+        let steps = judged.into_iter().filter_map(|judged| judged.step.ok().flatten()).collect();
         let rows = self.declared.iter().filter_map(|declared| view.rows.get(&declared.times.name));
         let (resumed, resumes_in) = end_pauses(core, &rows.collect::<Vec<_>>(), now).await;
         self.resumes_at = resumes_in.map(|left| Instant::now() + left);
@@ -307,10 +300,10 @@ impl Presence {
 }
 
 impl Told {
-    /// Tells once why a schedule is left as it is. `live` is the row of the run that is waited for.
-    fn tell(&mut self, view: &View, declared: &Declared, decision: Decision, live: Option<&ListedSchedule>) {
+    /// Tells once why a schedule is left as it is.
+    fn tell(&mut self, view: &View, Judged { declared, decision, step }: &Judged<'_>) {
         let name = &declared.times.name;
-        match (decision, view.rows.get(name), live) {
+        match (decision, view.rows.get(name), step) {
             (Decision::Leave, Some(row), _) if view.has_other_times(declared) => {
                 // A call tells its caller.
                 if !view.judge.calls && self.left_alone.insert(name.clone()) {
@@ -318,7 +311,7 @@ impl Told {
                         "an instance with newer times runs the schedule: not run by this instance");
                 }
             }
-            (_, _, Some(live)) => {
+            (_, _, Err(live)) => {
                 if self.awaited.insert(name.clone()) {
                     tracing::info!(schedule = %name, name = %live.times.name, by = live.label,
                         "the schedule is renamed when its current run ends");

@@ -62,17 +62,24 @@ pub async fn end_pauses<DB: Database>(
     for (row, until) in rows.iter().filter_map(|row| Some((row, row.paused_until?))) {
         let name = &row.times.name;
         let left = (until - now).to_std().unwrap_or_default();
-        let done = match row.paused {
+        let done: Result<bool, Error> = match row.paused {
             true if !left.is_zero() => {
                 next = Some(next.map_or(left, |next: Duration| next.min(left)));
                 continue;
             }
-            true => resume(core, name, until).await.map(|done| resumed |= done),
-            false => forget_pause(core, name, until).await,
+            true => resume(core, name, until).await,
+            // A version that knows of no such order has ended the pause.
+            false => {
+                let by = Some(until);
+                answered!(core, Action::Update, &name.quoted(), conn => DB::cancel(conn, What::Pause, name.as_str(), by))
+            }
         };
-        if let Err(error) = done {
-            next = Some(Duration::ZERO);
-            tracing::warn!(schedule = %name, ?error, "the end of its pause was not carried out; trying again");
+        match done {
+            Ok(done) => resumed |= done && row.paused,
+            Err(error) => {
+                next = Some(Duration::ZERO);
+                tracing::warn!(schedule = %name, ?error, "the end of its pause was not carried out; trying again");
+            }
         }
     }
     (resumed, next)
@@ -92,12 +99,6 @@ async fn carry_out<DB: Database>(core: &Core<DB>, step: &Step) -> Result<bool, E
             Ok(renamed)
         }
     }
-}
-
-/// Deletes the end of a pause that was ended by a version which knows of no such order.
-async fn forget_pause<DB: Database>(core: &Core<DB>, name: &Key, until: DateTime<Utc>) -> Result<(), Error> {
-    let forgotten: Result<bool, Error> = answered!(core, Action::Update, &name.quoted(), conn => DB::cancel(conn, What::Pause, name.as_str(), Some(until)));
-    forgotten.map(drop)
 }
 
 /// Resumes a schedule whose pause was to end at this time.

@@ -25,8 +25,28 @@ pub struct View {
     pub now: DateTime<Utc>,
 }
 
+/// What follows for a schedule that the instance declares.
+pub struct Judged<'v> {
+    pub declared: &'v Declared,
+    pub decision: Decision,
+    /// What the decision leads to, or the row of the run that is waited for.
+    pub step: Result<Option<Step>, &'v ListedSchedule>,
+}
+
 impl View {
-    pub fn word(&self, name: &Key) -> &Word {
+    /// Returns what follows for each schedule that waits for no other one, and whether a row may be
+    /// changed later.
+    pub fn decide_all<'v>(&'v self, all: &'v [Declared]) -> (Vec<Judged<'v>>, bool) {
+        let mut is_contested = !self.judge.judges;
+        let judged = all.iter().filter(|declared| !self.waits(declared, all)).map(|declared| {
+            let decision = self.decide(declared, all);
+            is_contested |= self.is_contested(declared, decision);
+            Judged { declared, decision, step: self.step(declared, all, decision) }
+        });
+        (judged.collect(), is_contested)
+    }
+
+    fn word(&self, name: &Key) -> &Word {
         self.words.get(name).unwrap_or(&NONE)
     }
 
@@ -37,7 +57,7 @@ impl View {
     /// Returns whether a schedule without a row, or whose row is that of another name, is to take
     /// the place of one that is still in effect: it gets what is due there, and does not begin
     /// before.
-    pub fn waits(&self, declared: &Declared, all: &[Declared]) -> bool {
+    fn waits(&self, declared: &Declared, all: &[Declared]) -> bool {
         let name = &declared.times.name;
         let is_old = |old: &Declared| old.heir.as_ref().is_some_and(|heir| heir.times.name == *name);
         !self.is_in_effect(name) && all.iter().any(|old| is_old(old) && self.is_in_effect(&old.times.name))
@@ -46,7 +66,7 @@ impl View {
     /// Decides what an instance that declares all of these does about the row of one of them. A
     /// schedule takes the place of another one only if that may be removed and its own times may
     /// apply.
-    pub fn decide(&self, declared: &Declared, all: &[Declared]) -> Decision {
+    fn decide(&self, declared: &Declared, all: &[Declared]) -> Decision {
         let decision = self.decide_alone(declared);
         let source = self.source(declared, all).filter(|_| is_change(decision));
         match (source, &declared.heir) {
@@ -79,7 +99,7 @@ impl View {
     }
 
     /// Returns whether a row, about which this was decided, may be changed later.
-    pub fn is_contested(&self, declared: &Declared, decision: Decision) -> bool {
+    fn is_contested(&self, declared: &Declared, decision: Decision) -> bool {
         let is_contested = self.word(&declared.times.name).contests(&declared.times);
         is_contested || self.has_other_times(declared) || decision != Decision::Leave
     }
@@ -119,12 +139,7 @@ impl View {
 
     /// Returns what a decision about a row leads to. A run that is under way keeps its schedule
     /// from getting another name: it is the error.
-    pub fn step(
-        &self,
-        declared: &Declared,
-        all: &[Declared],
-        decision: Decision,
-    ) -> Result<Option<Step>, &ListedSchedule> {
+    fn step(&self, declared: &Declared, all: &[Declared], decision: Decision) -> Result<Option<Step>, &ListedSchedule> {
         let name = &declared.times.name;
         if let Some(source) = self.source(declared, all).filter(|_| is_change(decision))
             && let (Some(heir), Some(from)) = (&source.heir, self.rows.get(&source.times.name))

@@ -1,14 +1,5 @@
 //! What every statement goes through: the library's own threads and time, and its sessions.
 //!
-//! - Threads: `threads.rs` starts them, `clock.rs` is `rowlock-clock`, `pulse.rs` notices a thread
-//!   that takes no turn, and `fork.rs` whether this process has them. `time.rs` and `timers.rs` are
-//!   the only clock and the only timers.
-//! - Sessions: `sessions.rs` chooses where a statement gets one, and finds what the locks of one
-//!   application pool share. `line.rs` opens and closes those of one purpose, and `loan.rs` lends
-//!   one for a statement.
-//! - Requests: `queue.rs` sends those of many tasks in one statement, and `exchange.rs` sends one
-//!   on a second session if the first is silent.
-//!
 //! # Sessions
 //!
 //! A session is idle in its line, lent for one statement, or closed. `Loan` returns it only after a

@@ -190,7 +190,8 @@ pub trait AdminStore: Store {
 
     /// Deletes rows that are free, `S`, past their minimum interval (the row's `time` and the
     /// lock's `min_interval`), and unused for `older_than`: one step, after the key `after`. Rows
-    /// that another transaction has locked are skipped.
+    /// that another transaction has locked are skipped. Without the row, the next token is the
+    /// clock's: a row whose token the clock has not passed is kept.
     fn forget(
         conn: &mut Self::Connection,
         older_than: TimeDelta,
@@ -213,10 +214,17 @@ pub trait AdminStore: Store {
     fn forget_changes(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
 
-/// Implements the operations on changes, which are the same on every database except for the
-/// statements, which are constants beside them, and the types of its driver.
+/// Implements those operations that are the same on every database except for the statements, which
+/// are constants beside them, and the types of its driver.
 macro_rules! operations {
     ($connection:ty) => {
+        async fn list(conn: &mut $connection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
+            let list: &'static str = &LIST;
+            let query = sqlx::query(list).bind(&page.after).bind(&page.prefix).bind(page.locked_only);
+            let rows = query.bind(i64::from(page.limit)).fetch_all(conn).await?;
+            rows.iter().map(|row| listed(row, terms)).collect()
+        }
+
         async fn record(conn: &mut $connection, change: &Change<'_>, detail: &str) -> Reply<()> {
             let query = sqlx::query(RECORD).bind(change.who).bind(change.what).bind(change.name);
             query.bind(detail).execute(conn).await.map(drop)

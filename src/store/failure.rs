@@ -6,7 +6,7 @@ use crate::{
     action::{Action, Certainty},
     causes::{DatabaseFault, Setup},
     error::Error,
-    store::fault::{self, Fault, fault, said},
+    store::fault::{self, Fault, fault, is_undone, said},
 };
 
 /// Why there is no result.
@@ -56,7 +56,7 @@ impl Failure {
         match self {
             Self::NoThreads(_) | Self::NoConnection(_) | Self::Undone => false,
             Self::NoReply => true,
-            Self::Failed(error) => error.as_database_error().is_none() || self.is_outage(),
+            Self::Failed(error) => !is_undone(error),
         }
     }
 
@@ -121,8 +121,8 @@ impl Failure {
                 | Fault::Other => {
                     // The server's own error undid its statement. After any other error the effect
                     // is unknown.
-                    let undone = fault != Fault::Outage && source.as_database_error().is_some();
-                    let outcome = if undone || action.leaves_nothing() { before } else { Certainty::Unknown };
+                    let is_known = is_undone(&source) || action.leaves_nothing();
+                    let outcome = if is_known { before } else { Certainty::Unknown };
                     Error::Database(DatabaseFault::Failed { action, subject, outcome, source })
                 }
             },

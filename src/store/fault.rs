@@ -98,7 +98,7 @@ impl Fault {
 pub fn fault(error: &sqlx::Error) -> Fault {
     let error = Shared::of(error).unwrap_or(error);
     match error {
-        sqlx::Error::Database(error) => server_fault(error.as_ref()),
+        sqlx::Error::Database(error) => server_fault(&**error).unwrap_or(Fault::Other),
         sqlx::Error::PoolTimedOut => Fault::NoConnection,
         sqlx::Error::Io(_) | sqlx::Error::WorkerCrashed => Fault::Outage,
         // PostgreSQL's driver reads the end of a connection as a reply. A load balancer without an
@@ -119,15 +119,23 @@ pub fn may_take_writes_again(error: &sqlx::Error) -> bool {
     true
 }
 
+/// Returns whether the server refused a statement, and the connection goes on. After any other
+/// error it is unknown what was done.
+pub fn is_undone(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some() && fault(error) != Fault::Outage
+}
+
 /// Returns whether a server's error proves that a COMMIT was not carried out.
 pub fn refuses_commit(error: &sqlx::Error) -> bool {
-    let Some(server) = error.as_database_error() else { return false };
     // Other errors are rare here, and some are reported after the engine has committed.
     #[cfg(feature = "mysql")]
-    if server.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some() {
-        return server_fault(server) == Fault::Contention;
+    if error
+        .as_database_error()
+        .is_some_and(|error| error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some())
+    {
+        return fault(error) == Fault::Contention;
     }
-    server_fault(server) != Fault::Outage
+    is_undone(error)
 }
 
 /// Returns whether the error is a server's answer to the question whether a transaction is open.
@@ -139,47 +147,29 @@ pub fn denies(error: &sqlx::Error) -> bool {
 /// wrapped.
 pub fn contended(error: &(dyn StdError + 'static)) -> bool {
     // A wrapper that hides what it wraps (`transparent`, an `Arc`) shows only the source of that:
-    // the server's error, or `Contention`.
+    // the server's error, which sqlx's own error holds in a box, or `Contention`.
+    let boxed = error.downcast_ref::<Box<dyn DatabaseError>>();
     error.downcast_ref::<sqlx::Error>().is_some_and(|error| fault(error) == Fault::Contention)
-        || as_server_error(error).is_some_and(|error| server_fault(error) == Fault::Contention)
+        || server_fault(boxed.map_or(error, |error| &**error)) == Some(Fault::Contention)
         || error.is::<Contention>()
         || error.source().is_some_and(contended)
 }
 
-fn as_server_error<'e>(error: &'e (dyn StdError + 'static)) -> Option<&'e dyn DatabaseError> {
-    // The form in which sqlx's own error holds it.
-    if let Some(error) = error.downcast_ref::<Box<dyn DatabaseError>>() {
-        return Some(error.as_ref());
-    }
+/// Reads the meaning of a server's error.
+fn server_fault(error: &(dyn StdError + 'static)) -> Option<Fault> {
     #[cfg(feature = "postgres")]
-    if let Some(error) = error.downcast_ref::<sqlx::postgres::PgDatabaseError>() {
-        return Some(error);
+    if let Some(error) = error.downcast_ref() {
+        return Some(postgres_fault(error));
     }
     #[cfg(feature = "mysql")]
-    if let Some(error) = error.downcast_ref::<sqlx::mysql::MySqlDatabaseError>() {
-        return Some(error);
+    if let Some(error) = error.downcast_ref() {
+        return Some(mysql_fault(error));
     }
     #[cfg(feature = "sqlite")]
-    if let Some(error) = error.downcast_ref::<sqlx::sqlite::SqliteError>() {
-        return Some(error);
+    if let Some(error) = error.downcast_ref() {
+        return Some(sqlite_fault(error));
     }
     None
-}
-
-fn server_fault(error: &dyn DatabaseError) -> Fault {
-    #[cfg(feature = "postgres")]
-    if let Some(error) = error.try_downcast_ref() {
-        return postgres_fault(error);
-    }
-    #[cfg(feature = "mysql")]
-    if let Some(error) = error.try_downcast_ref() {
-        return mysql_fault(error);
-    }
-    #[cfg(feature = "sqlite")]
-    if let Some(error) = error.try_downcast_ref() {
-        return sqlite_fault(error);
-    }
-    Fault::Other
 }
 
 #[cfg(feature = "postgres")]

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::{
     key::{Claim, Key},
     store::{
-        Reply,
+        Reply, changed,
         schedule::{ListedSchedule, ScheduleStore, Times},
         stored_row::StoredRow,
     },
@@ -47,8 +47,9 @@ pub struct DeclaredSet {
 
 impl Beat {
     /// Reads the sets of instances. There is a row even if there is no set.
-    pub fn read(beats: Option<u32>, rows: &[impl StoredRow]) -> Reply<Self> {
+    pub fn read(rows: &[impl StoredRow]) -> Reply<Self> {
         let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+        let beats = first.number_or_null("beats")?.map(|beats| u32::try_from(beats).unwrap_or_default());
         let mut sets = Vec::with_capacity(rows.len());
         for row in rows {
             if let Some(declares_id) = row.number_or_null("declares_id")? {
@@ -70,7 +71,7 @@ impl Beat {
 /// The reply to a beat.
 #[derive(Clone, Debug)]
 pub struct Beat {
-    /// How often the instance has beaten without a break. `None` if it is unknown.
+    /// How often the instance has beaten without a break. `None` if it is not known here.
     pub beats: Option<u32>,
     /// An operator has ordered that the instance ends.
     pub drained: bool,
@@ -231,8 +232,9 @@ pub trait InstanceStore: ScheduleStore {
     /// Adds the instance, or records that it is still there.
     fn announce(conn: &mut Self::Connection, instance: &Announcement) -> impl Future<Output = Reply<()>> + Send;
 
-    /// Records that the instance is still there. Returns what all instances declare. Without an
-    /// instance, it only reads.
+    /// Records that the instance is still there. An outage or a step of the clock is a break, after
+    /// which its beats are counted anew. Returns what all instances declare. A beat that is further
+    /// ahead than a life is one of a clock that was wrong. Without an instance, it only reads.
     fn beat(conn: &mut Self::Connection, instance: Option<Uuid>) -> impl Future<Output = Reply<Beat>> + Send;
 
     /// Reads what the instances with these ids declare.
@@ -241,9 +243,12 @@ pub trait InstanceStore: ScheduleStore {
         declares_ids: &[i64],
     ) -> impl Future<Output = Reply<Vec<(i64, String)>>> + Send;
 
-    /// Creates a row, or changes its times or its slot. A run that is under way goes on. Returns
+    /// Creates a row, or changes its times or its slot. A run that is under way goes on, and is in
+    /// no history yet. One whose lease has ended is there already if it was handed back. Returns
     /// `false` if the row has changed since it was seen.
-    fn change_times(conn: &mut Self::Connection, change: &TimesChange) -> impl Future<Output = Reply<bool>> + Send;
+    fn change_times(conn: &mut Self::Connection, change: &TimesChange) -> impl Future<Output = Reply<bool>> + Send {
+        changed::<Self>(conn, async move |conn| Self::change_within(conn, change).await)
+    }
 
     /// Does the same as a part of a transaction.
     fn change_within(conn: &mut Self::Connection, change: &TimesChange) -> impl Future<Output = Reply<bool>> + Send;
@@ -293,8 +298,9 @@ pub trait InstanceStore: ScheduleStore {
     ) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Keeps the row of a schedule, which has this slot and attempt, from other transactions up to
-    /// the end of this one. A look at the row from before it leads to no claim. Returns `false` if
-    /// the row has others by now.
+    /// the end of this one. A look at the row from before it leads to no claim: the token changes,
+    /// and of the row of a run, which keeps its token, the time since which it is due. Returns
+    /// `false` if the row has others by now.
     fn latch(
         conn: &mut Self::Connection,
         name: &Key,
@@ -321,26 +327,26 @@ pub trait InstanceStore: ScheduleStore {
 /// are constants beside them, and the types of its driver. `change_row` stands beside them too.
 macro_rules! operations {
     ($connection:ty) => {
-        async fn change_times(conn: &mut $connection, change: &TimesChange) -> Reply<bool> {
-            crate::store::changed::<Self>(conn, async |conn| Self::change_within(conn, change).await).await
-        }
-
         async fn change_within(conn: &mut $connection, change: &TimesChange) -> Reply<bool> {
             let name = change.times.name.as_str();
             if change.afresh {
                 sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
             }
-            let is_changed = change_row(conn, change).await?;
-            if is_changed && change.afresh {
+            if !change_row(conn, change).await? {
+                return Ok(false);
+            }
+            let query = sqlx::query(REMEMBER).bind(name).bind(&change.known).bind(change.new_times);
+            query.execute(&mut *conn).await?;
+            if change.afresh {
                 sqlx::query(AFRESH).bind(change.run_ahead).bind(name).execute(&mut *conn).await?;
             }
             // The run that was lost may be one of them.
-            if let (true, Some(time)) = (is_changed, change.forgets_after) {
+            if let Some(time) = change.forgets_after {
                 for sql in FORGET_AFTER {
                     sqlx::query(sql).bind(name).bind(stored(time)).execute(&mut *conn).await?;
                 }
             }
-            Ok(is_changed)
+            Ok(true)
         }
 
         async fn rename(conn: &mut $connection, old: &TimesChange, new: &TimesChange) -> Reply<bool> {
@@ -378,6 +384,13 @@ macro_rules! operations {
         async fn instances(conn: &mut $connection) -> Reply<Vec<(i64, InstanceInfo)>> {
             let rows = sqlx::query(LIST).fetch_all(conn).await?;
             rows.iter().map(instance).collect()
+        }
+
+        async fn remove_schedule(conn: &mut $connection, name: &Key) -> Reply<bool> {
+            if sqlx::query(REMOVE).bind(name.as_str()).execute(&mut *conn).await?.rows_affected() == 0 {
+                return Ok(false);
+            }
+            sqlx::query(REMOVE_PAST).bind(name.as_str()).execute(conn).await.map(|_| true)
         }
 
         async fn order(conn: &mut $connection, order: &Order<'_>) -> Reply<()> {

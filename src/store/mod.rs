@@ -1,13 +1,11 @@
 //! What the lock requires of a database.
 //!
 //! A store sends statements and reports what it saw; it takes no decision. Unless its documentation
-//! says otherwise, an operation takes a slice, works on a borrowed connection, leaves no
-//! transaction open, and waits for no row that another transaction has locked.
+//! says otherwise, an operation takes a slice that is not empty, works on a borrowed connection,
+//! leaves no transaction open, and waits for no row that another transaction has locked.
 //!
-//! This file has the sessions and transactions. `claim.rs`, `admin.rs`, `queue.rs`, `schema.rs`,
-//! `version.rs`, `schedule.rs` and `instances.rs` have the other traits, and `database.rs` all of
-//! them under one name. `stored_row.rs` reads rows. Each database has a folder with a file for each
-//! trait. `fault.rs` is the one place that knows the codes of the servers.
+//! This file has the trait of sessions and transactions. The other traits have files of their own,
+//! and each database has a folder with a file for each trait.
 
 pub mod admin;
 mod claim;
@@ -42,6 +40,7 @@ pub use claim::{
     late_among, lost_among, skipped, skipped_among, unconfirmed, unmatched,
 };
 pub use database::Database;
+pub use fault::is_undone;
 
 use std::future::Future;
 
@@ -99,12 +98,6 @@ fn hex(text: &str) -> String {
     let mut digits = String::with_capacity(2 * text.len());
     digits.extend(text.bytes().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]));
     digits
-}
-
-/// Returns whether the server refused a statement, and the connection goes on. After any other
-/// error it is unknown what was done.
-pub fn is_undone(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some() && fault::fault(error) != fault::Fault::Outage
 }
 
 /// A statement that the server carried out after its `not_after`. It changed nothing.

@@ -105,3 +105,19 @@ pub trait QueueStore: Store {
     /// Deletes tickets that lapsed more than an hour ago.
     fn sweep(conn: &mut Self::Connection) -> impl Future<Output = Reply<()>> + Send;
 }
+
+/// Implements those operations that are the same on every database except for the statements, which
+/// are constants beside them, and the types of its driver.
+macro_rules! operations {
+    ($connection:ty) => {
+        async fn queue_lengths(conn: &mut $connection) -> Reply<Vec<(String, i64)>> {
+            sqlx::query_as(LENGTHS).fetch_all(conn).await
+        }
+
+        async fn sweep(conn: &mut $connection) -> Reply<()> {
+            sqlx::query(SWEEP).execute(conn).await.map(drop)
+        }
+    };
+}
+
+pub(super) use operations;

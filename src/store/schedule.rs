@@ -251,7 +251,7 @@ impl ListedSchedule {
 
 /// The schedules' operations of a [`Store`].
 pub trait ScheduleStore: Store {
-    /// Reads the rows of the named schedules.
+    /// Reads the rows of the named schedules. The slice may be empty.
     fn registered(
         conn: &mut Self::Connection,
         names: &[Key],
@@ -261,8 +261,11 @@ pub trait ScheduleStore: Store {
     fn claim_due(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<DueReply>> + Send;
 
     /// Undoes a claim of these schedules under which no work was begun: they are due again, and the
-    /// attempt does not count. If it was a takeover, `vacant` holds the row until the next one.
-    /// Returns whether a claim stood.
+    /// attempt does not count. The slot of the claim is due, also if other times took effect
+    /// since, which left the row at the slot after it. Returns whether a claim stood.
+    ///
+    /// If it was a takeover, `vacant` holds the row until the next one. The row shows the run that
+    /// was lost again, since its beginning decides which ticks the next claim skips.
     fn put_back(
         conn: &mut Self::Connection,
         holder: Holder,
@@ -303,6 +306,8 @@ pub trait ScheduleStore: Store {
 
     /// Ends a run: frees the row and adds the run to the history. Returns `false` if the claim does
     /// not stand. `within`: as a part of the transaction that is open on the connection.
+    ///
+    /// A triggered run comes after the attempts, and shortens none of their pauses.
     fn end_run(
         conn: &mut Self::Connection,
         claim: &Claim,
@@ -323,8 +328,11 @@ pub trait ScheduleStore: Store {
     /// Pauses a schedule, or resumes it: it is not overdue then. Returns `false` if there is none.
     fn pause(conn: &mut Self::Connection, name: &Key, paused: bool) -> impl Future<Output = Reply<bool>> + Send;
 
-    /// Asks for a run beside the ticks. One that is asked for already stays. Returns `false` if
-    /// there is no such schedule.
+    /// Asks for a run beside the ticks. One that is asked for already stays. A trigger during a
+    /// triggered run is followed by another run. Returns `false` if there is no such schedule.
+    ///
+    /// A trigger has a time of its own: later than the last run, and never that of a slot, which
+    /// has whole milliseconds.
     fn trigger(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Reads schedules in the order of their names, after `after`.
@@ -358,6 +366,20 @@ macro_rules! operations {
         async fn handed_back_runs(conn: &mut $connection, name: &Key, slot: DateTime<Utc>) -> Reply<i64> {
             let query = sqlx::query(HANDED_BACK_RUNS).bind(name.as_str()).bind(stored(slot)).bind(HANDED_BACK);
             query.fetch_one(conn).await?.try_get(0)
+        }
+
+        async fn hand_back(conn: &mut $connection, claim: &Claim, vacant: Holder) -> Reply<bool> {
+            let (name, vacant, token) = (claim.key.as_str(), *vacant.as_uuid(), claim.token.get());
+            crate::store::changed::<Self>(conn, async |conn: &mut $connection| {
+                let query = sqlx::query(HAND_BACK).bind(vacant).bind(name).bind(*claim.holder.as_uuid()).bind(token);
+                if query.execute(&mut *conn).await?.rows_affected() == 0 {
+                    let query = sqlx::query(WAS_HANDED_BACK).bind(name).bind(token).bind(HANDED_BACK);
+                    return Ok(query.fetch_optional(conn).await?.is_some());
+                }
+                let query = sqlx::query(RECORD_HANDED_BACK).bind(HANDED_BACK).bind(name).bind(vacant).bind(token);
+                query.execute(conn).await.map(|_| true)
+            })
+            .await
         }
 
         async fn has_ended(

@@ -11,7 +11,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use crate::{
     key::{Claim, Holder, Key, PreviousClaim, Token},
     store::{
-        Reply, TooLate, is_undone,
+        Reply, TooLate, changed, is_undone,
         schedule::{ClaimedRow, DueReply, DueRequest, ScheduleStore, Times, times},
         stored_row::StoredRow,
     },
@@ -117,13 +117,23 @@ pub trait SeenStore: ScheduleStore {
         lease: TimeDelta,
     ) -> impl Future<Output = Reply<Vec<bool>>> + Send;
 
+    /// Records that the run of a row was lost, as it was seen.
+    fn record_lost(conn: &mut Self::Connection, seen: &Seen) -> impl Future<Output = Reply<()>> + Send;
+
     /// Claims a row whose run was lost, if it is as it was seen, and records that in the same
     /// transaction.
     fn take_over(
         conn: &mut Self::Connection,
         ask: &DueRequest<'_>,
         seen: &Seen,
-    ) -> impl Future<Output = Reply<bool>> + Send;
+    ) -> impl Future<Output = Reply<bool>> + Send {
+        changed::<Self>(conn, async move |conn: &mut Self::Connection| {
+            if Self::take_free(conn, ask, &[seen], ask.lease_of(&seen.times.name)).await? != [true] {
+                return Ok(false);
+            }
+            Self::record_lost(conn, seen).await.map(|()| true)
+        })
+    }
 }
 
 /// Claims the earliest of what is due, up to as many as are asked for. If none of them could be

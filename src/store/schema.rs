@@ -39,10 +39,9 @@ pub struct Schema {
     pub wrong: Option<String>,
     /// Why the database is unusable, whatever its table.
     pub refused: Option<String>,
-    /// An untested server: its name and version banner.
-    pub untried: Option<(&'static str, String)>,
-    /// Whether it is one on which two holders can hold a key, which the application has accepted.
-    pub accepted: bool,
+    /// Another server than the database itself: its name, its version banner, and what is to be
+    /// said of it.
+    pub untried: Option<(&'static str, String, &'static str)>,
 }
 
 #[derive(Clone, Debug)]
@@ -85,8 +84,7 @@ impl Schema {
     pub fn judge_server(&mut self, banner: String) {
         match support(&banner) {
             Support::Known => {}
-            Support::Untried(name) => self.untried = Some((name, banner)),
-            Support::Accepted(name) => (self.untried, self.accepted) = (Some((name, banner)), true),
+            Support::Untried(name, says) => self.untried = Some((name, banner, says)),
             Support::Refused(name) => self.refused = Some(refusal(name, &banner)),
         }
     }
@@ -341,7 +339,8 @@ fn alive((_, label): (String, String)) -> String {
 }
 
 /// Returns the statements, of these for claims, runs and instances, whose tables exist. Each one
-/// finds one row that needs the tables: its name and its label.
+/// finds one row that needs the tables: its name and its label. Until the lease of a run ends,
+/// `due_at` is that end.
 pub fn uses(schema: &Schema, sql: [&'static str; 3]) -> impl Iterator<Item = (&'static str, Says)> {
     let has = |wanted: &str| schema.tables().any(|table| table == wanted);
     // Without the column there are no claims.

@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub enum Support {
     /// The database itself, or a build of it.
     Known,
-    /// Another server, which is untested.
-    Untried(&'static str),
+    /// Another server, and what is to be said of it.
+    Untried(&'static str, &'static str),
     /// Another server, on which two holders can hold a key at the same time.
     Refused(&'static str),
-    /// The same, which the application has accepted.
-    Accepted(&'static str),
 }
+
+const UNTESTED: &str = "this server is not tested with rowlock";
+const ACCEPTED: &str = "this server keeps no row locks: two holders can hold one key";
 
 /// TiDB accepts `FOR UPDATE SKIP LOCKED` and drops the lock (pingcap/tidb issue 69720). Aurora DSQL
 /// has no locks, and resolves conflicts at COMMIT.
@@ -61,9 +62,10 @@ pub fn support(banner: &str) -> Support {
     let named =
         |names: &[(&str, &'static str)]| names.iter().find(|(mark, _)| banner.contains(mark)).map(|(_, name)| *name);
     if let Some(name) = named(&REFUSED) {
-        return if ACCEPT_ANY.load(Ordering::Relaxed) { Support::Accepted(name) } else { Support::Refused(name) };
+        let is_accepted = ACCEPT_ANY.load(Ordering::Relaxed);
+        return if is_accepted { Support::Untried(name, ACCEPTED) } else { Support::Refused(name) };
     }
-    named(&UNTRIED).map_or(Support::Known, Support::Untried)
+    named(&UNTRIED).map_or(Support::Known, |name| Support::Untried(name, UNTESTED))
 }
 
 /// Returns the reason why a server cannot be used.
@@ -81,21 +83,22 @@ mod tests {
 
     #[test]
     fn a_banner_tells_the_server() {
-        for (banner, support_of) in [
-            ("8.0.11-TiDB-v8.5.0", Support::Refused("TiDB")),
-            ("5.7.25-TiDB-v7.1.0-serverless", Support::Refused("TiDB")),
-            (
-                "8.0.11 TiDB Server (Apache License 2.0) Community Edition, MySQL 8.0 compatible",
-                Support::Refused("TiDB"),
-            ),
-            ("CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu, built 2024/05/15)", Support::Untried("CockroachDB")),
-            ("PostgreSQL 11.2-YB-2.20.1.0-b0 on x86_64-pc-linux-gnu, 64-bit", Support::Untried("YugabyteDB")),
-            ("8.0.30-Vitess", Support::Untried("Vitess")),
-            ("8.0.23-PlanetScale", Support::Untried("PlanetScale")),
-            ("5.7.25-OceanBase-v4.2.1.0", Support::Untried("OceanBase")),
-            ("PostgreSQL 8.0.2 on i686-pc-linux-gnu, Redshift 1.0.38698", Support::Untried("Redshift")),
+        for tidb in [
+            "8.0.11-TiDB-v8.5.0",
+            "5.7.25-TiDB-v7.1.0-serverless",
+            "8.0.11 TiDB Server (Apache License 2.0) Community Edition, MySQL 8.0 compatible",
         ] {
-            assert_eq!(support(banner), support_of, "{banner}");
+            assert_eq!(support(tidb), Support::Refused("TiDB"), "{tidb}");
+        }
+        for (banner, name) in [
+            ("CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu, built 2024/05/15)", "CockroachDB"),
+            ("PostgreSQL 11.2-YB-2.20.1.0-b0 on x86_64-pc-linux-gnu, 64-bit", "YugabyteDB"),
+            ("8.0.30-Vitess", "Vitess"),
+            ("8.0.23-PlanetScale", "PlanetScale"),
+            ("5.7.25-OceanBase-v4.2.1.0", "OceanBase"),
+            ("PostgreSQL 8.0.2 on i686-pc-linux-gnu, Redshift 1.0.38698", "Redshift"),
+        ] {
+            assert_eq!(support(banner), Support::Untried(name, UNTESTED), "{banner}");
         }
         for known in [
             "PostgreSQL 15.14 (Debian 15.14-0+deb12u1) on x86_64-pc-linux-gnu, compiled by gcc",

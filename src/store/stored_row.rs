@@ -50,12 +50,6 @@ fn present<T>(column: &str, value: Option<T>) -> Reply<T> {
     value.ok_or_else(null)
 }
 
-/// Converts a count from the tables, which have no negative ones.
-#[cfg(feature = "schedule")]
-pub fn from_stored_count(number: i32) -> u32 {
-    u32::try_from(number).unwrap_or_default()
-}
-
 /// Implements what the drivers do alike.
 macro_rules! plain_columns {
     () => {
@@ -73,7 +67,7 @@ macro_rules! plain_columns {
 
         #[cfg(feature = "schedule")]
         fn count(&self, column: &str) -> Reply<u32> {
-            self.try_get(column).map($crate::store::stored_row::from_stored_count)
+            self.try_get::<i32, _>(column).map(|number| u32::try_from(number).unwrap_or_default())
         }
     };
 }

@@ -186,10 +186,8 @@ impl Machine {
         }
         shared.db.end_instance(self.id);
         let sets = shared.db.beat(None, shared.now).sets;
-        if !sets.iter().any(|set| set.declares_id == self.release.id && set.alive > 0) {
-            self.learn(shared, &sets);
-            shared.db.mark_gone(&self.declarations.gone(self.release.id, self.since, &sets), shared.now);
-        }
+        self.learn(shared, &sets);
+        shared.db.mark_gone(&self.declarations.gone(self.release.id, self.since, &sets), shared.now);
     }
 
     fn judges(&self) -> bool {
@@ -205,9 +203,7 @@ impl Machine {
     fn look_at(&mut self, shared: &mut Shared, Beat { sets, now, .. }: Beat) {
         self.learn(shared, &sets);
         if self.judges() && sets.iter().any(|set| set.forgotten > 0) {
-            for set in sets.iter().filter(|set| set.forgotten == set.present) {
-                shared.db.mark_gone(&self.declarations.gone(set.declares_id, set.since, &sets), now);
-            }
+            shared.db.mark_gone(&self.declarations.departed(&sets), now);
             shared.db.forget_instances(now);
         }
         let is_old = self.read_at.is_none_or(|read_at| now - read_at >= READ_EVERY);
@@ -217,23 +213,18 @@ impl Machine {
         }
     }
 
-    /// Decides on each row, as `Presence::apply` does.
+    /// Decides on each row.
     fn decide(&mut self, shared: &Shared, sets: &[DeclaredSet], now: DateTime<Utc>) {
         let judge = Judge { judges: self.judges(), calls: false, lives: LIVES };
         let release = self.release.clone();
-        self.contested = !judge.judges;
         let words = self.declarations.words(sets, now);
         let listed = shared.db.rows.iter().map(|(name, row)| (name.clone(), row.listed.clone()));
         let view = View { rows: listed.collect(), words, judge, now };
-        let all = &release.declared;
-        for declared in all.iter().filter(|declared| !view.waits(declared, all)) {
-            let decision = view.decide(declared, all);
-            self.contested |= view.is_contested(declared, decision);
-            let changes = view.step(declared, all, decision).ok().flatten().map(|step| match step {
-                Step::Change(_, change) => vec![change],
-                Step::Rename(both) => both.to_vec(),
-            });
-            self.decided.extend(changes.map(|changes| (changes, now)));
-        }
+        let (judged, contested) = view.decide_all(&release.declared);
+        self.contested = contested;
+        self.decided.extend(judged.into_iter().filter_map(|judged| match judged.step.ok()?? {
+            Step::Change(_, change) => Some((vec![change], now)),
+            Step::Rename(both) => Some((both.to_vec(), now)),
+        }));
     }
 }

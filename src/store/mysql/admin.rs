@@ -65,8 +65,6 @@ static IS_AS_EXPECTED: LazyLock<String> =
     LazyLock::new(|| format!("SELECT {AS_EXPECTED} FROM t_resource_lock c WHERE c.key_resource = ?"));
 
 /// Takes the other programs' offset, older_than, min_interval; the offset, older_than.
-///
-/// Without the row, the next token is the clock's: one that the clock has not passed is kept.
 const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
       AND c.token < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
       AND (c.begin_time IS NULL OR c.begin_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
@@ -85,12 +83,6 @@ const FORGET_CHANGES: &str = "DELETE FROM t_resource_change WHERE at < UTC_TIMES
 
 impl AdminStore for MySql {
     operations!(MySqlConnection);
-
-    async fn list(conn: &mut MySqlConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
-        let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
-        let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
-    }
 
     async fn read_range(conn: &mut MySqlConnection, keys: &KeyRange, terms: &Terms, form: Form) -> Reply<Vec<Listed>> {
         let sql = if form == Form::Galera { LOOK_CAUSAL.as_str() } else { LOOK.as_str() };

@@ -4,19 +4,20 @@ use std::{iter, sync::LazyLock};
 
 use chrono::{DateTime, Utc};
 use sqlx::{
-    AssertSqlSafe, MySql, MySqlConnection,
+    AssertSqlSafe, MySql, MySqlConnection, Row as _,
     mysql::{MySqlQueryResult, MySqlRow},
 };
 
 use crate::store::mysql::row::{
-    IN_TIME, JOINED, NOW, NOWAIT, Query, execute_nowait_first, is_mariadb, marks, micros, padded, read, read_statement,
+    IN_TIME, JOINED, NOW, NOWAIT, Query, bind_claim, execute_nowait_first, is_mariadb, marks, micros, padded, read,
+    read_statement,
 };
 use crate::{
     key::{Claim, Key},
     store::{
         Change, Confirmed, Form, HeldStore, Outcome, Reply, RowSnapshot,
         fault::{Fault, fault},
-        hex, limit_micros,
+        hex, is_undone, limit_micros,
         stored_row::{by_key, snapshot},
         unanswered, unconfirmed, unmatched,
     },
@@ -163,7 +164,7 @@ async fn end_those_that_stand(conn: &mut MySqlConnection, claims: &[Claim], chan
 /// Returns the statement's own error if nothing was committed, which is certain where all claims
 /// still stand.
 async fn undone(conn: &mut MySqlConnection, claims: &[Claim], change: Change, error: sqlx::Error) -> sqlx::Error {
-    if error.as_database_error().is_none() || fault(&error) == Fault::Outage {
+    if !is_undone(&error) {
         return unanswered(error);
     }
     if let Err(error) = sqlx::raw_sql(rollback!()).execute(&mut *conn).await {
@@ -236,10 +237,8 @@ async fn snapshot_of(conn: &mut MySqlConnection, claim: &Claim, lock: &str) -> R
 /// Reads the count of a claim's confirmations, while the claim stands. The read locks the row, so
 /// that no proxy sends it to a replica.
 async fn read_confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
-    let query = sqlx::query_scalar(
-        "SELECT confirms FROM t_resource_lock WHERE key_resource = ? AND holder = ? AND token = ? FOR UPDATE",
-    );
-    query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
+    let sql = "SELECT confirms FROM t_resource_lock WHERE key_resource = ? AND holder = ? AND token = ? FOR UPDATE";
+    bind_claim(sqlx::query(sql), claim).fetch_optional(conn).await?.map(|row| row.try_get(0)).transpose()
 }
 
 impl HeldStore for MySql {
@@ -268,8 +267,7 @@ impl HeldStore for MySql {
     }
 
     async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
-        let query = sqlx::query(CONFIRMS).bind(claim.key.as_str());
-        let reply = query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).execute(&mut *conn).await?;
+        let reply = bind_claim(sqlx::query(CONFIRMS), claim).execute(&mut *conn).await?;
         match (reply.rows_affected(), reply.last_insert_id()) {
             (0, _) => Ok(None),
             // A trigger hides the id. The update succeeded, so this node has the current row.

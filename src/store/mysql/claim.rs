@@ -359,31 +359,6 @@ fn insert(rows: &str) -> String {
     )
 }
 
-/// The servers' limits are whole seconds. A limit below a second becomes one second; on MariaDB,
-/// one below 100 ms becomes zero, and the statement fails at a locked row. A longer limit is the
-/// server's own, `innodb_lock_wait_timeout`.
-async fn create(
-    conn: &mut MySqlConnection,
-    keys: &[Key],
-    minutes: i32,
-    lock_timeout: Duration,
-    nowait: bool,
-) -> Reply<()> {
-    if lock_timeout < SECOND && !nowait {
-        return create_within_a_second(conn, keys, minutes).await;
-    }
-    let keys = padded(keys);
-    let insert = insert(&marks("(?, 'S', 0, '1970-01-01', '', ?, 0, 0)", keys.len()));
-    let sql = match lock_timeout {
-        limit if limit < SHORTEST => format!("{NOWAIT} {insert}"),
-        limit if limit < SECOND => format!("SET STATEMENT innodb_lock_wait_timeout = 1 FOR {insert}"),
-        _ => insert,
-    };
-    let query = sqlx::query(AssertSqlSafe(sql));
-    let query = keys.iter().fold(query, |query, key| query.bind(key.as_str()).bind(minutes));
-    query.execute(conn).await.map(drop)
-}
-
 /// MySQL has no limit for a single statement. The session's own is set again, by the last statement
 /// or after an error, which ends the others. A connection on which neither was carried out is
 /// closed.
@@ -401,6 +376,9 @@ async fn create_within_a_second(conn: &mut MySqlConnection, keys: &[Key], minute
 }
 
 impl ClaimStore for MySql {
+    /// The servers' limits are whole seconds. A limit below a second becomes one second; on
+    /// MariaDB, one below 100 ms becomes zero, and the statement fails at a locked row. A longer
+    /// limit is the server's own, `innodb_lock_wait_timeout`.
     async fn create(
         conn: &mut MySqlConnection,
         keys: &[Key],
@@ -408,7 +386,19 @@ impl ClaimStore for MySql {
         lock_timeout: Duration,
         form: Form,
     ) -> Reply<()> {
-        create(conn, keys, minutes, lock_timeout, is_mariadb(form)).await
+        if lock_timeout < SECOND && !is_mariadb(form) {
+            return create_within_a_second(conn, keys, minutes).await;
+        }
+        let keys = padded(keys);
+        let insert = insert(&marks("(?, 'S', 0, '1970-01-01', '', ?, 0, 0)", keys.len()));
+        let sql = match lock_timeout {
+            limit if limit < SHORTEST => format!("{NOWAIT} {insert}"),
+            limit if limit < SECOND => format!("SET STATEMENT innodb_lock_wait_timeout = 1 FOR {insert}"),
+            _ => insert,
+        };
+        let query = sqlx::query(AssertSqlSafe(sql));
+        let query = keys.iter().fold(query, |query, key| query.bind(key.as_str()).bind(minutes));
+        query.execute(conn).await.map(drop)
     }
 
     async fn claim(

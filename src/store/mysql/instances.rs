@@ -26,17 +26,19 @@ INSERT INTO t_resource_schedule_instance (id, label, build, calls, since, beat_a
 VALUES (?, ?, ?, ?, UTC_TIMESTAMP(6), UTC_TIMESTAMP(6), ?, ?, ?)
 ON DUPLICATE KEY UPDATE beat_at = VALUES(beat_at), lives = VALUES(lives), label = VALUES(label), build = VALUES(build)";
 
-/// An outage or a step of the clock is a break: the count begins again.
 const BEAT: &str = "
 UPDATE t_resource_schedule_instance
-SET beats = LAST_INSERT_ID(IF(beat_at + INTERVAL lives MICROSECOND < UTC_TIMESTAMP(6) OR beat_at > UTC_TIMESTAMP(6), 1, beats + 1)),
+SET beats = IF(beat_at + INTERVAL lives MICROSECOND < UTC_TIMESTAMP(6) OR beat_at > UTC_TIMESTAMP(6), 1, beats + 1),
     beat_at = UTC_TIMESTAMP(6) WHERE id = ?";
 
-/// A beat that is further ahead than a life is one of a clock that was wrong.
+/// The parameter is the instance itself.
 const SETS: &str = "
-SELECT s.*, UTC_TIMESTAMP(6) AS now, CAST(EXISTS (
-    SELECT 1 FROM t_resource_order o WHERE o.what = 'drain' AND o.name = CAST(? AS BINARY)) AS SIGNED) AS drained
+SELECT m.*, s.*, UTC_TIMESTAMP(6) AS now
 FROM (SELECT 1) one LEFT JOIN (
+    SELECT CAST(i.beats AS SIGNED) AS beats, CAST(EXISTS (
+        SELECT 1 FROM t_resource_order o WHERE o.what = 'drain' AND o.name = CAST(LOWER(HEX(i.id)) AS BINARY)) AS SIGNED) AS drained
+    FROM t_resource_schedule_instance i WHERE i.id = ?
+) m ON TRUE LEFT JOIN (
     SELECT declares_id, COUNT(*) AS present, MIN(since) AS since, CAST(MAX(IF(calls = 1, 0, lives)) AS SIGNED) AS lives,
            CAST(SUM(lived) AS SIGNED) AS alive, CAST(SUM(lived AND (calls = 1 OR beats >= 2)) AS SIGNED) AS counting,
            CAST(SUM(beat_at + INTERVAL 2 * lives MICROSECOND < UTC_TIMESTAMP(6)
@@ -58,8 +60,7 @@ SET due_at = CASE WHEN holder IS NOT NULL OR attempt > 0 THEN due_at WHEN trigge
     run_slot = IF(? AND holder IS NULL, NULL, run_slot), slot = ?, spec = ?, zone = ?
 WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ? AND slot = ?";
 
-/// The parameters are whether the last run is forgotten, and the name. A run that goes on is in no
-/// history yet.
+/// The parameters are whether the last run is forgotten, and the name.
 const AFRESH: &str = "
 UPDATE t_resource_schedule s
 SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot, run_slot = IF(?, NULL, run_slot)
@@ -119,8 +120,6 @@ const ORDERED: &str =
 
 const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ? AND name = ? AND until <= COALESCE(?, until)";
 
-/// The row of a run keeps its token. A claim that takes over compares the time since which it is
-/// due.
 const LATCH: &str = "
 UPDATE t_resource_schedule
 SET token = IF(holder IS NULL, token + 1, token),
@@ -141,38 +140,25 @@ impl InstanceStore for MySql {
     operations!(MySqlConnection);
 
     async fn beat(conn: &mut MySqlConnection, instance: Option<Uuid>) -> Reply<Beat> {
-        let mut beats = None;
         if let Some(instance) = instance {
-            let beat = sqlx::query(BEAT).bind(instance).execute(&mut *conn).await?;
-            beats = (beat.rows_affected() > 0).then(|| u32::try_from(beat.last_insert_id()).unwrap_or_default());
+            sqlx::query(BEAT).bind(instance).execute(&mut *conn).await?;
         }
-        let rows = sqlx::query(SETS).bind(instance.map(|id| id.simple().to_string())).fetch_all(conn).await?;
-        Beat::read(beats, &rows)
+        Beat::read(&sqlx::query(SETS).bind(instance).fetch_all(conn).await?)
     }
 
     async fn declares(conn: &mut MySqlConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
-        let sql = format!("{DECLARES} ({}) GROUP BY declares_id", marks("?", declares_ids.len().max(1)));
+        let sql = format!("{DECLARES} ({}) GROUP BY declares_id", marks("?", declares_ids.len()));
         let query = declares_ids.iter().fold(sqlx::query_as(AssertSqlSafe(sql)), |query, id| query.bind(id));
         query.fetch_all(conn).await
     }
 
     async fn mark_gone(conn: &mut MySqlConnection, names: &[Key]) -> Reply<()> {
-        if names.is_empty() {
-            return Ok(());
-        }
         let sql = format!(
             "{GONE} ({}) ON DUPLICATE KEY UPDATE gone_at = COALESCE(t_resource_schedule_times.gone_at, VALUES(gone_at))",
             marks("?", names.len())
         );
         let query = names.iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, name| query.bind(name.as_str()));
         query.execute(conn).await.map(drop)
-    }
-
-    async fn remove_schedule(conn: &mut MySqlConnection, name: &Key) -> Reply<bool> {
-        if sqlx::query(REMOVE).bind(name.as_str()).execute(&mut *conn).await?.rows_affected() == 0 {
-            return Ok(false);
-        }
-        sqlx::query(REMOVE_PAST).bind(name.as_str()).execute(conn).await.map(|_| true)
     }
 }
 
@@ -187,12 +173,8 @@ async fn change_row(conn: &mut MySqlConnection, change: &TimesChange) -> Reply<b
             query.bind(seen.run_slot.map(stored)).bind(to_stored_count(seen.attempt)).bind(stored(seen.slot))
         }
     };
-    match query.execute(&mut *conn).await {
-        Ok(changed) if changed.rows_affected() > 0 => {}
-        Ok(_) => return Ok(false),
-        Err(sqlx::Error::Database(error)) if error.is_unique_violation() => return Ok(false),
-        Err(error) => return Err(error),
+    match query.execute(conn).await {
+        Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Ok(false),
+        changed => Ok(changed?.rows_affected() > 0),
     }
-    sqlx::query(REMEMBER).bind(name).bind(&change.known).bind(change.new_times).execute(conn).await?;
-    Ok(true)
 }

@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, Row as _};
 
-use crate::store::queue::{ALIVE_SECONDS, FRONT, QueueEntry, QueueStore};
+use crate::store::queue::{ALIVE_SECONDS, FRONT, QueueEntry, QueueStore, operations};
 use crate::{
     key::Key,
     store::{
@@ -12,8 +12,15 @@ use crate::{
     },
 };
 
+const LENGTHS: &str = "
+SELECT CONVERT(key_resource USING utf8mb4), COUNT(*) FROM t_resource_lock_queue
+WHERE alive_until > UTC_TIMESTAMP(6) GROUP BY key_resource";
+const SWEEP: &str = "DELETE FROM t_resource_lock_queue WHERE alive_until < UTC_TIMESTAMP(6) - INTERVAL 1 HOUR";
+
 impl QueueStore for MySql {
     type Notifications = ();
+
+    operations!(MySqlConnection);
 
     /// The first row draws the number, which the other rows share.
     async fn join(
@@ -71,23 +78,9 @@ impl QueueStore for MySql {
     async fn clear(conn: &mut MySqlConnection, numbers: &[i64]) -> Reply<()> {
         send(conn, "DELETE FROM t_resource_lock_queue", "AND alive_until <= UTC_TIMESTAMP(6)", numbers).await
     }
-
-    async fn queue_lengths(conn: &mut MySqlConnection) -> Reply<Vec<(String, i64)>> {
-        let sql = "SELECT CONVERT(key_resource USING utf8mb4), COUNT(*) FROM t_resource_lock_queue
-                   WHERE alive_until > UTC_TIMESTAMP(6) GROUP BY key_resource";
-        sqlx::query_as(sql).fetch_all(conn).await
-    }
-
-    async fn sweep(conn: &mut MySqlConnection) -> Reply<()> {
-        let sql = "DELETE FROM t_resource_lock_queue WHERE alive_until < UTC_TIMESTAMP(6) - INTERVAL 1 HOUR";
-        sqlx::query(sql).execute(conn).await.map(drop)
-    }
 }
 
 async fn send(conn: &mut MySqlConnection, what: &str, more: &str, numbers: &[i64]) -> Reply<()> {
-    if numbers.is_empty() {
-        return Ok(());
-    }
     let numbers = padded(numbers);
     let sql = format!("{what} WHERE ticket IN ({}) {more}", marks("?", numbers.len()));
     let query = numbers.into_iter().fold(sqlx::query(AssertSqlSafe(sql)), |query, number| query.bind(*number));

@@ -8,7 +8,7 @@ use sqlx::{
 
 pub(super) use crate::store::micros;
 use crate::{
-    key::Key,
+    key::{Claim, Key},
     store::{
         Form, Reply,
         fault::{Fault, fault},
@@ -59,6 +59,10 @@ CONVERT(client_ip USING utf8mb4) AS client_ip, holder, token, expires_at, claime
 prior_token, CONVERT(prior_client_ip USING utf8mb4) AS prior_client_ip, UTC_TIMESTAMP(6) AS now";
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, MySql, MySqlArguments>;
+
+pub(super) fn bind_claim<'q>(query: Query<'q>, claim: &'q Claim) -> Query<'q> {
+    query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
+}
 
 /// Pads the items of a statement to a power of two with the last one, so that few statements are
 /// ever prepared.

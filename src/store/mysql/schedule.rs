@@ -9,7 +9,7 @@ use crate::{
     store::{
         Outcome, Reply, changed, limit_micros,
         mysql::{
-            row::{Query, marks, micros, padded, stored},
+            row::{Query, bind_claim, marks, micros, padded, stored},
             schedule_sql::{
                 COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST,
                 LEFT, LIST, LOOK, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
@@ -42,7 +42,7 @@ impl ScheduleStore for MySql {
     }
 
     async fn put_back(conn: &mut MySqlConnection, holder: Holder, vacant: Holder, names: &[Key]) -> Reply<bool> {
-        let query = sqlx::query_as(AssertSqlSafe(format!("{MAY_BE_HELD} ({})", marks("?", names.len().max(1)))));
+        let query = sqlx::query_as(AssertSqlSafe(format!("{MAY_BE_HELD} ({})", marks("?", names.len()))));
         let query = names.iter().fold(query.bind(*holder.as_uuid()), |query, name| query.bind(name.as_str()));
         let held: Vec<(Vec<u8>,)> = query.fetch_all(&mut *conn).await?;
         // An UPDATE locks the rows of all names that it is given, and waits for those of other
@@ -64,21 +64,6 @@ impl ScheduleStore for MySql {
         }
         let row = bind_claim(sqlx::query(LEFT), claim).fetch_optional(conn).await?;
         unextended(row.as_ref(), extension)
-    }
-
-    async fn hand_back(conn: &mut MySqlConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
-        changed::<Self>(conn, async |conn: &mut MySqlConnection| {
-            let query = sqlx::query(HAND_BACK).bind(*vacant.as_uuid());
-            if bind_claim(query, claim).execute(&mut *conn).await?.rows_affected() == 0 {
-                let query =
-                    sqlx::query(WAS_HANDED_BACK).bind(claim.key.as_str()).bind(claim.token.get()).bind(HANDED_BACK);
-                return Ok(query.fetch_optional(conn).await?.is_some());
-            }
-            let vacated = Claim { holder: vacant, ..claim.clone() };
-            bind_claim(sqlx::query(RECORD_HANDED_BACK).bind(HANDED_BACK), &vacated).execute(conn).await?;
-            Ok(true)
-        })
-        .await
     }
 
     async fn skip_ticks(conn: &mut MySqlConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
@@ -120,9 +105,6 @@ impl ScheduleStore for MySql {
 
 impl SeenStore for MySql {
     async fn look_for_due(conn: &mut MySqlConnection, ask: &DueRequest<'_>) -> Reply<Vec<Seen>> {
-        if ask.known.is_empty() {
-            return Ok(Vec::new());
-        }
         let known = marks("(?, ?, ?)", ask.known.len());
         let query = sqlx::query(AssertSqlSafe(format!("SELECT {COLUMNS} {LOOK} ({known}) ORDER BY due_at LIMIT ?")));
         let bind = |query: Query<'static>, Known { times, .. }: &Known| {
@@ -164,17 +146,11 @@ impl SeenStore for MySql {
         Ok(rows.iter().map(is_held).collect())
     }
 
-    async fn take_over(conn: &mut MySqlConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<bool> {
-        changed::<Self>(conn, async |conn: &mut MySqlConnection| {
-            if Self::take_free(conn, ask, &[seen], ask.lease_of(&seen.times.name)).await? != [true] {
-                return Ok(false);
-            }
-            let query = sqlx::query(RECORD_LOST).bind(seen.times.name.as_str()).bind(stored(seen.to_run()));
-            let query = query.bind(to_stored_count(seen.attempt)).bind(seen.token).bind(&seen.label);
-            let query = query.bind(stored(seen.began())).bind(to_stored_count(seen.missed)).bind(LOST);
-            query.execute(conn).await.map(|_| true)
-        })
-        .await
+    async fn record_lost(conn: &mut MySqlConnection, seen: &Seen) -> Reply<()> {
+        let query = sqlx::query(RECORD_LOST).bind(seen.times.name.as_str()).bind(stored(seen.to_run()));
+        let query = query.bind(to_stored_count(seen.attempt)).bind(seen.token).bind(&seen.label);
+        let query = query.bind(stored(seen.began())).bind(to_stored_count(seen.missed)).bind(LOST);
+        query.execute(conn).await.map(drop)
     }
 }
 
@@ -189,10 +165,6 @@ async fn forget(conn: &mut MySqlConnection, runs: &[(Vec<u8>, NaiveDateTime, i32
         deleted = runs.iter().fold(query, bind).execute(&mut *conn).await?.rows_affected();
     }
     Ok(deleted)
-}
-
-fn bind_claim<'q>(query: Query<'q>, claim: &'q Claim) -> Query<'q> {
-    query.bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
 }
 
 async fn end_run(conn: &mut MySqlConnection, claim: &Claim, end: &End<'_>) -> Reply<bool> {

@@ -83,13 +83,8 @@ macro_rules! of_lost_run {
     };
 }
 
-/// The parameters are the holder until the next takeover, and the holder of the claim. The slot of
-/// a claim that was not run is due, also if other times took effect since, which left the row at
-/// the slot after it.
-///
-/// A row that was taken over shows the run that was lost again, since its beginning decides which
-/// ticks the next claim skips. The history is read only where there may be such a run: the
-/// read locks what it finds, or the gap.
+/// The parameters are the holder until the next takeover, and the holder of the claim. The history
+/// is read only where there may be a run that was lost: the read locks what it finds, or the gap.
 pub(super) const PUT_BACK: &str = concat!(
     "
 UPDATE t_resource_schedule s FORCE INDEX (PRIMARY)
@@ -202,8 +197,7 @@ WHERE name = ? AND holder = ? AND token = ? AND slot = run_slot AND spec = ? AND
           SELECT 1 FROM t_resource_order o WHERE o.what = 'skip' AND o.name = t_resource_schedule.name
           AND t_resource_schedule.run_slot BETWEEN o.since AND o.until))";
 
-/// The parameters of the conditions: the next slot, and for a move spec and zone as well. A
-/// triggered run comes after the attempts, and shortens none of their pauses.
+/// The parameters of the conditions: the next slot, and for a move spec and zone as well.
 pub(super) static END: LazyLock<String> = LazyLock::new(|| {
     let moves = "(? IS NOT NULL AND spec = ? AND zone = ? AND slot = run_slot)";
     format!(
@@ -218,9 +212,6 @@ WHERE name = ? AND holder = ? AND token = ?"
     )
 });
 
-/// A trigger has a time of its own: later than the last run, and never that of a slot, which has
-/// whole milliseconds. A trigger that waits keeps its time. A trigger during a triggered run is
-/// followed by another run.
 pub(super) const TRIGGER: &str = "
 UPDATE t_resource_schedule
 SET triggered_at = IF(triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot),

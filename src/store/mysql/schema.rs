@@ -104,7 +104,6 @@ WHERE lock_flag = 1 AND holder IS NOT NULL AND claimed_at = begin_time AND end_t
 const AHEAD: &str = "
 SELECT CONVERT(key_resource USING utf8mb4) FROM t_resource_lock WHERE begin_time > UTC_TIMESTAMP(6) + INTERVAL 300 + ? SECOND LIMIT 1";
 
-/// Until its lease ends, `due_at` is that end.
 const RUNNING: &str = "SELECT CONVERT(name USING utf8mb4), CONVERT(client_ip USING utf8mb4) FROM t_resource_schedule WHERE holder IS NOT NULL AND due_at > UTC_TIMESTAMP(6) LIMIT 1";
 
 const ALIVE: &str = "

@@ -91,8 +91,6 @@ SELECT (SELECT token FROM freed) AS token,
 });
 
 /// $1 older_than, $2 min_interval, $3 the other programs' offset.
-///
-/// Without the row, the next token is the clock's: one that the clock has not passed is kept.
 const FORGETTABLE: &str =
     "lock_flag = 0 AND status = 'S' AND token < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
       AND (begin_time IS NULL OR begin_time < clock_timestamp() + $3::interval
@@ -129,12 +127,6 @@ const FORGET_CHANGES: &str =
 
 impl AdminStore for Postgres {
     operations!(PgConnection);
-
-    async fn list(conn: &mut PgConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
-        let query = sqlx::query(LIST.as_str()).bind(&page.after).bind(&page.prefix);
-        let rows = query.bind(page.locked_only).bind(i64::from(page.limit)).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
-    }
 
     async fn read_range(conn: &mut PgConnection, keys: &KeyRange, terms: &Terms, form: Form) -> Reply<Vec<Listed>> {
         let sql = if form == Form::Postgres { LOOK_AT_PRIMARY.as_str() } else { LOOK.as_str() };

@@ -1,9 +1,7 @@
 //! The instances of schedules, the orders that they obey, and the details of runs.
 
-use std::sync::LazyLock;
-
 use chrono::{DateTime, Utc};
-use sqlx::{PgConnection, Postgres, Row as _};
+use sqlx::{PgConnection, Postgres};
 use uuid::Uuid;
 
 use crate::{
@@ -14,9 +12,11 @@ use crate::{
             Announcement, Beat, Given, InstanceInfo, InstanceStore, Order, TimesChange, What, given, instance,
             operations,
         },
-        postgres::row::{finite, names, stored},
+        postgres::{
+            row::{finite, names, stored},
+            schedule_sql::LOSE,
+        },
         schedule::{LOST, to_stored_count},
-        stored_row::from_stored_count,
     },
 };
 
@@ -26,8 +26,7 @@ VALUES ($1, $2, $3, $4, clock_timestamp(), clock_timestamp(), $5, $6, $7)
 ON CONFLICT (id) DO UPDATE
 SET beat_at = clock_timestamp(), lives = excluded.lives, label = excluded.label, build = excluded.build";
 
-/// What all instances declare, with `$own`: the beats of this one, and whether it is drained. A
-/// beat that is further ahead than a life is one of a clock that was wrong.
+/// What all instances declare, with `$own`: the beats of this one, and whether it is drained.
 macro_rules! sets {
     ($own:literal) => {
         concat!(
@@ -48,10 +47,9 @@ FROM (SELECT 1) one LEFT JOIN (
     };
 }
 
-const SETS: &str = sets!("NULL::int AS beats, false AS drained");
+const SETS: &str = sets!("NULL::bigint AS beats, false AS drained");
 
-/// An outage or a step of the clock is a break: the count begins again. The sets are those from
-/// before the beat.
+/// The sets are those from before the beat.
 const BEAT: &str = concat!(
     "
 WITH me AS (
@@ -62,7 +60,7 @@ WITH me AS (
     WHERE id = $1 RETURNING beats
 )",
     sets!(
-        "(SELECT beats FROM me) AS beats,
+        "(SELECT beats FROM me)::bigint AS beats,
          EXISTS (SELECT FROM t_resource_order o WHERE o.what = 'drain' AND o.name = replace($1::text, '-', '')) AS drained"
     )
 );
@@ -70,54 +68,34 @@ WITH me AS (
 const DECLARES: &str = "
 SELECT declares_id, min(declares) FROM t_resource_schedule_instance WHERE declares_id = ANY ($1::bigint[]) GROUP BY declares_id";
 
-/// Remembers the times of the row that was changed. $5 what is known, $6 whether the times are new
-/// ones.
-const REMEMBERED: &str = "
-remembered AS (
-    INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT name, $5, clock_timestamp() FROM changed
-    ON CONFLICT (name) DO UPDATE
-    SET known = excluded.known, times_at = CASE WHEN $6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL
-)
-SELECT EXISTS (SELECT FROM changed)";
-
 /// $1 to $3 the times, $4 the slot.
-static CREATE: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "
-WITH changed AS (
-    INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES ($1, $2, $3, $4, $4)
-    ON CONFLICT (name) DO NOTHING RETURNING name
-), {REMEMBERED}"
-    )
-});
+const CREATE: &str = "
+INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES ($1, $2, $3, $4, $4)
+ON CONFLICT (name) DO NOTHING";
 
-/// As above; $7 to $10 and $12 what was seen, $11 whether the last run is forgotten.
+/// As above; $5 to $9 what was seen, $10 whether the last run is forgotten.
 ///
 /// Another trigger may have replaced that of a run that waits for its next attempt.
-static CHANGE: LazyLock<String> = LazyLock::new(|| {
-    let (run_slot, seen_slot) = (finite!("run_slot"), finite!("slot"));
-    format!(
-        "
-WITH changed AS (
-    UPDATE t_resource_schedule
-    SET spec = $2, zone = $3, slot = $4, run_slot = CASE WHEN $11 AND holder IS NULL THEN NULL ELSE run_slot END,
-        due_at = CASE WHEN holder IS NOT NULL OR attempt > 0 THEN due_at
-                      WHEN triggered_at IS NOT NULL THEN clock_timestamp() ELSE $4 END
-    WHERE name = $1 AND spec = $7 AND zone = $8 AND attempt = $10
-      AND {run_slot} IS NOT DISTINCT FROM $9 AND {seen_slot} = $12
-    RETURNING name
-), {REMEMBERED}"
-    )
-});
+const CHANGE: &str = concat!(
+    "
+UPDATE t_resource_schedule
+SET spec = $2, zone = $3, slot = $4, run_slot = CASE WHEN $10 AND holder IS NULL THEN NULL ELSE run_slot END,
+    due_at = CASE WHEN holder IS NOT NULL OR attempt > 0 THEN due_at
+                  WHEN triggered_at IS NOT NULL THEN clock_timestamp() ELSE $4 END
+WHERE name = $1 AND spec = $5 AND zone = $6 AND attempt = $8 AND ",
+    finite!("run_slot"),
+    " IS NOT DISTINCT FROM $7 AND ",
+    finite!("slot"),
+    " = $9"
+);
 
-/// Records the run of a schedule as lost, with the error $1, if its lease has ended. It is there
-/// already if it was handed back.
-const LOSE: &str = "
-INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $1
-FROM t_resource_schedule WHERE name = $2 AND holder IS NOT NULL AND due_at <= clock_timestamp() FOR UPDATE ON CONFLICT DO NOTHING";
+/// $1 the name, $2 what is known, $3 whether the times are new ones.
+const REMEMBER: &str = "
+INSERT INTO t_resource_schedule_times AS p (name, known, times_at) VALUES ($1, $2, clock_timestamp())
+ON CONFLICT (name) DO UPDATE
+SET known = excluded.known, times_at = CASE WHEN $3 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL";
 
-/// $1 whether the last run is forgotten, $2 the name. A run that goes on is in no history yet.
+/// $1 whether the last run is forgotten, $2 the name.
 const AFRESH: &str = "
 UPDATE t_resource_schedule s
 SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot,
@@ -161,13 +139,9 @@ const LIST: &str = "
 SELECT id, label::text AS label, build::text AS build, calls, since, beat_at, lives, declares_id, clock_timestamp() AS now
 FROM t_resource_schedule_instance ORDER BY label, id";
 
-const REMOVE: &str = "
-WITH removed AS (
-    DELETE FROM t_resource_schedule WHERE name = $1 AND (holder IS NULL OR due_at < clock_timestamp()) RETURNING name
-), forgotten AS (
-    DELETE FROM t_resource_schedule_times WHERE name IN (SELECT name FROM removed)
-)
-SELECT EXISTS (SELECT FROM removed)";
+const REMOVE: &str =
+    "DELETE FROM t_resource_schedule WHERE name = $1 AND (holder IS NULL OR due_at < clock_timestamp())";
+const REMOVE_PAST: &str = "DELETE FROM t_resource_schedule_times WHERE name = $1";
 
 const ORDER: &str = "
 INSERT INTO t_resource_order (what, name, since, until, who) VALUES ($1, $2, $3, $4, $5)
@@ -184,8 +158,6 @@ const ORDERED: &str = concat!(
 const CANCEL: &str =
     "DELETE FROM t_resource_order WHERE what = $1 AND name = $2 AND until <= coalesce($3::timestamptz, until)";
 
-/// The row of a run keeps its token. A claim that takes over compares the time since which it is
-/// due.
 const LATCH: &str = concat!(
     "UPDATE t_resource_schedule SET token = CASE WHEN holder IS NULL THEN token + 1 ELSE token END,
          due_at = CASE WHEN holder IS NOT NULL AND due_at <= clock_timestamp() THEN due_at - interval '1 microsecond' ELSE due_at END
@@ -208,12 +180,8 @@ impl InstanceStore for Postgres {
     operations!(PgConnection);
 
     async fn beat(conn: &mut PgConnection, instance: Option<Uuid>) -> Reply<Beat> {
-        let rows = match instance {
-            Some(instance) => sqlx::query(BEAT).bind(instance).fetch_all(conn).await?,
-            None => sqlx::query(SETS).fetch_all(conn).await?,
-        };
-        let beats: Option<i32> = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get("beats")?;
-        Beat::read(beats.map(from_stored_count), &rows)
+        let query = instance.map_or(sqlx::query(SETS), |instance| sqlx::query(BEAT).bind(instance));
+        Beat::read(&query.fetch_all(conn).await?)
     }
 
     async fn declares(conn: &mut PgConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
@@ -223,23 +191,18 @@ impl InstanceStore for Postgres {
     async fn mark_gone(conn: &mut PgConnection, keys: &[Key]) -> Reply<()> {
         sqlx::query(GONE).bind(names(keys)).execute(conn).await.map(drop)
     }
-
-    async fn remove_schedule(conn: &mut PgConnection, name: &Key) -> Reply<bool> {
-        sqlx::query(REMOVE).bind(name.as_str()).fetch_one(conn).await?.try_get(0)
-    }
 }
 
 async fn change_row(conn: &mut PgConnection, change: &TimesChange) -> Reply<bool> {
     let times = &change.times;
-    let sql = if change.seen.is_some() { &CHANGE } else { &CREATE };
-    let query = sqlx::query(sql.as_str()).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
-    let query = query.bind(change.slot).bind(&change.known).bind(change.new_times);
+    let sql = if change.seen.is_some() { CHANGE } else { CREATE };
+    let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone).bind(change.slot);
     let query = match &change.seen {
         None => query,
         Some(seen) => {
             let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot);
-            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead).bind(seen.slot)
+            query.bind(to_stored_count(seen.attempt)).bind(seen.slot).bind(change.run_ahead)
         }
     };
-    query.fetch_one(conn).await?.try_get(0)
+    Ok(query.execute(conn).await?.rows_affected() > 0)
 }

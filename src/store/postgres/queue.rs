@@ -9,7 +9,7 @@ use sqlx::{
     postgres::{PgListener, PgRow},
 };
 
-use crate::store::queue::{ALIVE_SECONDS, FRONT, Notification, QueueEntry, QueueStore};
+use crate::store::queue::{ALIVE_SECONDS, FRONT, Notification, QueueEntry, QueueStore, operations};
 use crate::{
     key::Key,
     store::{
@@ -83,6 +83,8 @@ impl QueueStore for Postgres {
     const NOTIFIES_IF_MARKED: bool = true;
     type Notifications = (PgListener, Pool<Postgres>);
 
+    operations!(PgConnection);
+
     /// Opens a pool of its own for one connection, because the application's pool may have none to
     /// spare.
     async fn listen(pool: &Pool<Self>) -> Reply<Option<Self::Notifications>> {
@@ -150,13 +152,5 @@ impl QueueStore for Postgres {
 
     async fn clear(conn: &mut PgConnection, numbers: &[i64]) -> Reply<()> {
         sqlx::query(CLEAR).bind(numbers).execute(conn).await.map(drop)
-    }
-
-    async fn queue_lengths(conn: &mut PgConnection) -> Reply<Vec<(String, i64)>> {
-        sqlx::query_as(LENGTHS).fetch_all(conn).await
-    }
-
-    async fn sweep(conn: &mut PgConnection) -> Reply<()> {
-        sqlx::query(SWEEP).execute(conn).await.map(drop)
     }
 }

@@ -12,7 +12,7 @@ use crate::{
             row::{bind_claim, names, once_ended, stored},
             schedule_sql::{
                 CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, LAST_SUCCESSES, LATEST,
-                LIST, LOCK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED, TRIGGER,
+                LIST, LOCK, PASS, PAUSE, PUT_BACK, RECORD_HANDED_BACK, REGISTERED, SELECTED, TRIGGER, WAS_HANDED_BACK,
             },
         },
         run_info::{RunInfo, RunOptions, run},
@@ -50,10 +50,6 @@ impl ScheduleStore for Postgres {
         }
         let stands = row.number_or_null("left_micros")?.is_some();
         unextended(stands.then_some(&row), extension)
-    }
-
-    async fn hand_back(conn: &mut PgConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
-        bind_claim(HAND_BACK, claim).bind(vacant.as_uuid()).bind(HANDED_BACK).fetch_one(conn).await?.try_get(0)
     }
 
     async fn skip_ticks(conn: &mut PgConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {

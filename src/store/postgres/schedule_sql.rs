@@ -81,11 +81,7 @@ FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON 
 LEFT JOIN claimed t ON true"
 );
 
-/// $3 the holder until the next takeover. The slot of a claim that was not run is due, also if
-/// other times took effect since, which left the row at the slot after it.
-///
-/// A row that was taken over shows the run that was lost again, since its beginning decides which
-/// ticks the next claim skips.
+/// $3 the holder until the next takeover.
 pub(super) const PUT_BACK: &str = "
 UPDATE t_resource_schedule s
 SET (holder, begin_time, client_ip) = (
@@ -115,19 +111,32 @@ SELECT EXISTS (SELECT FROM extended) AS done, coalesce((SELECT stopped FROM lock
     " - clock_timestamp()) * 1000000)::bigint FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left_micros"
 );
 
-/// $4 the holder until the takeover, $5 the error. A request that was sent before is in the
-/// history.
+/// $1 the holder until the takeover, and the claim.
 pub(super) const HAND_BACK: &str = "
-WITH freed AS (
-    UPDATE t_resource_schedule SET holder = $4, due_at = clock_timestamp() WHERE name = $1 AND holder = $2 AND token = $3
-    RETURNING name, run_slot, attempt, token, client_ip, begin_time, missed
-), recorded AS (
-    INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-    SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $5 FROM freed
-    ON CONFLICT DO NOTHING
-)
-SELECT EXISTS (SELECT FROM freed)
-    OR EXISTS (SELECT FROM t_resource_schedule_run WHERE name = $1 AND token = $3 AND status = 'L' AND error = $5)";
+UPDATE t_resource_schedule SET holder = $1, due_at = clock_timestamp() WHERE name = $2 AND holder = $3 AND token = $4";
+
+/// Whether the claim was handed back before.
+pub(super) const WAS_HANDED_BACK: &str =
+    "SELECT FROM t_resource_schedule_run WHERE name = $1 AND token = $2 AND status = 'L' AND error = $3 LIMIT 1";
+
+/// Adds the run of a row to the history as lost. One that is there already stays. $1 the error, $2
+/// the name.
+macro_rules! record_lost {
+    ($condition:literal) => {
+        concat!(
+            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+             SELECT name, run_slot, attempt, token, client_ip, begin_time, clock_timestamp(), 'L', missed, $1
+             FROM t_resource_schedule WHERE name = $2 AND ",
+            $condition,
+            " ON CONFLICT DO NOTHING"
+        )
+    };
+}
+
+pub(super) const RECORD_HANDED_BACK: &str = record_lost!("holder = $3 AND token = $4");
+
+/// A run whose lease has ended.
+pub(super) const LOSE: &str = record_lost!("holder IS NOT NULL AND due_at <= clock_timestamp() FOR UPDATE");
 
 pub(super) const HANDED_BACK_RUNS: &str =
     "SELECT count(*) FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND status = 'L' AND error = $3";
@@ -161,8 +170,6 @@ pub(super) const LOCK: &str =
 /// $4 and $5 the times with which the next slot was computed, $6 the slot, NULL for another
 /// attempt after $7; $8 to $12 the history's slot, attempt, status, missed and error; $13 the
 /// output.
-///
-/// A triggered run comes after the attempts, and shortens none of their pauses.
 pub(super) const END: &str = "
 WITH ended AS (
     UPDATE t_resource_schedule
@@ -192,9 +199,6 @@ pub(super) const PAUSE: &str = "
 UPDATE t_resource_schedule SET due_at = CASE WHEN paused AND NOT $1 THEN greatest(due_at, clock_timestamp()) ELSE due_at END, paused = $2
 WHERE name = $3 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
-/// A trigger has a time of its own. It is later than the last run, and never that of a slot,
-/// because slots have whole milliseconds. A trigger that waits keeps its time. A trigger during a
-/// triggered run is followed by another run.
 pub(super) const TRIGGER: &str = "
 UPDATE t_resource_schedule
 SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)

@@ -81,7 +81,6 @@ SELECT p.proname::text, p.oid::regprocedure::text, substring(p.prosrc FROM '[0-9
 const STANDING: &str = "
 SELECT key_resource::text, coalesce(client_ip::text, '') FROM t_resource_lock WHERE lock_flag = 1 AND holder IS NOT NULL AND claimed_at = begin_time AND end_time IS NULL ORDER BY key_resource LIMIT 1";
 
-/// Until its lease ends, `due_at` is that end.
 const RUNNING: &str = "SELECT name::text, client_ip::text FROM t_resource_schedule WHERE holder IS NOT NULL AND due_at > clock_timestamp() LIMIT 1";
 
 const ALIVE: &str = "

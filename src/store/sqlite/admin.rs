@@ -43,8 +43,6 @@ WHERE key_resource = ?1 AND " {as_expected!()} " RETURNING token");
 const IS_AS_EXPECTED: &str = sql!("SELECT " {as_expected!()} " FROM t_resource_lock WHERE key_resource = ?1");
 
 /// ?1 older_than, ?2 min_interval, ?3 the other programs' offset.
-///
-/// Without the row, the next token is the clock's: one that the clock has not passed is kept.
 macro_rules! forgettable {
     () => {
         sql!(
@@ -75,12 +73,6 @@ const FORGET_CHANGES: &str = sql!("DELETE FROM t_resource_change WHERE at < " no
 
 impl AdminStore for Sqlite {
     operations!(SqliteConnection);
-
-    async fn list(conn: &mut SqliteConnection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {
-        let query = sqlx::query(LIST).bind(&page.after).bind(&page.prefix);
-        let rows = query.bind(page.locked_only).bind(page.limit).fetch_all(conn).await?;
-        rows.iter().map(|row| listed(row, terms)).collect()
-    }
 
     async fn read_range(conn: &mut SqliteConnection, keys: &KeyRange, terms: &Terms, _: Form) -> Reply<Vec<Listed>> {
         let query = sqlx::query(LOOK).bind(keys.first.as_str()).bind(keys.last.as_str());

@@ -9,7 +9,7 @@ use crate::{
     key::Claim,
     store::{
         Change, Confirmed, Form, HeldStore, Outcome, Reply, RowSnapshot, hex, limit_micros,
-        sqlite::row::{as_micros, is_listed, json, kept, listed, micros, read_from, sql},
+        sqlite::row::{as_micros, bind_claim, is_listed, json, kept, listed, micros, read_from, sql},
         stored_row::snapshot,
         unanswered, unconfirmed, unmatched,
     },
@@ -81,8 +81,7 @@ macro_rules! confirms {
 }
 
 async fn still_confirms(conn: &mut SqliteConnection, sql: &'static str, claim: &Claim) -> Reply<Option<i64>> {
-    let query = sqlx::query_scalar(sql).bind(claim.key.as_str());
-    query.bind(*claim.holder.as_uuid()).bind(claim.token.get()).fetch_optional(conn).await
+    bind_claim(sql, claim).fetch_optional(conn).await?.map(|row| row.try_get(0)).transpose()
 }
 
 async fn read_snapshot(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Option<RowSnapshot>> {

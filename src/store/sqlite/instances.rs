@@ -13,8 +13,10 @@ use crate::{
             operations,
         },
         schedule::{LOST, to_stored_count},
-        sqlite::row::{json, keys, sql, stored, written},
-        stored_row::from_stored_count,
+        sqlite::{
+            row::{json, keys, sql, stored},
+            schedule_sql::LOSE,
+        },
     },
 };
 
@@ -23,17 +25,18 @@ INSERT INTO t_resource_schedule_instance (id, label, build, calls, since, beat_a
 VALUES (?1, ?2, ?3, ?4, " now ", " now ", ?5, ?6, ?7) ON CONFLICT (id) DO UPDATE
     SET beat_at = excluded.beat_at, lives = excluded.lives, label = excluded.label, build = excluded.build");
 
-/// An outage or a step of the clock is a break: the count begins again.
 const BEAT: &str = sql!("
 UPDATE t_resource_schedule_instance
 SET beat_at = " now ", beats = CASE WHEN beat_at + lives < " now " OR beat_at > " now " THEN 1 ELSE beats + 1 END
-WHERE id = ?1 RETURNING beats");
+WHERE id = ?1");
 
-/// A beat that is further ahead than a life is one of a clock that was wrong.
+/// ?1 the instance itself.
 const SETS: &str = sql!("
-SELECT s.*, " now " AS now,
-    EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'drain' AND o.name = lower(hex(?1))) AS drained
+SELECT m.*, s.*, " now " AS now
 FROM (SELECT 1) LEFT JOIN (
+    SELECT beats, EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'drain' AND o.name = lower(hex(i.id))) AS drained
+    FROM t_resource_schedule_instance AS i WHERE i.id = ?1
+) m LEFT JOIN (
     SELECT declares_id, count(*) AS present, min(since) AS since, coalesce(max(iif(calls, 0, lives)), 0) AS lives,
            sum(lived) AS alive, sum(lived AND (calls OR beats >= 2)) AS counting,
            sum(beat_at + 2 * lives < now OR beat_at > now + 2 * lives) AS forgotten
@@ -46,39 +49,25 @@ const DECLARES: &str = "
 SELECT declares_id, min(declares) FROM t_resource_schedule_instance
 WHERE declares_id IN (SELECT value FROM json_each(?1)) GROUP BY declares_id";
 
-/// Remembers the times of the row that the statement before has changed. ?5 what is known, ?6
-/// whether the times are new ones.
-macro_rules! remember {
-    () => {
-        sql!("
-INSERT INTO t_resource_schedule_times AS p (name, known, times_at) SELECT ?1, ?5, " now " WHERE changes() > 0
-ON CONFLICT (name) DO UPDATE
-SET known = excluded.known, times_at = CASE WHEN ?6 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL;")
-    };
-}
-
 /// ?1 to ?3 the times, ?4 the slot.
-const CREATE: &str = sql!("
+const CREATE: &str = "
 INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?1, ?2, ?3, ?4, ?4)
-ON CONFLICT (name) DO NOTHING RETURNING 1;
-" {remember!()});
+ON CONFLICT (name) DO NOTHING";
 
-/// As above; ?7 to ?10 and ?12 what was seen, ?11 whether the last run is forgotten.
+/// As above; ?5 to ?9 what was seen, ?10 whether the last run is forgotten.
 const CHANGE: &str = sql!("
 UPDATE t_resource_schedule
-SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?11 AND holder IS NULL THEN NULL ELSE run_slot END,
+SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?10 AND holder IS NULL THEN NULL ELSE run_slot END,
     due_at = CASE WHEN holder IS NOT NULL OR attempt > 0 THEN due_at WHEN triggered_at IS NOT NULL THEN " now " ELSE ?4 END
-WHERE name = ?1 AND spec = ?7 AND zone = ?8 AND run_slot IS ?9 AND attempt = ?10 AND slot = ?12 RETURNING 1;
-" {remember!()});
+WHERE name = ?1 AND spec = ?5 AND zone = ?6 AND run_slot IS ?7 AND attempt = ?8 AND slot = ?9");
 
-/// Records the run of a schedule as lost, with the error ?1, if its lease has ended. It is there
-/// already if it was handed back.
-const LOSE: &str = sql!("
-INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
-SELECT name, run_slot, attempt, token, client_ip, begin_time, " now ", 'L', missed, ?1
-FROM t_resource_schedule WHERE name = ?2 AND holder IS NOT NULL AND due_at <= " now " ON CONFLICT DO NOTHING");
+/// ?1 the name, ?2 what is known, ?3 whether the times are new ones.
+const REMEMBER: &str = sql!("
+INSERT INTO t_resource_schedule_times AS p (name, known, times_at) VALUES (?1, ?2, " now ")
+ON CONFLICT (name) DO UPDATE
+SET known = excluded.known, times_at = CASE WHEN ?3 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL");
 
-/// ?1 whether the last run is forgotten, ?2 the name. A run that goes on is in no history yet.
+/// ?1 whether the last run is forgotten, ?2 the name.
 const AFRESH: &str = "
 UPDATE t_resource_schedule AS s
 SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot,
@@ -121,9 +110,8 @@ const LIST: &str = sql!("
 SELECT id, label, build, calls, since, beat_at, lives, declares_id, " now " AS now
 FROM t_resource_schedule_instance ORDER BY label, id");
 
-const REMOVE: &str = sql!("
-DELETE FROM t_resource_schedule WHERE name = ?1 AND (holder IS NULL OR due_at < " now ") RETURNING 1;
-DELETE FROM t_resource_schedule_times WHERE name = ?1 AND changes() > 0");
+const REMOVE: &str = sql!("DELETE FROM t_resource_schedule WHERE name = ?1 AND (holder IS NULL OR due_at < " now ")");
+const REMOVE_PAST: &str = "DELETE FROM t_resource_schedule_times WHERE name = ?1";
 
 const ORDER: &str = "
 INSERT INTO t_resource_order (what, name, since, until, who) VALUES (?1, ?2, ?3, ?4, ?5)
@@ -133,8 +121,6 @@ const ORDERED: &str = "SELECT since, until, who FROM t_resource_order WHERE what
 
 const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ?1 AND name = ?2 AND until <= coalesce(?3, until)";
 
-/// The row of a run keeps its token. A claim that takes over compares the time since which it is
-/// due.
 const LATCH: &str = sql!("
 UPDATE t_resource_schedule
 SET token = iif(holder IS NULL, token + 1, token),
@@ -155,13 +141,10 @@ impl InstanceStore for Sqlite {
     operations!(SqliteConnection);
 
     async fn beat(conn: &mut SqliteConnection, instance: Option<Uuid>) -> Reply<Beat> {
-        let mut beats = None;
         if let Some(instance) = instance {
-            let rows: Vec<i32> = sqlx::query_scalar(BEAT).bind(instance).fetch_all(&mut *conn).await?;
-            beats = rows.first().copied().map(from_stored_count);
+            sqlx::query(BEAT).bind(instance).execute(&mut *conn).await?;
         }
-        let rows = sqlx::query(SETS).bind(instance).fetch_all(conn).await?;
-        Beat::read(beats, &rows)
+        Beat::read(&sqlx::query(SETS).bind(instance).fetch_all(conn).await?)
     }
 
     async fn declares(conn: &mut SqliteConnection, declares_ids: &[i64]) -> Reply<Vec<(i64, String)>> {
@@ -172,23 +155,19 @@ impl InstanceStore for Sqlite {
     async fn mark_gone(conn: &mut SqliteConnection, names: &[Key]) -> Reply<()> {
         sqlx::query(GONE).bind(keys(names)).execute(conn).await.map(drop)
     }
-
-    async fn remove_schedule(conn: &mut SqliteConnection, name: &Key) -> Reply<bool> {
-        Ok(written(sqlx::query(REMOVE).bind(name.as_str()), conn).await?.is_some())
-    }
 }
 
 async fn change_row(conn: &mut SqliteConnection, change: &TimesChange) -> Reply<bool> {
     let times = &change.times;
     let sql = if change.seen.is_some() { CHANGE } else { CREATE };
     let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
-    let query = query.bind(stored(change.slot)).bind(&change.known).bind(change.new_times);
+    let query = query.bind(stored(change.slot));
     let query = match &change.seen {
         None => query,
         Some(seen) => {
             let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot.map(stored));
-            query.bind(to_stored_count(seen.attempt)).bind(change.run_ahead).bind(stored(seen.slot))
+            query.bind(to_stored_count(seen.attempt)).bind(stored(seen.slot)).bind(change.run_ahead)
         }
     };
-    written(query, conn).await.map(|row| row.is_some())
+    Ok(query.execute(conn).await?.rows_affected() > 0)
 }

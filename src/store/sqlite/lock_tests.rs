@@ -143,36 +143,6 @@ async fn a_token_is_above_one_that_is_ahead_of_the_clock() {
     }
 }
 
-/// The rest of the lease may be shorter than the delay, or over.
-#[tokio::test]
-async fn an_abandonment_moves_no_end_back() {
-    let conn = &mut tables().await;
-    let claim = claimed(conn, "k", Form::IntegerTimes).await;
-    execute(conn, "UPDATE t_resource_lock SET expires_at = begin_time + 1").await;
-    for _ in 0..2 {
-        let abandoned = changed(conn, std::slice::from_ref(&claim), Change::Abandon(TimeDelta::minutes(1))).await;
-        assert_eq!(abandoned, [Outcome::Done]);
-        assert_eq!(columns(conn, "k", &["expires_at - begin_time"]).await, "1");
-    }
-}
-
-/// A statement that released a part of them would count as one without a reply.
-#[tokio::test]
-async fn of_several_claims_those_that_stand_are_released() {
-    let conn = &mut tables().await;
-    let mut claims = Vec::new();
-    for key in ["a", "b", "c"] {
-        claims.push(claimed(conn, key, Form::IntegerTimes).await);
-    }
-    execute(conn, "UPDATE t_resource_lock SET token = token + 1 WHERE key_resource = 'b'").await;
-    let taken = columns(conn, "b", &RUN).await;
-    assert_eq!(changed(conn, &claims, release()).await, [Outcome::Done, Outcome::Lost, Outcome::Done]);
-    assert_eq!(columns(conn, "b", &RUN).await, taken);
-    for key in ["a", "c"] {
-        assert_eq!(columns(conn, key, &["lock_flag", "status", "holder"]).await, "0 'S' NULL");
-    }
-}
-
 async fn ticket(conn: &mut SqliteConnection, key: &str, number: i64, alive_until: i64) {
     let insert = "INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES";
     execute(conn, &format!("{insert} ('{key}', {number}, {alive_until})")).await;

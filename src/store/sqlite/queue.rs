@@ -3,7 +3,7 @@
 use chrono::{DateTime, Utc};
 use sqlx::{Pool, Row as _, Sqlite, SqliteConnection};
 
-use crate::store::queue::{ALIVE_SECONDS, FRONT, Notification, QueueEntry, QueueStore};
+use crate::store::queue::{ALIVE_SECONDS, FRONT, Notification, QueueEntry, QueueStore, operations};
 use crate::{
     key::Key,
     store::{
@@ -43,6 +43,8 @@ const SWEEP: &str = sql!("DELETE FROM t_resource_lock_queue WHERE alive_until < 
 impl QueueStore for Sqlite {
     const NOTIFIES: bool = true;
     type Notifications = FileWatch;
+
+    operations!(SqliteConnection);
 
     async fn listen(pool: &Pool<Self>) -> Reply<Option<FileWatch>> {
         Ok(FileWatch::new(pool.connect_options().get_filename()))
@@ -86,14 +88,6 @@ impl QueueStore for Sqlite {
 
     async fn clear(conn: &mut SqliteConnection, numbers: &[i64]) -> Reply<()> {
         sqlx::query(CLEAR).bind(array(numbers)).execute(conn).await.map(drop)
-    }
-
-    async fn queue_lengths(conn: &mut SqliteConnection) -> Reply<Vec<(String, i64)>> {
-        sqlx::query_as(LENGTHS).fetch_all(conn).await
-    }
-
-    async fn sweep(conn: &mut SqliteConnection) -> Reply<()> {
-        sqlx::query(SWEEP).execute(conn).await.map(drop)
     }
 }
 

@@ -8,7 +8,7 @@ use sqlx::{
 
 pub(super) use crate::store::micros;
 use crate::{
-    key::Key,
+    key::{Claim, Key},
     rules::Terms,
     store::{
         ClaimReply, ClaimRequest, Reply, hex,
@@ -91,6 +91,10 @@ macro_rules! is_listed {
 pub(super) use {as_micros, is_listed, kept, listed, read_from, read_rows, sql};
 
 pub(super) type Query<'q> = sqlx::query::Query<'q, Sqlite, SqliteArguments>;
+
+pub(super) fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
+    sqlx::query(sql).bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
+}
 
 impl StoredRow for SqliteRow {
     plain_columns!();

@@ -1,6 +1,5 @@
-//! Schedules. A claim is a read, and a compare-and-set of the whole of what was seen. A claim that
-//! takes over, a move and an end are texts that are transactions: one hand-over each to the
-//! connection's thread.
+//! Schedules. A claim is a read, and a compare-and-set of the whole of what was seen. A move and an
+//! end are texts that are transactions: one hand-over each to the connection's thread.
 
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::{Row as _, Sqlite, SqliteConnection, sqlite::SqliteRow};
@@ -16,11 +15,11 @@ use crate::{
         },
         schedule_seen::{SEEN, Seen, SeenStore, claim_due},
         sqlite::{
-            row::{Query, json, keys, micros, stored, written},
+            row::{Query, bind_claim, json, keys, micros, stored, written},
             schedule_sql::{
                 CLAIM, END, END_WITHIN, EXTEND, FORGET, FORGET_DETAILS, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED,
-                HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK, REGISTERED, SELECTED,
-                TAKE_OVER, TRIGGER,
+                HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK, RECORD_HANDED_BACK,
+                RECORD_LOST, REGISTERED, SELECTED, TRIGGER, WAS_HANDED_BACK,
             },
         },
         stored_row::StoredRow as _,
@@ -50,10 +49,6 @@ impl ScheduleStore for Sqlite {
             return Ok(Extended::Is(Outcome::Done));
         }
         unextended(bind_claim(LEFT, claim).fetch_optional(conn).await?.as_ref(), extension)
-    }
-
-    async fn hand_back(conn: &mut SqliteConnection, claim: &Claim, vacant: Holder) -> Reply<bool> {
-        transaction(bind_claim(HAND_BACK, claim).bind(*vacant.as_uuid()).bind(HANDED_BACK), conn).await
     }
 
     async fn skip_ticks(conn: &mut SqliteConnection, claim: &Claim, pass: &Pass<'_>) -> Reply<bool> {
@@ -101,10 +96,6 @@ pub(super) async fn transaction(query: Query<'_>, conn: &mut SqliteConnection) -
     }
 }
 
-fn bind_claim<'q>(sql: &'static str, claim: &'q Claim) -> Query<'q> {
-    sqlx::query(sql).bind(claim.key.as_str()).bind(*claim.holder.as_uuid()).bind(claim.token.get())
-}
-
 impl SeenStore for Sqlite {
     async fn look_for_due(conn: &mut SqliteConnection, ask: &DueRequest<'_>) -> Reply<Vec<Seen>> {
         let known = json(ask.known.iter().map(|Known { times, .. }| {
@@ -136,13 +127,10 @@ impl SeenStore for Sqlite {
         Ok(rows.iter().map(|seen| taken.iter().any(|name| name == seen.times.name.as_str())).collect())
     }
 
-    async fn take_over(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> Reply<bool> {
-        let query = sqlx::query(TAKE_OVER).bind(seen.times.name.as_str()).bind(&seen.times.spec);
-        let query = query.bind(&seen.times.zone).bind(seen.token).bind(stored(seen.slot));
-        let query = query.bind(to_stored_count(seen.attempt)).bind(stored(seen.due_at)).bind(*ask.holder.as_uuid());
-        let query = query.bind(seen.next_token()).bind(ask.label).bind(stored(seen.to_run()));
-        let query = query.bind(micros(ask.lease_of(&seen.times.name))).bind(stored(seen.now));
-        let query = query.bind(limit_micros(ask.not_after)).bind(&seen.label).bind(stored(seen.began()));
-        transaction(query.bind(LOST), conn).await
+    async fn record_lost(conn: &mut SqliteConnection, seen: &Seen) -> Reply<()> {
+        let query = sqlx::query(RECORD_LOST).bind(seen.times.name.as_str()).bind(stored(seen.to_run()));
+        let query = query.bind(to_stored_count(seen.attempt)).bind(seen.token).bind(&seen.label);
+        let query = query.bind(stored(seen.began())).bind(to_stored_count(seen.missed)).bind(LOST);
+        query.execute(conn).await.map(drop)
     }
 }

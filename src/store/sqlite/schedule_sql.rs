@@ -73,24 +73,12 @@ WHERE s.name = CAST(unhex(j.value ->> 0) AS TEXT) AND s.spec = CAST(unhex(j.valu
   AND s.zone = CAST(unhex(j.value ->> 2) AS TEXT) AND s.token = j.value ->> 3 AND s.slot = j.value ->> 4
   AND s.attempt = j.value ->> 5 AND s.due_at = j.value ->> 6 AND NOT s.paused AND " now " <= ?6 RETURNING name");
 
-/// A claim of a row that is as it was seen (?1 to ?7), whose run was lost: that since ?16 by ?15 is
-/// recorded with the error ?17. ?14 is the limit. Whether it was in time is decided once.
-pub(super) const TAKE_OVER: &str = sql!("BEGIN IMMEDIATE;
-UPDATE t_resource_schedule
-SET holder = ?8, token = ?9, client_ip = ?10, run_slot = ?11, attempt = attempt + 1, begin_time = ?13,
-    due_at = " now " + ?12
-WHERE name = ?1 AND spec = ?2 AND zone = ?3 AND token = ?4 AND slot = ?5 AND attempt = ?6 AND due_at = ?7 AND NOT paused
-  AND " now " <= ?14 RETURNING 1;
-INSERT INTO t_resource_schedule_run (name, token, client_ip, begin_time, end_time, slot, attempt, status, missed, error)
-SELECT name, ?4, ?15, ?16, " now ", ?11, ?6, 'L', missed, ?17 FROM t_resource_schedule WHERE name = ?1 AND holder = ?8 AND token = ?9
-ON CONFLICT DO NOTHING;
-COMMIT");
+/// Adds a run that was lost to the history. One that is there already stays.
+pub(super) const RECORD_LOST: &str = sql!("
+INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, " now ", 'L', ?7, ?8) ON CONFLICT DO NOTHING");
 
-/// ?3 the holder until the next takeover. The slot of a claim that was not run is due, also if
-/// other times took effect since, which left the row at the slot after it.
-///
-/// A row that was taken over shows the run that was lost again, since its beginning decides which
-/// ticks the next claim skips.
+/// ?3 the holder until the next takeover.
 pub(super) const PUT_BACK: &str = sql!("
 UPDATE t_resource_schedule AS s
 SET (holder, begin_time, client_ip) = (
@@ -107,14 +95,23 @@ UPDATE t_resource_schedule AS s SET due_at = " now " + ?4
 WHERE " {held!()} " AND " now " <= ?5 AND (?6 OR NOT EXISTS (
     SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot))");
 
-/// ?4 the holder until the takeover, ?5 the error. A request that was sent before is in the
-/// history.
+/// ?1 the holder until the takeover, and the claim.
 pub(super) const HAND_BACK: &str = sql!(
-    "BEGIN IMMEDIATE;"
-    {record!("run_slot, attempt, 'L', missed, ?5", sql!({held!()} " ON CONFLICT DO NOTHING"))} "
-UPDATE t_resource_schedule SET holder = ?4, due_at = " now " WHERE " {held!()} " RETURNING 1;
-SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND token = ?3 AND status = 'L' AND error = ?5 ORDER BY slot DESC LIMIT 1;
-COMMIT"
+    "UPDATE t_resource_schedule SET holder = ?1, due_at = " now " WHERE name = ?2 AND holder = ?3 AND token = ?4"
+);
+
+/// Whether the claim was handed back before.
+pub(super) const WAS_HANDED_BACK: &str =
+    "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND token = ?2 AND status = 'L' AND error = ?3 LIMIT 1";
+
+/// ?1 the error, and the claim with the holder until the takeover.
+pub(super) const RECORD_HANDED_BACK: &str =
+    record!("run_slot, attempt, 'L', missed, ?1", "name = ?2 AND holder = ?3 AND token = ?4 ON CONFLICT DO NOTHING");
+
+/// Records the run of the schedule ?2 as lost, with the error ?1, if its lease has ended.
+pub(super) const LOSE: &str = record!(
+    "run_slot, attempt, 'L', missed, ?1",
+    sql!("name = ?2 AND holder IS NOT NULL AND due_at <= " now " ON CONFLICT DO NOTHING")
 );
 
 pub(super) const HANDED_BACK_RUNS: &str =
@@ -157,8 +154,6 @@ WHERE " {held_with_times!()} " RETURNING 1; COMMIT"
 
 /// ?4 the next slot, NULL for another attempt after ?7; ?5 and ?6 the times with which it was
 /// computed. ?8 to ?12 are recorded, without ON CONFLICT: no attempt ends twice. ?13 is the output.
-///
-/// A triggered run comes after the attempts, and shortens none of their pauses.
 macro_rules! end {
     () => {
         sql!({record!("?8, ?9, ?10, ?11, ?12", held!())} "
@@ -187,9 +182,6 @@ UPDATE t_resource_schedule
 SET due_at = CASE WHEN paused AND NOT ?1 THEN max(due_at, " now ") ELSE due_at END, paused = ?2
 WHERE name = ?3 AND spec <> 'none' AND spec NOT LIKE 'renamed %'");
 
-/// A trigger has a time of its own: later than the last run, and never that of a slot, which has
-/// whole milliseconds. A trigger that waits keeps its time. A trigger during a triggered run is
-/// followed by another run.
 pub(super) const TRIGGER: &str = sql!("
 UPDATE t_resource_schedule
 SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND triggered_at = run_slot)

@@ -8,7 +8,7 @@ use crate::{
     store::{
         Reply,
         instances::{InstanceStore as _, Order, TimesChange, What},
-        schedule::{DueReply, DueRequest, End, Known, ListedSchedule, Pass, ScheduleStore as _, Times, is_trigger},
+        schedule::{DueReply, DueRequest, End, Known, ListedSchedule, Pass, ScheduleStore as _, Times},
         schedule_seen::{Seen, SeenStore as _},
         sqlite::for_tests::{execute, tables},
     },
@@ -177,11 +177,7 @@ async fn a_row_that_has_changed_since_the_look_is_not_claimed() {
             if !change.is_empty() {
                 execute(&mut conn, &format!("UPDATE t_resource_schedule SET {change}")).await;
             }
-            let claimed = if takes_over {
-                Sqlite::take_over(&mut conn, &ask, &seen).await.unwrap()
-            } else {
-                Sqlite::take_free(&mut conn, &ask, &[&seen], known[0].lease).await.unwrap() == [true]
-            };
+            let claimed = claims(&mut conn, &ask, &seen).await;
             let holder = "SELECT count(*) FROM t_resource_schedule WHERE holder = ?";
             let holder = sqlx::query_scalar::<_, i64>(holder).bind(*ask.holder.as_uuid());
             let held = holder.fetch_one(&mut conn).await.unwrap() == 1;
@@ -270,7 +266,7 @@ async fn a_trigger_after_a_claim_whose_tick_is_skipped_is_due() {
 }
 
 /// Claims a row as it was seen.
-async fn is_claimed(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> bool {
+async fn claims(conn: &mut SqliteConnection, ask: &DueRequest<'_>, seen: &Seen) -> bool {
     match seen.running {
         true => Sqlite::take_over(conn, ask, seen).await.unwrap(),
         false => Sqlite::take_free(conn, ask, &[seen], ask.known[0].lease).await.unwrap() == [true],
@@ -291,8 +287,8 @@ async fn a_look_from_before_an_order_leads_to_no_claim() {
         let before = Sqlite::look_for_due(&mut conn, &ask).await.unwrap().remove(0);
         assert!(Sqlite::latch(&mut conn, &known[0].times.name, SLOT, attempt).await.unwrap());
         let after = Sqlite::look_for_due(&mut conn, &ask).await.unwrap().remove(0);
-        assert!(!is_claimed(&mut conn, &ask, &before).await, "takes over: {takes_over}");
-        assert!(is_claimed(&mut conn, &ask, &after).await, "takes over: {takes_over}");
+        assert!(!claims(&mut conn, &ask, &before).await, "takes over: {takes_over}");
+        assert!(claims(&mut conn, &ask, &after).await, "takes over: {takes_over}");
     }
 }
 
@@ -412,21 +408,4 @@ async fn a_schedule_that_is_marked_as_gone_again_is_gone_since_the_first_time() 
     execute(&mut conn, "UPDATE t_resource_schedule_times SET gone_at = 5").await;
     Sqlite::mark_gone(&mut conn, &[times().name]).await.unwrap();
     assert_eq!(gone_at(&mut conn).await, Some(SLOT + TimeDelta::microseconds(5)));
-}
-
-/// The clock is behind the last run, so that each trigger is a microsecond later than the one
-/// before.
-#[tokio::test]
-async fn a_trigger_is_never_a_tick() {
-    let mut conn = due().await;
-    let ahead = 4_102_444_800_000_000; // 2100
-    for (run_slot, triggered_at) in [(0, 1), (1, 2), (998, 999), (999, 1_001), (1_001, 1_002)] {
-        let sql = format!("UPDATE t_resource_schedule SET triggered_at = NULL, run_slot = {}", ahead + run_slot);
-        execute(&mut conn, &sql).await;
-        assert!(Sqlite::trigger(&mut conn, &times().name).await.unwrap());
-        let row = Sqlite::registered(&mut conn, &[times().name]).await.unwrap().remove(0);
-        let triggered = row.triggered_at.unwrap();
-        assert_eq!(triggered.timestamp_micros(), ahead + triggered_at);
-        assert!(is_trigger(triggered));
-    }
 }

@@ -63,7 +63,6 @@ const AHEAD: &str = "
 SELECT key_resource FROM t_resource_lock
 WHERE CASE typeof(begin_time) WHEN 'text' THEN unixepoch(begin_time) ELSE begin_time / 1000000 END > unixepoch() + 300 + ?1 LIMIT 1";
 
-/// Until its lease ends, `due_at` is that end.
 const RUNNING: &str =
     sql!("SELECT name, client_ip FROM t_resource_schedule WHERE holder IS NOT NULL AND due_at > " now " LIMIT 1");
 
