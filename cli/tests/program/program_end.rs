@@ -299,7 +299,7 @@ async fn as_pid_1_cron_buries_orphans<DB: TestDatabase>(db: TestDb<DB>) {
     let unshare = as_pid_1(&db, "cron", &[file.to_str().unwrap()]);
     stage.up().await;
     let cron = children(&unshare.id().to_string());
-    eventually("the run is recorded", async || db.rowlock("runs k", &[]).await.out.contains("succeeded")).await;
+    ended_as(&db, "k", "succeeded").await;
     assert_ne!(children(&cron), "", "the daemon lives");
     stage.go();
     eventually("it is buried", async || children(&cron).is_empty()).await;

@@ -9,6 +9,7 @@ use tokio::time::sleep;
 use crate::{
     program::{Program as _, STAYS, Stage, at, read, rowlock, start},
     program_cron::{cron, ended_as, job, runs},
+    program_runs::ran,
     program_terminal::signal,
 };
 
@@ -241,13 +242,9 @@ async fn old_runs_are_forgotten_by_the_job_of_the_guide<DB: TestDatabase>(db: Te
     let shown = shown.split("```").next().unwrap();
     let ours = shown.replace("command = [\"rowlock\"", &format!("command = [\"{}\"", crate::program::PROGRAM));
     assert_ne!(ours, shown);
-    let (old, young) = (DB::ago(100 * 86_400_000), DB::ago(80 * 86_400_000));
-    for (slot, time) in [(&old, &old), (&young, &young)] {
-        db.execute(&format!(
-            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status)
-             VALUES ('other', {slot}, 1, 1, 'me', {time}, {time}, 'F')"
-        ))
-        .await;
+    for days in [100, 80] {
+        let ago = days * 86_400_000;
+        ran(&db, "other", ago, ago, "F").await;
     }
     let mut running = cron(&db, "", &file(&stage, &ours));
     running.complains("1 job").await;

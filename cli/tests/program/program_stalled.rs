@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     program::{Program as _, STAYS, Stage, hear_all_signals},
-    program_cron::{job, runs},
+    program_cron::{ended_as, job, runs},
     program_terminal::state,
 };
 
@@ -106,14 +106,7 @@ async fn the_jobs_of_cron_need_no_reader<DB: TestDatabase>(db: TestDb<DB>) {
     let script = format!("yes {line} | head -n 1000; yes {line} | head -n 1000 >&2");
     let file = job(&stage, "k", "after = \"1h\"\nlease = \"5s\"", &script);
     let mut cron = Unread::start(db.command("cron", &[file.to_str().unwrap()])).await;
-    // There is no schedule until the program has registered it.
-    let has_ended = async || db.rowlock("runs k", &[]).await.out.contains("succeeded");
-    let ended = async || {
-        while !has_ended().await {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    timeout(2 * PATIENCE, ended()).await.expect("the run ends");
+    ended_as(&db, "k", "succeeded").await;
     assert_eq!(runs(&db, "k").await.len(), 1, "its lease was renewed");
     let text = cron.read();
     // Lines that are dropped are told after the next line that is written.
@@ -162,8 +155,7 @@ async fn cron_ends_though_its_output_is_not_read<DB: TestDatabase>(db: TestDb<DB
     let stage = Stage::new();
     let file = job(&stage, "k", "after = \"1h\"", "echo begins");
     let mut cron = Unread::start(db.command("cron", &[file.to_str().unwrap()])).await;
-    let has_ended = async || db.rowlock("runs k", &[]).await.out.contains("succeeded");
-    eventually("the run has ended", has_ended).await;
+    ended_as(&db, "k", "succeeded").await;
     cron.signal(Signal::TERM);
     assert_eq!(cron.ended().await.code(), Some(0));
 }

@@ -19,7 +19,7 @@ use tokio::process::Command;
 
 use crate::{
     program::{Program as _, Stage, Started, start},
-    program_cron::{cron, job, runs},
+    program_cron::{cron, ended_as, job, runs},
     ui::{SCRIPT, Ui, open, open_at},
 };
 
@@ -193,11 +193,7 @@ pub async fn filled<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage) -> (Vec<ro
     // One line, as long as an output may be.
     let file = job(stage, "sync-crm", "every = \"1s\"", "printf %065536d 0; exit 3");
     let running = cron(db, "", &file);
-    eventually("a run has failed", async || {
-        let runs = db.rowlock("runs sync-crm --json", &[]).await;
-        runs.code == 0 && runs.out.contains("failed")
-    })
-    .await;
+    ended_as(db, "sync-crm", "failed").await;
     (held, running)
 }
 
