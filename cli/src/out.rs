@@ -57,11 +57,16 @@ fn written(said: std::io::Result<()>) -> Result<u8, Failure> {
     })
 }
 
-/// Writes JSON for programs. Control characters that JSON permits are escaped, so that the output
-/// may be shown on a terminal.
+/// Writes JSON for programs.
 pub fn say_json(value: &Value) -> Result<u8, Failure> {
+    say(escaped(value))
+}
+
+/// Returns JSON. Control characters that JSON permits are escaped, so that it may be shown on a
+/// terminal.
+pub fn escaped(value: &Value) -> String {
     let escape = |c: char| if c.is_control() { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
-    say(value.to_string().chars().map(escape).collect::<String>())
+    value.to_string().chars().map(escape).collect()
 }
 
 /// Writes JSON while the caller goes on with other work: leases are renewed, signals are handled.
