@@ -147,6 +147,9 @@ async fn what_runs_print_is_shown<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(first, format!("[{} bytes cut off]", whole - rest.len()));
     assert!(db.rowlock("output both --attempt 7", &[]).await.with(75).err.contains("has no such run"));
     running.stopped().await;
+    db.rowlock("remove both", &[]).await.with(0);
+    assert_eq!(db.rowlock("output both", &[]).await.with(0).out, last, "it stays with its run");
+    assert!(db.rowlock("output both --attempt 7", &[]).await.with(75).err.contains("has no such run"));
 }
 
 async fn a_run_shows_its_process_and_what_it_waits_for<DB: TestDatabase>(db: TestDb<DB>) {
