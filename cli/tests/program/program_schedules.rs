@@ -112,6 +112,10 @@ async fn a_schedule_is_shown_with_its_runs<DB: TestDatabase>(db: TestDb<DB>) {
     let text = db.rowlock("show k", &[]).await.with(0).out;
     assert!(text.starts_with("KEY") && text.contains("\n\nschedule k: ") && text.contains("exit code 3"), "{text}");
     assert_eq!(db.show("k").await["runs"].as_array().unwrap().len(), 1);
+    db.execute("DROP TABLE t_resource_schedule_run").await;
+    let shown = db.rowlock("show k", &[]).await.with(0);
+    assert!(shown.out.starts_with("KEY") && shown.out.contains("\n\nschedule k: "), "{shown:?}");
+    assert!(shown.err.contains("k: how its schedule ran is not known"), "{shown:?}");
     db.execute("DROP TABLE t_resource_schedule").await;
     assert_eq!(db.show("k").await["schedule"], Value::Null, "locks need no tables of schedules");
 }
