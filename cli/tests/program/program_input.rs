@@ -87,6 +87,10 @@ async fn a_server_out_of_reach_is_no_refusal<DB: TestDatabase>(db: TestDb<DB>) {
         assert!(!ended.err.contains("hunter2") && !ended.err.contains("operator"), "{ended:?}");
         assert!(ended.err.contains(&place) && ended.err.contains("check that the server runs"), "{ended:?}");
     }
+    let scheme = db.url.split_once("://").unwrap().0;
+    let without_path = list(&format!("{scheme}://operator:hunter2@{address}")).await.with(69);
+    assert!(without_path.err.contains(&format!("at {address}: ")), "{without_path:?}");
+    assert!(!without_path.err.contains("hunter2") && !without_path.err.contains("operator"), "{without_path:?}");
 }
 
 /// A PostgreSQL server with `trust` authentication still refuses an unknown user.
