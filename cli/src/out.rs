@@ -77,13 +77,22 @@ pub async fn say_json_aside(value: Value) -> Result<u8, Failure> {
 
 /// Writes an error to stderr. If stderr cannot be written, the work continues.
 pub fn print_error(text: impl Display) {
-    // The line is written in one call, since the command writes to the same stderr.
-    STDERR.write(&line("ERROR", &masked(&text.to_string())));
+    print("ERROR", text);
+}
+
+/// Writes to stderr what is wrong, but no failure of the program's command.
+pub fn print_warning(text: impl Display) {
+    print("WARN", text);
 }
 
 /// Writes to stderr what the program does.
 pub fn print_info(text: impl Display) {
-    STDERR.write(&line("INFO", &masked(&text.to_string())));
+    print("INFO", text);
+}
+
+fn print(level: &str, text: impl Display) {
+    // The line is written in one call, since the command writes to the same stderr.
+    STDERR.write(&line(level, &masked(&text.to_string())));
 }
 
 fn line(level: &str, text: &str) -> Vec<u8> {
