@@ -58,6 +58,10 @@ async fn what_keeps_a_schedule_from_running_is_said<DB: TestDatabase>(db: TestDb
     assert!(failed.starts_with("fails: attempt 1 at the tick of 2"), "{said}");
     assert!(failed.contains(" failed at 2") && failed.ends_with(", on node-2: exit code 3: disk full"), "{said}");
     running.stopped().await;
+    let now = DB::ago(0);
+    db.execute(&format!("UPDATE t_resource_schedule SET due_at = {now} WHERE name = 'fails'")).await;
+    let said = why(&db, "fails").await;
+    assert!(said.contains("fails: attempt 1 failed on node-2: the next one is due since 2"), "{said}");
 }
 
 async fn a_run_is_shown_while_it_goes_on<DB: TestDatabase>(db: TestDb<DB>) {
