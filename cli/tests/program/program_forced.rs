@@ -35,4 +35,7 @@ async fn a_schedule_is_not_released_by_force<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(said.out.is_empty() && said.err.contains(says), "{said:?}");
     let absent = db.rowlock("release absent --force", &[]).await.with(75);
     assert!(absent.err.contains("\"absent\" has no row") && absent.err.lines().count() == 1, "{absent:?}");
+    let told = db.by_ann("--log-level debug release absent --force", &[]).await.with(75);
+    let event = r#"not changed on the command line change="release" of="absent" by="ann" from="#;
+    assert!(told.err.contains(event), "{told:?}");
 }
