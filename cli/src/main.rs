@@ -21,7 +21,7 @@ mod writer;
 
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::CommandFactory as _;
 use rowlock::{Database, LeaseLock, Schedules};
 use rustix::process::Pid;
 use tokio::runtime::Builder;
@@ -37,7 +37,7 @@ use process::{child, front, stub};
 const BLOCKED: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = Arguments::read();
     log::init(&arguments.log);
     let code = match run(arguments) {
         Ok(code) => code,

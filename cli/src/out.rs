@@ -57,11 +57,16 @@ fn written(said: std::io::Result<()>) -> Result<u8, Failure> {
     })
 }
 
-/// Writes JSON for programs. Control characters that JSON permits are escaped, so that the output
-/// may be shown on a terminal.
+/// Writes JSON for programs.
 pub fn say_json(value: &Value) -> Result<u8, Failure> {
+    say(escaped(value))
+}
+
+/// Returns JSON. Control characters that JSON permits are escaped, so that it may be shown on a
+/// terminal.
+pub fn escaped(value: &Value) -> String {
     let escape = |c: char| if c.is_control() { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
-    say(value.to_string().chars().map(escape).collect::<String>())
+    value.to_string().chars().map(escape).collect()
 }
 
 /// Writes JSON while the caller goes on with other work: leases are renewed, signals are handled.
@@ -72,13 +77,22 @@ pub async fn say_json_aside(value: Value) -> Result<u8, Failure> {
 
 /// Writes an error to stderr. If stderr cannot be written, the work continues.
 pub fn print_error(text: impl Display) {
-    // The line is written in one call, since the command writes to the same stderr.
-    STDERR.write(&line("ERROR", &masked(&text.to_string())));
+    print("ERROR", text);
+}
+
+/// Writes to stderr what is wrong, but no failure of the program's command.
+pub fn print_warning(text: impl Display) {
+    print("WARN", text);
 }
 
 /// Writes to stderr what the program does.
 pub fn print_info(text: impl Display) {
-    STDERR.write(&line("INFO", &masked(&text.to_string())));
+    print("INFO", text);
+}
+
+fn print(level: &str, text: impl Display) {
+    // The line is written in one call, since the command writes to the same stderr.
+    STDERR.write(&line(level, &masked(&text.to_string())));
 }
 
 fn line(level: &str, text: &str) -> Vec<u8> {

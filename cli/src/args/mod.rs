@@ -9,7 +9,7 @@ pub mod values;
 
 use std::{path::PathBuf, sync::LazyLock, time::Duration};
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, parser::ValueSource};
 use clap_complete::Shell;
 use rowlock::{Key, Schedule};
 
@@ -62,6 +62,21 @@ pub struct Arguments {
     pub behind: Option<i32>,
     #[command(subcommand)]
     pub action: Action,
+}
+
+impl Arguments {
+    /// Reads the command line and the variables. If they are wrong, the program ends.
+    pub fn read() -> Self {
+        let mut program = Self::command();
+        let matches = program.get_matches_mut();
+        Self::of(&matches).unwrap_or_else(|wrong| wrong.format(&mut program).exit())
+    }
+
+    fn of(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut arguments = Self::from_arg_matches(matches)?;
+        arguments.source.settle(|name| matches.value_source(name) == Some(ValueSource::CommandLine))?;
+        Ok(arguments)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -233,8 +248,6 @@ pub enum TableAction {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     /// Returns whether the table of options has this one, in a row of the command or of all.

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, time::Duration};
 
 use chrono::FixedOffset;
-use clap::Args;
+use clap::{Args, error::ErrorKind};
 
 use crate::args::values::{duration, offset};
 
@@ -30,6 +30,24 @@ pub struct SourceArguments {
     /// How long to wait for a connection
     #[arg(long, value_name = "D", default_value = "10s", value_parser = duration, global = true)]
     pub connect_timeout: Duration,
+}
+
+impl SourceArguments {
+    /// Lets an argument go before a variable. `is_given` tells of a name whether it is that of an
+    /// argument on the command line.
+    pub fn settle(&mut self, is_given: impl Fn(&str) -> bool) -> Result<(), clap::Error> {
+        let (url, file) = (is_given("database_url"), is_given("database_url_file"));
+        if url && !file {
+            self.database_url_file = None;
+        }
+        match self.local && (url || file) {
+            true => {
+                let text = "--local names a database of its own: leave out --database-url and --database-url-file";
+                Err(clap::Error::raw(ErrorKind::ArgumentConflict, text))
+            }
+            false => Ok(()),
+        }
+    }
 }
 
 #[derive(Debug, Args)]

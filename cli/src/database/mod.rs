@@ -103,8 +103,8 @@ where
 /// Returns whether the URL was parsed as intended. A password with a slash in it turns the rest of
 /// the authority into a part of the path.
 fn is_plain(url: &str) -> bool {
-    let rest = url.split_once("://").and_then(|(_, rest)| rest.find(['/', '?', '#']).map(|end| &rest[end..]));
-    rest.is_some_and(|rest| !rest.contains('@'))
+    let Some((_, rest)) = url.split_once("://") else { return false };
+    rest.split_once(['/', '?', '#']).is_none_or(|(_, rest)| !rest.contains('@'))
 }
 
 /// Returns whether the URL names a user. The driver takes another one otherwise.
@@ -224,6 +224,21 @@ pub async fn within_second(closing: impl Future) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_url_may_have_no_path() {
+        for (url, plain) in [
+            ("postgres://me:word@host:5432", true),
+            ("postgres://host", true),
+            ("postgres://me@host/db?sslmode=disable", true),
+            ("postgres://me:wo/rd@host/db", false),
+            ("postgres://me:wo?rd@host", false),
+            ("postgres://me:wo#rd@host", false),
+            ("postgres:word", false),
+        ] {
+            assert_eq!(is_plain(url), plain, "{url}");
+        }
+    }
 
     #[test]
     fn a_url_may_name_no_user() {

@@ -23,9 +23,9 @@ pub async fn release<DB: Database>(
 ) -> Result<u8, Failure> {
     let key = release.key.as_str();
     let freed = match free(lock, key, release.ending().into()).await {
-        Ok(None) => return Err(no_row(schedules, key).await),
         Ok(Some((token, row))) => Ok((token, row.as_ref().map(taken_from))),
-        Err(error) => Err(error),
+        Ok(None) => Err(no_row(schedules, key).await),
+        Err(error) => Err(error.into()),
     };
     let (token, was) = logged("release", key, freed, |(_, was)| was.clone().unwrap_or_else(|| "-".to_owned()))?;
     let was = was.map(|was| format!("; it was {was}")).unwrap_or_default();

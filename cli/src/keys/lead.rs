@@ -51,7 +51,7 @@ pub async fn lead<DB: Database>(lock: LeaseLock<DB>, lead: Lead, front: Option<P
         }
         match job.supervise(&environment(lease.claim()), lease, &mut stop).await? {
             (_, LOST) if stop.asked().is_none() => {
-                out::print_error(format_args!("{key}: campaigning again"));
+                out::print_warning(format_args!("{key}: campaigning again"));
                 let _ = timeout(PAUSE, stop.next()).await;
             }
             (_, LOST) => {}

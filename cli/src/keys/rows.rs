@@ -143,7 +143,7 @@ impl Queues {
 /// are enough for a key.
 pub fn or_unknown<T: Default>(read: Result<T, Error>, what: impl Display) -> T {
     read.unwrap_or_else(|error| {
-        out::print_error(format_args!("{what} is not known: {error:?}"));
+        out::print_warning(format_args!("{what} is not known: {error:?}"));
         T::default()
     })
 }

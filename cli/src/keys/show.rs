@@ -43,7 +43,10 @@ pub async fn show<DB: Database>(lock: &LeaseLock<DB>, schedules: &Schedules<DB>,
         Err(Error::Setup(Setup::TableMissing)) => Vec::new(),
         changed => or_unknown(changed, format_args!("{key}: what operators changed")),
     };
-    let runs = if schedule.is_some() { schedules.history(key, RUNS).await? } else { Vec::new() };
+    let runs = match schedule {
+        Some(_) => or_unknown(schedules.history(key, RUNS).await, format_args!("{key}: how its schedule ran")),
+        None => Vec::new(),
+    };
     if asked.json {
         let mut shown = entry.as_ref().map_or_else(|| json!({ "key": key }), |entry| object(entry, None));
         shown["waiting"] = queues.of_name(key).into();

@@ -62,7 +62,7 @@ async fn until_it_passes<T>(mut what: impl AsyncFnMut() -> Result<T, Failure>) -
             Err(failure) if failure.passes => {
                 let why = failure.to_string();
                 if why != said {
-                    out::print_error(format_args!("{why}; trying again every {AGAIN:?}"));
+                    out::print_warning(format_args!("{why}; trying again every {AGAIN:?}"));
                     said = why;
                 }
                 sleep(AGAIN).await;
@@ -271,11 +271,11 @@ impl<DB: Database> Instance<'_, DB> {
         out::print_info(format_args!("{jobs}{changes}"));
         service::does(&jobs.to_string());
         for why in jobs.unable() {
-            out::print_error(format_args!(
+            out::print_warning(format_args!(
                 "{why}; other machines run the job, and this machine checks again every {LOOK:?}"
             ));
         }
-        jobs.open_to().chain(jobs.warnings()).for_each(out::print_error);
+        jobs.open_to().chain(jobs.warnings()).for_each(out::print_warning);
         self.jobs = jobs;
         Ok(())
     }
@@ -349,7 +349,7 @@ impl<DB: Database> Instance<'_, DB> {
         match self.start(jobs).await {
             Ok(()) => false,
             Err(failure) => {
-                out::print_error(format_args!("{failure}; the file is read again in {AGAIN:?}"));
+                out::print_warning(format_args!("{failure}; the file is read again in {AGAIN:?}"));
                 true
             }
         }

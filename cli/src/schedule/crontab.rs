@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::{Display, Write as _},
+    fmt::Display,
     os::unix::fs::MetadataExt as _,
     path::Path,
 };
@@ -15,6 +15,7 @@ use rowlock::Schedule;
 use crate::{
     exit::{Failure, USAGE},
     format::without_quotes,
+    out,
     schedule::file::is_user,
 };
 
@@ -297,21 +298,9 @@ fn key(name: &str) -> String {
     if is_bare { name.to_owned() } else { quoted(name) }
 }
 
-/// Returns a text as TOML has it between quotes.
+/// Returns a text as TOML has it between quotes, which is as JSON has it.
 fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            '\n' => out.push_str("\\n"),
-            c if c.is_control() => {
-                let _ = write!(out, "\\u{:04X}", u32::from(c));
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
+    out::escaped(&text.into())
 }
 
 #[cfg(test)]

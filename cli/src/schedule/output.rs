@@ -14,7 +14,6 @@ use crate::{
     exit::{Failure, REFUSED},
     format::clock,
     out,
-    schedule::show::find,
 };
 
 /// How many runs are searched for the one that is asked for.
@@ -76,13 +75,18 @@ pub async fn output<DB: Database>(schedules: &Schedules<DB>, asked: &Output) -> 
             && asked.slot.is_none_or(|slot| is_shown_as(run.slot, slot))
             && asked.attempt.is_none_or(|attempt| run.attempt == attempt)
     };
-    let info = find(schedules, name).await?;
+    // The runs of a schedule that was removed stay.
+    let info = schedules.inspect(name).await?;
     let goes_on = info
-        .running
-        .then(|| format!("attempt {} runs now on {}: its output is kept at its end", info.attempt, info.by));
+        .as_ref()
+        .filter(|info| info.running)
+        .map(|info| format!("attempt {} runs now on {}: its output is kept at its end", info.attempt, info.by));
     let Some(run) = runs.iter().find(is_asked_for) else {
         if let Some(goes_on) = goes_on {
             return Err(Failure::new(REFUSED, format_args!("{name}: {goes_on}")));
+        }
+        if info.is_none() && runs.is_empty() {
+            return Err(Failure::no_schedule(name));
         }
         let text = format_args!("{name:?} has no such run among its last {RUNS}: `rowlock runs {name}` lists them");
         return Err(Failure::new(REFUSED, text));

@@ -38,7 +38,7 @@ pub fn cron(cron: &Cron) -> Result<u8, Failure> {
             return Ok(exit::USAGE);
         }
     };
-    jobs.open_to().for_each(out::print_error);
+    jobs.open_to().for_each(out::print_warning);
     let wrong = || jobs.unable().chain(jobs.warnings());
     wrong().for_each(out::print_error);
     let code = if wrong().next().is_some() { exit::USAGE } else { exit::OK };

@@ -83,7 +83,9 @@ async fn running<DB: Database>(schedules: &Schedules<DB>, runs: &schedules::Runs
         Some(name) => vec![find(schedules, name.as_str()).await?],
         None => schedules.list().await?,
     };
-    all.iter().for_each(tell_lost);
+    if !runs.json {
+        all.iter().for_each(tell_lost);
+    }
     all.retain(|info| info.running);
     if runs.json {
         return out::say_json(&all.iter().map(object).collect());
@@ -113,7 +115,7 @@ async fn statistics<DB: Database>(
         find(schedules, name).await?;
     }
     if history.len() >= MOST as usize {
-        out::print_error(format_args!("{name}: only the last {MOST} runs count: --since shows fewer days"));
+        out::print_warning(format_args!("{name}: only the last {MOST} runs count: --since shows fewer days"));
     }
     let days = stats::days(&history);
     if runs.json { out::say_json(&stats::objects(&days)) } else { out::say(stats::table(&days)) }
@@ -123,7 +125,7 @@ async fn statistics<DB: Database>(
 fn tell_lost(info: &ScheduleInfo) {
     if let (Some(lost), Some(since)) = (info.lost_since, info.since) {
         let (began, lost) = (clock(since), clock(lost));
-        out::print_error(format_args!(
+        out::print_warning(format_args!(
             "{}: the run that {} began at {began} is lost or handed back: its lease is over since {lost}, and no instance has taken it over",
             info.name, info.by
         ));

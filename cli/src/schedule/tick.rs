@@ -119,7 +119,7 @@ fn warn_of_zone(name: &str) {
         Some(zone) => (zone, zone),
         None => ("another one", "NAME"),
     };
-    out::print_error(format_args!(
+    out::print_warning(format_args!(
         "{name}: warning: the cron pattern is read in UTC, and this machine's time zone is {of_machine}: add --zone {zone}, or --zone UTC if UTC is meant"
     ));
 }

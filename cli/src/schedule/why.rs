@@ -119,8 +119,9 @@ impl Seen<'_> {
                 clock(lost)
             ));
         }
-        let waits = attempt > 0 && info.due > info.now;
-        waits.then(|| format!("attempt {attempt} failed on {by}: the next one is due at {}", clock(info.due)))
+        let due = if info.due > info.now { "at" } else { "since" };
+        let waits = attempt > 0 && self.lateness().is_none();
+        waits.then(|| format!("attempt {attempt} failed on {by}: the next one is due {due} {}", clock(info.due)))
     }
 
     /// Says since when it is due, and what else the instances do.

@@ -105,13 +105,14 @@ async fn a_command_sees_its_tick_and_its_output_has_its_name<DB: TestDatabase>(d
 }
 
 async fn a_signal_lets_runs_end<DB: TestDatabase>(db: TestDb<DB>) {
-    for signal in [Signal::TERM, Signal::INT] {
+    for (signal, name, words) in
+        [(Signal::TERM, "SIGTERM", "--stop-timeout 1h"), (Signal::INT, "SIGINT", "--drain 1h --stop-timeout 100ms")]
+    {
         let stage = Stage::new();
         let job_name = format!("job-{}", signal.as_raw());
-        let mut cron = cron(&db, "--stop-timeout 1h", &job(&stage, &job_name, "after = \"1h\"", STAYS));
+        let mut cron = cron(&db, words, &job(&stage, &job_name, "after = \"1h\"", STAYS));
         stage.up().await;
         cron.signal(signal);
-        let name = if signal == Signal::TERM { "SIGTERM" } else { "SIGINT" };
         cron.complains(&format!("stopping ({name}): 1 run may continue for 1h")).await;
         sleep(Duration::from_millis(500)).await;
         assert!(!cron.is_over());
@@ -150,42 +151,42 @@ async fn a_run_that_takes_too_long_is_stopped_and_fails<DB: TestDatabase>(db: Te
     let script = r#"setsid sh -c 'trap "" TERM; echo $$ > "$0/new"; mv "$0/new" "$0/up"; while :; do sleep 0.05; done' "$0" &
         trap 'echo bye; exit 7' TERM; while :; do sleep 0.05; done"#;
     let mut cron = cron(&db, "--stop-timeout 500ms", &job(&stage, "k", "after = \"1h\"\ntimeout = \"2s\"", script));
-    // The command line of a process that has ended is empty, until its parent has waited for it.
-    let of_left = PathBuf::from(format!("/proc/{}/cmdline", stage.up().await));
-    assert!(of_left.exists());
+    let left = stage.up().await;
+    assert!(state(&left).is_some());
     cron.says("k: bye", 1).await;
     let run = ended_as(&db, "k", "failed").await;
     assert_eq!(run["error"], "stopped after its timeout of 2s");
-    assert!(std::fs::read(&of_left).is_ok_and(|words| words.is_empty()) || !of_left.exists(), "it lives on");
+    assert_eq!(state(&left), None, "it lives on");
     let ended = cron.stopped().await;
     assert!(ended.err.contains("k: rowlock: not ended within 500ms: killed\n"), "the name comes once: {ended:?}");
 }
 
 async fn a_failure_is_recorded_with_the_last_line_of_stderr<DB: TestDatabase>(db: TestDb<DB>) {
-    let stage = Stage::new();
+    let (stage, once) = (Stage::new(), "after = \"1h\"");
     let long = "ä".repeat(300);
     let says = |text: &str| format!("echo first >&2; printf '{text}' >&2; exit 3");
     let file = jobs(
         &stage,
         &[
-            ("short", "every = \"1s\"", &says("disk \\033full\\n\\n")),
-            ("long", "every = \"1s\"", &says(&long)),
-            ("silent", "every = \"1s\"", "exit 3"),
+            ("short", once, &says("disk \\033full\\n\\n")),
+            ("long", once, &says(&long)),
+            ("silent", once, "exit 3"),
+            ("left", once, "sleep 1000 & printf 'disk full' >&2; exit 3"),
+            ("killed", once, "echo dying >&2; kill -KILL $$"),
         ],
     );
-    let _running = cron(&db, "", &file);
+    let mut running = cron(&db, "--stop-timeout 300ms", &file);
     for (name, error) in [
         ("short", "exit code 3: disk ?full".to_owned()),
         ("long", format!("exit code 3: {}", "ä".repeat(100))),
         ("silent", "exit code 3".to_owned()),
+        ("left", "exit code 3: disk full".to_owned()),
+        ("killed", "exit code 137 (SIGKILL): dying".to_owned()),
     ] {
-        eventually("it has failed", async || {
-            let runs = db.rowlock("runs --json", &[name]).await;
-            runs.code == 0 && runs.out.contains("failed")
-        })
-        .await;
-        assert_eq!(runs(&db, name).await[0]["error"], error.as_str());
+        assert_eq!(ended_as(&db, name, "failed").await["error"], error.as_str());
     }
+    running.complains("left: rowlock: stopped what the command had left running\n").await;
+    running.stopped().await;
 }
 
 async fn a_tick_is_finished_elsewhere_after_a_kill<DB: TestDatabase>(db: TestDb<DB>) {
@@ -198,14 +199,10 @@ async fn a_tick_is_finished_elsewhere_after_a_kill<DB: TestDatabase>(db: TestDb<
     first.says("k: attempt 1", 1).await;
     let mut second = cron(&db, "--label second", &file);
     second.complains("1 job").await;
-    // The command line of a process that has ended is empty, until its parent has waited for it.
-    let of_left = PathBuf::from(format!("/proc/{}/cmdline", stage.up().await));
+    let left = stage.up().await;
     first.signal(Signal::KILL);
     let first = first.ended().await.with(-9);
-    eventually("what the command started is killed too", async || {
-        std::fs::read(&of_left).is_ok_and(|words| words.is_empty()) || !of_left.exists()
-    })
-    .await;
+    eventually("what the command started is killed too", async || state(&left).is_none()).await;
     second.says("k: attempt 2", 1).await;
     second.complains("attempt=2 taken_over_from=\"first\"\n").await;
     let run = ended_as(&db, "k", "succeeded").await;
@@ -423,6 +420,7 @@ async fn jobs_that_cannot_all_start_claim_no_tick<DB: TestDatabase>(db: TestDb<D
     for _ in 0..3 {
         cron(&db, "", &file).ended().await.with(78);
         assert!(schedules(&db).await.is_empty(), "none is registered");
+        assert_eq!(db.rowlock("instances --json", &[]).await.with(0).out, "[]\n", "no instance is left");
     }
 }
 

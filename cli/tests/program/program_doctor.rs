@@ -7,15 +7,10 @@ use crate::program::{Ended, Program as _, at, ended};
 
 harness::tests!(
     everywhere(a_healthy_database_has_no_problem, what_is_missing_is_named),
-    sqlite(
-        a_database_that_only_reads_is_a_problem,
-        a_journal_that_makes_readers_wait_is_noted,
-        a_file_without_wal_is_noted_with_the_modes_that_may_lose_it
-    ),
+    sqlite(a_database_that_only_reads_is_a_problem, a_file_without_wal_is_noted_with_the_modes_that_may_lose_it),
     servers(a_server_out_of_reach_is_a_problem, a_table_that_is_locked_is_a_problem),
     servers[DIRECT](rights_that_are_missing_are_named, the_advice_for_a_connection_depends_on_its_error),
     postgres[DIRECT](
-        notifications_are_tried,
         a_search_path_that_leads_nowhere_is_a_problem,
         a_migration_without_the_right_to_create_a_table_fails
     )
@@ -65,27 +60,17 @@ async fn a_healthy_database_has_no_problem<DB: TestDatabase>(db: TestDb<DB>) {
     let binary_log = ["mysql", "mariadb"].contains(&db.server.name);
     assert_eq!(checks.contains(&"binary log"), binary_log, "{found}");
     if db.server.name == "postgres" {
-        // Behind a pooler, that is worth a note.
-        let expected = if direct_url().is_some() { "note" } else { "ok" };
-        assert_eq!(result(&found, "notifications")["result"], expected, "{found}");
+        let works = result(&found, "notifications");
+        if direct_url().is_some() {
+            assert_eq!(works["result"], "note", "behind a pooler: {found}");
+        } else {
+            assert_eq!((&works["result"], &works["advice"]), (&"ok".into(), &Value::Null), "{works}");
+            assert!(!checks.contains(&"pooler"), "{found}");
+        }
     }
     let text = db.rowlock("doctor", &[]).await.with(0).out;
     assert!(text.contains("ok") && text.contains(&server) && !text.contains("problem"), "{text}");
     assert_eq!(db.number("SELECT COUNT(*) FROM t_resource_lock").await, Some(0), "nothing is changed");
-}
-
-async fn a_journal_that_makes_readers_wait_is_noted<DB: TestDatabase>(db: TestDb<DB>) {
-    // The mode can be changed by the only connection.
-    let pool = db.pool_of(1).await;
-    db.pool.close().await;
-    for (sql, mode, expected) in
-        [("PRAGMA journal_mode = WAL", "WAL", "ok"), ("PRAGMA journal_mode = DELETE", "DELETE", "note")]
-    {
-        DB::execute(&pool, sql).await.unwrap();
-        let found = db.rowlock("doctor --json", &[]).await.with(0).json();
-        let journal = result(&found, "journal");
-        assert_eq!((&journal["result"], &journal["found"]), (&expected.into(), &mode.into()), "{found}");
-    }
 }
 
 /// The journal modes MEMORY and OFF belong to a connection and are not stored in the file.
@@ -102,7 +87,9 @@ async fn a_file_without_wal_is_noted_with_the_modes_that_may_lose_it<DB: TestDat
     }
     DB::execute(&pool, "PRAGMA journal_mode = WAL").await.unwrap();
     let found = db.rowlock("doctor --json", &[]).await.with(0).json();
-    assert_eq!(result(&found, "journal")["advice"], Value::Null, "{found}");
+    let journal = result(&found, "journal");
+    assert_eq!((&journal["result"], &journal["found"]), (&"ok".into(), &"WAL".into()), "{found}");
+    assert_eq!(journal["advice"], Value::Null, "{found}");
     let found = doctor("sqlite::memory:").await.with(78).json();
     let journal = result(&found, "journal");
     assert_eq!((&journal["result"], &journal["found"]), (&"ok".into(), &"MEMORY".into()), "{found}");
@@ -155,15 +142,10 @@ async fn a_table_that_is_locked_is_a_problem<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn a_migration_without_the_right_to_create_a_table_fails<DB: TestDatabase>(db: TestDb<DB>) {
-    let name = format!("rowlock_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
     db.execute("DROP TABLE t_resource_order").await;
-    db.execute(&format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'")).await;
-    db.execute(&format!("GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO {name}")).await;
-    let (scheme, rest) = db.url.split_once("://").unwrap();
-    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-    let denied = ended(at(&format!("{scheme}://{name}:hunter2@{address}"), "migrate", &[])).await;
-    db.execute(&format!("DROP OWNED BY {name}")).await;
-    db.execute(&format!("DROP ROLE {name}")).await;
+    let user = db.user("hunter2", &[("SELECT, INSERT, UPDATE", "ALL TABLES IN SCHEMA public")]).await;
+    let denied = ended(at(&user.url, "migrate", &[])).await;
+    user.remove(&db).await;
     let denied = denied.with(78);
     assert!(denied.out.contains("tables of schedules are missing, and could not be created"), "{denied:?}");
 }
@@ -193,39 +175,15 @@ async fn a_server_out_of_reach_is_a_problem<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// A user that may claim, but neither queue, nor schedule, nor delete.
 async fn rights_that_are_missing_are_named<DB: TestDatabase>(db: TestDb<DB>) {
-    let name = format!("rowlock_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
-    let (scheme, rest) = db.url.split_once("://").unwrap();
-    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-    let database = db.url.split('?').next().unwrap().rsplit('/').next().unwrap();
-    let (make, unmake) = if db.server.name == "postgres" {
-        let make = vec![
-            format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
-            format!("GRANT SELECT, INSERT, UPDATE ON t_resource_lock TO {name}"),
-            format!(
-                "GRANT SELECT ON t_resource_lock_queue, t_resource_schedule, t_resource_schedule_instance TO {name}"
-            ),
-        ];
-        (make, vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
-    } else {
-        let from = |host: &str| {
-            [
-                format!("CREATE USER {name}@'{host}' IDENTIFIED BY 'hunter2'"),
-                format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_lock TO {name}@'{host}'"),
-                format!("GRANT SELECT ON {database}.t_resource_lock_queue TO {name}@'{host}'"),
-                format!("GRANT SELECT ON {database}.t_resource_schedule TO {name}@'{host}'"),
-                format!("GRANT SELECT ON {database}.t_resource_schedule_instance TO {name}@'{host}'"),
-            ]
-        };
-        let make = [from("%"), from("localhost")].concat();
-        (make, vec![format!("DROP USER {name}@'%', {name}@'localhost'")])
-    };
-    for statement in &make {
-        db.execute(statement).await;
-    }
-    let limited = doctor(&format!("{scheme}://{name}:hunter2@{address}")).await;
-    for statement in &unmake {
-        db.execute(statement).await;
-    }
+    let rights = [
+        ("SELECT, INSERT, UPDATE", "t_resource_lock"),
+        ("SELECT", "t_resource_lock_queue"),
+        ("SELECT", "t_resource_schedule"),
+        ("SELECT", "t_resource_schedule_instance"),
+    ];
+    let user = db.user("hunter2", &rights).await;
+    let (limited, name) = (doctor(&user.url).await, user.name.clone());
+    user.remove(&db).await;
     let limited = limited.with(78);
     assert!(!limited.out.contains("hunter2"), "{limited:?}");
     let found = limited.json();
@@ -234,7 +192,7 @@ async fn rights_that_are_missing_are_named<DB: TestDatabase>(db: TestDb<DB>) {
     let queue = result(&found, "rights to queue");
     let says = "INSERT, UPDATE, DELETE on t_resource_lock_queue is denied, which `--fair` needs";
     assert_eq!((&queue["result"], queue["found"].as_str()), (&"problem".into(), Some(says)));
-    let grantee = if db.server.name == "postgres" { name.clone() } else { format!("`{name}`@`") };
+    let grantee = if db.server.name == "postgres" { name } else { format!("`{name}`@`") };
     let grant = format!("GRANT INSERT, UPDATE, DELETE ON t_resource_lock_queue TO {grantee}");
     assert!(queue["advice"].as_str().unwrap().starts_with(&grant), "{queue}");
     let schedule = result(&found, "rights to schedule");
@@ -245,13 +203,6 @@ async fn rights_that_are_missing_are_named<DB: TestDatabase>(db: TestDb<DB>) {
     ] {
         assert!(result(&found, check)["found"].as_str().unwrap().starts_with(says), "{found}");
     }
-}
-
-async fn notifications_are_tried<DB: TestDatabase>(db: TestDb<DB>) {
-    let found = db.rowlock("doctor --json", &[]).await.with(0).json();
-    let works = result(&found, "notifications");
-    assert_eq!((&works["result"], &works["advice"]), (&"ok".into(), &Value::Null), "{works}");
-    assert!(found["checks"].as_array().unwrap().iter().all(|of| of["check"] != "pooler"), "{found}");
 }
 
 async fn the_advice_for_a_connection_depends_on_its_error<DB: TestDatabase>(db: TestDb<DB>) {

@@ -32,7 +32,7 @@ harness::tests!(
     sqlite(
         orphans_are_buried_while_the_command_works,
         orphans_are_buried_while_a_cron_drains,
-        descendants_in_other_sessions_are_stopped_too,
+        descendants_are_stopped_too,
         what_the_command_leaves_behind_is_ended_first,
         what_the_shell_had_started_before_is_left_alone,
         the_status_of_a_command_that_has_ended_stays
@@ -51,27 +51,9 @@ fn has_process_namespaces() -> bool {
 async fn as_pid_1_it_stops_as_soon_as_its_command_does<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let script = r#"trap 'exit 7' TERM; (true & true & true &); touch "$0/up"; while :; do sleep 0.05; done"#;
-    let mut unshare = Command::new("unshare");
-    unshare.args([
-        "-pf",
-        "--kill-child",
-        "--mount-proc",
-        PROGRAM,
-        "run",
-        "k",
-        "--lease",
-        "1h",
-        "--stop-timeout",
-        "1h",
-        "--",
-        "sh",
-        "-c",
-    ]);
-    unshare.args([script, stage.path()]).env("DATABASE_URL", &db.url);
-    let job = start(unshare);
+    let job = as_pid_1(&db, "run k --lease 1h --stop-timeout 1h -- sh -c", &[script, stage.path()]);
     stage.up().await;
-    let first = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", job.id())).unwrap();
-    signal(first.trim(), Signal::TERM);
+    signal(&children(&job.id().to_string()), Signal::TERM);
     job.ended().await.with(7);
 }
 
@@ -114,12 +96,12 @@ async fn orphans_are_buried_while_a_cron_drains<DB: TestDatabase>(db: TestDb<DB>
     cron.ended().await.with(0);
 }
 
-/// This includes a descendant that has created a session of its own.
-async fn descendants_in_other_sessions_are_stopped_too<DB: TestDatabase>(db: TestDb<DB>) {
+/// This includes those that have created a session of their own, and those that outlive the command.
+async fn descendants_are_stopped_too<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     std::fs::write(stage.file("child"), format!("trap '' TERM\n{TICKS}")).unwrap();
-    for (start, words) in [("", "& wait"), ("(", "&); while :; do sleep 0.05; done")] {
-        let script = format!(r#"{start} setsid sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 {words}"#);
+    for (start, words) in [("", "& wait"), ("setsid", "& wait"), ("(setsid", "&); while :; do sleep 0.05; done")] {
+        let script = format!(r#"{start} sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 {words}"#);
         let job = db.start("run k --lease 1h --stop-timeout 300ms -- sh -c", &[&script, stage.path()]);
         let grandchild = stage.up().await;
         job.signal(Signal::TERM);
@@ -299,7 +281,7 @@ async fn as_pid_1_cron_buries_orphans<DB: TestDatabase>(db: TestDb<DB>) {
     let unshare = as_pid_1(&db, "cron", &[file.to_str().unwrap()]);
     stage.up().await;
     let cron = children(&unshare.id().to_string());
-    eventually("the run is recorded", async || db.rowlock("runs k", &[]).await.out.contains("succeeded")).await;
+    ended_as(&db, "k", "succeeded").await;
     assert_ne!(children(&cron), "", "the daemon lives");
     stage.go();
     eventually("it is buried", async || children(&cron).is_empty()).await;

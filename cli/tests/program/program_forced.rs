@@ -2,22 +2,18 @@
 
 use harness::{TestDatabase, TestDb, acquired};
 
-use crate::{
-    program::{Program as _, ended},
-    program_schedules::due,
-};
+use crate::{program::Program as _, program_schedules::due};
 
-harness::tests!(everywhere(
-    a_forced_release_says_from_whom_the_key_was_taken,
-    a_forced_release_names_its_operator,
-    a_schedule_is_not_released_by_force
-));
+harness::tests!(everywhere(a_forced_release_says_from_whom_the_key_was_taken, a_schedule_is_not_released_by_force));
 
 async fn a_forced_release_says_from_whom_the_key_was_taken<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.builder().label("node-1").build().unwrap();
     let lease = acquired(lock.try_acquire("k").await);
-    let said = db.rowlock("release k --force", &[]).await.with(0).out;
-    let token = db.show("k").await["token"].clone();
+    let forced = db.by_ann("release k --force", &[]).await.with(0);
+    let event = r#"changed on the command line change="release" of="k" by="ann" from="#;
+    assert!(forced.err.contains("WARN") && forced.err.contains(event), "{forced:?}");
+    assert!(forced.err.contains("held by node-1") && forced.err.lines().count() == 1, "{forced:?}");
+    let (said, token) = (forced.out, db.show("k").await["token"].clone());
     let begin = format!("k is free; its token is {token}; it was held by node-1 since 2");
     let claim = format!(
         " under token {}, holder {}; under the rules of the article it stays closed until `--status S`\n",
@@ -31,17 +27,6 @@ async fn a_forced_release_says_from_whom_the_key_was_taken<DB: TestDatabase>(db:
     assert!(said.contains("; it was failed, last taken by node-1 since 2") && !said.contains("holder"), "{said}");
 }
 
-async fn a_forced_release_names_its_operator<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.builder().label("node-1").build().unwrap();
-    let _lease = acquired(lock.try_acquire("k").await);
-    let mut command = db.command("release k --force", &[]);
-    command.env_remove("SUDO_USER").env("USER", "ann");
-    let said = ended(command).await.with(0);
-    let event = r#"changed on the command line change="release" of="k" by="ann" from="#;
-    assert!(said.err.contains("WARN") && said.err.contains(event), "{said:?}");
-    assert!(said.err.contains("held by node-1") && said.err.lines().count() == 1, "{said:?}");
-}
-
 async fn a_schedule_is_not_released_by_force<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
     let said = db.rowlock("release k --force", &[]).await.with(75);
@@ -50,4 +35,7 @@ async fn a_schedule_is_not_released_by_force<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(said.out.is_empty() && said.err.contains(says), "{said:?}");
     let absent = db.rowlock("release absent --force", &[]).await.with(75);
     assert!(absent.err.contains("\"absent\" has no row") && absent.err.lines().count() == 1, "{absent:?}");
+    let told = db.by_ann("--log-level debug release absent --force", &[]).await.with(75);
+    let event = r#"not changed on the command line change="release" of="absent" by="ann" from="#;
+    assert!(told.err.contains(event), "{told:?}");
 }

@@ -60,12 +60,11 @@ async fn a_table_that_is_missing_says_what_to_run<DB: TestDatabase>(db: TestDb<D
         "acquire k --wait 1s",
         "list --json",
         "renew k --holder 0b9f6a52-3a4e-4c58-9d3c-2f1f6f0f7c11",
+        "release k --force",
     ] {
         let missing = db.rowlock(words, &[]).await.with(78);
         assert!(missing.err.lines().count() == 1 && missing.err.contains("run `rowlock migrate`"), "{missing:?}");
     }
-    let forced = db.rowlock("release k --force", &[]).await.with(78);
-    assert!(forced.err.lines().count() == 1 && forced.err.contains("run `rowlock migrate`"), "{forced:?}");
     for _ in 0..2 {
         db.rowlock("migrate", &[]).await.with(0);
     }
@@ -88,6 +87,10 @@ async fn a_server_out_of_reach_is_no_refusal<DB: TestDatabase>(db: TestDb<DB>) {
         assert!(!ended.err.contains("hunter2") && !ended.err.contains("operator"), "{ended:?}");
         assert!(ended.err.contains(&place) && ended.err.contains("check that the server runs"), "{ended:?}");
     }
+    let scheme = db.url.split_once("://").unwrap().0;
+    let without_path = list(&format!("{scheme}://operator:hunter2@{address}")).await.with(69);
+    assert!(without_path.err.contains(&format!("at {address}: ")), "{without_path:?}");
+    assert!(!without_path.err.contains("hunter2") && !without_path.err.contains("operator"), "{without_path:?}");
 }
 
 /// A PostgreSQL server with `trust` authentication still refuses an unknown user.

@@ -23,8 +23,7 @@ harness::tests!(
         other_times_of_a_file_that_is_read_anew_apply_within_seconds,
         a_paused_schedule_that_runs_shows_both,
         a_slot_is_reset,
-        a_file_may_be_empty,
-        what_cannot_start_leaves_no_instance
+        a_file_may_be_empty
     ),
     sqlite(a_job_that_is_declared_as_removed_is_run_nowhere, instances_with_other_times_are_counted),
     servers.long(a_job_that_is_declared_as_removed_is_run_nowhere, instances_with_other_times_are_counted)
@@ -238,8 +237,6 @@ async fn a_slot_is_reset<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(reset.err.contains("change=\"reset\" of=\"k\" by=\"ann\" from="), "{reset:?}");
     let refused = db.rowlock("run k --cron", &["0 0 1 1 *", "--", "true"]).await.with(75);
     assert!(refused.err.contains("the first tick is at 2"), "what was due is skipped: {refused:?}");
-    let none = db.rowlock("reset none", &[]).await.with(75);
-    assert!(none.err.contains("there is no schedule \"none\""), "{none:?}");
 }
 
 async fn a_file_may_be_empty<DB: TestDatabase>(db: TestDb<DB>) {
@@ -252,18 +249,12 @@ async fn a_file_may_be_empty<DB: TestDatabase>(db: TestDb<DB>) {
     job(&stage, "k", "after = \"1h\"", "echo it runs");
     cron.signal(Signal::HUP);
     cron.says("k: it runs", 1).await;
+    program_jobs::file(&stage, "");
+    cron.signal(Signal::HUP);
+    cron.complains("0 jobs; gone: k").await;
+    assert!(!cron.is_over());
     let table =
         db.rowlock("cron --next 1", &[program_jobs::file(&stage, "[k]\nremoved = true\n").to_str().unwrap()]).await;
     assert!(table.with(0).out.contains("\nk     removed  -"));
     cron.stopped().await;
-}
-
-/// Each value of the lease is an instance of the library. The second one cannot start.
-async fn what_cannot_start_leaves_no_instance<DB: TestDatabase>(db: TestDb<DB>) {
-    let stage = Stage::new();
-    let second = "after = \"1h\"\nlease = \"2h\"\nexclusive_with = \"billing\"";
-    let file = jobs(&stage, &[("first", "after = \"1h\"\nlease = \"1h\"", "true"), ("second", second, "true")]);
-    db.execute("DROP TABLE t_resource_lock").await;
-    cron(&db, "", &file).ended().await.with(78);
-    assert_eq!(instances(&db).await, Vec::<Value>::new());
 }

@@ -9,6 +9,7 @@ use tokio::time::sleep;
 use crate::{
     program::{Program as _, STAYS, Stage, at, read, rowlock, start},
     program_cron::{cron, ended_as, job, runs},
+    program_runs::ran,
     program_terminal::signal,
 };
 
@@ -16,8 +17,7 @@ harness::tests!(
     everywhere(
         what_follows_the_end_of_a_tick_is_run_once,
         nothing_follows_a_run_whose_end_is_not_recorded,
-        what_follows_a_run_ends_with_the_drain_or_with_a_second_signal,
-        a_drain_is_longer_than_the_stop_timeout
+        what_follows_a_run_ends_with_the_drain_or_with_a_second_signal
     ),
     sqlite(
         an_end_that_is_being_recorded_at_the_stop_is_not_called_lost,
@@ -26,11 +26,9 @@ harness::tests!(
         a_command_runs_as_its_user,
         a_command_of_another_user_dies_with_the_process_above_it,
         a_command_that_is_missing_costs_its_job_alone,
-        a_file_may_lose_its_last_job,
         a_crontab_becomes_a_file_whose_jobs_run,
         the_file_says_how_many_commands_run,
         a_process_above_a_command_that_is_stopped_stops_nothing,
-        the_error_is_what_the_command_said,
         a_command_that_cannot_begin_is_a_failure,
         fewer_commands_run_once_others_have_ended
     ),
@@ -191,24 +189,6 @@ async fn a_command_that_appears_is_found<DB: TestDatabase>(db: TestDb<DB>) {
     running.stopped().await;
 }
 
-async fn a_file_may_lose_its_last_job<DB: TestDatabase>(db: TestDb<DB>) {
-    let stage = Stage::new();
-    let path = job(&stage, "k", "after = \"1s\"", "true");
-    let mut running = cron(&db, "", &path);
-    ended_as(&db, "k", "succeeded").await;
-    std::fs::write(&path, "").unwrap();
-    running.signal(Signal::HUP);
-    running.complains("0 jobs").await;
-    let before = runs(&db, "k").await.len();
-    sleep(Duration::from_secs(3)).await;
-    assert!(runs(&db, "k").await.len() <= before + 1, "a run may have been under way");
-    assert!(!running.is_over());
-    running.stopped().await;
-    let mut running = cron(&db, "", &path);
-    running.complains("0 jobs").await;
-    running.stopped().await;
-}
-
 async fn a_crontab_becomes_a_file_whose_jobs_run<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let crontab = stage.file("crontab");
@@ -241,13 +221,9 @@ async fn old_runs_are_forgotten_by_the_job_of_the_guide<DB: TestDatabase>(db: Te
     let shown = shown.split("```").next().unwrap();
     let ours = shown.replace("command = [\"rowlock\"", &format!("command = [\"{}\"", crate::program::PROGRAM));
     assert_ne!(ours, shown);
-    let (old, young) = (DB::ago(100 * 86_400_000), DB::ago(80 * 86_400_000));
-    for (slot, time) in [(&old, &old), (&young, &young)] {
-        db.execute(&format!(
-            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status)
-             VALUES ('other', {slot}, 1, 1, 'me', {time}, {time}, 'F')"
-        ))
-        .await;
+    for days in [100, 80] {
+        let ago = days * 86_400_000;
+        ran(&db, "other", ago, ago, "F").await;
     }
     let mut running = cron(&db, "", &file(&stage, &ours));
     running.complains("1 job").await;
@@ -307,20 +283,6 @@ async fn a_process_above_a_command_that_is_stopped_stops_nothing<DB: TestDatabas
         () = stops => {}
     }
     assert_eq!(runs(&db, "ends").await[0]["error"], "handed back: its work was stopped");
-}
-
-async fn the_error_is_what_the_command_said<DB: TestDatabase>(db: TestDb<DB>) {
-    let stage = Stage::new();
-    let left = "sleep 1000 & printf 'disk full' >&2; exit 3";
-    let killed = "echo dying >&2; kill -KILL $$";
-    let text = [("left", left), ("killed", killed)]
-        .map(|(name, script)| format!("[{name}]\nafter = \"1h\"\ncommand = [\"sh\", \"-c\", '''{script}''']\n"));
-    let mut running = cron(&db, "--stop-timeout 300ms", &file(&stage, &text.concat()));
-    for (name, error) in [("left", "exit code 3: disk full"), ("killed", "exit code 137 (SIGKILL): dying")] {
-        assert_eq!(ended_as(&db, name, "failed").await["error"], error);
-    }
-    running.complains("left: rowlock: stopped what the command had left running\n").await;
-    running.stopped().await;
 }
 
 async fn what_follows_the_end_of_a_tick_is_run_once<DB: TestDatabase>(db: TestDb<DB>) {
@@ -408,26 +370,6 @@ async fn an_end_that_is_being_recorded_at_the_stop_is_not_called_lost<DB: TestDa
     let ended = running.ended().await.with(0);
     assert!(!ended.err.contains("succeeded") && !ended.err.contains("lost"), "{ended:?}");
     assert!(!stage.file("said").exists(), "{ended:?}");
-}
-
-async fn a_drain_is_longer_than_the_stop_timeout<DB: TestDatabase>(db: TestDb<DB>) {
-    let stage = Stage::new();
-    let script = "touch \"$0/up\"; while [ ! -e \"$0/go\" ]; do sleep 0.05; done";
-    let running = cron(&db, "--drain 1h --stop-timeout 100ms", &job(&stage, "k", "after = \"1h\"", script));
-    stage.up().await;
-    running.signal(Signal::TERM);
-    sleep(Duration::from_secs(1)).await;
-    stage.go();
-    running.ended().await.with(0);
-    ended_as(&db, "k", "succeeded").await;
-    let other = Stage::new();
-    let mut running = cron(&db, "--drain 1h --stop-timeout 100ms", &job(&other, "l", "after = \"1h\"", script));
-    other.up().await;
-    running.signal(Signal::TERM);
-    sleep(Duration::from_millis(500)).await;
-    assert!(!running.is_over());
-    running.stopped().await;
-    assert_eq!(runs(&db, "l").await[0]["error"], "handed back: its work was stopped");
 }
 
 /// More words than the system passes to a program.

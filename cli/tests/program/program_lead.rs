@@ -15,8 +15,7 @@ harness::tests!(everywhere(
     a_leader_that_is_asked_to_stop_resigns_at_once,
     a_lock_delay_holds_the_next_leader_back_after_a_crash,
     the_leader_is_shown_and_watched,
-    so_many_commands_run_at_a_time,
-    the_permit_of_a_killed_run_goes_to_a_waiter
+    so_many_commands_run_at_a_time
 ));
 
 /// A command that appends the number of its term to `terms`, and runs until the file `go` exists.
@@ -152,20 +151,4 @@ async fn so_many_commands_run_at_a_time<DB: TestDatabase>(db: TestDb<DB>) {
         one.ended().await.with(0);
     }
     db.rowlock("run k --permits 2 -- true", &[]).await.with(0);
-}
-
-async fn the_permit_of_a_killed_run_goes_to_a_waiter<DB: TestDatabase>(db: TestDb<DB>) {
-    let stages = [Stage::new(), Stage::new()];
-    let run = |stage: &Stage| db.start("run k --permits 2 --lease 2s -- sh -c", &[STAYS, stage.path()]);
-    let [first, second] = [run(&stages[0]), run(&stages[1])];
-    for stage in &stages {
-        stage.up().await;
-    }
-    let mut waiting = db.start("run k --permits 2 --wait 1h -vv -- echo", &["it runs"]);
-    waiting.complains("refused").await;
-    first.signal(Signal::KILL);
-    assert_eq!(first.ended().await.code, -9, "its command has died with it");
-    assert_eq!(waiting.ended().await.with(0).out, "it runs\n");
-    stages[1].go();
-    second.ended().await.with(0);
 }

@@ -47,7 +47,17 @@ async fn a_run_whose_lease_is_over_is_shown_as_lost<DB: TestDatabase>(db: TestDb
         runs.err.contains("is lost or handed back: its lease is over since 2") && runs.err.lines().count() == 1,
         "{runs:?}"
     );
-    assert_eq!(db.rowlock("runs k --json", &[]).await.with(0).err, "", "JSON is for programs");
+    for words in ["runs k --json", "runs k --running --json"] {
+        assert_eq!(db.rowlock(words, &[]).await.with(0).err, "", "{words}: JSON is for programs");
+    }
+    let running = db.rowlock("runs --running", &[]).await.with(0);
+    assert_eq!((running.out.lines().count(), &running.err), (1, &runs.err), "{running:?}");
+    let why = db.rowlock("why k", &[]).await.with(0).out;
+    assert!(
+        why.contains("k: its run on node-1 since 2") && why.contains(" is lost: its lease is over since 2"),
+        "{why}"
+    );
+    assert!(why.contains("no instance has taken it over"), "{why}");
 }
 
 async fn the_page_shows_a_run_whose_lease_is_over_as_lost<DB: TestDatabase>(db: TestDb<DB>) {

@@ -146,8 +146,10 @@ async fn what_runs_print_is_shown<DB: TestDatabase>(db: TestDb<DB>) {
     let (first, rest) = much.split_once('\n').unwrap();
     assert_eq!(first, format!("[{} bytes cut off]", whole - rest.len()));
     assert!(db.rowlock("output both --attempt 7", &[]).await.with(75).err.contains("has no such run"));
-    assert!(db.rowlock("output absent", &[]).await.with(75).err.contains("there is no schedule \"absent\""));
     running.stopped().await;
+    db.rowlock("remove both", &[]).await.with(0);
+    assert_eq!(db.rowlock("output both", &[]).await.with(0).out, last, "it stays with its run");
+    assert!(db.rowlock("output both --attempt 7", &[]).await.with(75).err.contains("has no such run"));
 }
 
 async fn a_run_shows_its_process_and_what_it_waits_for<DB: TestDatabase>(db: TestDb<DB>) {
@@ -225,8 +227,6 @@ async fn an_order_for_nothing_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
     for (order, code, says) in [
         ("stop k", 75, "no tick was begun that could be stopped"),
-        ("stop absent", 75, "there is no schedule \"absent\""),
-        ("skip absent", 75, "there is no schedule \"absent\""),
         ("pause k --until 2020-01-01T00:00:00Z", 75, "which has passed"),
         ("pause k --until soon", 2, "or a duration like 8h"),
         ("drain nobody", 75, "no instance has the label \"nobody\""),

@@ -10,7 +10,7 @@ use crate::{
 };
 
 harness::tests!(
-    everywhere(a_file_has_the_url),
+    everywhere(a_file_has_the_url, an_option_goes_before_a_variable),
     mysql_and_mariadb(a_new_password_is_used, the_file_of_mysqls_programs_is_read)
 );
 
@@ -31,6 +31,24 @@ async fn a_file_has_the_url<DB: TestDatabase>(db: TestDb<DB>) {
     let mut command = list();
     command.env("DATABASE_URL", "postgres://127.0.0.1:1/none");
     start(command).ended().await.with(0);
+}
+
+async fn an_option_goes_before_a_variable<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = stage.file("url");
+    std::fs::write(&file, &db.url).unwrap();
+    let file = file.to_str().unwrap();
+    for option in [["--database-url", &db.url], ["--database-url-file", file]] {
+        let mut command = rowlock("list", &option);
+        command.env("DATABASE_URL", "postgres://127.0.0.1:1/none").env("DATABASE_URL_FILE", stage.file("none"));
+        start(command).ended().await.with(0);
+        let both = start(rowlock("list --local", &option)).ended().await.with(2);
+        assert!(both.err.contains("leave out --database-url and --database-url-file"), "{both:?}");
+    }
+    let mut local = rowlock("list --local --json", &[]);
+    local.env("DATABASE_URL_FILE", file).env("XDG_STATE_HOME", stage.path());
+    assert_eq!(start(local).ended().await.with(0).out, "[]\n");
+    assert!(stage.file("rowlock/locks.db").exists());
 }
 
 /// A user with a password of the database of the test.

@@ -14,7 +14,6 @@ harness::tests!(
     everywhere(
         the_exit_code_is_the_commands_and_the_row_tells_how_it_ended,
         the_command_sees_its_claim_and_what_comes_in,
-        a_refusal_is_one_line_and_an_exit_code,
         one_of_many_runs_within_a_min_interval,
         article_rules_wait_for_an_operator,
         a_failed_run_is_repeated_within_its_min_interval_on_request,
@@ -68,16 +67,6 @@ async fn the_command_begins_with_the_signals_of_a_fresh_process<DB: TestDatabase
     let script = "(yes; echo $? >&2) | head -n 1";
     let ended = db.rowlock("run k -- sh -c", &[script]).await.with(0);
     assert_eq!((ended.out.as_str(), ended.err.as_str()), ("y\n", "141\n"));
-}
-
-async fn a_refusal_is_one_line_and_an_exit_code<DB: TestDatabase>(db: TestDb<DB>) {
-    db.rowlock("acquire k --lease 1h --label node-7", &[]).await.with(0);
-    let refused = db.rowlock("run k --", &["echo", "it runs"]).await.with(75);
-    assert_eq!((refused.out.as_str(), refused.err.lines().count()), ("", 1), "{refused:?}");
-    assert!(refused.err.starts_with("rowlock: refused: k: held, by node-7, since 2"), "{refused:?}");
-    // What is no error causes no mail of cron.
-    let skipped = db.rowlock("run k --refused-ok --", &["echo", "it runs"]).await.with(0);
-    assert_eq!((skipped.out.as_str(), skipped.err.as_str()), ("", ""));
 }
 
 async fn one_of_many_runs_within_a_min_interval<DB: TestDatabase>(db: TestDb<DB>) {

@@ -1,7 +1,5 @@
 //! `cron` as a service: what a service manager hears.
 
-use std::time::Duration;
-
 use harness::{PATIENCE, TestDatabase, TestDb};
 use rustix::process::Signal;
 use tokio::{net::UnixDatagram, time::timeout};
@@ -11,7 +9,7 @@ use crate::{
     program_cron::job,
 };
 
-harness::tests!(sqlite(a_service_manager_hears_of_the_program, a_program_that_is_suspended_is_not_heard));
+harness::tests!(sqlite(a_service_manager_hears_of_the_program));
 
 struct Manager {
     socket: UnixDatagram,
@@ -65,17 +63,4 @@ async fn a_service_manager_hears_of_the_program<DB: TestDatabase>(db: TestDb<DB>
     }
     manager.stage.go();
     running.ended().await.with(0);
-}
-
-async fn a_program_that_is_suspended_is_not_heard<DB: TestDatabase>(db: TestDb<DB>) {
-    let manager = Manager::new();
-    let running = manager.start(&db, "true");
-    manager.hears("WATCHDOG=1").await;
-    running.signal(Signal::STOP);
-    // What was sent before may still be read.
-    let silence = async { while timeout(Duration::from_secs(2), manager.hears("WATCHDOG=1")).await.is_ok() {} };
-    timeout(PATIENCE, silence).await.expect("it goes on");
-    running.signal(Signal::CONT);
-    manager.hears("WATCHDOG=1").await;
-    running.stopped().await;
 }

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     program::{Program as _, STAYS, Stage, hear_all_signals},
-    program_cron::{job, runs},
+    program_cron::{ended_as, job, runs},
     program_terminal::state,
 };
 
@@ -26,7 +26,6 @@ harness::tests!(sqlite(
     a_loss_stops_the_command_though_stderr_is_not_read,
     the_jobs_of_cron_need_no_reader,
     a_claim_that_is_not_read_ends_at_a_signal,
-    a_claim_that_is_not_read_leaves_nothing_for_an_operator,
     cron_ends_though_its_output_is_not_read
 ));
 
@@ -106,14 +105,7 @@ async fn the_jobs_of_cron_need_no_reader<DB: TestDatabase>(db: TestDb<DB>) {
     let script = format!("yes {line} | head -n 1000; yes {line} | head -n 1000 >&2");
     let file = job(&stage, "k", "after = \"1h\"\nlease = \"5s\"", &script);
     let mut cron = Unread::start(db.command("cron", &[file.to_str().unwrap()])).await;
-    // There is no schedule until the program has registered it.
-    let has_ended = async || db.rowlock("runs k", &[]).await.out.contains("succeeded");
-    let ended = async || {
-        while !has_ended().await {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    };
-    timeout(2 * PATIENCE, ended()).await.expect("the run ends");
+    ended_as(&db, "k", "succeeded").await;
     assert_eq!(runs(&db, "k").await.len(), 1, "its lease was renewed");
     let text = cron.read();
     // Lines that are dropped are told after the next line that is written.
@@ -137,21 +129,12 @@ async fn unread_claim<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Unread 
     program
 }
 
-/// The claim is renewed until the program is asked to stop.
+/// The claim is renewed until the program is asked to stop. Under the article's rules, a claim that
+/// was abandoned would wait for an operator.
 async fn a_claim_that_is_not_read_ends_at_a_signal<DB: TestDatabase>(db: TestDb<DB>) {
-    for words in ["acquire k --lease 4s", "hold k --lease 4s"] {
+    for words in ["acquire k --rules article --lease 4s", "hold k --rules article --lease 4s"] {
         let mut program = unread_claim(&db, words).await;
         db.rowlock("run k --wait 9s -- true", &[]).await.with(75);
-        program.signal(Signal::TERM);
-        assert_eq!(program.ended().await.code(), Some(143));
-        db.rowlock("run k --wait 10s -- true", &[]).await.with(0);
-    }
-}
-
-/// Under the article's rules, a claim that was abandoned would wait for an operator.
-async fn a_claim_that_is_not_read_leaves_nothing_for_an_operator<DB: TestDatabase>(db: TestDb<DB>) {
-    for words in ["acquire k --rules article --lease 1h", "hold k --rules article --lease 1h"] {
-        let mut program = unread_claim(&db, words).await;
         program.signal(Signal::TERM);
         assert_eq!(program.ended().await.code(), Some(143));
         db.rowlock("run k --rules article -- true", &[]).await.with(0);
@@ -162,8 +145,7 @@ async fn cron_ends_though_its_output_is_not_read<DB: TestDatabase>(db: TestDb<DB
     let stage = Stage::new();
     let file = job(&stage, "k", "after = \"1h\"", "echo begins");
     let mut cron = Unread::start(db.command("cron", &[file.to_str().unwrap()])).await;
-    let has_ended = async || db.rowlock("runs k", &[]).await.out.contains("succeeded");
-    eventually("the run has ended", has_ended).await;
+    ended_as(&db, "k", "succeeded").await;
     cron.signal(Signal::TERM);
     assert_eq!(cron.ended().await.code(), Some(0));
 }

@@ -19,10 +19,9 @@ harness::tests!(
         a_forced_release_stops_the_command,
         an_end_after_a_forced_release_is_a_loss,
         a_holder_that_cannot_renew_stops_its_command,
-        a_signal_ends_a_wait,
         a_repeated_signal_does_not_wait_for_the_database
     ),
-    sqlite(the_commands_descendants_are_stopped_too, a_signal_that_was_ignored_stays_ignored)
+    sqlite(a_signal_that_was_ignored_stays_ignored)
 );
 
 /// A command that ends with 7 on any of these signals.
@@ -154,27 +153,6 @@ async fn a_holder_that_cannot_renew_stops_its_command<DB: TestDatabase>(db: Test
     let ended = job.ended().await.with(74);
     assert!(ended.out == "bye\n" && ended.err.contains("lost; stopping the command"), "{ended:?}");
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
-}
-
-async fn a_signal_ends_a_wait<DB: TestDatabase>(db: TestDb<DB>) {
-    db.rowlock("acquire k --lease 1h", &[]).await.with(0);
-    let row = db.show("k").await;
-    let mut waiting = db.start("run k --wait 1h -vv -- echo", &["it runs"]);
-    waiting.complains("refused").await;
-    waiting.signal(Signal::TERM);
-    assert_eq!(waiting.ended().await.with(143).out, "");
-    assert_eq!(db.show("k").await, row);
-}
-
-/// The program also stops the command's descendants, including those that outlive the command.
-async fn the_commands_descendants_are_stopped_too<DB: TestDatabase>(db: TestDb<DB>) {
-    let stage = Stage::new();
-    let child = r#"trap '' TERM; touch "$0/up"; while :; do sleep 0.05; done"#;
-    let script = format!("sh -c '{}' \"$0\" & wait", child.replace('\'', r"'\''"));
-    let job = db.start("run k --lease 1h --stop-timeout 300ms -- sh -c", &[&script, stage.path()]);
-    stage.up().await;
-    job.signal(Signal::TERM);
-    job.ended().await.with(143);
 }
 
 /// Another transaction has the row locked, so that the end cannot be written. A repeated signal

@@ -57,6 +57,15 @@ async fn local_time_of_other_programs_is_declared<DB: TestDatabase>(db: TestDb<D
         let check = found["checks"].as_array().unwrap().iter().find(|of| of["check"] == "times of other programs");
         assert_eq!(check.and_then(|check| check["result"].as_str()), result, "{option}");
     }
+    db.set("k", "key_resource = 'a; b'").await;
+    let found = db.rowlock("doctor --json", &[]).await.with(0).json();
+    let check = found["checks"].as_array().unwrap().iter().find(|of| of["check"] == "times of other programs").unwrap();
+    assert!(
+        check["found"].as_str().unwrap().starts_with("the begin_time of key \"a; b\" is in the future: "),
+        "{check}"
+    );
+    assert!(check["advice"].as_str().unwrap().starts_with("declare them with their offset"), "{check}");
+    db.set("a; b", "key_resource = 'k'").await;
     let until = |refused: crate::program::Ended| refused.err.clone();
     let strict = until(db.rowlock("run k --min-interval 10m -- true", &[]).await.with(75));
     let aware = until(db.rowlock("run k --min-interval 10m --article-clients +08:00 -- true", &[]).await.with(75));

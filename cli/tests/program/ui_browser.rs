@@ -19,7 +19,7 @@ use tokio::process::Command;
 
 use crate::{
     program::{Program as _, Stage, Started, start},
-    program_cron::{cron, job, runs},
+    program_cron::{cron, ended_as, job, runs},
     ui::{SCRIPT, Ui, open, open_at},
 };
 
@@ -31,15 +31,9 @@ harness::tests!(
         each_page_is_shown_in_a_browser,
         a_key_is_released_in_a_browser,
         a_page_is_used_with_the_keyboard,
-        a_browser_tells_of_a_lost_server,
-        a_test_that_fails_leaves_no_process
+        a_browser_tells_of_a_lost_server
     ),
-    servers[BROWSER].alone(
-        each_page_is_shown_in_a_browser,
-        a_key_is_released_in_a_browser,
-        a_page_is_used_with_the_keyboard,
-        a_browser_tells_of_a_lost_database
-    ),
+    servers[BROWSER].alone(a_browser_tells_of_a_lost_database),
 );
 
 fn driver() -> Option<String> {
@@ -49,7 +43,7 @@ fn driver() -> Option<String> {
 /// A browser with a profile of its own. It ends with this value, and so does what drives it.
 pub struct Browser {
     pub client: Client,
-    driver: Driver,
+    _driver: Driver,
 }
 
 struct Driver {
@@ -116,7 +110,7 @@ impl Browser {
         let mut builder = ClientBuilder::new(HttpConnector::new());
         let builder = builder.capabilities(wanted.as_object().unwrap().clone());
         let client = builder.connect(&format!("http://127.0.0.1:{port}")).await.expect("a browser");
-        Self { client, driver }
+        Self { client, _driver: driver }
     }
 
     pub async fn goto(&self, ui: &Ui, path: &str) {
@@ -193,11 +187,7 @@ pub async fn filled<DB: TestDatabase>(db: &TestDb<DB>, stage: &Stage) -> (Vec<ro
     // One line, as long as an output may be.
     let file = job(stage, "sync-crm", "every = \"1s\"", "printf %065536d 0; exit 3");
     let running = cron(db, "", &file);
-    eventually("a run has failed", async || {
-        let runs = db.rowlock("runs sync-crm --json", &[]).await;
-        runs.code == 0 && runs.out.contains("failed")
-    })
-    .await;
+    ended_as(db, "sync-crm", "failed").await;
     (held, running)
 }
 
@@ -259,7 +249,6 @@ async fn a_key_is_released_in_a_browser<DB: TestDatabase>(db: TestDb<DB>) {
     browser.shows("in progress").await;
     browser.click("a.danger").await;
     browser.shows("Release k by force?").await;
-    assert_eq!(browser.run("return document.cookie").await, "", "no script reads the session");
     assert_eq!(db.show("k").await["state"], "held");
     browser.click("input[value=F]").await;
     browser.click("button.danger").await;
@@ -319,23 +308,4 @@ async fn a_browser_tells_of_a_lost_server<DB: TestDatabase>(db: TestDb<DB>) {
     again.says("/\n", 1).await;
     eventually("it is back", async || !browser.text().await.contains("is lost")).await;
     browser.close().await;
-}
-
-async fn a_test_that_fails_leaves_no_process<DB: TestDatabase>(db: TestDb<DB>) {
-    let (ui, browser) = (open(&db, "").await, Browser::open(DESK).await);
-    browser.goto(&ui, "/").await;
-    let mut processes = browser.driver.browser();
-    assert!(!processes.is_empty(), "the browser is known by its profile");
-    let programs = [ui.program.id(), browser.driver.program.id()];
-    processes.extend(programs.map(|id| Pid::from_raw(i32::try_from(id).unwrap()).unwrap()));
-    let failed = tokio::spawn(async move {
-        let _all = (ui, browser);
-        panic!("a test that fails");
-    });
-    assert!(failed.await.unwrap_err().is_panic());
-    let lives = |pid: &Pid| {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
-    };
-    eventually("all have ended", async || !processes.iter().any(lives)).await;
 }

@@ -3,12 +3,12 @@
 
 use std::{collections::BTreeSet, path::PathBuf, process::Stdio};
 
-use harness::{Need, TestDatabase, TestDb, acquired, eventually};
+use harness::{Need, TestDatabase, TestDb, acquired};
 use tokio::{io::AsyncWriteExt as _, process::Command};
 
 use crate::{
-    program::{Program as _, Stage},
-    program_cron::{cron, jobs},
+    program::Stage,
+    program_cron::{cron, ended_as, jobs},
     ui::open,
 };
 
@@ -45,11 +45,7 @@ async fn numbers<DB: TestDatabase>(db: &TestDb<DB>) -> String {
     let stage = Stage::new();
     let file = jobs(&stage, &[("sync", "every = \"1s\"", "true"), ("long", "every = \"1s\"", "sleep 600")]);
     let _running = cron(db, "", &file);
-    eventually("a run has succeeded", async || {
-        let runs = db.rowlock("runs sync --json", &[]).await;
-        runs.code == 0 && runs.out.contains("succeeded")
-    })
-    .await;
+    ended_as(db, "sync", "succeeded").await;
     let _held = acquired(db.lock().try_acquire("s#1").await);
     open(db, "").await.get("/metrics").await.with(200).body
 }

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::{
     program::{Program as _, Stage},
-    program_cron::{cron, job, jobs},
+    program_cron::{cron, ended_as, job, jobs},
     program_schedules::due,
     ui::{ESCAPED, SCRIPT, open, open_at},
 };
@@ -106,11 +106,7 @@ async fn jobs_and_their_runs_are_shown<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let file = job(&stage, "k", "every = \"1s\"", "exit 3");
     let running = cron(&db, "--label <i>me</i>", &file);
-    eventually("it has failed", async || {
-        let runs = db.rowlock("runs k --json", &[]).await;
-        runs.code == 0 && runs.out.contains("failed")
-    })
-    .await;
+    ended_as(&db, "k", "failed").await;
     let ui = open(&db, "").await;
     let jobs = ui.get("/jobs").await.with(200).body;
     assert!(jobs.contains("/job?name=k") && jobs.contains("every 1s") && jobs.contains("badge failed"), "{jobs}");
@@ -190,9 +186,9 @@ async fn jobs_that_need_attention_come_first<DB: TestDatabase>(db: TestDb<DB>) {
     let terms = "cron = \"0 0 1 1 *\"\nzone = \"Europe/Berlin\"";
     let all = [("a", terms, ""), ("b", terms, "exit 3"), ("c", terms, ""), ("d", "after = \"1h\"", "")];
     let _running = cron(&db, "", &jobs(&stage, &all));
-    eventually("d has run", async || db.rowlock("runs d --json", &[]).await.out.contains("succeeded")).await;
+    ended_as(&db, "d", "succeeded").await;
     db.rowlock("trigger b", &[]).await.with(0);
-    eventually("b has failed", async || db.rowlock("runs b --json", &[]).await.out.contains("failed")).await;
+    ended_as(&db, "b", "failed").await;
     db.rowlock("pause c", &[]).await.with(0);
     let ui = open(&db, "").await;
     let order = async |path: &str| -> String {

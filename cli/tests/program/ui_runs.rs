@@ -5,6 +5,7 @@ use harness::{TestDatabase, TestDb, eventually};
 use crate::{
     program::{Program as _, Stage},
     program_cron::{cron, jobs},
+    program_runs::ran,
     program_schedules::due,
     ui::open,
 };
@@ -59,13 +60,8 @@ async fn ticks_to_come_are_drawn<DB: TestDatabase>(db: TestDb<DB>) {
 
 async fn runs_that_are_close_become_one_bar<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
-    for (ago, status) in [(7_200, 'S'), (3_600, 'S'), (3_590, 'F'), (3_580, 'L')] {
-        let at = DB::ago(1000 * ago);
-        db.execute(&format!(
-            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status)
-             VALUES ('k', {at}, 1, 1, 'me', {at}, {at}, '{status}')"
-        ))
-        .await;
+    for (ago, status) in [(7_200, "S"), (3_600, "S"), (3_590, "F"), (3_580, "L")] {
+        ran(&db, "k", 1000 * ago, 1000 * ago, status).await;
     }
     let ui = open(&db, "").await;
     for window in ["6h", "24h", "7d"] {
@@ -107,18 +103,10 @@ async fn runs_after_a_quiet_time_are_not_missed<DB: TestDatabase>(db: TestDb<DB>
 /// The clock of the database was an hour ahead, and has been corrected.
 async fn runs_after_a_clock_that_was_ahead_are_not_missed<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
-    let ran = async |name: &str, ago: i64| {
-        let at = DB::ago(ago);
-        db.execute(&format!(
-            "INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status)
-             VALUES ('{name}', {at}, 1, 1, 'me', {at}, {at}, 'S')"
-        ))
-        .await;
-    };
-    ran("other", -3_600_000).await;
+    ran(&db, "other", -3_600_000, -3_600_000, "S").await;
     let ui = open(&db, "").await;
     let has_run = async || !ui.get("/job?name=k").await.with(200).body.contains("It has not run so far.");
     assert!(!has_run().await);
-    ran("k", 0).await;
+    ran(&db, "k", 0, 0, "S").await;
     eventually("its run is shown", has_run).await;
 }

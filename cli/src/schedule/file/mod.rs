@@ -20,7 +20,7 @@ use crate::{
     exit::{Failure, USAGE},
     schedule::file::{
         section::{DEFAULTS, Defaults, Entry, Wrong, entry},
-        values::{max_concurrent_runs, version},
+        values::{integer, version},
     },
 };
 pub use job::Job;
@@ -180,7 +180,7 @@ fn parse(text: &str) -> Result<Jobs, Vec<Wrong>> {
             },
             ("version", None) => version(value).unwrap_or_else(says),
             ("max_concurrent_runs", None) => {
-                jobs.max_concurrent_runs = max_concurrent_runs(value).map_err(&mut says).ok()
+                jobs.max_concurrent_runs = integer(value, 1..=10_000).map_err(&mut says).ok()
             }
             (_, None) => {
                 let why = format!("{name:?} is outside of a job: begin one with its name, like [nightly-report]");

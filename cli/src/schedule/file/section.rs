@@ -303,7 +303,8 @@ impl<'a> Section<'a> {
         let lease = of_schedule.as_ref().map_or(LEASE, |lease| lease.value);
         self.set(of_schedule, Schedule::lease);
         let timeout = self.value("timeout", timeout);
-        let keep_output = self.value("keep_output", output).unwrap_or(MOST_OUTPUT) as usize;
+        let keep_output = self.value("keep_output", |value| integer(value, 0..=MOST_OUTPUT));
+        let keep_output = keep_output.unwrap_or(MOST_OUTPUT) as usize;
         let surroundings = self.surroundings();
         let mut hook = |key| self.value(key, hook).unwrap_or_default();
         let hooks = Hooks { on_success: hook("on_success"), on_failure: hook("on_failure") };
@@ -329,7 +330,8 @@ impl<'a> Section<'a> {
 
     /// Returns how often a tick is run again.
     fn retries(&mut self) -> u32 {
-        let (has_retry, retry) = (self.fields.contains_key("retry"), self.take("retry", retry));
+        let has_retry = self.fields.contains_key("retry");
+        let retry = self.take("retry", |value| integer(value, 0..=1_000));
         let backoff = self.take("backoff", time);
         if let (Some(backoff), false) = (&backoff, has_retry) {
             self.wrong(backoff.at, "backoff goes with retry: write one like retry = 3");

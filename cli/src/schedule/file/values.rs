@@ -46,15 +46,12 @@ pub fn timeout(value: &DeValue<'_>) -> Result<Duration, String> {
     values::timeout(&lasting(value)?)
 }
 
-fn integer(value: &DeValue<'_>, possible: RangeInclusive<u32>) -> Result<u32, String> {
+/// A number of these.
+pub fn integer(value: &DeValue<'_>, possible: RangeInclusive<u32>) -> Result<u32, String> {
     let digits = value.as_integer().filter(|integer| integer.radix() == 10);
     let number = digits.and_then(|integer| integer.as_str().parse().ok()).filter(|number| possible.contains(number));
     let (least, most) = (possible.start(), possible.end());
     number.ok_or_else(|| format!("it has to be a whole number from {least} to {most}, without quotes"))
-}
-
-pub fn retry(value: &DeValue<'_>) -> Result<u32, String> {
-    integer(value, 0..=1_000)
 }
 
 /// How many ticks are caught up on.
@@ -64,14 +61,6 @@ pub fn max(value: &DeValue<'_>) -> Result<u32, String> {
 
 /// The most bytes of an output that are kept, which are the default.
 pub const MOST_OUTPUT: u32 = 64 * 1024;
-
-pub fn output(value: &DeValue<'_>) -> Result<u32, String> {
-    integer(value, 0..=MOST_OUTPUT)
-}
-
-pub fn max_concurrent_runs(value: &DeValue<'_>) -> Result<u32, String> {
-    integer(value, 1..=10_000)
-}
 
 /// The only version of the file that there is.
 pub fn version(value: &DeValue<'_>) -> Result<(), String> {
