@@ -253,7 +253,10 @@ async fn at_each_stop<DB: TestDatabase>(db: TestDb<DB>, wait: Duration) {
     let others = |stage: &Stage<'_, DB>| limited(&db.lock(), &stage.key, PERMITS);
     at_every_stop_between(
         &db,
-        async |stage| release_all(each(&others(stage), PERMITS).await).await,
+        async |stage| {
+            release_all(each(&others(stage), PERMITS).await).await;
+            stage.warm().await;
+        },
         async |stage, ()| drop(acquired(limited(&stage.lock, &stage.key, PERMITS).acquire(wait).await)),
         async |_| {},
         async |stage| {

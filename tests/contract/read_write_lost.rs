@@ -47,7 +47,7 @@ fn of<DB: TestDatabase>(stage: &Stage<'_, DB>) -> ReadWriteLock<DB> {
     stage.lock.read_write(&stage.key)
 }
 
-/// Whether the name's row exists when the operation begins.
+/// Whether the name's row exists when the operation begins. Where it does, the stage is warm.
 #[derive(Clone, Copy, PartialEq)]
 enum Before {
     Missing,
@@ -68,6 +68,9 @@ async fn at_each_stop<DB: TestDatabase, P>(
             Before::Missing => {}
             Before::Free => acquired(lock.writer().try_acquire().await).release().await.unwrap(),
             Before::AbandonedByAWriter => acquired(lock.writer().try_acquire().await).abandon().await.unwrap(),
+        }
+        if before != Before::Missing {
+            stage.warm().await;
         }
         prepare(stage).await
     };
