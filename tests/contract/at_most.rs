@@ -152,52 +152,49 @@ fn most_at_a_time(held: &Held) -> usize {
     held.iter().map(|(began, _)| at(*began)).max().unwrap_or_default()
 }
 
-/// Some holders crash (nothing renews or ends their claims), some are paused until their leases are
-/// over, and some renew.
+/// Some holders of permits crash (nothing renews or ends their claims), some are paused until their
+/// leases are over, and some renew. `read_write` does the same with writers.
 async fn no_more_than_allowed_beside_crashes_and_losses<DB: TestDatabase>(db: TestDb<DB>) {
-    for most in LIMITS {
-        let (held, mut tasks) = (Held::default(), JoinSet::new());
-        for number in 0..12 {
-            let lock = db.lock_for(SHORT / 2);
-            let (held, limited) = (held.clone(), limited(&lock, "k", most));
-            tasks.spawn(async move {
-                let until = Instant::now() + seconds();
-                let mut turn = number;
-                while Instant::now() < until {
-                    let grant = match limited.acquire(SHORT / 2).await {
-                        Ok(grant) => grant,
-                        Err(Error::Refused(_)) => continue,
-                        // A busy machine takes longer than the wait.
-                        Err(error) if error.is_retryable() => continue,
-                        Err(error) => panic!("{error}"),
-                    };
-                    turn += 1;
-                    match turn % 4 {
-                        0 => {
-                            let began = Instant::now();
-                            let trusted = began + grant.time_left();
-                            grant.detach();
-                            held.lock().unwrap().push((began, trusted));
-                            tokio::time::sleep_until(trusted).await;
-                        }
-                        step => {
-                            let work = if step == 1 { SHORT } else { Duration::from_millis(fastrand::u64(1..20)) };
-                            work_under(&grant, work, &held).await;
-                            grant.release().await.ok(); // it may be lost
-                        }
+    let (held, mut tasks) = (Held::default(), JoinSet::new());
+    for number in 0..12 {
+        let lock = db.lock_for(SHORT / 2);
+        let (held, limited) = (held.clone(), limited(&lock, "k", PERMITS));
+        tasks.spawn(async move {
+            let until = Instant::now() + seconds();
+            let mut turn = number;
+            while Instant::now() < until {
+                let grant = match limited.acquire(SHORT / 2).await {
+                    Ok(grant) => grant,
+                    Err(Error::Refused(_)) => continue,
+                    // A busy machine takes longer than the wait.
+                    Err(error) if error.is_retryable() => continue,
+                    Err(error) => panic!("{error}"),
+                };
+                turn += 1;
+                match turn % 4 {
+                    0 => {
+                        let began = Instant::now();
+                        let trusted = began + grant.time_left();
+                        grant.detach();
+                        held.lock().unwrap().push((began, trusted));
+                        tokio::time::sleep_until(trusted).await;
+                    }
+                    step => {
+                        let work = if step == 1 { SHORT } else { Duration::from_millis(fastrand::u64(1..20)) };
+                        work_under(&grant, work, &held).await;
+                        grant.release().await.ok(); // it may be lost
                     }
                 }
-            });
-        }
-        while let Some(ended) = tasks.join_next().await {
-            ended.unwrap();
-        }
-        let highest = most_at_a_time(&held);
-        assert!(highest <= most, "{highest} at a time, and {most} are allowed");
-        assert!(highest >= most.min(2), "{highest} at a time: nothing was shared");
-        // No place is left behind by a holder that crashed.
-        release_all(fill(&limited(&db.lock(), "k", most), most).await).await;
+            }
+        });
     }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    let highest = most_at_a_time(&held);
+    assert!((2..=PERMITS).contains(&highest), "{highest} at a time, and {PERMITS} are allowed");
+    // No place is left behind by a holder that crashed.
+    release_all(fill(&limited(&db.lock(), "k", PERMITS), PERMITS).await).await;
 }
 
 async fn as_many_are_granted_anew_after_crashes<DB: TestDatabase>(db: TestDb<DB>) {

@@ -42,14 +42,7 @@ const SHORT: Duration = Duration::from_millis(300);
 const WAIT: Duration = Duration::from_secs(20);
 
 pub async fn installed<DB: Functions>(db: &TestDb<DB>) {
-    // Many instances may do this at once.
-    let all = (0..4).map(|_| {
-        let pool = db.pool.clone();
-        tokio::spawn(async move { rowlock::migration::migrate_functions(&pool).await.unwrap() })
-    });
-    for one in all.collect::<Vec<_>>() {
-        one.await.unwrap();
-    }
+    rowlock::migration::migrate_functions(&db.pool).await.unwrap();
 }
 
 pub async fn ask<DB: Functions>(pool: &Pool<DB>, ask: &Ask<'_>) -> Answer {
@@ -257,8 +250,15 @@ async fn a_full_disk_grants_nothing_and_changes_nothing<DB: Functions>(db: TestD
     assert_eq!(change(&db.pool, "release", "held", &held, None).await, "done");
 }
 
+/// Their instances install the functions at once, too.
 async fn one_of_many_first_claims_is_granted<DB: Functions>(db: TestDb<DB>) {
-    installed(&db).await;
+    let instances = (0..4).map(|_| {
+        let pool = db.pool.clone();
+        tokio::spawn(async move { rowlock::migration::migrate_functions(&pool).await.unwrap() })
+    });
+    for instance in instances.collect::<Vec<_>>() {
+        instance.await.unwrap();
+    }
     for round in 0..5 {
         let key = format!("key {round}");
         let claims = (0..8).map(|_| {

@@ -8,7 +8,7 @@ use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Refusal, Retry, RunError
 use sqlx::pool::PoolConnection;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{bank::accounts, cancelled::dropped_after, contention::contention};
+use crate::{bank::accounts, contention::contention, grants_without_caller::unheard};
 
 harness::tests!(everywhere(
     the_next_holder_starts_the_delay_after_the_last_one_was_told_of_its_loss,
@@ -262,17 +262,10 @@ async fn a_renewal_keeps_the_delay<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// No work was begun under a claim that its caller has not received.
 async fn an_attempt_that_is_dropped_midway_keeps_no_delay<DB: TestDatabase>(db: TestDb<DB>) {
-    let mut steps = 0;
-    loop {
-        // A connection that an earlier attempt has left would make this one shorter.
-        let lock = delayed(LeaseLock::new(db.pool_of(2).await), LONG, LONG);
-        match dropped_after(steps, lock.try_acquire("k")).await {
-            Some(attempt) => break acquired(attempt).release().await.unwrap(),
-            None => is_free(&db, &lock).await,
-        }
-        steps += 1 + steps / 8;
-    }
-    assert!(steps > 1, "it was dropped {steps} times");
+    let lock = delayed(db.lock(), LONG, LONG);
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
+    unheard(&db, &lock, &["k"], async || {}).await;
+    is_free(&db, &lock).await;
 }
 
 async fn a_set_keeps_each_key_closed<DB: TestDatabase>(db: TestDb<DB>) {

@@ -54,12 +54,12 @@ harness::tests!(
 
 const LEASE: Duration = Duration::from_secs(3);
 
-async fn until<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> Option<DateTime<Utc>> {
+pub async fn until<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> Option<DateTime<Utc>> {
     db.lock().inspect(key).await.unwrap().unwrap().until
 }
 
 /// Waits until each of the leases has been renewed.
-async fn renewed<'a, DB: TestDatabase>(db: &TestDb<DB>, leases: impl IntoIterator<Item = &'a Lease<DB>>) {
+pub async fn renewed<'a, DB: TestDatabase>(db: &TestDb<DB>, leases: impl IntoIterator<Item = &'a Lease<DB>>) {
     let mut waited_for = Vec::new();
     for lease in leases {
         waited_for.push((lease, until(db, lease.key().as_str()).await));

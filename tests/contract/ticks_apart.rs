@@ -249,10 +249,10 @@ async fn each_tick_is_run_once_under_serializable<DB: TestDatabase>(db: TestDb<D
     let serializable = db.over(pool_of_at(&db, 10, "serializable").await);
     let mut instances = JoinSet::new();
     for number in 0..8 {
-        let mut one = instance(&serializable, &format!("instance {number}")).lease(2 * LEASE);
+        let mut one = instance(&serializable, &format!("instance {number}")).lease(LEASE);
         for schedule in &schedules {
             one = one.on(schedule.clone(), async |_| {
-                sleep(3 * LEASE).await;
+                sleep(2 * LEASE).await;
                 Ok::<_, Infallible>(())
             });
         }
