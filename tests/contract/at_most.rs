@@ -16,14 +16,12 @@ use harness::{
 };
 use rowlock::{Access, Error, Held as HeldLease, Lease, LeaseLock, Reason, ResourceLock, RunError, Tx};
 use tokio::{
-    io::{AsyncBufReadExt as _, BufReader},
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep},
 };
 
 use crate::{
     cancelled::{Stage, at_every_stop_between},
-    child::{self, say},
     waiters::seconds,
 };
 
@@ -32,7 +30,6 @@ harness::tests!(
         no_more_than_allowed_and_as_many_as_allowed,
         no_more_than_allowed_beside_crashes_and_losses,
         as_many_are_granted_anew_after_crashes,
-        a_killed_process_gives_its_place_to_another,
         a_dropped_wait_takes_no_place,
         every_holder_can_commit_and_none_that_was_replaced,
         work_runs_under_each
@@ -216,33 +213,6 @@ async fn as_many_are_granted_anew_after_crashes<DB: TestDatabase>(db: TestDb<DB>
         release_all(again).await;
         db.execute("DELETE FROM t_resource_lock").await;
     }
-}
-
-/// The job of a process: holds a place until the process is killed.
-pub async fn hold<DB: TestDatabase>(pool: sqlx::Pool<DB>, most: &str) {
-    let lock = LeaseLock::new(pool).lease(3 * SHORT);
-    let grant = acquired(limited(&lock, "k", most.parse().unwrap()).acquire(PATIENCE).await);
-    say(format!("{} {}", grant.key(), grant.token()));
-    grant.lost().await;
-}
-
-async fn a_killed_process_gives_its_place_to_another<DB: TestDatabase>(db: TestDb<DB>) {
-    let mut places = Vec::new();
-    for _ in 0..PERMITS {
-        let mut process = child::start(&db, "hold a place", &PERMITS.to_string(), std::path::Path::new(""));
-        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let line = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap().unwrap();
-        places.push((process, line.split_once(' ').unwrap().0.to_owned()));
-    }
-    let limited = limited(&db.lock(), "k", PERMITS);
-    // All of them renew: after two leases there is no free place.
-    sleep(6 * SHORT).await;
-    refused(limited.try_acquire().await);
-    let (mut process, place) = places.swap_remove(fastrand::usize(..PERMITS));
-    process.kill().await.unwrap();
-    let grant = acquired(limited.acquire(PATIENCE).await);
-    assert_eq!(grant.key().as_str(), place, "the place of the process that was killed");
-    refused(limited.try_acquire().await); // and no other one
 }
 
 /// Each operation is dropped at one point after another. All places can be had afterwards.

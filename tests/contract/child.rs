@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     article::{Answer, Program},
-    at_most, bank, blocked, elections, ticks_commits, ticks_exclusive, ticks_raced, waiters,
+    bank, blocked, elections, ticks_commits, ticks_exclusive, ticks_raced, waiters,
 };
 
 const JOB: &str = "ROWLOCK_TEST_JOB";
@@ -73,7 +73,6 @@ async fn work<DB: TestDatabase>() {
         "undo" => drop(rowlock::migration::Migration::new(pool).undo().await.unwrap()),
         "stall" => blocked::stall(pool, &var("JOB_URL")).await,
         "hold a tick" => ticks_exclusive::hold(pool).await,
-        "hold a place" => at_most::hold(pool, &key).await,
         "lead" => elections::lead(pool, &key).await,
         "tick" => ticks_raced::work(pool).await,
         "wait" => waiters::work(lock, &key).await,

@@ -13,6 +13,8 @@ use rowlock::{
 };
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::{line::standing, own_sessions::renewed};
+
 harness::tests!(
     everywhere(
         a_row_that_cannot_be_renewed_loses_no_other_lease,
@@ -34,7 +36,7 @@ harness::tests!(
 const LEASE: Duration = Duration::from_secs(5);
 
 /// Makes the server refuse to change the rows of the keys in the table `refused`, with this error.
-async fn refuse_with<DB: TestDatabase>(db: &TestDb<DB>, sqlstate: &str, number: i32) {
+pub async fn refuse_with<DB: TestDatabase>(db: &TestDb<DB>, sqlstate: &str, number: i32) {
     let function = format!(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
              IF EXISTS (SELECT 1 FROM refused WHERE of_key = NEW.key_resource) THEN
@@ -95,12 +97,6 @@ async fn leases<DB: TestDatabase>(lock: &LeaseLock<DB>, count: usize) -> Vec<Lea
         leases.push(acquired(lock.try_acquire(&format!("key {number}")).await));
     }
     leases
-}
-
-/// Returns how many claims are valid.
-async fn standing<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
-    let sql = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1 AND expires_at > ";
-    db.number(&format!("{sql}{}", DB::ago(0))).await.unwrap()
 }
 
 async fn held_for<DB: TestDatabase>(leases: &[Lease<DB>], time: Duration) {

@@ -21,7 +21,6 @@ harness::tests!(everywhere(
     a_tick_is_passed_with_what_is_known_of_it,
     a_tick_that_is_not_due_is_told_when_it_is,
     an_instance_that_dies_is_taken_over_from,
-    a_run_keeps_its_lease_for_as_long_as_it_works,
     a_run_that_is_lost_is_cancelled_and_its_late_end_refused,
     a_fixed_delay_counts_from_the_end_of_the_run,
     the_work_of_an_instance_is_bounded,
@@ -202,24 +201,6 @@ async fn an_instance_that_dies_is_taken_over_from<DB: TestDatabase>(db: TestDb<D
     assert!(running.shutdown(PATIENCE).await);
     assert_eq!(told(&db, "k").await, "L1 S2");
     assert_eq!(runs(&db, "k").await[0].error.as_deref(), Some("taken over: its lease ended"));
-}
-
-async fn a_run_keeps_its_lease_for_as_long_as_it_works<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await;
-    let long = instance(&db, "long").lease(30 * SHORT).on(schedule.clone(), async |_| {
-        tokio::time::sleep(70 * SHORT).await;
-        Never::Ok(())
-    });
-    let running = tokio::spawn(async move { long.try_tick("k").await.unwrap() });
-    let other = idle(&db, schedule);
-    eventually("it is run", || async { info(&db, "k").await.running }).await;
-    while !running.is_finished() {
-        let outcome = other.try_tick("k").await.unwrap();
-        assert!(matches!(outcome, TickOutcome::NotDue { .. }), "{outcome:?}");
-        tokio::time::sleep(SHORT).await;
-    }
-    assert_eq!(running.await.unwrap(), TickOutcome::Succeeded);
-    assert_eq!(told(&db, "k").await, "S1");
 }
 
 /// Another instance takes the row, as after a lease that ended.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, errors::DatabaseFault};
+use rowlock::{Error, Lease, LeaseLock, Reason, errors::DatabaseFault};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -22,7 +22,6 @@ harness::tests!(
         it_does_not_wait_past_its_limit,
         a_refusal_names_the_holder_of_this_process,
         a_lost_lease_lets_the_next_one_ask,
-        a_claim_whose_caller_was_dropped_is_abandoned,
         a_shutdown_waits_for_a_claim_that_was_dropped,
         a_shutdown_waits_for_a_place_that_was_dropped
     ),
@@ -182,29 +181,6 @@ async fn a_lost_lease_lets_the_next_one_ask<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(lease.token() > lost.token() && !lost.is_held());
     lease.release().await.unwrap();
     drop(lost);
-}
-
-async fn a_claim_whose_caller_was_dropped_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock();
-    acquired(lock.try_acquire("k").await).release().await.unwrap();
-    // Polled until its claim has been sent, and dropped.
-    for polls in 1..6 {
-        let mut attempt = Box::pin(lock.try_acquire("k"));
-        for _ in 0..polls {
-            if pin!(&mut attempt).poll(&mut Context::from_waker(Waker::noop())).is_ready() {
-                break;
-            }
-            sleep(MILLIS).await;
-        }
-        drop(attempt);
-        eventually("the key may be had", || async {
-            match lock.try_acquire("k").await.unwrap() {
-                Attempt::Acquired(lease) => lease.release().await.is_ok(),
-                Attempt::Refused(_) => false,
-            }
-        })
-        .await;
-    }
 }
 
 /// A program that ends after the shutdown leaves no unknown claim behind.
