@@ -16,6 +16,8 @@ use rowlock::{
 };
 use tokio::{sync::mpsc, time::timeout};
 
+use crate::ticks_apart::Run;
+
 harness::tests!(everywhere(
     each_tick_runs_on_one_of_three_instances,
     a_tick_is_passed_with_what_is_known_of_it,
@@ -214,27 +216,20 @@ async fn a_run_that_is_lost_is_cancelled_and_its_late_end_refused<DB: TestDataba
     for renewed in [true, false] {
         let name = if renewed { "renewed" } else { "ended" };
         let schedule = due(&db, name).await;
-        let (began, mut begun) = mpsc::unbounded_channel();
         let lease = if renewed { 20 * SHORT } else { PATIENCE };
-        let (finish, finished) = tokio::sync::watch::channel(false);
-        let schedules = instance(&db, "one").lease(lease).on(schedule, move |tick: Tick<DB>| {
-            began.send(tick).unwrap();
-            let mut finished = finished.clone();
-            async move { finished.wait_for(|finished| *finished).await.map(drop) }
-        });
-        let running = tokio::spawn(async move { schedules.try_tick(name).await.unwrap() });
-        let tick = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+        let run = Run::begin_named(instance(&db, "one").lease(lease), schedule, name).await;
+        let tick = run.tick.clone();
         steal(&db, name).await;
-        if renewed {
+        let outcome = if renewed {
             timeout(PATIENCE, tick.cancellation_token().cancelled()).await.unwrap();
+            run.ended().await
         } else {
-            finish.send(true).unwrap();
-        }
-        assert_eq!(timeout(PATIENCE, running).await.unwrap().unwrap(), TickOutcome::Lost, "{name}");
+            run.end().await
+        };
+        assert_eq!(outcome, TickOutcome::Lost, "{name}");
         let row = info(&db, name).await;
         assert!(row.running && row.by == "thief" && row.slot == tick.slot() && row.attempt == 2, "{row:?}");
         assert_eq!(told(&db, name).await, "", "nothing was recorded");
-        finish.send(true).ok();
     }
 }
 

@@ -35,10 +35,10 @@ harness::tests!(
 
 const LEASE: Duration = Duration::from_secs(6);
 
-/// A run over a pool that goes on until it is told to end.
+/// A run that goes on until it is told how to end.
 pub struct Run<DB: TestDatabase> {
     pub tick: Tick<DB>,
-    finish: watch::Sender<bool>,
+    finish: watch::Sender<Option<Result<(), &'static str>>>,
     outcome: JoinHandle<Result<TickOutcome, Error>>,
 }
 
@@ -49,11 +49,14 @@ impl<DB: TestDatabase> Run<DB> {
 
     pub async fn begin_named(schedules: Schedules<DB>, schedule: Schedule, name: &str) -> Self {
         let (began, mut begun) = mpsc::unbounded_channel();
-        let (finish, finished) = watch::channel(false);
+        let (finish, finished) = watch::channel(None);
         let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
             began.send(tick).unwrap();
             let mut finished = finished.clone();
-            async move { finished.wait_for(|finished| *finished).await.map(drop) }
+            async move {
+                let result = finished.wait_for(Option::is_some).await.ok().and_then(|result| *result);
+                result.unwrap_or(Err("the test has ended"))
+            }
         });
         let name = name.to_owned();
         let outcome = tokio::spawn(async move { schedules.try_tick(&name).await });
@@ -61,8 +64,18 @@ impl<DB: TestDatabase> Run<DB> {
         Self { tick, finish, outcome }
     }
 
+    /// Ends the work, which succeeds.
     pub async fn end(self) -> TickOutcome {
-        self.finish.send(true).unwrap();
+        self.end_with(Ok(())).await
+    }
+
+    pub async fn end_with(self, result: Result<(), &'static str>) -> TickOutcome {
+        self.finish.send(Some(result)).unwrap();
+        self.ended().await
+    }
+
+    /// Waits for the end of the run, whose work goes on.
+    pub async fn ended(self) -> TickOutcome {
         timeout(PATIENCE, self.outcome).await.unwrap().unwrap().unwrap()
     }
 }
@@ -114,8 +127,7 @@ async fn a_run_without_answers_is_lost_before_its_lease_ends<DB: TestDatabase>(d
     let run = through(&db, &proxy).await;
     proxy.hold_everything();
     timeout(LEASE, run.tick.cancellation_token().cancelled()).await.unwrap();
-    let outcome = timeout(PATIENCE, run.outcome).await.unwrap().unwrap();
-    assert_eq!(outcome.unwrap(), TickOutcome::Lost);
+    assert_eq!(run.ended().await, TickOutcome::Lost);
 }
 
 /// After a failover in a cloud, existing connections are neither answered nor closed.
@@ -162,7 +174,7 @@ async fn an_end_is_recorded_after_an_outage_that_outlasts_the_lease<DB: TestData
     proxy.cut();
     proxy.hold_new();
     let Run { finish, outcome, .. } = run;
-    finish.send_replace(true);
+    finish.send_replace(Some(Ok(())));
     // The time limit and the lease are over several times.
     sleep(40 * SHORT).await;
     assert!(!outcome.is_finished());
@@ -199,7 +211,7 @@ async fn a_runtime_that_stands_still_keeps_its_run<DB: TestDatabase>(db: TestDb<
         assert_ne!(other.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
     }
     let Run { finish, outcome, .. } = run;
-    finish.send(true).unwrap();
+    finish.send(Some(Ok(()))).unwrap();
     let outcome = std::thread::spawn(move || {
         runtime.block_on(async { timeout(PATIENCE, outcome).await.unwrap().unwrap().unwrap() })
     });

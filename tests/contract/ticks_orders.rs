@@ -227,7 +227,7 @@ fn impatient<DB: TestDatabase>(db: &TestDb<DB>, label: &str) -> Schedules<DB> {
 /// An act that is not done in time waits for a row that the run has locked, and shows nothing. The
 /// rounds begin again until there was an act before the run had its claim, or after that if
 /// `claimed`.
-async fn acts_after_each_reply<DB: TestDatabase, T>(
+pub async fn acts_after_each_reply<DB: TestDatabase, T>(
     db: &TestDb<DB>,
     claimed: bool,
     prepare: impl AsyncFn(&str) -> Schedule,
@@ -299,7 +299,7 @@ fn is_skipped(_: &ScheduleInfo, told: &str) -> bool {
     told.starts_with('M')
 }
 
-fn is_claimed(row: &ScheduleInfo, told: &str) -> bool {
+pub fn is_claimed(row: &ScheduleInfo, told: &str) -> bool {
     row.running || !told.is_empty()
 }
 
