@@ -81,9 +81,7 @@ async fn a_claim_in_a_locked_row_is_busy_for_its_holder<DB: Functions>(db: TestD
     installed(&db).await;
     let again = asked("k");
     let one = ask(&db.pool, &again).await;
-    let mut other = db.pool.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     let two = timeout(PATIENCE, ask(&db.pool, &again)).await.expect("it waits for nothing");
     assert_eq!((two.granted, two.reason.as_deref()), (false, Some("busy")));
     assert!(two.retry_after.is_some_and(|after| after < Duration::from_secs(1)), "{two:?}");

@@ -182,9 +182,7 @@ async fn a_claim_that_is_younger_than_the_snapshot_is_to_be_repeated<DB: Functio
     DB::execute_on(&mut old, "START TRANSACTION WITH CONSISTENT SNAPSHOT").await.unwrap();
     let claim = ask(&db.pool, &Ask::of("k")).await;
     let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
-    let mut third = db.pool.acquire().await.unwrap();
-    DB::execute_on(&mut third, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut third, DB::LOCK_ROW).await.unwrap();
+    let mut third = db.row_locked().await;
     let error = DB::call_change(&mut old, "confirm", "k", holder, token, None).await.unwrap_err();
     assert!(["1205", "1020"].contains(&code(&error).as_str()), "{error}");
     DB::execute_on(&mut old, "ROLLBACK").await.unwrap();

@@ -97,9 +97,7 @@ async fn loss_is_reported_before_the_next_grant<DB: TestDatabase>(db: TestDb<DB>
 async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.builder().time_limit(Duration::from_millis(300)).build().unwrap().lease(3 * SHORT);
     let lease = acquired(lock.try_acquire("k").await);
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     let started = Instant::now();
     let error = lease.renew().await.unwrap_err();
     assert!(matches!(error, Error::Database(DatabaseFault::TimedOut { .. })), "{error:?}");
@@ -156,9 +154,7 @@ async fn releasing_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb<DB>
 
 async fn a_release_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     let release = tokio::spawn(lease.fail());
     sleep(Duration::from_millis(200)).await;
     assert!(!release.is_finished());
@@ -324,9 +320,7 @@ async fn tasks_of_the_work_are_told_however_the_lease_ends<DB: TestDatabase>(db:
 async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(Duration::from_secs(24 * 3600));
     let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     drop((one, two));
     eventually("the other one is abandoned", || async { standing(&db).await == 1 }).await;
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();

@@ -128,9 +128,7 @@ async fn an_abandonment_of_a_lost_lease_waits_for_the_row<DB: TestDatabase>(db: 
 /// locked until each of them has ended without effect, on SQLite after a busy timeout of 5 s, which
 /// a busy machine draws out.
 async fn lost_behind_a_lock<DB: TestDatabase>(db: &TestDb<DB>, lease: &Lease<DB>) -> PoolConnection<DB> {
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let other = db.row_locked().await;
     timeout(PATIENCE, lease.lost()).await.unwrap();
     sleep(if db.server.name == "sqlite" { 15 * LEASE } else { 5 * LEASE }).await;
     other

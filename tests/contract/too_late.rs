@@ -25,9 +25,7 @@ const ROUNDS: usize = 10;
 async fn a_set_of_which_one_row_is_locked_takes_none<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     acquired(lock.try_acquire_all(["a", "k", "z"]).await).release().await.unwrap();
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     for free in ["a", "z"] {
         let before = whole(&db, free).await;
         let refusal = refused(lock.try_acquire_all([free, "k"]).await);

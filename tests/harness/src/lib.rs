@@ -22,7 +22,10 @@ use proptest::{
     test_runner::{Config, TestCaseError, TestRunner},
 };
 use rowlock::{Attempt, Lease, LeaseLock, LeaseSet, Refusal, leases::LeaseLockBuilder, strategy::Grant};
-use sqlx::{Pool, pool::PoolOptions};
+use sqlx::{
+    Pool,
+    pool::{PoolConnection, PoolOptions},
+};
 use tokio::{runtime::Handle, task::block_in_place};
 
 pub use database::{Holds, Named, Table, TestDatabase};
@@ -63,6 +66,15 @@ impl<DB: TestDatabase> TestDb<DB> {
     /// Returns a separate pool on the same database.
     pub async fn pool_of(&self, connections: u32) -> Pool<DB> {
         pool(&self.url, connections).await
+    }
+
+    /// Returns a connection with an open transaction that has the row of the key `k` locked (on
+    /// SQLite: the database).
+    pub async fn row_locked(&self) -> PoolConnection<DB> {
+        let mut other = self.pool_of(1).await.acquire().await.unwrap();
+        DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+        DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+        other
     }
 
     pub async fn execute(&self, sql: &str) -> u64 {
