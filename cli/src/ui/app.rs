@@ -15,7 +15,6 @@ use crate::{
         change::Changer,
         connections::places,
         looks::{Looks, View},
-        sessions::Sessions,
     },
 };
 
@@ -36,7 +35,6 @@ pub struct App {
     pub changer: Option<Changer>,
     /// Each change that is under way holds a sender, so that the channel closes after the last one.
     pub changes: mpsc::WeakSender<()>,
-    pub sessions: Sessions,
     /// The pages that stay up to date, each of which keeps a connection.
     pub streams: Arc<Semaphore>,
     /// The database, for people.
@@ -59,9 +57,9 @@ impl App {
         changes: mpsc::WeakSender<()>,
         place: &str,
     ) -> Self {
-        let (sessions, rendered) = (Sessions::default(), Mutex::default());
+        let rendered = Mutex::default();
         let streams = Arc::new(Semaphore::new(places() / 2));
-        Self { looks, outputs, changer, changes, sessions, streams, place: place.to_owned(), rendered }
+        Self { looks, outputs, changer, changes, streams, place: place.to_owned(), rendered }
     }
 
     pub fn allows_changes(&self) -> bool {
