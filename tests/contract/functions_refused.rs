@@ -43,28 +43,15 @@ async fn a_user_without_rights_on_the_table_is_denied<DB: Functions>(db: TestDb<
     let claim = ask(&db.pool, &Ask::of("k")).await;
     let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
     let before = whole(&db, "k").await;
-    let name = format!("rowlock_{:08x}", fastrand::u32(..));
-    let database = db.url.split('?').next().unwrap().rsplit('/').next().unwrap();
     let id = DB::uuid(&holder.as_uuid().simple().to_string());
-    let (make, unmake, unmatched, password) = if db.server.name == "postgres" {
-        let make = vec![format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'")];
-        let unmatched = format!("SELECT rowlock_unmatched('release', 'k', {id}, {token})");
-        (make, format!("DROP ROLE {name}"), unmatched, ":hunter2")
+    let (user, unmatched) = if db.server.name == "postgres" {
+        (db.user("hunter2", &[]).await, format!("SELECT rowlock_unmatched('release', 'k', {id}, {token})"))
     } else {
-        let from = |host: &str| {
-            [format!("CREATE USER {name}@'{host}'"), format!("GRANT EXECUTE ON {database}.* TO {name}@'{host}'")]
-        };
-        let unmatched = format!("CALL rowlock_unmatched('release', 'k', {id}, {token}, NULL, @outcome)");
         // MySQL takes no password without TLS.
-        ([from("%"), from("localhost")].concat(), format!("DROP USER {name}@'%', {name}@'localhost'"), unmatched, "")
+        let user = db.user("", &[("EXECUTE", "*")]).await;
+        (user, format!("CALL rowlock_unmatched('release', 'k', {id}, {token}, NULL, @outcome)"))
     };
-    for statement in &make {
-        db.execute(statement).await;
-    }
-    let (scheme, rest) = db.url.split_once("://").unwrap();
-    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-    let url = format!("{scheme}://{name}{password}@{address}");
-    let own = pool::<DB>(&url, 1).await;
+    let own = pool::<DB>(&user.url, 1).await;
     let tried = tokio::spawn(async move {
         let mut conn = own.acquire().await.unwrap();
         let mut tried = Vec::new();
@@ -81,7 +68,7 @@ async fn a_user_without_rights_on_the_table_is_denied<DB: Functions>(db: TestDb<
         tried
     });
     let tried = tried.await;
-    db.execute(&unmake).await;
+    user.remove(&db).await;
     for (what, result) in tried.unwrap() {
         let error = result.expect_err(what).to_string();
         assert!(error.contains("denied") && error.contains("t_resource_lock"), "{what}: {error}");

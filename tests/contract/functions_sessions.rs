@@ -93,32 +93,13 @@ async fn what_a_claim_rests_on_waits_for_the_disk<DB: Functions>(db: TestDb<DB>)
 /// The rights that `docs/functions.md` states.
 async fn the_callers_rights_are_enough<DB: Functions>(db: TestDb<DB>) {
     installed(&db).await;
-    let name = format!("rowlock_{:08x}", fastrand::u32(..));
-    let database = db.url.split('?').next().unwrap().rsplit('/').next().unwrap();
-    let (make, unmake) = if db.server.name == "postgres" {
-        let make = vec![
-            format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
-            format!("GRANT SELECT, INSERT, UPDATE ON t_resource_lock TO {name}"),
-        ];
-        (make, vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
-    } else {
-        let from = |host: &str| {
-            [
-                format!("CREATE USER {name}@'{host}'"),
-                format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_lock TO {name}@'{host}'"),
-                format!("GRANT EXECUTE ON {database}.* TO {name}@'{host}'"),
-            ]
-        };
-        ([from("%"), from("localhost")].concat(), vec![format!("DROP USER {name}@'%', {name}@'localhost'")])
+    let row = ("SELECT, INSERT, UPDATE", "t_resource_lock");
+    let user = match db.server.name {
+        "postgres" => db.user("hunter2", &[row]).await,
+        // MySQL takes no password without TLS.
+        _ => db.user("", &[row, ("EXECUTE", "*")]).await,
     };
-    for statement in &make {
-        db.execute(statement).await;
-    }
-    let (scheme, rest) = db.url.split_once("://").unwrap();
-    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-    // MySQL takes no password without TLS.
-    let password = if db.server.name == "postgres" { ":hunter2" } else { "" };
-    let own = pool::<DB>(&format!("{scheme}://{name}{password}@{address}"), 2).await;
+    let own = pool::<DB>(&user.url, 2).await;
     let used = tokio::spawn(async move {
         let claim = ask(&own, &Ask::of("k")).await;
         assert_eq!(ask(&own, &Ask::of("k")).await.reason.as_deref(), Some("held"));
@@ -129,9 +110,7 @@ async fn the_callers_rights_are_enough<DB: Functions>(db: TestDb<DB>) {
         own.close().await;
     });
     let used = used.await;
-    for statement in &unmake {
-        db.execute(statement).await;
-    }
+    user.remove(&db).await;
     used.unwrap();
 }
 

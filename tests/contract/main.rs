@@ -167,23 +167,11 @@ fn main() {
             "sqlite" => register::<sqlx::Sqlite>(&mut suite),
             "postgres" => {
                 register::<sqlx::Postgres>(&mut suite);
-                decimals::register::<sqlx::Postgres>(&mut suite);
-                functions::register::<sqlx::Postgres>(&mut suite);
-                functions_promises::register::<sqlx::Postgres>(&mut suite);
-                functions_sessions::register::<sqlx::Postgres>(&mut suite);
-                functions_again::register::<sqlx::Postgres>(&mut suite);
-                functions_refused::register::<sqlx::Postgres>(&mut suite);
-                functions_rows::register::<sqlx::Postgres>(&mut suite);
+                register_on_servers::<sqlx::Postgres>(&mut suite);
             }
             _ => {
                 register::<sqlx::MySql>(&mut suite);
-                decimals::register::<sqlx::MySql>(&mut suite);
-                functions::register::<sqlx::MySql>(&mut suite);
-                functions_promises::register::<sqlx::MySql>(&mut suite);
-                functions_sessions::register::<sqlx::MySql>(&mut suite);
-                functions_again::register::<sqlx::MySql>(&mut suite);
-                functions_refused::register::<sqlx::MySql>(&mut suite);
-                functions_rows::register::<sqlx::MySql>(&mut suite);
+                register_on_servers::<sqlx::MySql>(&mut suite);
             }
         }
         suite
@@ -192,126 +180,31 @@ fn main() {
 }
 
 fn register<DB: TestDatabase>(suite: &mut Suite) {
-    acquire::register::<DB>(suite);
-    acquiring::register::<DB>(suite);
-    all_held::register::<DB>(suite);
-    at_most::register::<DB>(suite);
-    batched::register::<DB>(suite);
-    batches_undone::register::<DB>(suite);
-    blocked::register::<DB>(suite);
-    both_strategies::register::<DB>(suite);
-    cancelled::register::<DB>(suite);
-    commits::register::<DB>(suite);
-    completion::register::<DB>(suite);
-    connections::register::<DB>(suite);
-    contention::register::<DB>(suite);
-    created::register::<DB>(suite);
-    delayed::register::<DB>(suite);
-    dropped_waiters::register::<DB>(suite);
-    durability::register::<DB>(suite);
-    ecosystem::register::<DB>(suite);
-    elections::register::<DB>(suite);
-    ended::register::<DB>(suite);
-    ended_work::register::<DB>(suite);
-    examples::register::<DB>(suite);
-    failures_apart::register::<DB>(suite);
-    fair::register::<DB>(suite);
-    fenced::register::<DB>(suite);
-    forgetting::register::<DB>(suite);
-    fuzzed::register::<DB>(suite);
-    grants_without_caller::register::<DB>(suite);
-    handles::register::<DB>(suite);
-    hooks::register::<DB>(suite);
-    in_flight::register::<DB>(suite);
-    in_memory::register::<DB>(suite);
-    invalid_input::register::<DB>(suite);
-    isolation::register::<DB>(suite);
-    keeping::register::<DB>(suite);
-    left_behind::register::<DB>(suite);
-    listening::register::<DB>(suite);
-    lock_delay::register::<DB>(suite);
-    locked_rows::register::<DB>(suite);
-    migrations::register::<DB>(suite);
-    migrations_live::register::<DB>(suite);
-    migrations_planned::register::<DB>(suite);
-    mixed::register::<DB>(suite);
-    neighbours::register::<DB>(suite);
-    noticed::register::<DB>(suite);
-    operating::register::<DB>(suite);
-    outages::register::<DB>(suite);
-    own_sessions::register::<DB>(suite);
-    own_threads::register::<DB>(suite);
-    philosophers::register::<DB>(suite);
-    race::register::<DB>(suite);
-    read_write::register::<DB>(suite);
-    read_write_expired::register::<DB>(suite);
-    read_write_lost::register::<DB>(suite);
-    read_write_upgrades::register::<DB>(suite);
-    reentry::register::<DB>(suite);
-    replaced::register::<DB>(suite);
-    replies::register::<DB>(suite);
-    replies_refused::register::<DB>(suite);
-    rights::register::<DB>(suite);
-    rows_not_visible::register::<DB>(suite);
-    rules_table::register::<DB>(suite);
-    runtimes::register::<DB>(suite);
-    schedules::register::<DB>(suite);
-    schemas::register::<DB>(suite);
-    semaphores::register::<DB>(suite);
-    sequences::register::<DB>(suite);
-    servers::register::<DB>(suite);
-    sets::register::<DB>(suite);
-    shared_replies::register::<DB>(suite);
-    snapshots::register::<DB>(suite);
-    spans::register::<DB>(suite);
-    sqlite_file::register::<DB>(suite);
-    ticks::register::<DB>(suite);
-    ticks_again::register::<DB>(suite);
-    ticks_apart::register::<DB>(suite);
-    ticks_commits::register::<DB>(suite);
-    ticks_deployed::register::<DB>(suite);
-    ticks_ended::register::<DB>(suite);
-    ticks_exclusive::register::<DB>(suite);
-    ticks_limited::register::<DB>(suite);
-    ticks_listed::register::<DB>(suite);
-    ticks_missed::register::<DB>(suite);
-    ticks_operated::register::<DB>(suite);
-    ticks_ordered::register::<DB>(suite);
-    versioned_tables::register::<DB>(suite);
-    session_settings::register::<DB>(suite);
-    plain_index::register::<DB>(suite);
-    wider_columns::register::<DB>(suite);
-    changes_kept::register::<DB>(suite);
-    too_late::register::<DB>(suite);
-    tickets::register::<DB>(suite);
-    overwritten::register::<DB>(suite);
-    put_back::register::<DB>(suite);
-    migrations_undone::register::<DB>(suite);
-    forced_rows::register::<DB>(suite);
-    ticks_put_back::register::<DB>(suite);
-    ticks_instances::register::<DB>(suite);
-    ticks_details::register::<DB>(suite);
-    ticks_triggered::register::<DB>(suite);
-    ticks_tokens::register::<DB>(suite);
-    ticks_orders::register::<DB>(suite);
-    ticks_raced::register::<DB>(suite);
-    ticks_renamed::register::<DB>(suite);
-    ticks_replies::register::<DB>(suite);
-    ticks_serializable::register::<DB>(suite);
-    ticks_snapshots::register::<DB>(suite);
-    ticks_transaction::register::<DB>(suite);
-    triggers::register::<DB>(suite);
-    trips::register::<DB>(suite);
-    upgrade::register::<DB>(suite);
-    versioned::register::<DB>(suite);
-    versioned_in::register::<DB>(suite);
-    versioned_invalid_input::register::<DB>(suite);
-    versioned_limits::register::<DB>(suite);
-    versioned_lost::register::<DB>(suite);
-    versioned_triggers::register::<DB>(suite);
-    versioned_turns::register::<DB>(suite);
-    versioned_types::register::<DB>(suite);
-    versioned_unfit::register::<DB>(suite);
-    waiting::register::<DB>(suite);
-    work::register::<DB>(suite);
+    harness::modules!(suite, DB:
+        acquire acquiring all_held at_most batched batches_undone blocked both_strategies cancelled
+        changes_kept commits completion connections contention created delayed dropped_waiters
+        durability ecosystem elections ended ended_work examples failures_apart fair fenced
+        forced_rows forgetting fuzzed grants_without_caller handles hooks in_flight in_memory
+        invalid_input isolation keeping left_behind listening lock_delay locked_rows migrations
+        migrations_live migrations_planned migrations_undone mixed neighbours noticed operating
+        outages overwritten own_sessions own_threads philosophers plain_index put_back race
+        read_write read_write_expired read_write_lost read_write_upgrades reentry replaced replies
+        replies_refused rights rows_not_visible rules_table runtimes schedules schemas semaphores
+        sequences servers session_settings sets shared_replies snapshots spans sqlite_file tickets
+        ticks ticks_again ticks_apart ticks_commits ticks_deployed ticks_details ticks_ended
+        ticks_exclusive ticks_instances ticks_limited ticks_listed ticks_missed ticks_operated
+        ticks_ordered ticks_orders ticks_put_back ticks_raced ticks_renamed ticks_replies
+        ticks_serializable ticks_snapshots ticks_tokens ticks_transaction ticks_triggered too_late
+        triggers trips upgrade versioned versioned_in versioned_invalid_input versioned_limits
+        versioned_lost versioned_tables versioned_triggers versioned_turns versioned_types
+        versioned_unfit waiting wider_columns work
+    );
+}
+
+/// What SQLite does not have: decimals, and functions in SQL.
+fn register_on_servers<DB: decimals::HasDecimals + functions_rows::Lists>(suite: &mut Suite) {
+    harness::modules!(suite, DB:
+        decimals functions functions_again functions_promises functions_refused functions_rows
+        functions_sessions
+    );
 }

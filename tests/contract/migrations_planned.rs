@@ -258,18 +258,11 @@ async fn error_of<DB: TestDatabase>(
     granted: &str,
     work: impl AsyncFnOnce(Migration<DB>) -> Result<Plan, Error>,
 ) -> String {
-    let database = harness::database_of(&db.url);
-    let user = format!("rowlock_{:08x}", fastrand::u32(..));
-    for host in ["%", "localhost"] {
-        db.execute(&format!("CREATE USER {user}@'{host}' IDENTIFIED BY 'hunter2'")).await;
-        db.execute(&format!("GRANT {granted} ON {database}.* TO {user}@'{host}'")).await;
-    }
-    let (scheme, rest) = db.url.split_once("://").unwrap();
-    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-    let own = pool::<DB>(&format!("{scheme}://{user}:hunter2@{address}"), 2).await;
+    let user = db.user("hunter2", &[(granted, "*")]).await;
+    let own = pool::<DB>(&user.url, 2).await;
     let error = work(Migration::new(own.clone())).await.unwrap_err();
     own.close().await;
-    db.execute(&format!("DROP USER {user}@'%', {user}@'localhost'")).await;
+    user.remove(db).await;
     format!("{error}: {:?}", std::error::Error::source(&error).map(ToString::to_string))
 }
 

@@ -18,67 +18,26 @@ harness::tests!(servers[DIRECT](the_rights_that_are_stated_are_enough));
 
 const WAIT: Duration = Duration::from_secs(20);
 
-/// A user of the database, and the statements that create it, grant it its rights, and remove it.
-struct User {
-    name: String,
-    make: Vec<String>,
-    unmake: Vec<String>,
-}
-
-fn user<DB: TestDatabase>(db: &TestDb<DB>) -> User {
-    let name = format!("rowlock_{:08x}", fastrand::u32(..));
-    let database = db.url.split('?').next().unwrap().rsplit('/').next().unwrap();
-    let (row, place) = ("SELECT, INSERT, UPDATE", "SELECT, INSERT, UPDATE, DELETE");
-    let (make, unmake) = if db.server.name == "postgres" {
-        let make = [
-            format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
-            format!("GRANT {row} ON t_resource_lock TO {name}"),
-            format!("GRANT {place} ON t_resource_lock_queue TO {name}"),
-            format!("GRANT {row} ON t_resource_schedule TO {name}"),
-            format!("GRANT SELECT, INSERT ON t_resource_schedule_run TO {name}"),
-            format!("GRANT {place} ON t_resource_schedule_instance TO {name}"),
-            format!("GRANT {row} ON t_resource_schedule_times TO {name}"),
-            format!("GRANT {row} ON t_resource_schedule_detail TO {name}"),
-            format!("GRANT {place} ON t_resource_order TO {name}"),
-            format!("GRANT SELECT, INSERT ON t_resource_change TO {name}"),
-        ];
-        (make.to_vec(), vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
-    } else {
-        // From `localhost` too, where an anonymous user may exist and would match first.
-        let from = |host: &str| {
-            [
-                format!("CREATE USER {name}@'{host}' IDENTIFIED BY 'hunter2'"),
-                format!("GRANT {row} ON {database}.t_resource_lock TO {name}@'{host}'"),
-                format!("GRANT {place} ON {database}.t_resource_lock_queue TO {name}@'{host}'"),
-                format!("GRANT {row} ON {database}.t_resource_schedule TO {name}@'{host}'"),
-                format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_schedule_run TO {name}@'{host}'"),
-                format!("GRANT {place} ON {database}.t_resource_schedule_instance TO {name}@'{host}'"),
-                format!("GRANT {row} ON {database}.t_resource_schedule_times TO {name}@'{host}'"),
-                format!("GRANT {row} ON {database}.t_resource_schedule_detail TO {name}@'{host}'"),
-                format!("GRANT {place} ON {database}.t_resource_order TO {name}@'{host}'"),
-                format!("GRANT SELECT, INSERT ON {database}.t_resource_change TO {name}@'{host}'"),
-            ]
-        };
-        ([from("%"), from("localhost")].concat(), vec![format!("DROP USER {name}@'%', {name}@'localhost'")])
-    };
-    User { name, make, unmake }
-}
-
 async fn the_rights_that_are_stated_are_enough<DB: TestDatabase>(db: TestDb<DB>) {
-    let user = user(&db);
-    for statement in &user.make {
-        db.execute(statement).await;
-    }
-    let (scheme, rest) = db.url.split_once("://").unwrap();
-    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-    let own = pool::<DB>(&format!("{scheme}://{}:hunter2@{address}", user.name), 4).await;
+    let (row, place, add) = ("SELECT, INSERT, UPDATE", "SELECT, INSERT, UPDATE, DELETE", "SELECT, INSERT");
+    let rights = [
+        (row, "t_resource_lock"),
+        (place, "t_resource_lock_queue"),
+        (row, "t_resource_schedule"),
+        (if db.server.name == "postgres" { add } else { row }, "t_resource_schedule_run"),
+        (place, "t_resource_schedule_instance"),
+        (row, "t_resource_schedule_times"),
+        (row, "t_resource_schedule_detail"),
+        (place, "t_resource_order"),
+        (add, "t_resource_change"),
+    ];
+    let user = db.user("hunter2", &rights).await;
+    let own = pool::<DB>(&user.url, 4).await;
     // A test that fails still removes the user.
     let used = AssertUnwindSafe(|| block_in_place(|| Handle::current().block_on(use_all(&db, own.clone()))));
     let used = catch_unwind(used);
     own.close().await;
-    for statement in &user.unmake {
-        db.execute(statement).await;
-    }
+    user.remove(&db).await;
     if let Err(panic) = used {
         resume_unwind(panic);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::{
     Extension, Form, Router,
     extract::{Query, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::StatusCode,
     response::{IntoResponse, Redirect, Response},
     routing::get,
 };
@@ -99,20 +99,18 @@ struct Confirmed {
     /// Not empty if the box is ticked.
     #[serde(default)]
     anyway: String,
-    csrf: String,
 }
 
 /// The routes of all changes.
 pub fn routes() -> Router<Arc<App>> {
     Verb::ALL.into_iter().fold(Router::new(), |router, verb| {
-        let ask = async move |State(app): State<Arc<App>>, headers: HeaderMap, Query(asked): Query<Asked>| {
-            ask(&app, &headers, verb, &asked.name).await
+        let ask = async move |State(app): State<Arc<App>>, Query(asked): Query<Asked>| {
+            ask(&app, verb, &asked.name).await
         };
         let change = async move |State(app): State<Arc<App>>,
                                  Extension(who): Extension<Who>,
-                                 headers: HeaderMap,
                                  Form(confirmed): Form<Confirmed>| {
-            confirm(&app, &who, &headers, verb, confirmed).await
+            confirm(&app, &who, verb, confirmed).await
         };
         router.route(&format!("/{}", verb.name()), get(ask).post(change))
     })
@@ -124,7 +122,7 @@ fn read_only(app: &App) -> Response {
 }
 
 /// Asks once more, and says what would happen.
-async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response {
+async fn ask(app: &App, verb: Verb, name: &str) -> Response {
     if !app.allows_changes() {
         return read_only(app);
     }
@@ -135,7 +133,6 @@ async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response
         return layout::error(app, StatusCode::NOT_FOUND, "There is no such key", text);
     }
     let job = view.snapshot.as_ref().and_then(|snapshot| snapshot.job(name)).filter(|_| verb == Verb::Trigger);
-    let given = app.sessions.token(headers);
     let (button, effect) = verb.words();
     let content = html! {
         h1 { (verb.question(&printable(name))) }
@@ -143,7 +140,6 @@ async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response
         @if let Some(lock) = lock { (claim(lock)) }
         p { (effect) }
         form.confirm method="post" action={ "/" (verb.name()) } {
-            input type="hidden" name="csrf" value=(given.token);
             input type="hidden" name="name" value=(name);
             @if let Some(lock) = lock { (release_fields(lock)) }
             @if let Some(why) = job.filter(|job| !is_declared_as_removed(job)).and_then(nobody_runs) { (anyway_fields(&why)) }
@@ -153,11 +149,7 @@ async fn ask(app: &App, headers: &HeaderMap, verb: Verb, name: &str) -> Response
             }
         }
     };
-    let mut response = layout::page(app, button, "", &content).into_response();
-    if let Some(cookie) = given.cookie.and_then(|cookie| HeaderValue::from_str(&cookie).ok()) {
-        response.headers_mut().insert(header::SET_COOKIE, cookie);
-    }
-    response
+    layout::page(app, button, "", &content).into_response()
 }
 
 fn claim(lock: &LockInfo) -> Markup {
@@ -192,14 +184,10 @@ fn anyway_fields(why: &str) -> Markup {
     }
 }
 
-async fn confirm(app: &App, who: &Who, headers: &HeaderMap, verb: Verb, confirmed: Confirmed) -> Response {
+async fn confirm(app: &App, who: &Who, verb: Verb, confirmed: Confirmed) -> Response {
     let Some(changer) = &app.changer else { return read_only(app) };
     let Some(under_way) = app.changes.upgrade() else { return ending(app) };
-    let Confirmed { name, seen, status, anyway, csrf } = confirmed;
-    if !app.sessions.accepts(headers, &csrf) {
-        let text = "Nothing was changed. The page was open for too long, or rowlock ui was restarted: go back, load the page again, and repeat it.";
-        return layout::error(app, StatusCode::FORBIDDEN, "The form is not valid any more", text);
-    }
+    let Confirmed { name, seen, status, anyway } = confirmed;
     let status = if status == "S" { Status::Succeeded } else { Status::Failed };
     let by = label_of(who.name.as_deref().unwrap_or(NOBODY), who.from.ip());
     let made = changer(Change { verb, who: by, name: name.clone(), seen, status, anyway: !anyway.is_empty() });

@@ -134,16 +134,19 @@ fn host_is_ours(headers: &HeaderMap, names: &[String]) -> bool {
             || names.iter().any(|ours| name.eq_ignore_ascii_case(ours)))
 }
 
-/// Returns whether the request comes from a page of this server, or from no page at all.
+/// Returns whether the request comes from a page of this server, or from no page at all. Where a
+/// proxy ends TLS, a page that came without TLS may be anyone's.
 fn origin_is_ours(method: &Method, headers: &HeaderMap) -> bool {
     let changes = *method != Method::GET && *method != Method::HEAD;
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    let is_tls = headers.get("x-forwarded-proto").is_some_and(|proto| proto == "https");
     let mut origins = headers.get_all(header::ORIGIN).iter();
     match (origins.next(), origins.next()) {
         (None, _) => !changes,
         (Some(origin), None) => {
             let origin = origin.to_str().unwrap_or_default();
-            let origin = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+            let plain = origin.strip_prefix("http://").filter(|_| !is_tls);
+            let origin = plain.or_else(|| origin.strip_prefix("https://"));
             origin.is_some() && origin == host
         }
         _ => false,
@@ -229,5 +232,11 @@ mod tests {
         for other in ["null", "http://evil.example", "http://localhost", "http://localhost:8081", "localhost:8080"] {
             assert!(!ours(Method::POST, Some(other)) && !ours(Method::GET, Some(other)), "{other}");
         }
+        let behind_tls = |origin| {
+            let sent = [("x-forwarded-proto", "https"), ("host", "localhost"), ("origin", origin)];
+            let sent = sent.map(|(name, value)| (HeaderName::from_static(name), value));
+            origin_is_ours(&Method::POST, &headers(&sent))
+        };
+        assert!(behind_tls("https://localhost") && !behind_tls("http://localhost"), "anyone may have sent that page");
     }
 }

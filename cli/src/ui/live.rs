@@ -50,7 +50,7 @@ fn address_of_events<P: Page>() -> String {
 
 async fn page<P: Page>(State(app): State<Arc<App>>, RawQuery(raw): RawQuery, Query(page): Query<P>) -> Html<String> {
     let raw = raw.unwrap_or_default();
-    let live = rendered(&app, &app.looks.fresh().await, &raw, &page);
+    let live = rendered(&app, &app.looks.fresh().await, &page);
     let content = html! {
         (page.head())
         div #live data-events={ (address_of_events::<P>()) "?" (raw) } { (maud::PreEscaped(live)) }
@@ -58,18 +58,18 @@ async fn page<P: Page>(State(app): State<Arc<App>>, RawQuery(raw): RawQuery, Que
     layout::page(&app, &page.title(), P::PATH, &content)
 }
 
-async fn events<P: Page>(State(app): State<Arc<App>>, RawQuery(raw): RawQuery, Query(page): Query<P>) -> Response {
+async fn events<P: Page>(State(app): State<Arc<App>>, Query(page): Query<P>) -> Response {
     // Open pages leave half of the places to requests.
     let Ok(place) = app.streams.clone().try_acquire_owned() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many pages are open").into_response();
     };
-    let (raw, (sender, receiver)) = (raw.unwrap_or_default(), mpsc::channel(1));
+    let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         let _place = place;
         let mut view = app.looks.fresh().await;
         loop {
             // A string in JSON has no line break, which would end the event's data.
-            let data = serde_json::Value::from(&*rendered(&app, &view, &raw, &page)).to_string();
+            let data = serde_json::Value::from(rendered(&app, &view, &page)).to_string();
             if sender.send(Ok::<_, Infallible>(Event::default().data(data))).await.is_err() {
                 return;
             }
@@ -83,15 +83,12 @@ async fn events<P: Page>(State(app): State<Arc<App>>, RawQuery(raw): RawQuery, Q
     Sse::new(ReceiverStream::new(receiver)).keep_alive(alive).into_response()
 }
 
-fn rendered<P: Page>(app: &App, view: &View, raw: &str, page: &P) -> Arc<str> {
-    let render = || {
-        let snapshot = view.snapshot.as_ref().filter(|snapshot| !snapshot.lacks(P::NEEDS));
-        let live = snapshot.map(|snapshot| page.live(snapshot, app.allows_changes()));
-        html! {
-            (layout::state_of(view))
-            @if let Some(live) = live { div.stale[view.problem.is_some()] { (live) } }
-        }
-        .into_string()
+fn rendered<P: Page>(app: &App, view: &View, page: &P) -> String {
+    let snapshot = view.snapshot.as_ref().filter(|snapshot| !snapshot.lacks(P::NEEDS));
+    let live = snapshot.map(|snapshot| page.live(snapshot, app.allows_changes()));
+    let part = html! {
+        (layout::state_of(view))
+        @if let Some(live) = live { div.stale[view.problem.is_some()] { (live) } }
     };
-    app.rendered(view, &format!("{}?{raw}", P::PATH), render)
+    part.into_string()
 }

@@ -30,7 +30,6 @@ mod output;
 mod passwords;
 mod plot;
 mod runs;
-mod sessions;
 mod snapshot;
 mod text;
 

@@ -65,46 +65,13 @@ fn main() {
 }
 
 fn register<DB: TestDatabase>(suite: &mut Suite) {
-    program_run::register::<DB>(suite);
-    program_stop::register::<DB>(suite);
-    program_claims::register::<DB>(suite);
-    program_doctor::register::<DB>(suite);
-    program_end::register::<DB>(suite);
-    program_forced::register::<DB>(suite);
-    program_hold::register::<DB>(suite);
-    program_terminal::register::<DB>(suite);
-    program_input::register::<DB>(suite);
-    program_instances::register::<DB>(suite);
-    program_log::register::<DB>(suite);
-    program_lost::register::<DB>(suite);
-    program_names::register::<DB>(suite);
-    program_orders::register::<DB>(suite);
-    program_others::register::<DB>(suite);
-    program_runs::register::<DB>(suite);
-    program_waiting::register::<DB>(suite);
-    program_why::register::<DB>(suite);
-    program_lead::register::<DB>(suite);
-    program_limits::register::<DB>(suite);
-    program_cron::register::<DB>(suite);
-    program_day::register::<DB>(suite);
-    program_jobs::register::<DB>(suite);
-    program_passwords::register::<DB>(suite);
-    program_preview::register::<DB>(suite);
-    program_schedules::register::<DB>(suite);
-    program_service::register::<DB>(suite);
-    program_shared::register::<DB>(suite);
-    program_stalled::register::<DB>(suite);
-    program_supervisor::register::<DB>(suite);
-    program_upgrade::register::<DB>(suite);
-    outages::register::<DB>(suite);
-    ui_pages::register::<DB>(suite);
-    ui_runs::register::<DB>(suite);
-    ui_changes::register::<DB>(suite);
-    ui_connections::register::<DB>(suite);
-    ui_guard::register::<DB>(suite);
-    ui_load::register::<DB>(suite);
-    ui_operating::register::<DB>(suite);
-    ui_operators::register::<DB>(suite);
-    ui_access::register::<DB>(suite);
-    ui_browser::register::<DB>(suite);
+    harness::modules!(suite, DB:
+        outages program_claims program_cron program_day program_doctor program_end program_forced
+        program_hold program_input program_instances program_jobs program_lead program_limits
+        program_log program_lost program_names program_orders program_others program_passwords
+        program_preview program_run program_runs program_schedules program_service program_shared
+        program_stalled program_stop program_supervisor program_terminal program_upgrade
+        program_waiting program_why ui_access ui_browser ui_changes ui_connections ui_guard ui_load
+        ui_operating ui_operators ui_pages ui_runs
+    );
 }

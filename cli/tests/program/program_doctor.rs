@@ -155,15 +155,10 @@ async fn a_table_that_is_locked_is_a_problem<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn a_migration_without_the_right_to_create_a_table_fails<DB: TestDatabase>(db: TestDb<DB>) {
-    let name = format!("rowlock_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
     db.execute("DROP TABLE t_resource_order").await;
-    db.execute(&format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'")).await;
-    db.execute(&format!("GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO {name}")).await;
-    let (scheme, rest) = db.url.split_once("://").unwrap();
-    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-    let denied = ended(at(&format!("{scheme}://{name}:hunter2@{address}"), "migrate", &[])).await;
-    db.execute(&format!("DROP OWNED BY {name}")).await;
-    db.execute(&format!("DROP ROLE {name}")).await;
+    let user = db.user("hunter2", &[("SELECT, INSERT, UPDATE", "ALL TABLES IN SCHEMA public")]).await;
+    let denied = ended(at(&user.url, "migrate", &[])).await;
+    user.remove(&db).await;
     let denied = denied.with(78);
     assert!(denied.out.contains("tables of schedules are missing, and could not be created"), "{denied:?}");
 }
@@ -193,39 +188,15 @@ async fn a_server_out_of_reach_is_a_problem<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// A user that may claim, but neither queue, nor schedule, nor delete.
 async fn rights_that_are_missing_are_named<DB: TestDatabase>(db: TestDb<DB>) {
-    let name = format!("rowlock_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
-    let (scheme, rest) = db.url.split_once("://").unwrap();
-    let address = rest.rsplit_once('@').map_or(rest, |(_, address)| address);
-    let database = db.url.split('?').next().unwrap().rsplit('/').next().unwrap();
-    let (make, unmake) = if db.server.name == "postgres" {
-        let make = vec![
-            format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'"),
-            format!("GRANT SELECT, INSERT, UPDATE ON t_resource_lock TO {name}"),
-            format!(
-                "GRANT SELECT ON t_resource_lock_queue, t_resource_schedule, t_resource_schedule_instance TO {name}"
-            ),
-        ];
-        (make, vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")])
-    } else {
-        let from = |host: &str| {
-            [
-                format!("CREATE USER {name}@'{host}' IDENTIFIED BY 'hunter2'"),
-                format!("GRANT SELECT, INSERT, UPDATE ON {database}.t_resource_lock TO {name}@'{host}'"),
-                format!("GRANT SELECT ON {database}.t_resource_lock_queue TO {name}@'{host}'"),
-                format!("GRANT SELECT ON {database}.t_resource_schedule TO {name}@'{host}'"),
-                format!("GRANT SELECT ON {database}.t_resource_schedule_instance TO {name}@'{host}'"),
-            ]
-        };
-        let make = [from("%"), from("localhost")].concat();
-        (make, vec![format!("DROP USER {name}@'%', {name}@'localhost'")])
-    };
-    for statement in &make {
-        db.execute(statement).await;
-    }
-    let limited = doctor(&format!("{scheme}://{name}:hunter2@{address}")).await;
-    for statement in &unmake {
-        db.execute(statement).await;
-    }
+    let rights = [
+        ("SELECT, INSERT, UPDATE", "t_resource_lock"),
+        ("SELECT", "t_resource_lock_queue"),
+        ("SELECT", "t_resource_schedule"),
+        ("SELECT", "t_resource_schedule_instance"),
+    ];
+    let user = db.user("hunter2", &rights).await;
+    let (limited, name) = (doctor(&user.url).await, user.name.clone());
+    user.remove(&db).await;
     let limited = limited.with(78);
     assert!(!limited.out.contains("hunter2"), "{limited:?}");
     let found = limited.json();
@@ -234,7 +205,7 @@ async fn rights_that_are_missing_are_named<DB: TestDatabase>(db: TestDb<DB>) {
     let queue = result(&found, "rights to queue");
     let says = "INSERT, UPDATE, DELETE on t_resource_lock_queue is denied, which `--fair` needs";
     assert_eq!((&queue["result"], queue["found"].as_str()), (&"problem".into(), Some(says)));
-    let grantee = if db.server.name == "postgres" { name.clone() } else { format!("`{name}`@`") };
+    let grantee = if db.server.name == "postgres" { name } else { format!("`{name}`@`") };
     let grant = format!("GRANT INSERT, UPDATE, DELETE ON t_resource_lock_queue TO {grantee}");
     assert!(queue["advice"].as_str().unwrap().starts_with(&grant), "{queue}");
     let schedule = result(&found, "rights to schedule");

@@ -35,6 +35,7 @@ harness::tests!(
         a_terminal_that_is_closed_ends_the_command,
         without_a_shell_nothing_stays_suspended,
         the_suspend_key_does_not_stop_cron,
+        a_wait_on_a_terminal_is_an_object_if_the_log_is,
         an_interrupted_command_begins_no_min_interval
     )
 );
@@ -271,24 +272,32 @@ async fn a_command_handles_one_interrupt_and_a_second_one_ends_it<DB: TestDataba
     }
 }
 
-/// The line is written over, and is gone when the command begins. Without a terminal there is none.
+/// Each holder has a line. Without a terminal there is none.
 async fn a_terminal_shows_who_holds_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     for command in ["run k --wait forever", "lead k"] {
         let claim = db.rowlock("acquire k --lease 1h --label node-1", &[]).await.with(0).json();
         let (terminal, stage) = (Terminal::new(&db), Stage::new());
-        terminal.enters(&format!(r#""$ROWLOCK" {command} -- sh -c 'echo begins; {TICKS}' {}"#, stage.path()));
+        terminal.enters(&format!(r#""$ROWLOCK" {command} -- sh -c '{TICKS}' {}"#, stage.path()));
         let since = db.show("k").await["since"].as_str().unwrap()[..10].to_owned();
-        terminal.shows(&format!("\rrowlock: k: held by node-1 since {since}")).await;
-        terminal.shows("; waiting for 2s").await;
+        terminal.shows(&format!("rowlock: k: held by node-1 since {since}")).await;
         let mut unseen = db.start("run k --wait 2s -- true", &[]);
         unseen.complains("refused").await;
-        assert!(!unseen.ended().await.with(75).err.contains("waiting for"));
+        assert!(!unseen.ended().await.with(75).err.contains("waiting"));
+        db.set("k", "client_ip = 'node-2'").await;
+        terminal.shows(&format!("Z; waiting\r\nrowlock: k: held by node-2 since {since}")).await;
         db.rowlock("release k --holder", &[claim["holder"].as_str().unwrap()]).await.with(0);
         stage.up().await;
-        terminal.shows(" \rbegins").await;
         stage.go();
         ended_well(&db).await;
     }
+}
+
+async fn a_wait_on_a_terminal_is_an_object_if_the_log_is<DB: TestDatabase>(db: TestDb<DB>) {
+    db.rowlock("acquire k --lease 1h --label node-1", &[]).await.with(0);
+    let terminal = Terminal::new(&db);
+    terminal.enters(r#""$ROWLOCK" --log-format json run k --wait forever -- true"#);
+    terminal.shows("{\"level\":\"INFO\",\"message\":\"k: held by node-1 since 2").await;
+    terminal.types(INTERRUPT);
 }
 
 /// The command receives the key press before the program does, and has ended by then.

@@ -33,16 +33,10 @@ async fn those_that_wait_in_order_are_counted<DB: TestDatabase>(db: TestDb<DB>) 
 /// A user that may read the keys, but not the queue.
 async fn keys_are_listed_without_the_queue<DB: TestDatabase>(db: TestDb<DB>) {
     let _held = acquired(db.lock().try_acquire("k").await);
-    let name = format!("rowlock_{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
-    db.execute(&format!("CREATE ROLE {name} LOGIN PASSWORD 'hunter2'")).await;
-    db.execute(&format!("GRANT SELECT ON t_resource_lock TO {name}")).await;
-    let address = db.url.rsplit_once('@').map_or(db.url.as_str(), |(_, address)| address);
-    let url = format!("postgres://{name}:hunter2@{address}");
-    let as_user = async |words: &str| ended(at(&url, words, &[])).await;
+    let user = db.user("hunter2", &[("SELECT", "t_resource_lock")]).await;
+    let as_user = async |words: &str| ended(at(&user.url, words, &[])).await;
     let (list, shown) = (as_user("list --json").await, as_user("show k --json").await);
-    for statement in ["DROP OWNED BY", "DROP ROLE"] {
-        db.execute(&format!("{statement} {name}")).await;
-    }
+    user.remove(&db).await;
     let (list, keys) = (list.err.clone(), list.with(0).json());
     assert_eq!((&keys[0]["key"], &keys[0]["waiting"]), (&"k".into(), &Value::Null));
     assert!(list.starts_with("rowlock: how many wait is not known: ") && list.lines().count() == 1, "{list}");

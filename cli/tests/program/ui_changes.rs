@@ -1,6 +1,6 @@
 //! `rowlock ui --allow-changes`: which requests change something, and which never do.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use harness::{TestDatabase, TestDb, acquired, eventually};
 use rustix::process::Signal;
@@ -19,30 +19,17 @@ harness::tests!(
     everywhere(
         a_page_only_shows_unless_changes_are_allowed,
         other_sites_are_refused,
-        a_form_counts_with_its_token_only,
         a_key_is_released_by_force_and_that_is_logged,
         a_key_that_has_changed_hands_is_not_released,
         jobs_are_paused_resumed_and_triggered,
         a_job_without_an_instance_is_triggered_on_request_only,
         a_password_is_asked_for_and_names_the_operator
     ),
-    sqlite(pages_of_one_host_leave_each_other_s_forms_alone),
     postgres(a_change_is_logged_though_the_browser_goes_away, a_change_is_logged_before_the_program_ends)
 );
 
-/// The cookie and the token of a form.
-struct Form {
-    cookie: String,
-    csrf: String,
-}
-
-impl Form {
-    fn of(page: &Answer) -> Self {
-        let cookie = page.header("set-cookie").expect("a session begins").to_owned();
-        assert!(cookie.ends_with("; Path=/; HttpOnly; SameSite=Strict"), "{cookie}");
-        Self { cookie: cookie.split(';').next().unwrap().to_owned(), csrf: page.field("csrf") }
-    }
-}
+/// The addresses of all changes.
+const CHANGES: [&str; 6] = ["/release", "/pause", "/resume", "/trigger", "/skip", "/stop"];
 
 async fn is_held<DB: TestDatabase>(db: &TestDb<DB>) -> bool {
     db.show("k").await["state"] == "held"
@@ -52,10 +39,10 @@ async fn a_page_only_shows_unless_changes_are_allowed<DB: TestDatabase>(db: Test
     let _held = acquired(db.lock().try_acquire("k").await);
     let ui = open(&db, "").await;
     assert!(!ui.get("/key?key=k").await.with(200).body.contains("/release"));
-    for path in ["/release", "/pause", "/resume", "/trigger", "/skip", "/stop"] {
+    for path in CHANGES {
         let page = ui.get(&format!("{path}?name=k")).await.with(403);
-        assert!(page.body.contains("--allow-changes") && page.header("set-cookie").is_none(), "{page:?}");
-        ui.post(path, &[], "name=k&csrf=x").await.with(403);
+        assert!(page.body.contains("--allow-changes"), "{page:?}");
+        ui.post(path, &[], "name=k").await.with(403);
     }
     assert!(is_held(&db).await);
 }
@@ -72,46 +59,32 @@ async fn other_sites_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
         let refused = ui.send("GET", "/", &headers, "").await;
         assert!([400, 421].contains(&refused.status) && !refused.body.contains("/key"), "{headers:?}: {refused:?}");
     }
-    let page = ui.get("/release?key=k").await.with(200);
-    let form = Form::of(&page);
-    let body = format!("name=k&seen={}&status=S&csrf={}", page.field("seen"), form.csrf);
-    for origin in [None, Some("null"), Some("http://evil.example"), Some("http://127.0.0.1")] {
-        let headers =
-            [Some(("Host", ui.address.as_str())), Some(("Cookie", &form.cookie)), origin.map(|of| ("Origin", of))];
-        let headers: Vec<_> = headers.into_iter().flatten().collect();
-        ui.send("POST", "/release", &headers, &body).await.with(403);
+    due(&db).await;
+    let orders = async || {
+        let row = schedule(&db).await;
+        ["paused", "triggered", "skipped_until", "stopping"].map(|field| row[field].clone())
+    };
+    let before = orders().await;
+    let body = format!("name=k&seen={}&status=S", ui.get("/release?key=k").await.with(200).field("seen"));
+    let other_port = format!("http://127.0.0.1:{}", port.parse::<u16>().unwrap() ^ 1);
+    for origin in ["", "null", "http://evil.example", "http://127.0.0.1", &other_port] {
+        let mut headers = vec![("Host", ui.address.as_str())];
+        if !origin.is_empty() {
+            headers.push(("Origin", origin));
+        }
+        for path in CHANGES {
+            ui.send("POST", path, &headers, &body).await.with(403);
+        }
     }
     let read = [("Host", ui.address.as_str()), ("Origin", "http://evil.example")];
     ui.send("GET", "/", &read, "").await.with(403);
-    assert!(is_held(&db).await);
-    ui.post("/release", &[("Cookie", &form.cookie)], &body).await.with(303);
-    assert!(!is_held(&db).await, "the same request from a page of this server");
-}
-
-async fn a_form_counts_with_its_token_only<DB: TestDatabase>(db: TestDb<DB>) {
-    let _held = acquired(db.lock().try_acquire("k").await);
-    let ui = open(&db, "--allow-changes").await;
-    let page = ui.get("/release?key=k").await.with(200);
-    let form = Form::of(&page);
-    let other = Form::of(&ui.get("/release?key=k").await.with(200));
-    assert_ne!(form.csrf, other.csrf);
-    let body = |csrf: &str| format!("name=k&seen={}&csrf={csrf}", page.field("seen"));
-    let (name, _) = form.cookie.split_once('=').unwrap();
-    for (cookie, csrf) in [
-        (Some(&form.cookie), other.csrf.as_str()),
-        (Some(&form.cookie), ""),
-        (None, &form.csrf),
-        (Some(&format!("{name}=")), ""),
-    ] {
-        let headers: Vec<(&str, &str)> = cookie.iter().map(|cookie| ("Cookie", cookie.as_str())).collect();
-        ui.post("/release", &headers, &body(csrf)).await.with(403);
+    for path in CHANGES {
+        ui.get(&format!("{path}?{body}")).await.with(200);
     }
-    ui.post("/release", &[("Cookie", &form.cookie)], "name=k").await.with(422);
-    ui.get(&format!("/release?key=k&{}", body(&form.csrf))).await;
     assert!(is_held(&db).await);
-    let headers = [("Host", ui.address.as_str()), ("Cookie", &form.cookie)];
-    let again = ui.send("GET", "/release?key=k", &headers, "").await.with(200);
-    assert_eq!((again.field("csrf"), again.header("set-cookie")), (form.csrf, None), "the session goes on");
+    assert_eq!(orders().await, before);
+    ui.post("/release", &[], &body).await.with(303);
+    assert!(!is_held(&db).await, "the same request from a page of this server");
 }
 
 async fn released<DB: TestDatabase>(db: &TestDb<DB>, ui: &Ui, headers: &[(&str, &str)]) -> Answer {
@@ -119,9 +92,7 @@ async fn released<DB: TestDatabase>(db: &TestDb<DB>, ui: &Ui, headers: &[(&str, 
     assert!(page.body.contains("Release k by force?") && page.body.contains("its work may go on"), "{page:?}");
     assert!(page.body.contains("value=\"F\" checked"), "{page:?}");
     assert!(is_held(db).await, "a look at the form changes nothing");
-    let form = Form::of(&page);
-    let body = format!("name=k&seen={}&status=F&csrf={}", page.field("seen"), form.csrf);
-    ui.post("/release", &[headers, &[("Cookie", &form.cookie)]].concat(), &body).await
+    ui.post("/release", headers, &format!("name=k&seen={}&status=F", page.field("seen"))).await
 }
 
 async fn a_key_is_released_by_force_and_that_is_logged<DB: TestDatabase>(db: TestDb<DB>) {
@@ -142,32 +113,29 @@ async fn a_key_that_has_changed_hands_is_not_released<DB: TestDatabase>(db: Test
     let first = acquired(db.lock().try_acquire("k").await);
     let ui = open(&db, "--allow-changes").await;
     let shown = async || {
-        let page = ui.get("/release?key=k").await.with(200);
-        let form = Form::of(&page);
-        (format!("name=k&seen={}&status=F&csrf={}", page.field("seen"), form.csrf), form.cookie)
+        format!("name=k&seen={}&status=F", ui.get("/release?key=k").await.with(200).field("seen"))
     };
-    let (body, cookie) = shown().await;
+    let body = shown().await;
     first.release().await.unwrap();
-    let free = ui.post("/release", &[("Cookie", &cookie)], &body).await.with(404);
+    let free = ui.post("/release", &[], &body).await.with(404);
     assert!(free.body.contains("left alone: it is now free, last taken"), "{free:?}");
     assert_eq!(db.show("k").await["status"], "S", "a success is not overwritten");
     let next = db.builder().label("<b>next</b>").build().unwrap();
     let _second = acquired(next.try_acquire("k").await);
-    let held = ui.post("/release", &[("Cookie", &cookie)], &body).await.with(404);
+    let held = ui.post("/release", &[], &body).await.with(404);
     assert!(held.body.contains("left alone: it is now held by &lt;b&gt;next&lt;/b&gt; since"), "{held:?}");
     // A program that knows no tokens leaves that of the claim before.
-    let (body, cookie) = shown().await;
+    let body = shown().await;
     db.set("k", &format!("begin_time = {}, client_ip = 'other'", DB::ago(0))).await;
-    let locked = ui.post("/release", &[("Cookie", &cookie)], &body).await.with(404);
+    let locked = ui.post("/release", &[], &body).await.with(404);
     assert!(locked.body.contains("it is now held by another program by other since"), "{locked:?}");
     assert_eq!(db.show("k").await["state"], "held_by_another_program");
 }
 
 /// Asks for a change of the job `k` by the form.
 pub async fn asked(ui: &Ui, verb: &str) -> Answer {
-    let form = Form::of(&ui.get(&format!("/{verb}?name=k")).await.with(200));
-    let body = format!("name=k&csrf={}", form.csrf);
-    ui.post(&format!("/{verb}"), &[("Cookie", &form.cookie)], &body).await
+    ui.get(&format!("/{verb}?name=k")).await.with(200);
+    ui.post(&format!("/{verb}"), &[], "name=k").await
 }
 
 /// Changes the job `k`, and returns the page that follows.
@@ -191,10 +159,8 @@ async fn jobs_are_paused_resumed_and_triggered<DB: TestDatabase>(db: TestDb<DB>)
     change("resume", "The job is resumed").await;
     change("trigger", "A run was asked for").await;
     running.says("k: it runs", 1).await;
-    let page = ui.get("/pause?name=nothing").await.with(200);
-    let form = Form::of(&page);
-    let body = format!("name=nothing&csrf={}", form.csrf);
-    let none = ui.post("/pause", &[("Cookie", &form.cookie)], &body).await.with(404);
+    ui.get("/pause?name=nothing").await.with(200);
+    let none = ui.post("/pause", &[], "name=nothing").await.with(404);
     assert!(none.body.contains("there is no schedule"), "{none:?}");
 }
 
@@ -206,14 +172,12 @@ async fn a_job_without_an_instance_is_triggered_on_request_only<DB: TestDatabase
     running.stopped().await;
     let ui = open(&db, "--allow-changes").await;
     let page = ui.get("/trigger?name=k").await.with(200);
-    let form = Form::of(&page);
     let why = "no instance that declares it is alive; it was not run so far";
     assert!(page.body.contains(why) && page.body.contains("name=\"anyway\""), "{page:?}");
-    let (cookie, body) = ([("Cookie", form.cookie.as_str())], format!("name=k&csrf={}", form.csrf));
-    let refused = ui.post("/trigger", &cookie, &body).await.with(404);
+    let refused = ui.post("/trigger", &[], "name=k").await.with(404);
     assert!(refused.body.contains("k: not triggered") && refused.body.contains(why), "{refused:?}");
     assert_eq!(schedule(&db).await["triggered"], Value::Null);
-    ui.post("/trigger", &cookie, &format!("{body}&anyway=yes")).await.with(303);
+    ui.post("/trigger", &[], "name=k&anyway=yes").await.with(303);
     assert!(schedule(&db).await["triggered"].is_string());
 }
 
@@ -244,25 +208,6 @@ async fn a_password_is_asked_for_and_names_the_operator<DB: TestDatabase>(db: Te
     assert!(none.contains("No change matches."), "{none}");
 }
 
-/// A browser sends a cookie to every port of its host.
-async fn pages_of_one_host_leave_each_other_s_forms_alone<DB: TestDatabase>(db: TestDb<DB>) {
-    let _held = acquired(db.lock().try_acquire("k").await);
-    let [one, other] = [open(&db, "--allow-changes").await, open(&db, "--allow-changes").await];
-    let mut cookies = BTreeMap::new();
-    let mut forms = Vec::new();
-    for ui in [&one, &other] {
-        let page = ui.get("/release?key=k").await.with(200);
-        let form = Form::of(&page);
-        cookies.extend(form.cookie.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())));
-        forms.push(format!("name=k&seen={}&csrf={}", page.field("seen"), form.csrf));
-    }
-    let cookies: Vec<String> = cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    let cookies = cookies.join("; ");
-    one.post("/release", &[("Cookie", &cookies)], &forms[0]).await.with(303);
-    let second = other.post("/release", &[("Cookie", &cookies)], &forms[1]).await.with(404);
-    assert!(second.body.contains("left alone: it is now"), "the form counts: {second:?}");
-}
-
 /// A change of the schedule `k`, whose row is locked by another transaction.
 struct Blocked<DB: TestDatabase> {
     ui: Ui,
@@ -274,14 +219,13 @@ impl<DB: TestDatabase> Blocked<DB> {
     async fn begin(db: &TestDb<DB>) -> Self {
         due(db).await;
         let ui = open(db, "--allow-changes").await;
-        let form = Form::of(&ui.get("/pause?name=k").await.with(200));
         let mut transaction = db.pool_of(1).await.acquire().await.unwrap();
         for statement in ["BEGIN", "SELECT 1 FROM t_resource_schedule FOR UPDATE"] {
             DB::execute_on(&mut transaction, statement).await.unwrap();
         }
         let origin = format!("http://{}", ui.address);
-        let headers = [("Host", ui.address.as_str()), ("Origin", &origin), ("Cookie", &form.cookie)];
-        let request = ui.begin("POST", "/pause", &headers, &format!("name=k&csrf={}", form.csrf)).await;
+        let headers = [("Host", ui.address.as_str()), ("Origin", &origin)];
+        let request = ui.begin("POST", "/pause", &headers, "name=k").await;
         let waiting = "SELECT COUNT(*) FROM pg_stat_activity
                        WHERE datname = current_database() AND wait_event_type = 'Lock'";
         eventually("the change waits", async || db.number(waiting).await == Some(1)).await;

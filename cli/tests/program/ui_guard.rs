@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harness::{TestDatabase, TestDb, acquired};
+use harness::{TestDatabase, TestDb};
 
 use crate::{
     program::{Program as _, Stage},
@@ -19,8 +19,7 @@ harness::tests!(
     everywhere(programs_ask_without_a_password, a_cron_serves_numbers),
     sqlite(
         wrong_passwords_are_slow_and_logged,
-        a_file_of_secrets_that_all_may_read_is_refused,
-        a_cookie_behind_tls_stays_there
+        a_file_of_secrets_that_all_may_read_is_refused
     )
 );
 
@@ -98,16 +97,6 @@ async fn a_file_of_secrets_that_all_may_read_is_refused<DB: TestDatabase>(db: Te
         let refused = db.rowlock(&words, &[]).await.with(2);
         assert!(refused.err.contains("every user of this machine may read or write it"), "{refused:?}");
         assert!(!refused.err.contains("sesame") && !refused.err.contains("a-token"), "{refused:?}");
-    }
-}
-
-async fn a_cookie_behind_tls_stays_there<DB: TestDatabase>(db: TestDb<DB>) {
-    let _held = acquired(db.lock().try_acquire("k").await);
-    let ui = open(&db, "--allow-changes").await;
-    for (proto, secure) in [("https", true), ("http", false)] {
-        let headers = [("Host", ui.address.as_str()), ("X-Forwarded-Proto", proto)];
-        let page = ui.send("GET", "/release?key=k", &headers, "").await.with(200);
-        assert_eq!(page.header("set-cookie").unwrap().ends_with("; Secure"), secure, "{page:?}");
     }
 }
 

@@ -14,6 +14,7 @@ pub mod events;
 pub mod proxy;
 mod server;
 mod suite;
+mod user;
 
 use std::{fmt::Debug, future::Future, sync::Mutex, time::Duration};
 
@@ -32,6 +33,7 @@ pub use database::{Holds, Named, Table, TestDatabase};
 pub use databases::{PROCESSES, Reused};
 pub use server::{Server, database_of, direct_url, pools_sessions, with_database};
 pub use suite::{COUNTED, DIRECT, Group, Need, SESSION, Suite, all, run};
+pub use user::User;
 
 /// How long a test waits for an event that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
