@@ -15,7 +15,7 @@ use crate::{
     rules_table::{HOUR, cells, row_of, write},
 };
 
-harness::tests!(DB: Functions; servers(every_cell_of_the_rules_table, every_cell_on_the_articles_own_table));
+harness::tests!(servers(every_cell_of_the_rules_table, every_cell_on_the_articles_own_table));
 
 /// The reply of `rowlock_try_acquire`.
 #[derive(Clone, Debug)]

@@ -18,23 +18,20 @@ use crate::{
     functions::{Answer, Ask, Functions},
 };
 
-harness::tests!(
-    DB: Functions;
-    servers(
-        a_key_is_held_against_functions_and_locks_alike,
-        a_crashed_claim_is_taken_over_across_the_two,
-        the_same_holder_repeats_its_claim,
-        a_change_says_done_or_lost,
-        a_claim_that_is_put_back_was_never_made,
-        a_confirmation_keeps_the_claim_to_the_end_of_the_transaction,
-        a_claim_waits_for_no_locked_row,
-        a_full_disk_grants_nothing_and_changes_nothing,
-        one_of_many_first_claims_is_granted,
-        functions_and_locks_never_overlap,
-        keys_are_the_locks_keys,
-        labels_are_the_locks_labels
-    )
-);
+harness::tests!(servers(
+    a_key_is_held_against_functions_and_locks_alike,
+    a_crashed_claim_is_taken_over_across_the_two,
+    the_same_holder_repeats_its_claim,
+    a_change_says_done_or_lost,
+    a_claim_that_is_put_back_was_never_made,
+    a_confirmation_keeps_the_claim_to_the_end_of_the_transaction,
+    a_claim_waits_for_no_locked_row,
+    a_full_disk_grants_nothing_and_changes_nothing,
+    one_of_many_first_claims_is_granted,
+    functions_and_locks_never_overlap,
+    keys_are_the_locks_keys,
+    labels_are_the_locks_labels
+));
 
 const SHORT: Duration = Duration::from_millis(300);
 const WAIT: Duration = Duration::from_secs(20);

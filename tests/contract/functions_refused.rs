@@ -12,7 +12,6 @@ use crate::{
 };
 
 harness::tests!(
-    DB: Functions;
     servers[DIRECT](a_user_without_rights_on_the_table_is_denied),
     servers(
         a_renewal_has_the_limits_of_a_lease,

@@ -20,7 +20,6 @@ use crate::{
 };
 
 harness::tests!(
-    DB: Lists;
     servers(
         a_claim_that_another_program_overwrites_is_lost,
         a_claim_on_the_articles_own_table_that_another_program_overwrites_is_lost,

@@ -10,7 +10,6 @@ use crate::{
 };
 
 harness::tests!(
-    DB: Functions;
     servers[DIRECT](the_callers_rights_are_enough),
     postgres(isolation_levels_grant_once),
     postgres[DIRECT](

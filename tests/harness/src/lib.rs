@@ -2,7 +2,7 @@
 //!
 //! Each test has a database of its own ([`TestDb`]), and plain SQL that reads and changes it
 //! without the lock. [`Proxy`](proxy::Proxy) stands between a lock and its server. A module lists
-//! its tests with [`tests!`]; a [`Suite`] has those of one server.
+//! its tests with [`tests!`]; the [`Suites`] have those of all servers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 // The futures of tests are run by `block_on`, which does not need them to be `Send`.
@@ -32,7 +32,7 @@ use tokio::{runtime::Handle, task::block_in_place};
 pub use database::{Holds, Named, Table, TestDatabase};
 pub use databases::{PROCESSES, Reused};
 pub use server::{Server, database_of, direct_url, pools_sessions, with_database};
-pub use suite::{COUNTED, DIRECT, Group, Need, SESSION, Suite, all, run};
+pub use suite::{COUNTED, DIRECT, Group, Need, SESSION, Suites, all, run};
 pub use user::User;
 
 /// How long a test waits for an event that must happen.
