@@ -221,7 +221,7 @@ async fn a_lease_that_comes_too_late_is_not_given<DB: TestDatabase>(db: TestDb<D
         rowlock::LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(Duration::from_millis(500));
     acquired(lock.try_acquire("k").await).release().await.unwrap();
     let only = pool.acquire().await.unwrap();
-    let attempt = tokio::spawn({
+    let attempt = harness::spawn({
         let lock = lock.clone();
         async move {
             let lease = acquired(lock.try_acquire("k").await);

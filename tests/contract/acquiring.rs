@@ -20,7 +20,7 @@ harness::tests!(everywhere(
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn waiting<DB: TestDatabase>(lock: Lock<DB>, key: &'static str) -> tokio::task::JoinHandle<Grant<DB>> {
-    tokio::spawn(async move { acquired(lock.acquire(key, MINUTE).await) })
+    harness::spawn(async move { acquired(lock.acquire(key, MINUTE).await) })
 }
 
 async fn it_waits_until_the_holder_releases<DB: TestDatabase>(db: TestDb<DB>) {

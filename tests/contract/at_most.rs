@@ -101,7 +101,7 @@ async fn no_more_than_allowed_and_as_many_as_allowed<DB: TestDatabase>(db: TestD
         for lock in [db.lock(), db.lock()] {
             for _ in 0..8 {
                 let (count, limited) = (count.clone(), limited(&lock, "k", most));
-                tasks.spawn(async move {
+                tasks.spawn(harness::task(async move {
                     for _ in 0..5 {
                         let grant = acquired(limited.acquire(PATIENCE * 3).await);
                         count.begin();
@@ -113,7 +113,7 @@ async fn no_more_than_allowed_and_as_many_as_allowed<DB: TestDatabase>(db: TestD
                         count.end();
                         grant.release().await.unwrap();
                     }
-                });
+                }));
             }
         }
         while let Some(ended) = tasks.join_next().await {
@@ -156,7 +156,7 @@ async fn no_more_than_allowed_beside_crashes_and_losses<DB: TestDatabase>(db: Te
     for number in 0..12 {
         let lock = db.lock_for(SHORT / 2);
         let (held, limited) = (held.clone(), limited(&lock, "k", PERMITS));
-        tasks.spawn(async move {
+        tasks.spawn(harness::task(async move {
             let until = Instant::now() + seconds();
             let mut turn = number;
             while Instant::now() < until {
@@ -183,7 +183,7 @@ async fn no_more_than_allowed_beside_crashes_and_losses<DB: TestDatabase>(db: Te
                     }
                 }
             }
-        });
+        }));
     }
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();

@@ -100,7 +100,7 @@ async fn a_lost_run_is_stopped_before_its_event<DB: TestDatabase>(db: TestDb<DB>
             drop(tick);
             std::future::pending::<Never>()
         });
-        let run = tokio::spawn(async move { schedules.try_tick("k").await });
+        let run = harness::spawn(async move { schedules.try_tick("k").await });
         timeout(PATIENCE, run).await.is_ok()
     });
     let (ended, ()) = tokio::join!(running, async {
@@ -114,7 +114,7 @@ async fn a_lost_lease_is_reported_before_its_event<DB: TestDatabase>(db: TestDb<
     let (began, begun) = oneshot::channel();
     let holding = behind_a_pipe(&db, async move |pool| {
         // A task of its own, as tasks of an application are.
-        let holding = tokio::spawn(async move {
+        let holding = harness::spawn(async move {
             let lease = acquired(LeaseLock::new(pool).lease(LEASE).try_acquire("key").await);
             began.send(()).unwrap();
             lease.cancellation_token().cancelled().await;
@@ -205,7 +205,7 @@ pub async fn hold<DB: TestDatabase>(pool: Pool<DB>, url: &str, behind_a_hook: bo
             }
         });
         let blocked = LeaseLock::new(options.connect_lazy(url).unwrap());
-        tokio::spawn(async move { blocked.try_acquire("blocked").await });
+        harness::spawn(async move { blocked.try_acquire("blocked").await });
         begun.await.unwrap();
     }
     say("holds");

@@ -122,7 +122,7 @@ async fn a_place_in_a_queue_is_committed<DB: TestDatabase>(db: TestDb<DB>) {
         let lock = lock.fair(true);
         let holder = acquired(db.lock().try_acquire("k").await);
         begin_as_text(&pool).await;
-        let waiter = tokio::spawn(async move { lock.acquire("k", PATIENCE).await });
+        let waiter = harness::spawn(async move { lock.acquire("k", PATIENCE).await });
         let waits = async || db.number("SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(1);
         eventually("its place is seen", waits).await;
         roll_back(&pool).await;

@@ -136,7 +136,7 @@ async fn a_release_that_the_server_refuses_is_tried_again<DB: TestDatabase>(db: 
     refuse(&db).await;
     let lease = acquired(db.lock_for(Duration::from_secs(300)).try_acquire("k").await);
     add(&db, "k").await;
-    let mut release = tokio::spawn(lease.release());
+    let mut release = harness::spawn(lease.release());
     let early = timeout(Duration::from_millis(300), &mut release).await;
     assert!(early.is_err(), "it is not given up: {early:?}");
     db.execute("DELETE FROM refused").await;
@@ -196,7 +196,7 @@ async fn a_connection_that_becomes_idle_serves_a_request_for_which_none_opens<DB
     let in_use: Vec<_> = std::iter::from_fn(|| pool.try_acquire()).collect();
     assert!((1..4).contains(&in_use.len()), "{pool:?}");
     proxy.hold_new();
-    let asks = tokio::spawn(async move { lock.try_acquire("k").await });
+    let asks = harness::spawn(async move { lock.try_acquire("k").await });
     sleep(LEASE / 20).await;
     drop(in_use);
     acquired(timeout(PATIENCE / 4, asks).await.expect("it takes an idle connection").unwrap());

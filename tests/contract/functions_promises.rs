@@ -252,7 +252,7 @@ async fn a_full_disk_grants_nothing_and_changes_nothing<DB: Functions>(db: TestD
 async fn one_of_many_first_claims_is_granted<DB: Functions>(db: TestDb<DB>) {
     let instances = (0..4).map(|_| {
         let pool = db.pool.clone();
-        tokio::spawn(async move { rowlock::migration::migrate_functions(&pool).await.unwrap() })
+        harness::spawn(async move { rowlock::migration::migrate_functions(&pool).await.unwrap() })
     });
     for instance in instances.collect::<Vec<_>>() {
         instance.await.unwrap();
@@ -261,7 +261,7 @@ async fn one_of_many_first_claims_is_granted<DB: Functions>(db: TestDb<DB>) {
         let key = format!("key {round}");
         let claims = (0..8).map(|_| {
             let (pool, key) = (db.pool.clone(), key.clone());
-            tokio::spawn(async move { ask(&pool, &Ask::of(&key)).await })
+            harness::spawn(async move { ask(&pool, &Ask::of(&key)).await })
         });
         let mut granted = 0;
         for claim in claims.collect::<Vec<_>>() {
@@ -295,7 +295,7 @@ async fn functions_and_locks_never_overlap<DB: Functions>(db: TestDb<DB>) {
     let mut tasks = Vec::new();
     for worker in 0..2 * workers {
         let (pool, work, lock) = (db.pool.clone(), work.clone(), db.lock());
-        tasks.push(tokio::spawn(async move {
+        tasks.push(harness::spawn(async move {
             let mut last = 0;
             for _ in 0..rounds {
                 if worker % 2 == 0 {

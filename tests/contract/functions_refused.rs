@@ -51,7 +51,7 @@ async fn a_user_without_rights_on_the_table_is_denied<DB: Functions>(db: TestDb<
         (user, format!("CALL rowlock_unmatched('release', 'k', {id}, {token}, NULL, @outcome)"))
     };
     let own = pool::<DB>(&user.url, 1).await;
-    let tried = tokio::spawn(async move {
+    let tried = harness::spawn(async move {
         let mut conn = own.acquire().await.unwrap();
         let mut tried = Vec::new();
         for key in ["k", "new"] {

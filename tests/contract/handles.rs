@@ -112,7 +112,7 @@ async fn a_tick_whose_instance_dies_runs_elsewhere<DB: TestDatabase>(db: TestDb<
         .map(|number| {
             let lock = db.lock().min_interval(HOUR);
             let (began, mut finish) = (began.clone(), finish.subscribe());
-            tokio::spawn(async move {
+            harness::spawn(async move {
                 let work = async |_held| {
                     began.send(number).unwrap();
                     finish.recv().await

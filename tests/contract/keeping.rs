@@ -73,7 +73,7 @@ async fn loss_is_reported_before_the_next_grant<DB: TestDatabase>(db: TestDb<DB>
     let holder = LeaseLock::new(own.clone()).lease(2 * SHORT);
     let lease = acquired(holder.try_acquire("k").await);
     let lost = Arc::new(AtomicBool::new(false));
-    let watch = tokio::spawn({
+    let watch = harness::spawn({
         let (token, lost) = (lease.cancellation_token(), lost.clone());
         async move {
             token.cancelled().await;
@@ -155,7 +155,7 @@ async fn releasing_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb<DB>
 async fn a_release_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
     let mut other = db.row_locked().await;
-    let release = tokio::spawn(lease.fail());
+    let release = harness::spawn(lease.fail());
     sleep(Duration::from_millis(200)).await;
     assert!(!release.is_finished());
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
@@ -257,7 +257,7 @@ async fn run_cancels_the_work_when_the_lease_is_lost<DB: TestDatabase>(db: TestD
 
 async fn a_panic_in_the_work_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let task = tokio::spawn({
+    let task = harness::spawn({
         let lock = lock.clone();
         async move {
             let run = lock.run("k", Duration::ZERO, async |_| -> Result<(), ()> {
@@ -284,7 +284,7 @@ async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: TestDatabase>(db
                 let lease = acquired(lock.try_acquire(&format!("round {round}")).await);
                 // Both connections are in use, so that the release waits.
                 let away = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
-                let releasing = tokio::spawn(async move { lease.release().await });
+                let releasing = harness::spawn(async move { lease.release().await });
                 tokio::task::yield_now().await;
                 sleep(Duration::from_millis(20)).await;
                 std::mem::forget(away);

@@ -59,7 +59,7 @@ async fn awaited<DB: TestDatabase>(db: &TestDb<DB>, key: &str) {
 /// Starts a waiter. The task returns its lease and the time of the grant.
 fn waiting<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str) -> JoinHandle<(Lease<DB>, Instant)> {
     let (lock, key) = (lock.clone(), key.to_owned());
-    tokio::spawn(async move { (acquired(lock.acquire(&key, Duration::MAX).await), Instant::now()) })
+    harness::spawn(async move { (acquired(lock.acquire(&key, Duration::MAX).await), Instant::now()) })
 }
 
 /// Releases the key. Returns the next lease, and how long it took until the next waiter was granted

@@ -49,7 +49,7 @@ async fn granted_at<DB: TestDatabase>(db: &TestDb<DB>) -> Instant {
 async fn the_next_holder_starts_the_delay_after_the_last_one_was_told_of_its_loss<DB: TestDatabase>(db: TestDb<DB>) {
     let own = db.pool_of(2).await;
     let lease = acquired(delayed(LeaseLock::new(own.clone()), LEASE, DELAY).try_acquire("k").await);
-    let told = tokio::spawn(async move {
+    let told = harness::spawn(async move {
         lease.lost().await;
         Instant::now()
     });
@@ -115,7 +115,7 @@ async fn a_run_that_is_cancelled_keeps_the_key_closed<DB: TestDatabase>(db: Test
 async fn an_abandonment_of_a_lost_lease_waits_for_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(delayed(db.lock(), LEASE, LONG).try_acquire("k").await);
     let mut other = lost_behind_a_lock(&db, &lease).await;
-    let abandoned = tokio::spawn(lease.abandon());
+    let abandoned = harness::spawn(lease.abandon());
     sleep(LEASE).await; // it finds the row locked
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     timeout(PATIENCE, abandoned).await.unwrap().unwrap().unwrap();

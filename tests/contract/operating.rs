@@ -170,7 +170,7 @@ async fn a_claim_that_is_replaced_while_it_is_forced_stands<DB: TestDatabase>(db
     let _old = acquired(lock.try_acquire("k").await);
     let seen = lock.inspect("k").await.unwrap().unwrap();
     let mut other = db.row_locked().await;
-    let forcing = tokio::spawn({
+    let forcing = harness::spawn({
         let (lock, seen) = (lock.clone(), seen.clone());
         async move { lock.force_release_if_unchanged(&seen, Status::Failed).await }
     });

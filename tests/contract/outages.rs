@@ -41,7 +41,7 @@ const OUTAGE: Duration = Duration::from_millis(1500);
 
 fn waiting<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str, wait: Duration) -> JoinHandle<Result<Lease<DB>, Error>> {
     let (lock, key) = (lock.clone(), key.to_owned());
-    tokio::spawn(async move { lock.acquire(&key, wait).await })
+    harness::spawn(async move { lock.acquire(&key, wait).await })
 }
 
 #[track_caller]
@@ -62,7 +62,7 @@ async fn a_wait_outlives_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
         // The order of the two waiters is unspecified. Each releases the key itself.
         let mut tasks = [0, 1].map(|_| {
             let waiting = waiting(&lock, &key, Duration::MAX);
-            tokio::spawn(async move { acquired(waiting.await.unwrap()).release().await })
+            harness::spawn(async move { acquired(waiting.await.unwrap()).release().await })
         });
         refused_once(&key).await;
         if fair {

@@ -390,7 +390,7 @@ async fn an_abandonment_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db:
     let lease = acquired(db.lock().try_acquire("k").await);
     let token = lease.token();
     let mut other = db.row_locked().await;
-    let abandon = tokio::spawn(lease.abandon());
+    let abandon = harness::spawn(lease.abandon());
     sleep(Duration::from_millis(200)).await;
     assert!(!abandon.is_finished());
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();

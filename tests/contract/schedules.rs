@@ -82,7 +82,7 @@ async fn instances_with_an_interval_run_the_job_once_a_tick<DB: TestDatabase>(_:
     let mut instances = Vec::new();
     for _ in 0..3 {
         // The instances begin at different moments of the period.
-        instances.push(tokio::spawn(lines(example("interval", &[&file, "4"]))));
+        instances.push(harness::spawn(lines(example("interval", &[&file, "4"]))));
         sleep(PERIOD / 4).await;
     }
     let mut all = Vec::new();
@@ -102,7 +102,7 @@ async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: TestDatabase>
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
     let stopped = example("interval", &[&file, "4"]);
-    let others = [(); 2].map(|()| tokio::spawn(lines(example("interval", &[&file, "7"]))));
+    let others = [(); 2].map(|()| harness::spawn(lines(example("interval", &[&file, "7"]))));
     after_the_middle(PERIOD).await;
     send("-STOP", &stopped).await;
     after_the_middle(PERIOD).await;

@@ -168,10 +168,10 @@ fn mortal<DB: TestDatabase>(
 ) -> tokio::runtime::Runtime {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let url = db.url.clone();
-    runtime.spawn(async move {
+    runtime.spawn(harness::task(async move {
         let pool = harness::pool::<DB>(&url, 2).await;
         make(Schedules::new(pool)).try_tick("k").await
-    });
+    }));
     runtime
 }
 

@@ -124,7 +124,7 @@ async fn work_that_panics_fails<DB: TestDatabase>(db: TestDb<DB>) {
                 Never::Ok(())
             }
         });
-        let outcome = tokio::spawn(async move { schedules.try_tick(name).await.unwrap() }).await.unwrap();
+        let outcome = harness::spawn(async move { schedules.try_tick(name).await.unwrap() }).await.unwrap();
         let TickOutcome::Failed { error, again: false } = outcome else { panic!("{name}: {outcome:?}") };
         assert!(error.starts_with("the work panicked") && error.contains("on purpose"), "{name}: {error}");
         assert_eq!(told(&db, name).await, "F1", "{name}");
@@ -141,7 +141,7 @@ async fn a_claim_that_is_granted_after_the_shutdown_is_put_back<DB: TestDatabase
     let running = schedules.start().await.unwrap();
     DB::execute_on(&mut conn, "BEGIN IMMEDIATE").await.unwrap();
     sleep(23 * SHORT).await;
-    let shutdown = tokio::spawn(running.shutdown(PATIENCE));
+    let shutdown = harness::spawn(running.shutdown(PATIENCE));
     sleep(SHORT).await;
     DB::execute_on(&mut conn, "COMMIT").await.unwrap();
     assert!(timeout(PATIENCE, shutdown).await.unwrap().unwrap());
@@ -275,7 +275,7 @@ async fn an_end_waits_for_a_server_that_takes_no_writes<DB: TestDatabase>(db: Te
             Never::Ok(())
         }
     });
-    let run = tokio::spawn(async move { schedules.try_tick("k").await.unwrap() });
+    let run = harness::spawn(async move { schedules.try_tick("k").await.unwrap() });
     timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
     refuse_writes(&db, "t_resource_schedule_run").await;
     finish.wait().await;

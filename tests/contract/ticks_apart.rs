@@ -59,7 +59,7 @@ impl<DB: TestDatabase> Run<DB> {
             }
         });
         let name = name.to_owned();
-        let outcome = tokio::spawn(async move { schedules.try_tick(&name).await });
+        let outcome = harness::spawn(async move { schedules.try_tick(&name).await });
         let tick = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
         Self { tick, finish, outcome }
     }
@@ -236,11 +236,11 @@ async fn each_tick_is_run_once_under_serializable<DB: TestDatabase>(db: TestDb<D
                 Ok::<_, Infallible>(())
             });
         }
-        instances.spawn(async move {
+        instances.spawn(harness::task(async move {
             let running = one.start().await.unwrap();
             sleep(LEASE).await;
             running.shutdown(PATIENCE).await
-        });
+        }));
     }
     assert!(instances.join_all().await.into_iter().all(|ended| ended));
     for number in 0..SCHEDULES {

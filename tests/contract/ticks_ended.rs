@@ -173,7 +173,7 @@ async fn a_lost_run_is_told_and_stopped_before_the_next_one_begins<DB: TestDatab
             std::future::pending::<Result<(), String>>().await
         }
     });
-    let running = tokio::spawn(async move { first.try_tick("k").await });
+    let running = harness::spawn(async move { first.try_tick("k").await });
     timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
     proxy.hold_everything();
     let next = instance(&db, "next").on(schedule, move |_| {
@@ -265,7 +265,7 @@ async fn a_try_that_is_dropped_hands_back<DB: TestDatabase>(db: TestDb<DB>) {
         began.send(tick.cancellation_token()).unwrap();
         std::future::pending::<Never>()
     });
-    let trying = tokio::spawn(async move { schedules.try_tick("k").await });
+    let trying = harness::spawn(async move { schedules.try_tick("k").await });
     let token = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
     trying.abort();
     timeout(PATIENCE, token.cancelled()).await.unwrap();
@@ -283,7 +283,7 @@ async fn a_run_that_takes_too_long_is_stopped_and_fails<DB: TestDatabase>(db: Te
         let (sender, token, first) = (sender.clone(), tick.cancellation_token(), tick.attempt() == 1);
         async move {
             if first {
-                tokio::spawn(async move {
+                harness::spawn(async move {
                     token.cancelled().await;
                     sender.send(()).unwrap();
                 });

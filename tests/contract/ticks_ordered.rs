@@ -118,7 +118,7 @@ async fn a_run_that_waits_for_its_key_says_so_and_is_stopped<DB: TestDatabase>(d
     let held = LeaseLock::new(db.pool.clone()).try_acquire("key").await.unwrap().acquired().unwrap();
     let schedule = due(&db, "k").await.exclusive_with("key").lease(LEASE);
     let jobs = idle(&db, schedule);
-    let run = tokio::spawn(async move { jobs.try_tick("k").await.unwrap() });
+    let run = harness::spawn(async move { jobs.try_tick("k").await.unwrap() });
     eventually("it says what it waits for", || async { info(&db, "k").await.waits_for() == Some("key") }).await;
     assert!(instance(&db, "alice").stop("k").await.unwrap());
     let stopped = TickOutcome::Failed { error: "stopped by alice".into(), again: false };
@@ -319,7 +319,7 @@ async fn an_order_that_comes_during_a_shutdown_is_noticed<DB: TestDatabase>(db: 
         assert_eq!(ordered, usize::from(is_ordered));
         let drained = running.drained();
         if is_ordered {
-            let shutdown = tokio::spawn(running.shutdown(PATIENCE));
+            let shutdown = harness::spawn(running.shutdown(PATIENCE));
             timeout(PATIENCE, drained).await.unwrap();
             shutdown.abort();
         } else {

@@ -244,7 +244,7 @@ pub async fn acts_after_each_reply<DB: TestDatabase, T>(
         let schedules = behind(db, &proxy, &schedule).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
-        let run = tokio::spawn(async move { schedules.try_tick(&own).await });
+        let run = harness::spawn(async move { schedules.try_tick(&own).await });
         held_or_over(&proxy, Way::Replies, &run).await;
         let row = info(db, &name).await;
         if is_too_late(&row, &told(db, &name).await) {
@@ -343,7 +343,7 @@ async fn a_stop_while_a_failure_is_recorded_ends_the_tick<DB: TestDatabase>(db: 
         let failing = behind_with(&db, &proxy, &schedule, Err("no")).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
-        let run = tokio::spawn(async move { failing.try_tick(&own).await });
+        let run = harness::spawn(async move { failing.try_tick(&own).await });
         held_or_over(&proxy, Way::Replies, &run).await;
         let is_recorded = !told(&db, &name).await.is_empty();
         let is_stopped = alice.stop(&name).await.unwrap_or(false);

@@ -133,7 +133,7 @@ async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<
         db.execute(&format!("UPDATE t_resource_schedule SET due_at = {ended} WHERE name = '{name}'")).await;
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
-        let other = tokio::spawn(async move { schedules.try_tick(&own).await });
+        let other = harness::spawn(async move { schedules.try_tick(&own).await });
         let was_held = held_or_over(&proxy, Way::Replies, &other).await;
         let late = late.end().await;
         proxy.open();
@@ -178,7 +178,7 @@ async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDat
         let schedules = behind(&db, &proxy, &schedule).await;
         proxy.hold_after(way, passed);
         let own = name.clone();
-        let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
+        let cut = harness::spawn(async move { schedules.try_tick(&own).await });
         let was_held = held_or_over(&proxy, way, &cut).await;
         proxy.cut();
         let outcome = timeout(PATIENCE, cut).await.unwrap().unwrap();
@@ -214,7 +214,7 @@ async fn ticks_that_were_skipped_without_a_reply_are_not_lost<DB: TestDatabase>(
         let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
-        let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
+        let cut = harness::spawn(async move { schedules.try_tick(&own).await });
         let was_held = held_or_over(&proxy, Way::Replies, &cut).await;
         let told = told(&db, &name).await;
         proxy.cut();
@@ -241,7 +241,7 @@ async fn a_skip_that_is_sent_again_skips_one_tick<DB: TestDatabase>(db: TestDb<D
         let operator = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
-        let skip = tokio::spawn(async move { operator.skip(&own).await });
+        let skip = harness::spawn(async move { operator.skip(&own).await });
         let was_held = held_or_over(&proxy, Way::Replies, &skip).await;
         // The transaction of the order may hold the row.
         let comes = idle(&db, schedule).time_limit(LIMIT).try_tick(&name).await;
@@ -272,7 +272,7 @@ async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(
         let schedules = behind(&db, &proxy, &schedule).await;
         proxy.hold_after(Way::Replies, passed);
         let (own, since) = (name.clone(), Instant::now());
-        let run = tokio::spawn(async move { schedules.try_tick(&own).await });
+        let run = harness::spawn(async move { schedules.try_tick(&own).await });
         let was_held = held_or_over(&proxy, Way::Replies, &run).await;
         let (told, held) = (told(&db, &name).await, Instant::now());
         if told.starts_with('M') && !run.is_finished() {

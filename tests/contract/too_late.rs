@@ -67,7 +67,7 @@ async fn a_ticket_that_arrives_after_its_caller_has_given_up_is_not_added<DB: Te
         assert_eq!(refused(late.try_acquire("k").await).reason, Reason::Held);
         // After these, and after the preparation of its own statement.
         proxy.hold_after(Way::Requests, trips(&db, 3, 4));
-        let waiter = tokio::spawn(async move { late.acquire("k", LIMIT).await.map(drop) });
+        let waiter = harness::spawn(async move { late.acquire("k", LIMIT).await.map(drop) });
         let is_held = held_or_over(&proxy, Way::Requests, &waiter).await;
         timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap_err();
         if !is_held {

@@ -52,11 +52,11 @@ async fn tasks_are_served_in_the_order_of_their_coming<DB: TestDatabase>(db: Tes
     let mut tasks = JoinSet::new();
     for number in 0..50 {
         let (waiter, served) = (waiter(&lock, FOR_EVER), served.clone());
-        tasks.spawn(async move {
+        tasks.spawn(harness::task(async move {
             let lease = acquired(waiter.await);
             served.lock().unwrap().push((number, lease.token()));
             lease.release().await.unwrap();
-        });
+        }));
     }
     holder.release().await.unwrap();
     timeout(PATIENCE, tasks.join_all()).await.unwrap();
@@ -95,7 +95,7 @@ async fn a_thousand_tasks_send_as_many_queries_as_one<DB: TestDatabase>(db: Test
     let before = DB::statements(&pool).await.unwrap();
     for _ in 0..1000 {
         let lock = lock.clone();
-        tasks.spawn(async move { refused(lock.acquire("k", Duration::from_secs(10)).await).reason });
+        tasks.spawn(harness::task(async move { refused(lock.acquire("k", Duration::from_secs(10)).await).reason }));
     }
     sleep(Duration::from_secs(4)).await;
     let between = DB::statements(&pool).await.unwrap();
@@ -152,7 +152,7 @@ async fn a_waiter_that_gives_up_passes_the_permit_on<DB: TestDatabase>(db: TestD
     let lock = db.lock();
     lock.try_acquire("k").await.unwrap().refused().unwrap();
     let (asking, dropped) = (waiter(&lock, 200 * MILLIS), waiter(&lock, FOR_EVER));
-    let last = tokio::spawn(waiter(&lock, FOR_EVER));
+    let last = harness::spawn(waiter(&lock, FOR_EVER));
     drop(dropped);
     assert_eq!(refused(asking.await).reason, Reason::Held);
     elsewhere.release().await.unwrap();
@@ -174,7 +174,7 @@ async fn a_refusal_names_the_holder_of_this_process<DB: TestDatabase>(db: TestDb
 async fn a_lost_lease_lets_the_next_one_ask<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(900 * MILLIS);
     let lost = holding(&lock).await;
-    let next = tokio::spawn(waiter(&lock, FOR_EVER));
+    let next = harness::spawn(waiter(&lock, FOR_EVER));
     db.take_from("k").await;
     lost.lost().await;
     let lease = acquired(timeout(PATIENCE, next).await.unwrap().unwrap());
@@ -211,7 +211,7 @@ async fn a_shutdown_waits_for_a_place_that_was_dropped<DB: TestDatabase>(db: Tes
     let lock = db.lock().fair(true);
     let places = "SELECT COUNT(*) FROM t_resource_lock_queue";
     for _ in 0..5 {
-        let waiter = tokio::spawn(waiter(&lock, FOR_EVER));
+        let waiter = harness::spawn(waiter(&lock, FOR_EVER));
         eventually("it has a place", || async { db.number(places).await == Some(1) }).await;
         waiter.abort();
         waiter.await.unwrap_err();

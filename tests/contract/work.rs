@@ -379,7 +379,7 @@ async fn a_lease_with_a_min_interval_is_kept_for_the_next_attempt<DB: TestDataba
 
 async fn a_panic_in_the_work_rolls_back_and_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
-        let panicking = tokio::spawn(async move {
+        let panicking = harness::spawn(async move {
             let work = async |mut tx: Tx<DB>| -> Result<(), sqlx::Error> {
                 write_in::<DB>(&mut tx, name, 1).await?;
                 panic!("in the work")

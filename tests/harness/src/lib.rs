@@ -16,7 +16,7 @@ mod server;
 mod suite;
 mod user;
 
-use std::{fmt::Debug, future::Future, sync::Mutex, time::Duration};
+use std::{fmt::Debug, future::Future, pin::Pin, sync::Mutex, time::Duration};
 
 use proptest::{
     strategy::Strategy,
@@ -27,7 +27,11 @@ use sqlx::{
     Pool,
     pool::{PoolConnection, PoolOptions},
 };
-use tokio::{runtime::Handle, task::block_in_place};
+use tokio::{
+    runtime::Handle,
+    task::{JoinHandle, block_in_place},
+    time::{Instant, sleep},
+};
 
 pub use database::{Holds, Named, Table, TestDatabase};
 pub use databases::{PROCESSES, Reused};
@@ -189,11 +193,34 @@ pub fn refused<A: Answer>(answer: A) -> Refusal {
 
 /// Waits for a condition, not for a fixed time. Panics if it does not hold within a minute.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
-    let started = tokio::time::Instant::now();
+    let patience = Patience { what, since: Instant::now() };
     while !holds().await {
-        assert!(started.elapsed() < 3 * PATIENCE, "{what}: not within {:?}", 3 * PATIENCE);
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        patience.pause().await;
     }
+}
+
+/// The part of [`eventually`] that is the same for all conditions.
+struct Patience<'a> {
+    what: &'a str,
+    since: Instant,
+}
+
+impl Patience<'_> {
+    async fn pause(&self) {
+        assert!(self.since.elapsed() < 3 * PATIENCE, "{}: not within {:?}", self.what, 3 * PATIENCE);
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// As [`tokio::spawn`], which compiles several copies of the scheduler's task for each type of
+/// future.
+pub fn spawn<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    tokio::spawn(task(work))
+}
+
+/// A task whose type tells its result alone, for a [`JoinSet`](tokio::task::JoinSet) or a runtime.
+pub fn task<T>(work: impl Future<Output = T> + Send + 'static) -> Pin<Box<dyn Future<Output = T> + Send>> {
+    Box::pin(work)
 }
 
 /// Runs a future to completion within a call that cannot be awaited.
