@@ -166,9 +166,7 @@ async fn another_programs_lock_is_respected<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_try_does_not_wait_for_a_locked_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     acquired(lock.try_acquire("k").await).release().await.unwrap();
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     let started = Instant::now();
     let refusal = refused(lock.try_acquire("k").await);
     assert_eq!(refusal.reason, Reason::Busy);
@@ -223,7 +221,7 @@ async fn a_lease_that_comes_too_late_is_not_given<DB: TestDatabase>(db: TestDb<D
         rowlock::LeaseLock::builder(pool.clone()).share_pool().build().unwrap().lease(Duration::from_millis(500));
     acquired(lock.try_acquire("k").await).release().await.unwrap();
     let only = pool.acquire().await.unwrap();
-    let attempt = tokio::spawn({
+    let attempt = harness::spawn({
         let lock = lock.clone();
         async move {
             let lease = acquired(lock.try_acquire("k").await);

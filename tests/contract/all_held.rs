@@ -328,7 +328,7 @@ async fn a_pool_that_is_used_up_takes_none<DB: TestDatabase>(db: TestDb<DB>) {
     let both = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
     let (url, theirs) = (db.url.clone(), pool.clone());
     let waits =
-        tokio::spawn(async move { theirs.acquire().await.map(drop).map_err(|error| format!("{url}: {error}")) });
+        harness::spawn(async move { theirs.acquire().await.map(drop).map_err(|error| format!("{url}: {error}")) });
     for _ in 0..3 {
         all.are_renewed(&db).await;
     }

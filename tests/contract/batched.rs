@@ -15,7 +15,10 @@ use rowlock::{
 use sqlx::Pool;
 use tokio::time::{Instant, timeout};
 
-use crate::line::{Line, standing, token};
+use crate::{
+    failures_apart,
+    line::{Line, standing, token},
+};
 
 harness::tests!(
     everywhere(
@@ -32,11 +35,7 @@ harness::tests!(
         more_than_fit_in_one_statement_take_a_few
     ),
     everywhere.each(many_keys_take_few_statements),
-    servers(
-        a_request_dropped_after_sending_fails_no_other,
-        a_lost_reply_is_lost_for_no_request,
-        a_slow_reply_delays_no_other_request
-    )
+    servers(a_lost_reply_is_lost_for_no_request, a_slow_reply_delays_no_other_request)
 );
 
 pub type Answer<DB> = Result<Attempt<Lease<DB>>, Error>;
@@ -305,21 +304,8 @@ async fn a_release_of_what_is_lost_is_that_ones_alone<DB: TestDatabase>(db: Test
 async fn a_row_that_the_server_refuses_to_change_harms_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = ["first", "good", "bad", "fine"].map(String::from);
     let (pool, lock) = set_up(&db, &keys).await;
-    let raise: &[&str] = match db.server.name {
-        "postgres" => &[
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$",
-            "CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_lock FOR EACH ROW WHEN (NEW.key_resource = 'bad') EXECUTE FUNCTION refuse()",
-        ],
-        "sqlite" => &[
-            "CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_lock WHEN NEW.key_resource = 'bad' BEGIN SELECT RAISE(ABORT, 'not this one'); END",
-        ],
-        _ => &[
-            "CREATE TRIGGER refuse BEFORE UPDATE ON t_resource_lock FOR EACH ROW BEGIN IF NEW.key_resource = 'bad' THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF; END",
-        ],
-    };
-    for sql in raise {
-        db.execute(sql).await;
-    }
+    failures_apart::refuse_with(&db, "P0001", 1644).await;
+    failures_apart::add(&db, "bad").await;
     let answers = together(&pool, tries(&lock, ["first", "good", "bad", "fine"])).await;
     let [first, good, bad, fine] = <[_; 4]>::try_from(answers).unwrap_or_else(|_| panic!("four answers"));
     drop([acquired(first), acquired(good), acquired(fine)]);
@@ -375,18 +361,6 @@ pub async fn all_but_one_held<'a, DB: TestDatabase>(
     drop(taken);
     line.proxy.held(Way::Replies).await;
     (first, wanted)
-}
-
-async fn a_request_dropped_after_sending_fails_no_other<DB: TestDatabase>(db: TestDb<DB>) {
-    let line = line(&db).await;
-    let (first, mut wanted) = all_but_one_held(&line, &KEYS).await;
-    assert_eq!(standing(&db).await, 3, "both are granted, and do not know it");
-    drop(wanted.remove(0));
-    line.proxy.open();
-    let other = acquired(timeout(PATIENCE, wanted.remove(0)).await.unwrap());
-    assert!(line.lock.shutdown(PATIENCE).await);
-    assert!(first.is_held() && other.is_held());
-    assert_eq!(standing(&db).await, 2, "a claim of a dropped caller is given back");
 }
 
 async fn a_lost_reply_is_lost_for_no_request<DB: TestDatabase>(db: TestDb<DB>) {

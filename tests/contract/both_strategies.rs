@@ -42,7 +42,7 @@ where
     let before = balance(db, account).await;
     let workers = (0..32).map(|worker| {
         let lock = locks[worker % locks.len()].clone();
-        tokio::spawn(async move { deduct(&*lock, account, 1).await })
+        harness::spawn(async move { deduct(&*lock, account, 1).await })
     });
     let (mut done, mut wrong) = (0, Vec::new());
     for worker in workers.collect::<Vec<_>>() {

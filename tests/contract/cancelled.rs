@@ -2,9 +2,10 @@
 //! to the pool with an open transaction or a running statement.
 //!
 //! Each test drops its operation at one point after another, until the operation completes. On a
-//! server, the points are those at which the first, second, ... request or reply is in transit,
-//! counted from the connection's first byte: the proxy holds it there. SQLite has no network; there
-//! the future is dropped a little later each time.
+//! server, the points are those at which the first, second, ... request or reply is in transit: the
+//! proxy holds it there. They are counted from the operation's first byte on a warm stage, and from
+//! the connection's first byte on a cold one. SQLite has no network; there the future is dropped a
+//! little later each time.
 
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
@@ -50,8 +51,8 @@ enum Stop {
     Held(Way, usize),
 }
 
-/// The environment of one operation: a pool of one connection and a lock on it, both unused, and a
-/// key of its own.
+/// The environment of one operation: a pool of one connection and a lock on it, both unused unless
+/// the stage is warmed, and a key of its own.
 pub struct Stage<'a, DB: TestDatabase> {
     db: &'a TestDb<DB>,
     proxy: Option<Proxy>,
@@ -72,6 +73,13 @@ impl<'a, DB: TestDatabase> Stage<'a, DB> {
         };
         let lock = LeaseLock::builder(pool.clone()).share_pool().label("dropped").build().unwrap().lease(LEASE);
         Self { db, proxy, pool, lock, key: format!("{stop:?}") }
+    }
+
+    /// Opens the connection and looks at the table, so that the operation begins with its own first
+    /// statement.
+    pub async fn warm(&self) {
+        self.lock.inspect("no-one's").await.unwrap();
+        eventually("the connection is idle", async || self.pool.num_idle() == 1).await;
     }
 
     /// Checks that the pool's only connection answers at once and is in no transaction.
@@ -214,6 +222,7 @@ pub async fn dropped_after<T>(steps: usize, future: impl Future<Output = T>) -> 
 async fn a_try_on_a_free_row<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| {
         acquired(db.lock().try_acquire(&stage.key).await).release().await.unwrap();
+        stage.warm().await;
     };
     at_every_stop(&db, prepare, async |stage, ()| drop(acquired(stage.lock.try_acquire(&stage.key).await))).await;
 }
@@ -226,6 +235,7 @@ async fn a_try_on_a_missing_row<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_takeover<DB: TestDatabase>(db: TestDb<DB>) {
     let prepare = async |stage: &Stage<'_, DB>| {
         acquired(db.lock().try_acquire(&stage.key).await).abandon().await.unwrap();
+        stage.warm().await;
     };
     let act = async |stage: &Stage<'_, DB>, ()| {
         assert!(acquired(stage.lock.try_acquire(&stage.key).await).taken_over_from().is_some());
@@ -234,7 +244,10 @@ async fn a_takeover<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn a_refused_try<DB: TestDatabase>(db: TestDb<DB>) {
-    let prepare = async |stage: &Stage<'_, DB>| acquired(db.lock().try_acquire(&stage.key).await);
+    let prepare = async |stage: &Stage<'_, DB>| {
+        stage.warm().await;
+        acquired(db.lock().try_acquire(&stage.key).await)
+    };
     let act = async |stage: &Stage<'_, DB>, _holder| drop(refused(stage.lock.try_acquire(&stage.key).await));
     at_every_stop(&db, prepare, act).await;
 }
@@ -269,7 +282,7 @@ async fn a_run<DB: TestDatabase>(db: TestDb<DB>) {
             () = began.notified() => {}
         }
     };
-    at_every_stop(&db, async |_| {}, act).await;
+    at_every_stop(&db, async |stage| stage.warm().await, act).await;
 }
 
 async fn a_shutdown<DB: TestDatabase>(db: TestDb<DB>) {
@@ -289,16 +302,20 @@ async fn a_migration<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 async fn a_transaction_under_a_lease<DB: TestDatabase>(db: TestDb<DB>) {
-    a_transaction(&db, |stage| Box::new(stage.lock.clone())).await;
+    a_transaction(&db, async |stage| stage.warm().await, |stage| Box::new(stage.lock.clone())).await;
 }
 
 async fn a_transaction_under_a_version<DB: TestDatabase>(db: TestDb<DB>) {
-    a_transaction(&db, |stage| Box::new(version_lock(&stage.pool).share_pool())).await;
+    a_transaction(&db, async |_| {}, |stage| Box::new(version_lock(&stage.pool).share_pool())).await;
 }
 
 /// The transaction takes from one account what it adds to another. Both changes are committed or
 /// neither, and the mark of the confirmation with them.
-async fn a_transaction<DB: TestDatabase>(db: &TestDb<DB>, lock: impl Fn(&Stage<'_, DB>) -> Box<dyn ResourceLock<DB>>) {
+async fn a_transaction<DB: TestDatabase>(
+    db: &TestDb<DB>,
+    begin: impl AsyncFn(&Stage<'_, DB>),
+    lock: impl Fn(&Stage<'_, DB>) -> Box<dyn ResourceLock<DB>>,
+) {
     accounts(db).await;
     let prepare = async |stage: &Stage<'_, DB>| {
         // The outcome of the previous operation, a late commit included, is known once its key can
@@ -307,6 +324,7 @@ async fn a_transaction<DB: TestDatabase>(db: &TestDb<DB>, lock: impl Fn(&Stage<'
         db.execute("UPDATE account SET balance = 1000 WHERE id = 'other'").await;
         db.execute(&format!("INSERT INTO account VALUES ('{}', 1000, 0)", stage.key)).await;
         acquired(db.lock().try_acquire(&stage.key).await).release().await.unwrap();
+        begin(stage).await;
     };
     let act = async |stage: &Stage<'_, DB>, ()| {
         let (lock, key) = (lock(stage), stage.key.as_str());

@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{
     article::{Answer, Program},
-    at_most, bank, blocked, elections, ticks_commits, ticks_exclusive, ticks_raced, waiters,
+    bank, blocked, elections, ticks_commits, ticks_exclusive, ticks_raced, waiters,
 };
 
 const JOB: &str = "ROWLOCK_TEST_JOB";
@@ -73,7 +73,6 @@ async fn work<DB: TestDatabase>() {
         "undo" => drop(rowlock::migration::Migration::new(pool).undo().await.unwrap()),
         "stall" => blocked::stall(pool, &var("JOB_URL")).await,
         "hold a tick" => ticks_exclusive::hold(pool).await,
-        "hold a place" => at_most::hold(pool, &key).await,
         "lead" => elections::lead(pool, &key).await,
         "tick" => ticks_raced::work(pool).await,
         "wait" => waiters::work(lock, &key).await,
@@ -88,7 +87,7 @@ async fn count<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str, file: &std::pa
         let lease = loop {
             match lock.try_acquire(key).await.unwrap() {
                 Attempt::Acquired(lease) => break lease,
-                Attempt::Refused(_) => sleep(Duration::from_millis(3)).await,
+                Attempt::Refused(_) => pause().await,
             }
         };
         add_one(file).await;
@@ -110,11 +109,16 @@ async fn count_as_the_article<DB: TestDatabase>(pool: sqlx::Pool<DB>, key: &str,
     let program = Program::new(pool, &var("JOB_SERVER"), chrono::TimeDelta::zero()).await;
     for _ in 0..10 {
         while program.take(key).await != Answer::Taken {
-            sleep(Duration::from_millis(3)).await;
+            pause().await;
         }
         add_one(file).await;
         program.give(key, "S").await;
     }
+}
+
+/// Between two tries. Processes that pause for the same time would try at the same moment.
+async fn pause() {
+    sleep(Duration::from_millis(fastrand::u64(5..20))).await;
 }
 
 async fn add_one(file: &std::path::Path) {

@@ -50,7 +50,7 @@ async fn each_of_many_new_keys_has_one_holder<DB: TestDatabase>(db: TestDb<DB>) 
         let lock = db.over(db.pool_of(4).await).lock();
         for key in numbered(40).into_iter().rev() {
             let lock = lock.clone();
-            tasks.spawn(async move { lock.try_acquire(&key).await.unwrap().acquired() });
+            tasks.spawn(harness::task(async move { lock.try_acquire(&key).await.unwrap().acquired() }));
         }
     }
     let leases: Vec<Lease<DB>> = tasks.join_all().await.into_iter().flatten().collect();
@@ -100,7 +100,7 @@ async fn granted_but<DB: TestDatabase>(lock: &LeaseLock<DB>, obstructed: &[&str]
     let mut tasks = JoinSet::new();
     for key in numbered(16) {
         let lock = lock.clone();
-        tasks.spawn(async move { lock.try_acquire(&key).await });
+        tasks.spawn(harness::task(async move { lock.try_acquire(&key).await }));
     }
     let mut leases = Vec::new();
     while leases.len() < 16 - obstructed.len() {

@@ -16,8 +16,7 @@ pub trait HasDecimals: TestDatabase + Holds<Decimal, Is: Value<Self>> {}
 impl HasDecimals for sqlx::Postgres {}
 impl HasDecimals for sqlx::MySql {}
 
-harness::tests! {
-    DB: HasDecimals;
+harness::tests!(
     servers(
         a_balance_of_cents_is_exact,
         more_decimals_than_the_column_keeps_are_refused,
@@ -27,7 +26,7 @@ harness::tests! {
         zero_has_no_sign,
     ),
     postgres(a_column_without_a_limit_keeps_every_decimal, what_is_no_number_is_told_at_the_first_read),
-}
+);
 
 fn d(text: &str) -> Decimal {
     Decimal::from_str_exact(text).unwrap()

@@ -59,7 +59,7 @@ async fn a_claim_that_was_held_up_holds_for_a_whole_lease<DB: TestDatabase>(db: 
 async fn a_sign_of_life_that_was_held_up_keeps_its_place<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock_for(LEASE).try_acquire("k").await);
     let late = held_up(&db).await.fair(true);
-    let waiter = tokio::spawn({
+    let waiter = harness::spawn({
         let late = late.clone();
         async move { late.acquire("k", Duration::from_secs(60)).await }
     });
@@ -86,10 +86,10 @@ async fn renewals_behind_a_metadata_lock_may_run_in_any_order<DB: TestDatabase>(
     // four.
     for sent in 1..=3 {
         let handle = lease.reenter().unwrap();
-        renewals.spawn(async move {
+        renewals.spawn(harness::task(async move {
             // Some find the row locked by another transaction.
             let _ = handle.renew().await;
-        });
+        }));
         eventually("it waits", || async { waiting(&db).await >= sent }).await;
         sleep(Duration::from_millis(300)).await;
     }

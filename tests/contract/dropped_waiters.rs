@@ -41,6 +41,9 @@ async fn a_waiter_for_several_keys_in_order<DB: TestDatabase>(db: TestDb<DB>) {
 async fn waiters<DB: TestDatabase>(db: &TestDb<DB>, wanted: &[&str], fair: bool) {
     let keys = |stage: &Stage<'_, DB>| wanted.iter().map(|end| format!("{}{end}", stage.key)).collect::<Vec<_>>();
     let prepare = async |stage: &Stage<'_, DB>| {
+        if fair || wanted.len() > 1 {
+            stage.warm().await;
+        }
         db.lock().try_acquire_all(keys(stage)).await.unwrap().acquired().expect("no other holder has them")
     };
     let act = async |stage: &Stage<'_, DB>, holder: rowlock::LeaseSet<DB>| {

@@ -105,7 +105,7 @@ async fn releases_beside_the_deletion_of_old_rows_do_not_wait_for_the_disk<DB: T
     let pool = bed(&db).await;
     let lock = LeaseLock::builder(pool.clone()).share_pool().build().unwrap();
     let forgetting = lock.clone();
-    let forgetting = tokio::spawn(async move { forgetting.forget_after(Duration::from_millis(10_001)).await });
+    let forgetting = harness::spawn(async move { forgetting.forget_after(Duration::from_millis(10_001)).await });
     let passes = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'rowlock/forget' AND status = 'S'";
     eventually("a pass has been made", || async { db.number(passes).await == Some(1) }).await;
     assert_releases(&db, &pool, &lock, DOES_NOT, "beside the deletion").await;

@@ -124,7 +124,7 @@ async fn a_web_service_makes_each_payment_once_while_instances_die<DB: TestDatab
     let addresses = Arc::new(Mutex::new(started.iter().map(|(_, address)| *address).collect::<Vec<_>>()));
     let mut instances = started.into_iter().map(|(instance, _)| instance);
     let mut running = std::array::from_fn(|_| instances.next().unwrap());
-    let payers: Vec<_> = (0..PAYERS).map(|_| tokio::spawn(pay(addresses.clone()))).collect();
+    let payers: Vec<_> = (0..PAYERS).map(|_| harness::spawn(pay(addresses.clone()))).collect();
     for _ in 0..2 {
         let (_, by) = next_line(&mut running, "settled ").await;
         running[by].process.kill().await.unwrap();

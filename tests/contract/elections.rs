@@ -49,7 +49,7 @@ async fn one_leads_at_a_time_and_terms_grow<DB: TestDatabase>(db: TestDb<DB>) {
     for _ in 0..5 {
         let election = db.lock_for(LEASE).election("k");
         let (leading, highest) = (leading.clone(), highest.clone());
-        tasks.spawn(async move {
+        tasks.spawn(harness::task(async move {
             for _ in 0..4 {
                 let (this, leading, highest) = (election.clone(), leading.clone(), highest.clone());
                 let term = election.lead(async move |held| {
@@ -64,7 +64,7 @@ async fn one_leads_at_a_time_and_terms_grow<DB: TestDatabase>(db: TestDb<DB>) {
                 let term = timeout(PATIENCE * 3, term).await.unwrap().unwrap();
                 assert!(term > Token::new(0) && !election.is_leader());
             }
-        });
+        }));
     }
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
@@ -148,12 +148,12 @@ async fn a_leader_resigns_only_once_its_work_has_stopped<DB: TestDatabase>(db: T
     let (term, stop) = (leadership.term(), leadership.cancellation_token());
     let (stopping, told) = oneshot::channel();
     let (finish, finished) = oneshot::channel();
-    let work = tokio::spawn(async move {
+    let work = harness::spawn(async move {
         stop.cancelled().await;
         stopping.send(()).unwrap();
         finished.await.unwrap()
     });
-    let resigned = tokio::spawn(leadership.resign(work));
+    let resigned = harness::spawn(leadership.resign(work));
     timeout(PATIENCE, told).await.unwrap().unwrap();
     let other = db.lock().election("k");
     assert!(timeout(2 * LEASE, other.campaign()).await.is_err(), "the work has not stopped, and the lease is renewed");

@@ -110,7 +110,7 @@ async fn deduct_tells_a_wrong_balance<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("example-account-0").await);
     let few = ["--workers", "1", "--accounts", "1", "--deductions", "1"];
     let deducting = example("deduct", &[&few, ["--strategy", "lease", "--database-url", &db.url].as_slice()].concat());
-    let deducting = tokio::spawn(ended(deducting));
+    let deducting = harness::spawn(ended(deducting));
     let change = "UPDATE rowlock_example SET balance = balance + 7";
     eventually("there is an account", async || DB::execute(&db.pool, change).await.is_ok_and(|rows| rows == 1)).await;
     lease.release().await.unwrap();

@@ -93,7 +93,7 @@ struct Probe {
 /// Waits for `k` and for a key of its own, whose ticket shows when the waiter is in the queue.
 async fn probe<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>, number: usize) -> Option<Probe> {
     let own = format!("probe {number}");
-    let waiting: JoinHandle<LeaseSet<DB>> = tokio::spawn({
+    let waiting: JoinHandle<LeaseSet<DB>> = harness::spawn({
         let (lock, own) = (lock.clone(), own.clone());
         async move { lock.acquire_all(["k", &own], Duration::MAX).await.unwrap() }
     });
@@ -245,7 +245,7 @@ async fn no_attempt_overtakes_those_with_tickets<DB: TestDatabase>(db: TestDb<DB
 async fn waiting<DB: TestDatabase>(db: &TestDb<DB>) -> JoinHandle<Duration> {
     let before = usize::try_from(places(db).await).unwrap();
     let lock = db.lock().fair(true);
-    let waiting = tokio::spawn(async move {
+    let waiting = harness::spawn(async move {
         let lease = acquired(lock.acquire("k", Duration::MAX).await);
         let granted = now();
         lease.release().await.unwrap();
@@ -302,14 +302,14 @@ async fn queues_have_the_lengths_of_the_waiters_that_live<DB: TestDatabase>(db: 
     let (_k, _l) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
     let died = format!("('k', 1, {}), ('m', 2, {})", DB::ago(1), DB::ago(60_000));
     db.execute(&format!("INSERT INTO t_resource_lock_queue (key_resource, ticket, alive_until) VALUES {died}")).await;
-    let _unseen = tokio::spawn({
+    let _unseen = harness::spawn({
         let lock = db.lock();
         async move { lock.acquire("l", PATIENCE).await.map(drop) }
     });
     let waiters: Vec<_> = ["k", "l", "k", "k"]
         .map(|key| {
             let lock = db.lock().fair(true);
-            tokio::spawn(async move { lock.acquire(key, 9 * PATIENCE).await.map(drop) })
+            harness::spawn(async move { lock.acquire(key, 9 * PATIENCE).await.map(drop) })
         })
         .into();
     eventually("four wait in order", async || lengths().await == [("k".to_owned(), 3), ("l".to_owned(), 1)]).await;

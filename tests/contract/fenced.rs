@@ -113,7 +113,7 @@ async fn a_forced_release_does_not_pass_a_confirmed_transaction<DB: TestDatabase
     // On SQLite, a statement that waits for the file may be carried out later.
     let is_unknown = matches!(&error, Error::Database(DatabaseFault::TimedOut { outcome: Certainty::Unknown, .. }));
     assert!(error.is_retryable() || is_unknown, "{error:?}");
-    let patient = tokio::spawn({
+    let patient = harness::spawn({
         let lock = db.builder().time_limit(PATIENCE).build().unwrap();
         async move { lock.force_release("k", Status::Succeeded).await }
     });
@@ -201,7 +201,7 @@ async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestDatabase
     let mut first = begin(&db).await;
     assert_eq!(lock.confirm(grant.claim(), &mut first).await.unwrap(), Confirmation(1));
     let begins_anew = has_snapshot_isolation(&db).await;
-    let second = tokio::spawn({
+    let second = harness::spawn({
         let (lock, claim, pool) = (lock.clone(), grant.claim().clone(), db.pool.clone());
         async move {
             loop {

@@ -127,7 +127,7 @@ async fn keys_of_other_steps_can_be_acquired_between_steps<DB: TestDatabase>(db:
     }
     DB::execute_on(&mut gate, close).await.unwrap();
     let lock = db.builder().time_limit(2 * PATIENCE).build().unwrap();
-    let forgetting = tokio::spawn({
+    let forgetting = harness::spawn({
         let lock = lock.clone();
         async move { lock.forget(HOUR).await }
     });
@@ -152,7 +152,7 @@ async fn old_rows_are_forgotten_in_the_background<DB: TestDatabase>(db: TestDb<D
     let mut instances = JoinSet::new();
     for _ in 0..3 {
         let lock = db.over(db.pool_of(3).await).lock();
-        instances.spawn(async move { lock.forget_after(AGE).await.map(drop) });
+        instances.spawn(harness::task(async move { lock.forget_after(AGE).await.map(drop) }));
         if instances.len() == 1 {
             eventually("the first step is done", || async { rows(&db).await < 1203 }).await;
             instances.abort_all();
@@ -172,7 +172,7 @@ async fn one_instance_forgets_at_a_time<DB: TestDatabase>(db: TestDb<DB>) {
     old(&db, 3).await;
     let other = acquired(db.lock().try_acquire("rowlock/forget").await);
     let lock = db.over(db.pool_of(3).await).lock();
-    let forgetting = tokio::spawn(async move { lock.forget_after(AGE).await.map(drop) });
+    let forgetting = harness::spawn(async move { lock.forget_after(AGE).await.map(drop) });
     // Its attempts come at every second.
     sleep(Duration::from_millis(2500)).await;
     assert_eq!(db.number(OLD).await, Some(3));

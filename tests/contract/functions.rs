@@ -10,11 +10,12 @@ use uuid::Uuid;
 
 use crate::{
     article,
+    batched::{names, numbered},
     rules::{self, Terms, Verdict, judge},
     rules_table::{HOUR, cells, row_of, write},
 };
 
-harness::tests!(DB: Functions; servers(every_cell_of_the_rules_table, every_cell_on_the_articles_own_table));
+harness::tests!(servers(every_cell_of_the_rules_table, every_cell_on_the_articles_own_table));
 
 /// The reply of `rowlock_try_acquire`.
 #[derive(Clone, Debug)]
@@ -191,21 +192,21 @@ pub fn settings() -> Vec<Terms> {
 async fn every_cell<DB: Functions>(db: TestDb<DB>, table: Table) {
     rowlock::migration::migrate_functions(&db.pool).await.unwrap();
     let (settings, holder) = (settings(), Holder::unique());
+    let keys = numbered(settings.len());
     let mut seen = std::collections::BTreeSet::new();
     let mut conn = db.pool.acquire().await.unwrap();
     for cell in cells() {
-        for (number, terms) in settings.iter().enumerate() {
+        db.execute("DELETE FROM t_resource_lock").await;
+        if let Some(cell) = &cell {
+            write(&db, &names(&keys).collect::<Vec<_>>(), cell, TimeDelta::zero(), table).await;
+        }
+        for (terms, key) in settings.iter().zip(&keys) {
             let now = Utc::now();
             let row = cell.as_ref().map(|cell| row_of(cell, now));
             let verdict = judge(row.as_ref(), now, holder, terms);
-            let key = format!("{number}");
-            db.execute(&format!("DELETE FROM t_resource_lock WHERE key_resource = '{key}'")).await;
-            if let Some(cell) = &cell {
-                write(&db, &key, cell, TimeDelta::zero(), table).await;
-            }
             let rules = if terms.rules == rules::Rules::Article { "article" } else { "recover" };
             let min_interval = terms.min_interval.to_std().unwrap();
-            let ask = Ask { min_interval, rules, holder: Some(holder), ..Ask::of(&key) };
+            let ask = Ask { min_interval, rules, holder: Some(holder), ..Ask::of(key) };
             let answer = DB::call_try_acquire(&mut conn, &ask).await.unwrap();
             let context = format!("{cell:?} under {terms:?}: rules.rs says {verdict:?}, the function {answer:?}");
             match &verdict {

@@ -11,17 +11,13 @@ use crate::{
     functions_promises::{ask, change, installed},
 };
 
-harness::tests!(
-    DB: Functions;
-    servers(
-        a_claim_that_was_asked_for_again_stands,
-        a_takeover_is_told_again,
-        a_takeover_that_is_put_back_is_there_to_be_taken_over,
-        a_claim_that_was_asked_for_again_is_put_back,
-        a_shorter_lease_does_not_shorten_the_claim,
-        a_claim_in_a_locked_row_is_busy_for_its_holder
-    )
-);
+harness::tests!(servers(
+    a_claim_that_was_asked_for_again_stands,
+    a_takeover_is_told_again,
+    a_takeover_that_is_put_back_is_there_to_be_taken_over,
+    a_shorter_lease_does_not_shorten_the_claim,
+    a_claim_in_a_locked_row_is_busy_for_its_holder
+));
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -67,25 +63,6 @@ async fn a_takeover_that_is_put_back_is_there_to_be_taken_over<DB: Functions>(db
     assert_eq!(next.previous, Some((over.token.unwrap(), "put back".to_owned())));
 }
 
-async fn a_claim_that_was_asked_for_again_is_put_back<DB: Functions>(db: TestDb<DB>) {
-    installed(&db).await;
-    let first = ask(&db.pool, &Ask { label: Some("first"), ..Ask::of("k") }).await;
-    assert_eq!(change(&db.pool, "release", "k", &first, Some("F")).await, "done");
-    let row = async || {
-        let mut row = Vec::new();
-        for column in ["status", "client_ip", "begin_time", "end_time", "lock_flag", "holder", "expires_at"] {
-            row.push(db.cell(column, "t_resource_lock WHERE key_resource = 'k'").await);
-        }
-        row
-    };
-    let before = row().await;
-    let again = Ask { label: Some("second"), ..asked("k") };
-    let (one, two) = (ask(&db.pool, &again).await, ask(&db.pool, &again).await);
-    assert!(two.granted && one.token == two.token, "{one:?} {two:?}");
-    assert_eq!(change(&db.pool, "put_back", "k", &two, None).await, "done");
-    assert_eq!(row().await, before);
-}
-
 async fn a_shorter_lease_does_not_shorten_the_claim<DB: Functions>(db: TestDb<DB>) {
     installed(&db).await;
     let long = Ask { lease: HOUR, ..asked("k") };
@@ -101,9 +78,7 @@ async fn a_claim_in_a_locked_row_is_busy_for_its_holder<DB: Functions>(db: TestD
     installed(&db).await;
     let again = asked("k");
     let one = ask(&db.pool, &again).await;
-    let mut other = db.pool.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     let two = timeout(PATIENCE, ask(&db.pool, &again)).await.expect("it waits for nothing");
     assert_eq!((two.granted, two.reason.as_deref()), (false, Some("busy")));
     assert!(two.retry_after.is_some_and(|after| after < Duration::from_secs(1)), "{two:?}");

@@ -12,7 +12,6 @@ use crate::{
 };
 
 harness::tests!(
-    DB: Functions;
     servers[DIRECT](a_user_without_rights_on_the_table_is_denied),
     servers(
         a_renewal_has_the_limits_of_a_lease,
@@ -52,7 +51,7 @@ async fn a_user_without_rights_on_the_table_is_denied<DB: Functions>(db: TestDb<
         (user, format!("CALL rowlock_unmatched('release', 'k', {id}, {token}, NULL, @outcome)"))
     };
     let own = pool::<DB>(&user.url, 1).await;
-    let tried = tokio::spawn(async move {
+    let tried = harness::spawn(async move {
         let mut conn = own.acquire().await.unwrap();
         let mut tried = Vec::new();
         for key in ["k", "new"] {
@@ -169,9 +168,7 @@ async fn a_claim_that_is_younger_than_the_snapshot_is_to_be_repeated<DB: Functio
     DB::execute_on(&mut old, "START TRANSACTION WITH CONSISTENT SNAPSHOT").await.unwrap();
     let claim = ask(&db.pool, &Ask::of("k")).await;
     let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
-    let mut third = db.pool.acquire().await.unwrap();
-    DB::execute_on(&mut third, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut third, DB::LOCK_ROW).await.unwrap();
+    let mut third = db.row_locked().await;
     let error = DB::call_change(&mut old, "confirm", "k", holder, token, None).await.unwrap_err();
     assert!(["1205", "1020"].contains(&code(&error).as_str()), "{error}");
     DB::execute_on(&mut old, "ROLLBACK").await.unwrap();

@@ -20,7 +20,6 @@ use crate::{
 };
 
 harness::tests!(
-    DB: Lists;
     servers(
         a_claim_that_another_program_overwrites_is_lost,
         a_claim_on_the_articles_own_table_that_another_program_overwrites_is_lost,
@@ -185,7 +184,7 @@ async fn every_own_cell<DB: Functions>(db: TestDb<DB>, table: Table) {
             }
             let verdict = judge(Some(&row), now, asker, &terms);
             db.execute("DELETE FROM t_resource_lock").await;
-            write(&db, "k", &cell, TimeDelta::zero(), table).await;
+            write(&db, &["k"], &cell, TimeDelta::zero(), table).await;
             let rules = if terms.rules == rules::Rules::Article { "article" } else { "recover" };
             let min_interval = terms.min_interval.to_std().unwrap();
             let asked = Ask { min_interval, rules, holder: Some(asker), ..Ask::of("k") };
@@ -293,7 +292,7 @@ async fn a_new_row_keeps_the_minutes_of_the_interval<DB: Functions>(db: TestDb<D
 async fn the_list_is_that_of_the_lock_in_every_state<DB: Lists>(db: TestDb<DB>) {
     installed(&db).await;
     for (number, cell) in cells().iter().flatten().enumerate() {
-        write(&db, &format!("{number:03}"), cell, TimeDelta::zero(), Table::Ours).await;
+        write(&db, &[&format!("{number:03}")], cell, TimeDelta::zero(), Table::Ours).await;
     }
     let listed = DB::whole_list(&mut *db.pool.acquire().await.unwrap()).await.unwrap();
     let ours = db.lock().list(&ListOptions::default().limit(1000)).await.unwrap();

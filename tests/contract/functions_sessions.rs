@@ -10,7 +10,6 @@ use crate::{
 };
 
 harness::tests!(
-    DB: Functions;
     servers[DIRECT](the_callers_rights_are_enough),
     postgres(isolation_levels_grant_once),
     postgres[DIRECT](
@@ -100,7 +99,7 @@ async fn the_callers_rights_are_enough<DB: Functions>(db: TestDb<DB>) {
         _ => db.user("", &[row, ("EXECUTE", "*")]).await,
     };
     let own = pool::<DB>(&user.url, 2).await;
-    let used = tokio::spawn(async move {
+    let used = harness::spawn(async move {
         let claim = ask(&own, &Ask::of("k")).await;
         assert_eq!(ask(&own, &Ask::of("k")).await.reason.as_deref(), Some("held"));
         assert_eq!(change(&own, "renew", "k", &claim, None).await, "done");

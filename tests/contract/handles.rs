@@ -12,7 +12,6 @@ use crate::batched::{assert_statements, counted, numbered, set_up, together, tri
 
 harness::tests!(everywhere(
     a_lease_has_the_duration_of_its_handle,
-    a_handle_without_an_interval_is_not_refused_for_one,
     a_shutdown_waits_for_all_handles,
     claims_on_equal_terms_go_together,
     a_lock_made_from_a_url_works,
@@ -49,15 +48,6 @@ async fn a_lease_has_the_duration_of_its_handle<DB: TestDatabase>(db: TestDb<DB>
     for lease in leases {
         lease.release().await.unwrap();
     }
-}
-
-async fn a_handle_without_an_interval_is_not_refused_for_one<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock();
-    let hourly = lock.clone().min_interval(HOUR);
-    acquired(hourly.try_acquire("k").await).release().await.unwrap();
-    assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinMinInterval);
-    acquired(lock.try_acquire("k").await).release().await.unwrap();
-    assert_eq!(refused(hourly.try_acquire("k").await).reason, Reason::WithinMinInterval);
 }
 
 /// The first handle's shutdown ends the dropped leases of all handles.
@@ -122,7 +112,7 @@ async fn a_tick_whose_instance_dies_runs_elsewhere<DB: TestDatabase>(db: TestDb<
         .map(|number| {
             let lock = db.lock().min_interval(HOUR);
             let (began, mut finish) = (began.clone(), finish.subscribe());
-            tokio::spawn(async move {
+            harness::spawn(async move {
                 let work = async |_held| {
                     began.send(number).unwrap();
                     finish.recv().await

@@ -46,7 +46,7 @@ async fn an_abandonment_ends_the_claim_although_a_renewal_is_in_flight<DB: TestD
         proxy.held(Way::Requests).await;
         let (since, replies) = (Instant::now(), proxy.seen(Way::Replies));
         proxy.let_others_pass();
-        let abandoned = tokio::spawn(held.abandon());
+        let abandoned = harness::spawn(held.abandon());
         // An abandonment that does not wait is carried out by then.
         sleep(second_is_sent_after(lease) / 3).await;
         let alone = since.elapsed() < second_is_sent_after(lease) * 3 / 4;
@@ -117,7 +117,7 @@ async fn loses_its_turn<DB: TestDatabase>(db: &TestDb<DB>, key: &str, passed: us
     acquired(lock.try_acquire("warm").await).release().await.unwrap();
     let readers = lock.read_write(key);
     proxy.hold_after(Way::Requests, passed);
-    let reader = tokio::spawn(async move { readers.readers().try_acquire().await });
+    let reader = harness::spawn(async move { readers.readers().try_acquire().await });
     held_or_over(&proxy, Way::Requests, &reader).await;
     proxy.let_others_pass();
     let name = format!("SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = '{key}' AND lock_flag = 1");

@@ -104,9 +104,7 @@ async fn a_set_does_not_wait_for_a_locked_row_at_serializable<DB: TestDatabase>(
     let lock = lock.build().unwrap();
     let set = lock.try_acquire_all(["a", "k", "z"]).await.unwrap().acquired().unwrap();
     set.release().await.unwrap();
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     for other in ["a", "z"] {
         let attempt = timeout(PATIENCE, lock.try_acquire_all([other, "k"])).await.expect("it does not wait").unwrap();
         let Attempt::Refused(refusal) = attempt else { panic!("{attempt:?}") };

@@ -12,6 +12,8 @@ use harness::{TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Attempt, Error, LeaseLock, Reason, Rules, RunError, errors::DatabaseFault};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::line::standing;
+
 harness::tests!(
     everywhere.alone(
         a_lease_is_renewed_in_the_background,
@@ -27,17 +29,15 @@ harness::tests!(
         releasing_twice_over_a_lost_reply_is_done,
         dropping_a_lease_abandons_it,
         a_thousand_leases_are_renewed_in_few_statements,
-        run_releases_by_the_works_result,
+        run_does_not_begin_work_under_a_key_that_is_held,
         run_cancels_the_work_when_the_lease_is_lost,
-        run_in_a_spawned_task,
         a_panic_in_the_work_abandons_the_key,
         a_runtime_that_ends_during_a_release_does_not_hang,
         tasks_of_the_work_are_told_however_the_lease_ends,
-        an_abandonment_that_is_held_up_holds_up_no_other,
-        a_release_after_another_program_freed_the_row_is_lost,
         a_release_on_a_closed_pool_fails_at_once
     ),
-    everywhere.each(a_renewal_that_fails_is_unknown_and_tried_again)
+    everywhere.each(a_renewal_that_fails_is_unknown_and_tried_again),
+    servers(an_abandonment_that_is_held_up_holds_up_no_other)
 );
 
 /// Long enough for a slow disk to write a renewal within a third of it.
@@ -73,7 +73,7 @@ async fn loss_is_reported_before_the_next_grant<DB: TestDatabase>(db: TestDb<DB>
     let holder = LeaseLock::new(own.clone()).lease(2 * SHORT);
     let lease = acquired(holder.try_acquire("k").await);
     let lost = Arc::new(AtomicBool::new(false));
-    let watch = tokio::spawn({
+    let watch = harness::spawn({
         let (token, lost) = (lease.cancellation_token(), lost.clone());
         async move {
             token.cancelled().await;
@@ -97,9 +97,7 @@ async fn loss_is_reported_before_the_next_grant<DB: TestDatabase>(db: TestDb<DB>
 async fn a_renewal_that_finds_the_row_locked_is_unknown_not_lost<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.builder().time_limit(Duration::from_millis(300)).build().unwrap().lease(3 * SHORT);
     let lease = acquired(lock.try_acquire("k").await);
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     let started = Instant::now();
     let error = lease.renew().await.unwrap_err();
     assert!(matches!(error, Error::Database(DatabaseFault::TimedOut { .. })), "{error:?}");
@@ -156,10 +154,8 @@ async fn releasing_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb<DB>
 
 async fn a_release_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
-    let release = tokio::spawn(lease.fail());
+    let mut other = db.row_locked().await;
+    let release = harness::spawn(lease.fail());
     sleep(Duration::from_millis(200)).await;
     assert!(!release.is_finished());
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
@@ -227,16 +223,10 @@ async fn a_thousand_leases_are_renewed_in_few_statements<DB: TestDatabase>(db: T
     );
 }
 
-async fn run_releases_by_the_works_result<DB: TestDatabase>(db: TestDb<DB>) {
+async fn run_does_not_begin_work_under_a_key_that_is_held<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let now = Duration::ZERO;
-    lock.run("k", now, async |held| Ok::<_, String>(held.token())).await.unwrap();
-    assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
-    let ran = lock.run("k", now, async |_| Err::<(), _>("no luck")).await;
-    assert!(matches!(ran, Err(RunError::Work("no luck"))), "{ran:?}");
-    assert_eq!(db.column("k", "status").await.as_deref(), Some("F"));
     let _held = acquired(lock.try_acquire("k").await);
-    let ran = lock.run("k", now, async |_| -> Result<(), ()> { panic!("refused work must not run") }).await;
+    let ran = lock.run("k", Duration::ZERO, async |_| -> Result<(), ()> { panic!("refused work must not run") }).await;
     assert!(matches!(&ran, Err(RunError::Refused(refusal)) if refusal.reason == Reason::Held), "{ran:?}");
     assert!(matches!(RunError::unless_refused(ran), Ok(None)));
 }
@@ -249,42 +239,25 @@ async fn run_cancels_the_work_when_the_lease_is_lost<DB: TestDatabase>(db: TestD
         }
     }
     let stopped = Arc::new(AtomicBool::new(false));
-    let lock = db.lock_for(SHORT);
-    let work = async |_held| -> Result<(), ()> {
+    let (lock, mut seen) = (db.lock_for(SHORT), None);
+    let work = async |held| -> Result<(), ()> {
         let _stopped = Stopped(stopped.clone());
+        seen = Some(held);
         db.take_from("k").await;
         std::future::pending().await
     };
     let ran = timeout(PATIENCE, lock.run("k", Duration::ZERO, work)).await.unwrap();
     assert!(matches!(&ran, Err(RunError::Lost { key, .. }) if key.as_str() == "k"), "{ran:?}");
     assert!(stopped.load(Ordering::SeqCst));
+    let held = seen.unwrap();
+    timeout(PATIENCE, held.lost()).await.unwrap();
+    assert!(!held.is_held());
     assert_eq!(db.column("k", "client_ip").await.as_deref(), Some("thief"));
-}
-
-/// As in an application: the whole run is a task of its own, and is cancelled by aborting the task.
-async fn run_in_a_spawned_task<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock();
-    let started = Arc::new(tokio::sync::Notify::new());
-    let task = tokio::spawn({
-        let (lock, started) = (lock.clone(), started.clone());
-        async move {
-            let work = async |_held| -> Result<(), ()> {
-                started.notify_one();
-                std::future::pending().await
-            };
-            lock.run("k", Duration::ZERO, work).await
-        }
-    });
-    started.notified().await;
-    task.abort();
-    assert!(task.await.unwrap_err().is_cancelled());
-    assert!(lock.shutdown(PATIENCE).await);
-    assert!(acquired(lock.try_acquire("k").await).taken_over_from().is_some());
 }
 
 async fn a_panic_in_the_work_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
-    let task = tokio::spawn({
+    let task = harness::spawn({
         let lock = lock.clone();
         async move {
             let run = lock.run("k", Duration::ZERO, async |_| -> Result<(), ()> {
@@ -311,7 +284,7 @@ async fn a_runtime_that_ends_during_a_release_does_not_hang<DB: TestDatabase>(db
                 let lease = acquired(lock.try_acquire(&format!("round {round}")).await);
                 // Both connections are in use, so that the release waits.
                 let away = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
-                let releasing = tokio::spawn(async move { lease.release().await });
+                let releasing = harness::spawn(async move { lease.release().await });
                 tokio::task::yield_now().await;
                 sleep(Duration::from_millis(20)).await;
                 std::mem::forget(away);
@@ -343,27 +316,16 @@ async fn tasks_of_the_work_are_told_however_the_lease_ends<DB: TestDatabase>(db:
     assert!(token.is_cancelled());
 }
 
-/// A lock with a long lease does not wait for long if one row is locked for a moment.
+/// Another transaction has the row of the first one locked.
 async fn an_abandonment_that_is_held_up_holds_up_no_other<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(Duration::from_secs(24 * 3600));
     let (one, two) = (acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("l").await));
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     drop((one, two));
-    sleep(Duration::from_millis(200)).await;
+    eventually("the other one is abandoned", || async { standing(&db).await == 1 }).await;
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     assert!(lock.shutdown(PATIENCE).await);
-    acquired(lock.try_acquire("k").await);
-    acquired(lock.try_acquire("l").await);
-}
-
-/// Another program frees the row. The release must not take that for its own.
-async fn a_release_after_another_program_freed_the_row_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
-    let lease = acquired(db.lock().try_acquire("k").await);
-    db.set("k", "lock_flag = 0, status = 'S'").await;
-    assert!(matches!(lease.fail().await, Err(Error::Lost { .. })));
-    assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
+    assert_eq!(standing(&db).await, 0);
 }
 
 async fn a_release_on_a_closed_pool_fails_at_once<DB: TestDatabase>(db: TestDb<DB>) {

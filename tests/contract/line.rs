@@ -97,6 +97,7 @@ pub async fn token<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
     db.number("SELECT token FROM t_resource_lock WHERE key_resource = 'k'").await.unwrap()
 }
 
+/// Returns how many claims are valid.
 pub async fn standing<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
     let sql = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1 AND expires_at > ";
     db.number(&format!("{sql}{}", DB::ago(0))).await.unwrap()

@@ -59,7 +59,7 @@ async fn awaited<DB: TestDatabase>(db: &TestDb<DB>, key: &str) {
 /// Starts a waiter. The task returns its lease and the time of the grant.
 fn waiting<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str) -> JoinHandle<(Lease<DB>, Instant)> {
     let (lock, key) = (lock.clone(), key.to_owned());
-    tokio::spawn(async move { (acquired(lock.acquire(&key, Duration::MAX).await), Instant::now()) })
+    harness::spawn(async move { (acquired(lock.acquire(&key, Duration::MAX).await), Instant::now()) })
 }
 
 /// Releases the key. Returns the next lease, and how long it took until the next waiter was granted
@@ -245,9 +245,7 @@ async fn a_release_is_notified_once_if_awaited_and_never_otherwise<DB: TestDatab
 /// then, and that is not a notification.
 async fn a_row_that_a_transaction_has_locked_is_requested_with_pauses<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(db.lock().try_acquire("k").await);
-    let mut transaction = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut transaction, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut transaction, DB::LOCK_ROW).await.unwrap();
+    let mut transaction = db.row_locked().await;
     let next = waiting(&LeaseLock::new(db.pool_of(2).await), "k");
     listener(&db).await;
     let before = DB::statements(&db.pool).await.unwrap();

@@ -4,11 +4,11 @@
 use std::{convert::Infallible, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Refusal, Retry, RunError, Status, errors::TransactionFault};
+use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, Refusal, RunError, Status, errors::TransactionFault};
 use sqlx::pool::PoolConnection;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{bank::accounts, cancelled::dropped_after, contention::contention};
+use crate::grants_without_caller::unheard;
 
 harness::tests!(everywhere(
     the_next_holder_starts_the_delay_after_the_last_one_was_told_of_its_loss,
@@ -17,11 +17,8 @@ harness::tests!(everywhere(
     an_abandonment_frees_the_key_at_once,
     a_dropped_lease_keeps_the_key_closed_for_the_delay_alone,
     a_run_that_is_cancelled_keeps_the_key_closed,
-    a_lost_lease_that_is_abandoned_ends_the_delay,
     an_abandonment_of_a_lost_lease_waits_for_the_row,
-    a_renewed_lease_outlasts_lease_and_delay,
     the_order_of_the_settings_does_not_matter,
-    a_transaction_that_gives_up_frees_the_key,
     a_transaction_that_fails_frees_the_key,
     a_transaction_that_is_dropped_keeps_the_key_closed,
     a_forced_release_keeps_no_delay,
@@ -52,7 +49,7 @@ async fn granted_at<DB: TestDatabase>(db: &TestDb<DB>) -> Instant {
 async fn the_next_holder_starts_the_delay_after_the_last_one_was_told_of_its_loss<DB: TestDatabase>(db: TestDb<DB>) {
     let own = db.pool_of(2).await;
     let lease = acquired(delayed(LeaseLock::new(own.clone()), LEASE, DELAY).try_acquire("k").await);
-    let told = tokio::spawn(async move {
+    let told = harness::spawn(async move {
         lease.lost().await;
         Instant::now()
     });
@@ -114,20 +111,11 @@ async fn a_run_that_is_cancelled_keeps_the_key_closed<DB: TestDatabase>(db: Test
     acquired(db.lock().try_acquire("other").await).release().await.unwrap();
 }
 
-async fn a_lost_lease_that_is_abandoned_ends_the_delay<DB: TestDatabase>(db: TestDb<DB>) {
-    let lease = acquired(delayed(db.lock(), LEASE, LONG).try_acquire("k").await);
-    let mut other = lost_behind_a_lock(&db, &lease).await;
-    DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
-    assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Held);
-    lease.abandon().await.unwrap();
-    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
-}
-
 /// The lease is over, but the row's lease goes on for the delay, and the abandonment is retried.
 async fn an_abandonment_of_a_lost_lease_waits_for_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(delayed(db.lock(), LEASE, LONG).try_acquire("k").await);
     let mut other = lost_behind_a_lock(&db, &lease).await;
-    let abandoned = tokio::spawn(lease.abandon());
+    let abandoned = harness::spawn(lease.abandon());
     sleep(LEASE).await; // it finds the row locked
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     timeout(PATIENCE, abandoned).await.unwrap().unwrap().unwrap();
@@ -140,22 +128,10 @@ async fn an_abandonment_of_a_lost_lease_waits_for_the_row<DB: TestDatabase>(db: 
 /// locked until each of them has ended without effect, on SQLite after a busy timeout of 5 s, which
 /// a busy machine draws out.
 async fn lost_behind_a_lock<DB: TestDatabase>(db: &TestDb<DB>, lease: &Lease<DB>) -> PoolConnection<DB> {
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let other = db.row_locked().await;
     timeout(PATIENCE, lease.lost()).await.unwrap();
     sleep(if db.server.name == "sqlite" { 15 * LEASE } else { 5 * LEASE }).await;
     other
-}
-
-async fn a_renewed_lease_outlasts_lease_and_delay<DB: TestDatabase>(db: TestDb<DB>) {
-    let lease = acquired(delayed(db.lock(), 2 * LEASE, LEASE).try_acquire("k").await);
-    let began = Instant::now();
-    while began.elapsed() < 4 * LEASE {
-        assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Held);
-        sleep(LEASE / 10).await;
-    }
-    lease.release().await.unwrap();
 }
 
 async fn the_order_of_the_settings_does_not_matter<DB: TestDatabase>(db: TestDb<DB>) {
@@ -171,20 +147,6 @@ async fn the_order_of_the_settings_does_not_matter<DB: TestDatabase>(db: TestDb<
 async fn is_free<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>) {
     assert!(lock.shutdown(PATIENCE).await, "abandoned");
     acquired(db.lock().try_acquire("k").await).release().await.unwrap();
-}
-
-async fn a_transaction_that_gives_up_frees_the_key<DB: TestDatabase>(db: TestDb<DB>) {
-    accounts(&db).await;
-    let lock = delayed(db.lock(), LONG, LONG).retry(Retry { attempts: 2, within: PATIENCE });
-    let done = lock.transaction("k", |mut tx| {
-        let db = &db;
-        async move { Err::<(), _>(contention(db, &mut tx).await) }
-    });
-    match timeout(2 * PATIENCE, done).await.unwrap() {
-        Err(RunError::Other(Error::Conflict { attempts: 2, .. })) => {}
-        other => panic!("{other:?}"),
-    }
-    is_free(&db, &lock).await;
 }
 
 /// The work has returned, and ended the transaction itself.
@@ -262,17 +224,10 @@ async fn a_renewal_keeps_the_delay<DB: TestDatabase>(db: TestDb<DB>) {
 
 /// No work was begun under a claim that its caller has not received.
 async fn an_attempt_that_is_dropped_midway_keeps_no_delay<DB: TestDatabase>(db: TestDb<DB>) {
-    let mut steps = 0;
-    loop {
-        // A connection that an earlier attempt has left would make this one shorter.
-        let lock = delayed(LeaseLock::new(db.pool_of(2).await), LONG, LONG);
-        match dropped_after(steps, lock.try_acquire("k")).await {
-            Some(attempt) => break acquired(attempt).release().await.unwrap(),
-            None => is_free(&db, &lock).await,
-        }
-        steps += 1 + steps / 8;
-    }
-    assert!(steps > 1, "it was dropped {steps} times");
+    let lock = delayed(db.lock(), LONG, LONG);
+    acquired(lock.try_acquire("k").await).release().await.unwrap();
+    unheard(&db, &lock, &["k"], async || {}).await;
+    is_free(&db, &lock).await;
 }
 
 async fn a_set_keeps_each_key_closed<DB: TestDatabase>(db: TestDb<DB>) {

@@ -18,9 +18,7 @@ harness::tests!(
 async fn a_row_locked_by_a_transaction_delays_no_other_request<DB: TestDatabase>(db: TestDb<DB>) {
     let keys = ["first", "k", "other"].map(String::from);
     let (pool, lock) = set_up(&db, &keys).await;
-    let mut sitting = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut sitting, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut sitting, DB::LOCK_ROW).await.unwrap();
+    let mut sitting = db.row_locked().await;
     let (answers, count) = counted(&pool, together(&pool, tries(&lock, ["first", "k", "other"]))).await;
     // The count if each key is requested once, alone and in a batch. MySQL reads the row in
     // addition, and MariaDB first tries a plain update.
@@ -45,9 +43,7 @@ async fn a_locked_row_delays_nothing_in_a_table_of_few_rows<DB: TestDatabase>(db
             db.execute(&format!("INSERT INTO t_resource_lock (key_resource) VALUES ('{key}')")).await;
         }
         db.execute(if db.server.name == "postgres" { "ANALYZE" } else { "ANALYZE TABLE t_resource_lock" }).await;
-        let mut other = db.pool_of(1).await.acquire().await.unwrap();
-        DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-        DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+        let mut other = db.row_locked().await;
 
         let mut answers = timeout(PATIENCE, all(tries(&lock, names(&keys)))).await.expect("no claim waits");
         assert_eq!(refused(answers.pop().unwrap()).reason, Reason::Busy);
@@ -65,9 +61,7 @@ async fn a_locked_row_delays_nothing_in_a_table_of_few_rows<DB: TestDatabase>(db
 async fn a_renewal_is_not_repeated_after_the_loss<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = LeaseLock::builder(db.pool_of(4).await).time_limit(PATIENCE).build().unwrap();
     let lease = acquired(lock.lease(Duration::from_secs(2)).try_acquire("k").await);
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let _other = db.row_locked().await;
     let renewed = lease.renew().await;
     assert!(matches!(renewed, Err(Error::Lost { .. })), "{renewed:?}");
 }

@@ -154,57 +154,33 @@ mod key {
 #[allow(dead_code, unused_imports)]
 mod rules;
 
-use harness::{Server, Suite, TestDatabase, events};
+use harness::{Suites, events};
 
 fn main() {
     if child::was_asked_for() {
         return child::main();
     }
     events::keep();
-    let suites = Server::all().map(|server| {
-        let mut suite = Suite::new(server).shared();
-        match server.name {
-            "sqlite" => register::<sqlx::Sqlite>(&mut suite),
-            "postgres" => {
-                register::<sqlx::Postgres>(&mut suite);
-                register_on_servers::<sqlx::Postgres>(&mut suite);
-            }
-            _ => {
-                register::<sqlx::MySql>(&mut suite);
-                register_on_servers::<sqlx::MySql>(&mut suite);
-            }
-        }
-        suite
-    });
-    harness::run(suites, Vec::new());
-}
-
-fn register<DB: TestDatabase>(suite: &mut Suite) {
-    harness::modules!(suite, DB:
+    let mut suites = Suites::of_all_servers().shared();
+    harness::modules!(suites:
         acquire acquiring all_held at_most batched batches_undone blocked both_strategies cancelled
-        changes_kept commits completion connections contention created delayed dropped_waiters
-        durability ecosystem elections ended ended_work examples failures_apart fair fenced
-        forced_rows forgetting fuzzed grants_without_caller handles hooks in_flight in_memory
-        invalid_input isolation keeping left_behind listening lock_delay locked_rows migrations
-        migrations_live migrations_planned migrations_undone mixed neighbours noticed operating
-        outages overwritten own_sessions own_threads philosophers plain_index put_back race
-        read_write read_write_expired read_write_lost read_write_upgrades reentry replaced replies
-        replies_refused rights rows_not_visible rules_table runtimes schedules schemas semaphores
-        sequences servers session_settings sets shared_replies snapshots spans sqlite_file tickets
-        ticks ticks_again ticks_apart ticks_commits ticks_deployed ticks_details ticks_ended
-        ticks_exclusive ticks_instances ticks_limited ticks_listed ticks_missed ticks_operated
-        ticks_ordered ticks_orders ticks_put_back ticks_raced ticks_renamed ticks_replies
-        ticks_serializable ticks_snapshots ticks_tokens ticks_transaction ticks_triggered too_late
-        triggers trips upgrade versioned versioned_in versioned_invalid_input versioned_limits
-        versioned_lost versioned_tables versioned_triggers versioned_turns versioned_types
-        versioned_unfit waiting wider_columns work
+        changes_kept commits completion connections contention created decimals delayed
+        dropped_waiters durability ecosystem elections ended ended_work examples failures_apart fair
+        fenced forced_rows forgetting functions functions_again functions_promises functions_refused
+        functions_rows functions_sessions fuzzed grants_without_caller handles hooks in_flight
+        in_memory invalid_input isolation keeping left_behind listening lock_delay locked_rows
+        migrations migrations_live migrations_planned migrations_undone mixed neighbours noticed
+        operating outages overwritten own_sessions own_threads philosophers plain_index put_back
+        race read_write read_write_expired read_write_lost read_write_upgrades reentry replaced
+        replies replies_refused rights rows_not_visible rules_table runtimes schedules schemas
+        semaphores sequences servers session_settings sets shared_replies snapshots spans
+        sqlite_file tickets ticks ticks_again ticks_apart ticks_commits ticks_deployed ticks_details
+        ticks_ended ticks_exclusive ticks_instances ticks_limited ticks_listed ticks_missed
+        ticks_operated ticks_ordered ticks_orders ticks_put_back ticks_raced ticks_renamed
+        ticks_replies ticks_serializable ticks_snapshots ticks_tokens ticks_transaction
+        ticks_triggered too_late triggers trips upgrade versioned versioned_in
+        versioned_invalid_input versioned_limits versioned_lost versioned_tables versioned_triggers
+        versioned_turns versioned_types versioned_unfit waiting wider_columns work
     );
-}
-
-/// What SQLite does not have: decimals, and functions in SQL.
-fn register_on_servers<DB: decimals::HasDecimals + functions_rows::Lists>(suite: &mut Suite) {
-    harness::modules!(suite, DB:
-        decimals functions functions_again functions_promises functions_refused functions_rows
-        functions_sessions
-    );
+    harness::run(suites, Vec::new());
 }

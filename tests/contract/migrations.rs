@@ -41,7 +41,7 @@ async fn sixteen_instances_migrate_at_once<DB: TestDatabase>(db: TestDb<DB>) {
         let mut instances = tokio::task::JoinSet::new();
         for _ in 0..16 {
             let pool = db.pool_of(1).await;
-            instances.spawn(async move { rowlock::migrate(&pool).await });
+            instances.spawn(harness::task(async move { rowlock::migrate(&pool).await }));
         }
         while let Some(done) = instances.join_next().await {
             done.unwrap().unwrap();

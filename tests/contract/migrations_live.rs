@@ -70,7 +70,7 @@ async fn is_complete<DB: TestDatabase>(db: &TestDb<DB>) -> bool {
 async fn clients_go_on_while_a_transaction_is_in_the_way<DB: TestDatabase>(db: TestDb<DB>) {
     let tx = in_the_way(&db).await;
     let pool = db.pool_of(2).await;
-    let migrating = tokio::spawn(async move { rowlock::migrate(&pool).await });
+    let migrating = harness::spawn(async move { rowlock::migrate(&pool).await });
     // A client of the article. While an attempt waits, it waits behind that.
     let client = async {
         let (mut conn, mut longest) = (db.pool_of(1).await.acquire().await.unwrap(), Duration::ZERO);

@@ -32,12 +32,12 @@ async fn no_waiter_is_forgotten_where_some_are_fair<DB: TestDatabase>(db: TestDb
     for _ in 0..4 {
         let fair = db.lock().fair(true);
         for _ in 0..2 {
-            tasks.spawn(rounds(fair.clone()));
+            tasks.spawn(harness::task(rounds(fair.clone())));
         }
     }
     let plain = db.lock();
     for _ in 0..8 {
-        tasks.spawn(rounds(plain.clone()));
+        tasks.spawn(harness::task(rounds(plain.clone())));
     }
     let mut done = 0;
     let all = async {
@@ -55,7 +55,7 @@ type Waiter<DB> = JoinHandle<Lease<DB>>;
 
 fn waiter<DB: TestDatabase>(lock: LeaseLock<DB>, key: &str) -> Waiter<DB> {
     let key = key.to_owned();
-    tokio::spawn(async move { acquired(lock.acquire(&key, Duration::MAX).await) })
+    harness::spawn(async move { acquired(lock.acquire(&key, Duration::MAX).await) })
 }
 
 /// The case of a process that sent no heartbeat for too long. Other waiters have deleted its
@@ -102,7 +102,7 @@ async fn numbers_that_do_not_grow_hang_no_waiter<DB: TestDatabase>(db: TestDb<DB
     let mut tasks = JoinSet::new();
     for (before, number) in [1000, 1].into_iter().enumerate() {
         db.execute(&format!("ALTER TABLE t_resource_lock_queue ALTER COLUMN ticket RESTART WITH {number}")).await;
-        tasks.spawn(rounds(lock.clone()));
+        tasks.spawn(harness::task(rounds(lock.clone())));
         let before = i64::try_from(before).unwrap();
         eventually("it has a place", || async { places(&db).await == before + 1 }).await;
     }

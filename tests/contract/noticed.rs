@@ -24,7 +24,7 @@ const QUICK: Duration = Duration::from_millis(150);
 
 fn waiting<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str) -> JoinHandle<(Lease<DB>, Instant)> {
     let (lock, key) = (lock.clone(), key.to_owned());
-    tokio::spawn(async move { (acquired(lock.acquire(&key, Duration::MAX).await), Instant::now()) })
+    harness::spawn(async move { (acquired(lock.acquire(&key, Duration::MAX).await), Instant::now()) })
 }
 
 /// The lock that waits knows nothing of the other one but its commits.

@@ -169,10 +169,8 @@ async fn a_claim_that_is_replaced_while_it_is_forced_stands<DB: TestDatabase>(db
     let lock = db.builder().time_limit(2 * PATIENCE).build().unwrap();
     let _old = acquired(lock.try_acquire("k").await);
     let seen = lock.inspect("k").await.unwrap().unwrap();
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
-    let forcing = tokio::spawn({
+    let mut other = db.row_locked().await;
+    let forcing = harness::spawn({
         let (lock, seen) = (lock.clone(), seen.clone());
         async move { lock.force_release_if_unchanged(&seen, Status::Failed).await }
     });
@@ -190,9 +188,7 @@ async fn a_claim_that_is_replaced_while_it_is_forced_stands<DB: TestDatabase>(db
 async fn a_forced_release_does_not_pass_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.builder().time_limit(Duration::from_millis(300)).build().unwrap();
     let lease = acquired(lock.try_acquire("k").await);
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     let error = lock.force_release("k", Status::Succeeded).await.unwrap_err();
     assert!(
         matches!(error, Error::Database(DatabaseFault::TimedOut { .. }))

@@ -41,7 +41,7 @@ const OUTAGE: Duration = Duration::from_millis(1500);
 
 fn waiting<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str, wait: Duration) -> JoinHandle<Result<Lease<DB>, Error>> {
     let (lock, key) = (lock.clone(), key.to_owned());
-    tokio::spawn(async move { lock.acquire(&key, wait).await })
+    harness::spawn(async move { lock.acquire(&key, wait).await })
 }
 
 #[track_caller]
@@ -62,7 +62,7 @@ async fn a_wait_outlives_an_outage<DB: TestDatabase>(db: TestDb<DB>) {
         // The order of the two waiters is unspecified. Each releases the key itself.
         let mut tasks = [0, 1].map(|_| {
             let waiting = waiting(&lock, &key, Duration::MAX);
-            tokio::spawn(async move { acquired(waiting.await.unwrap()).release().await })
+            harness::spawn(async move { acquired(waiting.await.unwrap()).release().await })
         });
         refused_once(&key).await;
         if fair {
@@ -134,19 +134,11 @@ async fn a_wait_that_ends_in_an_outage_tells_what_is_known<DB: TestDatabase>(db:
         result => line::timed_out(result),
     }
     assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 4, "{:?}", since.elapsed());
-    // No claim was sent.
     line.proxy.cut();
     eventually("it is back", || async { line.lock.inspect("k").await.is_ok() }).await;
-    let taken = line.pool.acquire().await.unwrap();
-    let since = Instant::now();
-    let error = line.lock.acquire("k", wait).await.unwrap_err();
-    let nothing = matches!(&error, Error::Database(DatabaseFault::NoConnection { outcome: Certainty::NothingChanged, limit, .. }) if *limit == wait);
-    assert!(nothing, "{error:?}");
-    assert!(since.elapsed() >= wait && since.elapsed() < wait + PATIENCE / 4, "{:?}", since.elapsed());
-    drop(taken);
     // The pool pings a connection that is returned.
     eventually("the connection is idle", || async { line.pool.num_idle() == 1 }).await;
-    // A claim was sent.
+    // A claim was sent, and none before it.
     line.proxy.hold(Way::Replies);
     let error = line.lock.acquire("k", wait).await.unwrap_err();
     let unknown = matches!(

@@ -54,12 +54,12 @@ harness::tests!(
 
 const LEASE: Duration = Duration::from_secs(3);
 
-async fn until<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> Option<DateTime<Utc>> {
+pub async fn until<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> Option<DateTime<Utc>> {
     db.lock().inspect(key).await.unwrap().unwrap().until
 }
 
 /// Waits until each of the leases has been renewed.
-async fn renewed<'a, DB: TestDatabase>(db: &TestDb<DB>, leases: impl IntoIterator<Item = &'a Lease<DB>>) {
+pub async fn renewed<'a, DB: TestDatabase>(db: &TestDb<DB>, leases: impl IntoIterator<Item = &'a Lease<DB>>) {
     let mut waited_for = Vec::new();
     for lease in leases {
         waited_for.push((lease, until(db, lease.key().as_str()).await));
@@ -222,7 +222,7 @@ async fn a_transaction_that_is_left_open_ends_by_itself<DB: TestDatabase>(db: Te
         lock.force_release("k", Status::Failed).await.unwrap(); // prepares its statements
     }
     proxy.hold_after(Way::Requests, 2); // the begin, and the release of the row
-    let forced = tokio::spawn(async move { lock.force_release("k", Status::Failed).await });
+    let forced = harness::spawn(async move { lock.force_release("k", Status::Failed).await });
     proxy.held(Way::Requests).await;
     assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Busy);
     acquired(db.lock().acquire("k", 6 * PATIENCE).await);
@@ -241,7 +241,7 @@ async fn a_waiter_lines_up_though_its_sessions_took_long_to_open<DB: TestDatabas
     proxy.delay_each(Duration::ZERO);
     let lock = LeaseLock::builder(pool).time_limit(LIMIT).build().unwrap().fair(true);
     let holder = acquired(db.lock().try_acquire("k").await);
-    let waiter = tokio::spawn(async move { lock.acquire("k", PATIENCE).await });
+    let waiter = harness::spawn(async move { lock.acquire("k", PATIENCE).await });
     eventually("the waiter is in line", async || {
         assert!(!waiter.is_finished());
         db.number("SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(1)
@@ -307,7 +307,7 @@ async fn hold_under<DB: TestDatabase>(db: &TestDb<DB>, settings: &[&'static str]
     let mut waits = JoinSet::new();
     for Held { setting, lock, .. } in &held {
         let (lock, setting) = (lock.clone(), *setting);
-        waits.spawn(async move { (setting, lock.acquire(&name("two", setting), LEASE / 3).await) });
+        waits.spawn(harness::task(async move { (setting, lock.acquire(&name("two", setting), LEASE / 3).await) }));
     }
     for (setting, waited) in waits.join_all().await {
         assert!(
@@ -460,7 +460,7 @@ async fn locks_of_one_pool_listen_on_one_connection<DB: TestDatabase>(db: TestDb
     let mut waiting: Vec<_> = (0..20)
         .map(|_| {
             let lock = LeaseLock::new(pool.clone());
-            tokio::spawn(async move {
+            harness::spawn(async move {
                 acquired(lock.acquire("k", 2 * PATIENCE).await).release().await.unwrap();
             })
         })

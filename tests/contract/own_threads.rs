@@ -381,7 +381,7 @@ async fn a_wait_that_was_refused_goes_on_unpolled<DB: TestDatabase>(db: TestDb<D
     // The refusal may have come within the first poll. Otherwise it wakes the task.
     let _ = timeout(PATIENCE / 2, woken.0.notified()).await;
     poll();
-    let behind = tokio::spawn({
+    let behind = harness::spawn({
         let lock = lock.clone();
         async move { lock.acquire("k", 2 * PATIENCE).await }
     });
@@ -431,7 +431,7 @@ async fn a_wait_ends_while_the_request_of_another_has_no_reply<DB: TestDatabase>
     let proxy = db.proxy().await;
     let lock = LeaseLock::builder(proxy.pool::<DB>(2)).time_limit(2 * PATIENCE).build().unwrap();
     acquired(lock.try_acquire("warm").await).release().await.unwrap();
-    let first = tokio::spawn({
+    let first = harness::spawn({
         let lock = lock.clone();
         async move { lock.acquire("k", 2 * PATIENCE).await }
     });

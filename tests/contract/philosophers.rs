@@ -41,7 +41,7 @@ async fn philosophers_eat_in_order<DB: TestDatabase>(db: TestDb<DB>) {
     }
     let all_forks = (0..SEATS).map(|fork| format!("fork {fork}"));
     let all_forks = db.lock().try_acquire_all(all_forks).await.unwrap().acquired().unwrap();
-    let dinner = tokio::spawn(dine(table));
+    let dinner = harness::spawn(dine(table));
     let (mut tickets, began) = (HashMap::new(), Instant::now());
     while tickets.len() < SEATS {
         assert!(began.elapsed() < PATIENCE, "all wait: {tickets:?}");
@@ -78,7 +78,7 @@ async fn look<DB: TestDatabase>(db: &TestDb<DB>, tickets: &mut HashMap<String, D
 /// Runs until every philosopher has eaten all of its meals. Returns the meals by philosopher, in
 /// order.
 async fn dine(table: Vec<Process>) -> Vec<Vec<Turn>> {
-    let seats: Vec<_> = table.into_iter().map(|philosopher| tokio::spawn(eat(philosopher))).collect();
+    let seats: Vec<_> = table.into_iter().map(|philosopher| harness::spawn(eat(philosopher))).collect();
     let mut meals = Vec::new();
     for seat in seats {
         meals.push(seat.await.unwrap());

@@ -84,7 +84,7 @@ fn check(visits: &[Visit]) {
 /// Some holders crash, some are paused until their leases are over, and some renew.
 async fn no_reader_is_beside_a_writer<DB: TestDatabase>(db: TestDb<DB>) {
     let (visits, mut tasks) = (Arc::new(Mutex::new(Vec::new())), JoinSet::new());
-    let until = Instant::now() + 2 * seconds();
+    let until = Instant::now() + seconds();
     // A busy machine takes longer for the first ones.
     let is_over = move |visits: &[Visit]| {
         let writers = visits.iter().filter(|visit| visit.writes).count();
@@ -95,7 +95,7 @@ async fn no_reader_is_beside_a_writer<DB: TestDatabase>(db: TestDb<DB>) {
         let lock = on(&db.lock_for(SHORT).fair(process == 0));
         for task in 0..4 {
             let (lock, visits) = (lock.clone(), visits.clone());
-            tasks.spawn(async move {
+            tasks.spawn(harness::task(async move {
                 let mut turn = task;
                 while !is_over(&visits.lock().unwrap()) {
                     turn += 1;
@@ -116,7 +116,7 @@ async fn no_reader_is_beside_a_writer<DB: TestDatabase>(db: TestDb<DB>) {
                     let visit = visit(lease, writes, fastrand::u32(0..25)).await;
                     visits.lock().unwrap().push(visit);
                 }
-            });
+            }));
         }
     }
     while let Some(ended) = tasks.join_next().await {
@@ -192,13 +192,13 @@ async fn a_writer_that_waits_keeps_new_readers_out<DB: TestDatabase>(db: TestDb<
     written(&db).await;
     let reader = acquired(other(&db).readers().try_acquire().await);
     let writing = other(&db);
-    let writer = tokio::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
+    let writer = harness::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
     waits_as_writer(&db).await;
     for _ in 0..3 {
         assert_eq!(refused(other(&db).readers().try_acquire().await).key.as_str(), "k");
     }
     let behind = other(&db);
-    let behind = tokio::spawn(async move { acquired(behind.readers().acquire(PATIENCE).await) });
+    let behind = harness::spawn(async move { acquired(behind.readers().acquire(PATIENCE).await) });
     sleep(SHORT).await;
     assert!(!writer.is_finished() && !behind.is_finished() && reader.is_held());
     reader.release().await.unwrap();
@@ -215,7 +215,7 @@ async fn readers_that_find_the_name_held_do_not_delay_the_writer<DB: TestDatabas
     written(&db).await;
     let reader = acquired(other(&db).readers().try_acquire().await);
     let writing = other(&db);
-    let writer = tokio::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
+    let writer = harness::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
     waits_as_writer(&db).await;
     // A claim on a reader's key that was made after the writer's, and after its first look.
     sleep(2 * SHORT).await;
@@ -233,7 +233,7 @@ async fn no_side_starves<DB: TestDatabase>(db: TestDb<DB>) {
         let (mut crowd, granted) = (JoinSet::new(), Arc::new(AtomicU32::new(0)));
         for _ in 0..4 {
             let (lock, granted) = (lock(), granted.clone());
-            crowd.spawn(async move {
+            crowd.spawn(harness::task(async move {
                 loop {
                     let attempt = if crowd_writes {
                         lock.writer().acquire(PATIENCE).await
@@ -245,7 +245,7 @@ async fn no_side_starves<DB: TestDatabase>(db: TestDb<DB>) {
                     sleep(Duration::from_millis(40)).await;
                     lease.release().await.unwrap();
                 }
-            });
+            }));
         }
         let lock = lock();
         for wait in 0..=3 {
@@ -392,7 +392,7 @@ async fn a_release_wakes_the_writer<DB: TestDatabase>(db: TestDb<DB>) {
         let readers =
             [acquired(lock.readers().acquire(PATIENCE).await), acquired(lock.readers().acquire(PATIENCE).await)];
         let writing = lock.clone();
-        let writer = tokio::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
+        let writer = harness::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
         sleep(Duration::from_millis(1700)).await;
         for reader in readers {
             reader.release().await.unwrap();
@@ -414,7 +414,7 @@ async fn a_writer_requests_a_notification_of_every_reader<DB: TestDatabase>(db: 
         acquired(other(&db).readers().acquire(PATIENCE).await),
     ];
     let writing = other(&db);
-    let writer = tokio::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
+    let writer = harness::spawn(async move { acquired(writing.writer().acquire(PATIENCE).await) });
     let awaited = "SELECT COUNT(*) FROM t_resource_lock WHERE awaited AND key_resource LIKE 'k#r%'";
     eventually("every reader's row says that a task waits", || async { db.number(awaited).await == Some(2) }).await;
     for reader in readers {

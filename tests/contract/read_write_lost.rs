@@ -47,7 +47,7 @@ fn of<DB: TestDatabase>(stage: &Stage<'_, DB>) -> ReadWriteLock<DB> {
     stage.lock.read_write(&stage.key)
 }
 
-/// Whether the name's row exists when the operation begins.
+/// Whether the name's row exists when the operation begins. Where it does, the stage is warm.
 #[derive(Clone, Copy, PartialEq)]
 enum Before {
     Missing,
@@ -68,6 +68,9 @@ async fn at_each_stop<DB: TestDatabase, P>(
             Before::Missing => {}
             Before::Free => acquired(lock.writer().try_acquire().await).release().await.unwrap(),
             Before::AbandonedByAWriter => acquired(lock.writer().try_acquire().await).abandon().await.unwrap(),
+        }
+        if before != Before::Missing {
+            stage.warm().await;
         }
         prepare(stage).await
     };
@@ -151,7 +154,7 @@ async fn a_writer_that_loses_the_name_while_it_waits_is_not_let_in<DB: TestDatab
     acquired(lock().writer().try_acquire().await).release().await.unwrap();
     let reader = acquired(db.lock_for(LONG).read_write("k").readers().try_acquire().await);
     let writing = lock();
-    let writer = tokio::spawn(async move { writing.writer().acquire(PATIENCE).await });
+    let writer = harness::spawn(async move { writing.writer().acquire(PATIENCE).await });
     let held = "SELECT COUNT(*) FROM t_resource_lock WHERE key_resource = 'k' AND lock_flag = 1";
     eventually("it waits for the reader", || async { db.number(held).await == Some(1) }).await;
     db.lock().force_release("k", Status::Failed).await.unwrap();
@@ -180,7 +183,7 @@ async fn transactions_of_readers_and_writers_exclude_each_other<DB: TestDatabase
     let retry = Retry { attempts: 100_000, within: 6 * PATIENCE };
     for task in 0..6 {
         let lock = db.lock_for(LONG).retry(retry).read_write("k");
-        tasks.spawn(async move {
+        tasks.spawn(harness::task(async move {
             for _ in 0..5 {
                 if task % 3 == 0 {
                     let side = lock.writer();
@@ -202,7 +205,7 @@ async fn transactions_of_readers_and_writers_exclude_each_other<DB: TestDatabase
                     assert_eq!(first, second, "no writer committed in between");
                 }
             }
-        });
+        }));
     }
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
@@ -332,7 +335,7 @@ async fn a_reader_whose_claim_may_stand_is_not_refused<DB: TestDatabase>(db: Tes
             db.execute("DELETE FROM t_resource_lock").await;
             let (line, lock) = line(&db).await;
             let writer = acquired(db.lock_for(LONG).read_write("k").writer().acquire(PATIENCE).await);
-            let reader = tokio::spawn(async move { lock.readers().acquire(10 * LIMIT).await });
+            let reader = harness::spawn(async move { lock.readers().acquire(10 * LIMIT).await });
             sleep(2 * LIMIT).await;
             line.proxy.hold_after(Way::Replies, trip);
             writer.release().await.unwrap();
@@ -370,11 +373,11 @@ async fn a_reader_is_not_put_back_by_the_late_reply_of_its_batch<DB: TestDatabas
     eventually("the connection is idle", || async { pool.num_idle() == 1 }).await;
     // The first claim is answered late, so that both readers wait for the connection.
     proxy.hold_after(Way::Replies, 0);
-    let first = tokio::spawn(async move { lock.try_acquire("other").await });
+    let first = harness::spawn(async move { lock.try_acquire("other").await });
     proxy.held(Way::Replies).await;
     let reading = |lock: &ReadWriteLock<DB>| {
         let lock = lock.clone();
-        tokio::spawn(async move { lock.readers().acquire(PATIENCE).await })
+        harness::spawn(async move { lock.readers().acquire(PATIENCE).await })
     };
     let one = reading(&readers_lock);
     sleep(limit / 2).await;

@@ -18,7 +18,7 @@ async fn a_downgrade_leaves_no_gap<DB: TestDatabase>(db: TestDb<DB>) {
     let writer = acquired(lock.writer().try_acquire().await);
     let token = writer.token();
     let next = other(&db);
-    let next = tokio::spawn(async move { acquired(next.writer().acquire(PATIENCE).await) });
+    let next = harness::spawn(async move { acquired(next.writer().acquire(PATIENCE).await) });
     sleep(SHORT).await;
     let reader = lock.downgrade(writer).await.unwrap();
     assert_eq!(reader.writer_token(), Some(token));

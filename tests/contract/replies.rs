@@ -337,9 +337,7 @@ async fn a_release_that_never_gets_at_the_row_is_unknown<DB: TestDatabase>(db: T
     let lock = db.builder().label("line").build().unwrap().lease(SHORT);
     let lease = acquired(lock.try_acquire("k").await);
     let since = Instant::now();
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     timed_out(lease.release().await);
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     had_within_the_lease(&db, since).await;
@@ -391,10 +389,8 @@ async fn abandoning_a_lost_lease_changes_nothing<DB: TestDatabase>(db: TestDb<DB
 async fn an_abandonment_waits_for_a_transaction_at_the_row<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = acquired(db.lock().try_acquire("k").await);
     let token = lease.token();
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
-    let abandon = tokio::spawn(lease.abandon());
+    let mut other = db.row_locked().await;
+    let abandon = harness::spawn(lease.abandon());
     sleep(Duration::from_millis(200)).await;
     assert!(!abandon.is_finished());
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();

@@ -51,7 +51,7 @@ async fn use_all<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
     assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::Held);
     // A separate lock, so that the waiter sends a claim and creates a ticket.
     let next = LeaseLock::new(pool.clone()).fair(true);
-    let waiting = tokio::spawn(async move { acquired(next.acquire("k", WAIT).await) });
+    let waiting = harness::spawn(async move { acquired(next.acquire("k", WAIT).await) });
     eventually("it stands in line", || async {
         DB::number(&pool, "SELECT COUNT(*) FROM t_resource_lock_queue").await == Some(1)
     })

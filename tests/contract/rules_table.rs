@@ -1,13 +1,14 @@
 //! Every cell of the rules table, on the server and in `rules.rs`.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use chrono::{DateTime, FixedOffset, TimeDelta, Utc};
 use harness::{Table, TestDatabase, TestDb};
-use rowlock::{Attempt, LeaseLock, Rules};
+use rowlock::{Attempt, Lease, LeaseLock, Reason, Rules};
 
 use crate::{
     article,
+    batched::{Asking, all, names, numbered},
     rules::{self, Row, Terms, Verdict, judge},
 };
 
@@ -103,28 +104,31 @@ async fn every_cell_on_the_articles_own_table<DB: TestDatabase>(db: TestDb<DB>) 
     every_cell(db, Table::Articles).await;
 }
 
+/// Each of the settings has a key of its own. All of them try at once, each with a statement of its
+/// own.
 async fn every_cell<DB: TestDatabase>(db: TestDb<DB>, table: Table) {
     let settings = settings(&db);
-    let holder = acquired_holder(&db).await;
-    let mut seen = std::collections::BTreeMap::<String, usize>::new();
+    let keys = numbered(settings.len());
+    let mut of_offset = BTreeMap::<TimeDelta, Vec<&str>>::new();
+    for ((_, terms), key) in settings.iter().zip(&keys) {
+        of_offset.entry(terms.offset()).or_default().push(key);
+    }
+    let holder = another_holder(&db).await;
+    let mut seen = BTreeMap::<String, usize>::new();
     for cell in cells() {
-        for (number, (lock, terms)) in settings.iter().enumerate() {
-            let now = Utc::now();
-            let row = cell.as_ref().map(|cell| row_of(cell, now));
-            let verdict = judge(row.as_ref(), now, holder, terms);
-            let key = format!("{number}");
-            db.execute(&format!("DELETE FROM t_resource_lock WHERE key_resource = '{key}'")).await;
-            if let Some(cell) = &cell {
-                write(&db, &key, cell, terms.offset(), table).await;
+        let now = Utc::now();
+        let row = cell.as_ref().map(|cell| row_of(cell, now));
+        db.execute("DELETE FROM t_resource_lock").await;
+        if let Some(cell) = &cell {
+            for (offset, keys) in &of_offset {
+                write(&db, keys, cell, *offset, table).await;
             }
-            // On SQLite the abandonment of the previous cell's lease may lock the file for a
-            // moment.
-            let attempt = loop {
-                match lock.try_acquire(&key).await.unwrap() {
-                    Attempt::Refused(refusal) if refusal.reason == rowlock::Reason::Busy => {}
-                    attempt => break attempt,
-                }
-            };
+        }
+        let locks = settings.iter().map(|(lock, _)| lock);
+        let tries = locks.zip(names(&keys)).map(|(lock, key)| -> Asking<'_, _> { Box::pin(tried(lock, key)) });
+        let attempts: Vec<Attempt<Lease<DB>>> = all(tries.collect()).await;
+        for ((_, terms), attempt) in settings.iter().zip(attempts) {
+            let verdict = judge(row.as_ref(), now, holder, terms);
             let context = format!("{cell:?} under {terms:?}: rules.rs says {verdict:?}, the database {attempt:?}");
             match (&verdict, &attempt) {
                 (Verdict::Create | Verdict::Acquire, Attempt::Acquired(lease)) => {
@@ -145,9 +149,22 @@ async fn every_cell<DB: TestDatabase>(db: TestDb<DB>, table: Table) {
             }
             let kind = format!("{verdict:?}").split(['(', ',']).take(2).collect::<Vec<_>>().join(" ");
             *seen.entry(kind).or_default() += 1;
+            if let Attempt::Acquired(lease) = attempt {
+                lease.detach(); // the row is deleted
+            }
         }
     }
     assert_eq!(seen.len(), 9, "every verdict and every reason that a row can give came up: {seen:?}");
+}
+
+/// Tries until no other try has the file of SQLite locked.
+async fn tried<DB: TestDatabase>(lock: &LeaseLock<DB>, key: &str) -> Attempt<Lease<DB>> {
+    loop {
+        match lock.try_acquire(key).await.unwrap() {
+            Attempt::Refused(refusal) if refusal.reason == Reason::Busy => {}
+            attempt => return attempt,
+        }
+    }
 }
 
 /// The row of a cell in the form that `rules.rs` takes.
@@ -169,27 +186,31 @@ pub fn row_of(cell: &Cell, now: DateTime<Utc>) -> Row {
 }
 
 /// A holder id that no row has: it belongs to another client for both `rules.rs` and the database.
-async fn acquired_holder<DB: TestDatabase>(db: &TestDb<DB>) -> rowlock::leases::Holder {
-    harness::acquired(db.lock().try_acquire("elsewhere").await).claim().holder
+async fn another_holder<DB: TestDatabase>(db: &TestDb<DB>) -> rowlock::leases::Holder {
+    harness::acquired(db.lock().try_acquire("elsewhere").await).detach().holder
 }
 
-pub async fn write<DB: TestDatabase>(db: &TestDb<DB>, key: &str, cell: &Cell, offset: TimeDelta, table: Table) {
+/// Writes the cell's row for each of the keys.
+pub async fn write<DB: TestDatabase>(db: &TestDb<DB>, keys: &[&str], cell: &Cell, offset: TimeDelta, table: Table) {
     let local = |millis: Option<i64>| {
         millis.map_or("NULL".into(), |millis| DB::begun(table, millis - offset.num_milliseconds()))
     };
     let (begin, claimed, ended) = (local(cell.begin), local(cell.claimed), local(cell.ended.then_some(1)));
     let expires = cell.expires.map_or("NULL".into(), DB::ago);
     let holder = if cell.holder { DB::uuid(HOLDER) } else { "NULL".into() };
+    let (status, locked) = (cell.status, i32::from(cell.locked));
+    let row = |key| format!("('{key}', '{status}', {locked}, {begin}, {ended}, 'other', {holder}, 7, {expires})");
     db.execute(&format!(
         "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, end_time, client_ip, holder, token, expires_at)
-         VALUES ('{key}', '{}', {}, {begin}, {ended}, 'other', {holder}, 7, {expires})",
-        cell.status,
-        i32::from(cell.locked)
+         VALUES {}",
+        keys.iter().map(row).collect::<Vec<_>>().join(", ")
     ))
     .await;
     let same = cell.claimed.is_some() && cell.claimed == cell.begin;
     let claimed = if same { "begin_time" } else { &claimed };
-    db.set(key, &format!("claimed_at = {claimed}")).await;
+    let of_keys = format!("key_resource IN ('{}')", keys.join("', '"));
+    let rows = db.execute(&format!("UPDATE t_resource_lock SET claimed_at = {claimed} WHERE {of_keys}")).await;
+    assert_eq!(usize::try_from(rows).unwrap(), keys.len(), "each key has one row");
 }
 
 /// The Python client has the rules for SQLite, and its tests check them against this file. To write

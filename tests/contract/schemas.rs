@@ -41,7 +41,7 @@ async fn a_table_that_is_being_created_holds_up_no_first_call<DB: TestDatabase>(
     let mut gate = db.pool.acquire().await.unwrap();
     DB::execute_on(&mut gate, "DO GET_LOCK(DATABASE(), 0)").await.unwrap();
     let (pool, create) = (db.pool.clone(), "CREATE TABLE slow AS SELECT GET_LOCK(DATABASE(), 60) AS waited");
-    let creating = tokio::spawn(async move { DB::execute(&pool, create).await });
+    let creating = harness::spawn(async move { DB::execute(&pool, create).await });
     let waits = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state = 'User lock'";
     eventually("it is being created", async || db.number(waits).await == Some(1)).await;
     acquired(LeaseLock::new(db.pool.clone()).try_acquire("k").await).release().await.unwrap();

@@ -42,7 +42,7 @@ async fn permits_are_granted_in_the_order_of_arrival<DB: TestDatabase>(db: TestD
     let (tell, mut grants) = tokio::sync::mpsc::unbounded_channel();
     for number in 0..6 {
         let (semaphore, tell) = (fair(), tell.clone());
-        tokio::spawn(async move {
+        harness::spawn(async move {
             let lease = acquired(semaphore.acquire(3 * PATIENCE).await);
             tell.send((number, lease)).unwrap();
         });
@@ -122,7 +122,7 @@ async fn permits_are_shared_out_evenly<DB: TestDatabase>(db: TestDb<DB>) {
         let semaphore = db.lock_for(LONG).fair(true).semaphore("k", 4);
         for _ in 0..6 {
             let (semaphore, grants) = (semaphore.clone(), grants.clone());
-            tasks.spawn(async move {
+            tasks.spawn(harness::task(async move {
                 let mut waits = Vec::new();
                 while Instant::now() < until {
                     let called = grants.load(SeqCst);
@@ -132,7 +132,7 @@ async fn permits_are_shared_out_evenly<DB: TestDatabase>(db: TestDb<DB>) {
                     permit.release().await.unwrap();
                 }
                 waits
-            });
+            }));
         }
     }
     let mut waits = Vec::new();
@@ -159,7 +159,7 @@ async fn a_release_of_any_permit_wakes_a_waiter<DB: TestDatabase>(db: TestDb<DB>
         let began = Instant::now();
         acquired(db.lock_for(LONG).try_acquire("other").await).release().await.unwrap();
         at_once.push(began.elapsed());
-        let waiter = tokio::spawn({
+        let waiter = harness::spawn({
             let semaphore = semaphore.clone();
             async move { acquired(semaphore.acquire(PATIENCE).await) }
         });
@@ -187,7 +187,7 @@ async fn a_waiter_requests_a_notification_of_every_permit<DB: TestDatabase>(db: 
         permits.push(acquired(semaphore.try_acquire().await));
     }
     let other = db.lock_for(LONG).semaphore("k", 3);
-    let waiter = tokio::spawn(async move { acquired(other.acquire(PATIENCE).await) });
+    let waiter = harness::spawn(async move { acquired(other.acquire(PATIENCE).await) });
     let awaited = "SELECT COUNT(*) FROM t_resource_lock WHERE awaited";
     eventually("every row says that a task waits", || async { db.number(awaited).await == Some(3) }).await;
     permits.pop().unwrap().release().await.unwrap();

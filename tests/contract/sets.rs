@@ -172,7 +172,7 @@ async fn a_set_is_renewed_in_the_background<DB: TestDatabase>(db: TestDb<DB>) {
 async fn it_waits_for_all_and_holds_none_until_then<DB: TestDatabase>(db: TestDb<DB>) {
     let held = acquired(db.lock().try_acquire("b").await);
     let lock = db.lock();
-    let waiting = tokio::spawn({
+    let waiting = harness::spawn({
         let lock = lock.clone();
         async move { acquired(lock.acquire_all(["a", "b", "c"], FOR_EVER).await) }
     });
@@ -195,11 +195,11 @@ async fn sets_do_not_deadlock<DB: TestDatabase>(db: TestDb<DB>) {
         let lock = LeaseLock::new(db.pool_of(2).await).fair(object % 2 == 1);
         for wish in wishes {
             let lock = lock.clone();
-            tasks.spawn(async move {
+            tasks.spawn(harness::task(async move {
                 for _ in 0..3 {
                     acquired(lock.acquire_all(wish, FOR_EVER).await).release().await.unwrap();
                 }
-            });
+            }));
         }
     }
     timeout(3 * PATIENCE, tasks.join_all()).await.expect("all of them were served");

@@ -23,7 +23,7 @@ const MANY: i64 = 20;
 async fn a_waiter_whose_ticket_is_gone_draws_a_new_one<DB: TestDatabase>(db: TestDb<DB>) {
     let holder = acquired(db.lock().try_acquire("k").await);
     let lock = db.lock().fair(true);
-    let waiter = tokio::spawn(async move { lock.acquire("k", 9 * PATIENCE).await });
+    let waiter = harness::spawn(async move { lock.acquire("k", 9 * PATIENCE).await });
     eventually("it has a ticket", async || places(&db).await == 1).await;
     let first = db.number("SELECT MAX(ticket) FROM t_resource_lock_queue").await.unwrap();
     // The ticket becomes that of another waiter, which has come later.

@@ -16,12 +16,13 @@ use rowlock::{
 };
 use tokio::{sync::mpsc, time::timeout};
 
+use crate::ticks_apart::Run;
+
 harness::tests!(everywhere(
     each_tick_runs_on_one_of_three_instances,
     a_tick_is_passed_with_what_is_known_of_it,
     a_tick_that_is_not_due_is_told_when_it_is,
     an_instance_that_dies_is_taken_over_from,
-    a_run_keeps_its_lease_for_as_long_as_it_works,
     a_run_that_is_lost_is_cancelled_and_its_late_end_refused,
     a_fixed_delay_counts_from_the_end_of_the_run,
     the_work_of_an_instance_is_bounded,
@@ -167,10 +168,10 @@ fn mortal<DB: TestDatabase>(
 ) -> tokio::runtime::Runtime {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let url = db.url.clone();
-    runtime.spawn(async move {
+    runtime.spawn(harness::task(async move {
         let pool = harness::pool::<DB>(&url, 2).await;
         make(Schedules::new(pool)).try_tick("k").await
-    });
+    }));
     runtime
 }
 
@@ -204,24 +205,6 @@ async fn an_instance_that_dies_is_taken_over_from<DB: TestDatabase>(db: TestDb<D
     assert_eq!(runs(&db, "k").await[0].error.as_deref(), Some("taken over: its lease ended"));
 }
 
-async fn a_run_keeps_its_lease_for_as_long_as_it_works<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await;
-    let long = instance(&db, "long").lease(30 * SHORT).on(schedule.clone(), async |_| {
-        tokio::time::sleep(70 * SHORT).await;
-        Never::Ok(())
-    });
-    let running = tokio::spawn(async move { long.try_tick("k").await.unwrap() });
-    let other = idle(&db, schedule);
-    eventually("it is run", || async { info(&db, "k").await.running }).await;
-    while !running.is_finished() {
-        let outcome = other.try_tick("k").await.unwrap();
-        assert!(matches!(outcome, TickOutcome::NotDue { .. }), "{outcome:?}");
-        tokio::time::sleep(SHORT).await;
-    }
-    assert_eq!(running.await.unwrap(), TickOutcome::Succeeded);
-    assert_eq!(told(&db, "k").await, "S1");
-}
-
 /// Another instance takes the row, as after a lease that ended.
 pub async fn steal<DB: TestDatabase>(db: &TestDb<DB>, name: &str) {
     let holder = DB::uuid("0123456789abcdef0123456789abcdef");
@@ -233,27 +216,20 @@ async fn a_run_that_is_lost_is_cancelled_and_its_late_end_refused<DB: TestDataba
     for renewed in [true, false] {
         let name = if renewed { "renewed" } else { "ended" };
         let schedule = due(&db, name).await;
-        let (began, mut begun) = mpsc::unbounded_channel();
         let lease = if renewed { 20 * SHORT } else { PATIENCE };
-        let (finish, finished) = tokio::sync::watch::channel(false);
-        let schedules = instance(&db, "one").lease(lease).on(schedule, move |tick: Tick<DB>| {
-            began.send(tick).unwrap();
-            let mut finished = finished.clone();
-            async move { finished.wait_for(|finished| *finished).await.map(drop) }
-        });
-        let running = tokio::spawn(async move { schedules.try_tick(name).await.unwrap() });
-        let tick = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+        let run = Run::begin_named(instance(&db, "one").lease(lease), schedule, name).await;
+        let tick = run.tick.clone();
         steal(&db, name).await;
-        if renewed {
+        let outcome = if renewed {
             timeout(PATIENCE, tick.cancellation_token().cancelled()).await.unwrap();
+            run.ended().await
         } else {
-            finish.send(true).unwrap();
-        }
-        assert_eq!(timeout(PATIENCE, running).await.unwrap().unwrap(), TickOutcome::Lost, "{name}");
+            run.end().await
+        };
+        assert_eq!(outcome, TickOutcome::Lost, "{name}");
         let row = info(&db, name).await;
         assert!(row.running && row.by == "thief" && row.slot == tick.slot() && row.attempt == 2, "{row:?}");
         assert_eq!(told(&db, name).await, "", "nothing was recorded");
-        finish.send(true).ok();
     }
 }
 

@@ -4,7 +4,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, events, eventually};
-use rowlock::{Error, Schedule, Tick, jobs::TickOutcome};
+use rowlock::{Schedule, Tick, jobs::TickOutcome};
 use tokio::{
     sync::{Barrier, mpsc},
     task::yield_now,
@@ -21,8 +21,7 @@ harness::tests!(
         an_error_of_any_characters_is_recorded,
         an_end_that_is_refused_holds_up_no_other,
         the_causes_of_an_error_are_recorded,
-        work_that_panics_fails,
-        a_run_that_is_lost_after_it_could_not_finish_is_cancelled
+        work_that_panics_fails
     ),
     sqlite(a_schedule_that_is_refused_holds_up_no_other, a_claim_that_is_granted_after_the_shutdown_is_put_back),
     mysql_and_mariadb(a_schedule_that_is_refused_holds_up_no_other),
@@ -125,7 +124,7 @@ async fn work_that_panics_fails<DB: TestDatabase>(db: TestDb<DB>) {
                 Never::Ok(())
             }
         });
-        let outcome = tokio::spawn(async move { schedules.try_tick(name).await.unwrap() }).await.unwrap();
+        let outcome = harness::spawn(async move { schedules.try_tick(name).await.unwrap() }).await.unwrap();
         let TickOutcome::Failed { error, again: false } = outcome else { panic!("{name}: {outcome:?}") };
         assert!(error.starts_with("the work panicked") && error.contains("on purpose"), "{name}: {error}");
         assert_eq!(told(&db, name).await, "F1", "{name}");
@@ -142,31 +141,13 @@ async fn a_claim_that_is_granted_after_the_shutdown_is_put_back<DB: TestDatabase
     let running = schedules.start().await.unwrap();
     DB::execute_on(&mut conn, "BEGIN IMMEDIATE").await.unwrap();
     sleep(23 * SHORT).await;
-    let shutdown = tokio::spawn(running.shutdown(PATIENCE));
+    let shutdown = harness::spawn(running.shutdown(PATIENCE));
     sleep(SHORT).await;
     DB::execute_on(&mut conn, "COMMIT").await.unwrap();
     assert!(timeout(PATIENCE, shutdown).await.unwrap().unwrap());
     let row = info(&db, "k").await;
     assert!(!row.running && row.attempt == 0 && row.due == row.slot, "{row:?}");
     assert_eq!(told(&db, "k").await, "");
-}
-
-/// The work was told that the tick is lost, and goes on all the same.
-async fn a_run_that_is_lost_after_it_could_not_finish_is_cancelled<DB: TestDatabase>(db: TestDb<DB>) {
-    let (sender, mut ticks) = mpsc::unbounded_channel();
-    let schedules = instance(&db, "one").lease(20 * SHORT);
-    let schedules = schedules.on(due(&db, "k").await, move |tick: Tick<DB>| {
-        sender.send(tick).unwrap();
-        std::future::pending::<Never>()
-    });
-    let running = tokio::spawn(async move { schedules.try_tick("k").await.unwrap() });
-    let tick = timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap();
-    steal(&db, "k").await;
-    let mut tx = db.pool.begin().await.unwrap();
-    let error = tick.finish_in(&mut tx).await.unwrap_err();
-    assert!(matches!(error, Error::Lost { .. }), "{error:?}");
-    tx.rollback().await.unwrap();
-    assert_eq!(timeout(PATIENCE, running).await.unwrap().unwrap(), TickOutcome::Lost);
 }
 
 /// A trigger refuses to have them claimed. It is warned of once, though others are claimed.
@@ -294,7 +275,7 @@ async fn an_end_waits_for_a_server_that_takes_no_writes<DB: TestDatabase>(db: Te
             Never::Ok(())
         }
     });
-    let run = tokio::spawn(async move { schedules.try_tick("k").await.unwrap() });
+    let run = harness::spawn(async move { schedules.try_tick("k").await.unwrap() });
     timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
     refuse_writes(&db, "t_resource_schedule_run").await;
     finish.wait().await;

@@ -12,7 +12,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     sync::{mpsc, watch},
     task::{JoinHandle, JoinSet},
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -24,23 +24,21 @@ harness::tests!(
     everywhere(a_runtime_that_stands_still_keeps_its_run),
     servers(
         silent_connections_lose_no_run,
-        a_renewal_on_a_silent_connection_is_sent_on_another,
         a_run_without_answers_is_lost_before_its_lease_ends,
         a_run_is_renewed_though_no_connection_can_be_opened,
         an_end_survives_connections_that_fall_silent,
         an_end_is_recorded_after_an_outage_that_outlasts_the_lease,
         operators_are_told_what_is_unknown,
         each_tick_is_run_once_under_serializable
-    ),
-    servers.long(an_end_is_recorded_after_five_minutes_of_outage)
+    )
 );
 
 const LEASE: Duration = Duration::from_secs(6);
 
-/// A run over a pool that goes on until it is told to end.
+/// A run that goes on until it is told how to end.
 pub struct Run<DB: TestDatabase> {
     pub tick: Tick<DB>,
-    finish: watch::Sender<bool>,
+    finish: watch::Sender<Option<Result<(), &'static str>>>,
     outcome: JoinHandle<Result<TickOutcome, Error>>,
 }
 
@@ -51,20 +49,33 @@ impl<DB: TestDatabase> Run<DB> {
 
     pub async fn begin_named(schedules: Schedules<DB>, schedule: Schedule, name: &str) -> Self {
         let (began, mut begun) = mpsc::unbounded_channel();
-        let (finish, finished) = watch::channel(false);
+        let (finish, finished) = watch::channel(None);
         let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
             began.send(tick).unwrap();
             let mut finished = finished.clone();
-            async move { finished.wait_for(|finished| *finished).await.map(drop) }
+            async move {
+                let result = finished.wait_for(Option::is_some).await.ok().and_then(|result| *result);
+                result.unwrap_or(Err("the test has ended"))
+            }
         });
         let name = name.to_owned();
-        let outcome = tokio::spawn(async move { schedules.try_tick(&name).await });
+        let outcome = harness::spawn(async move { schedules.try_tick(&name).await });
         let tick = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
         Self { tick, finish, outcome }
     }
 
+    /// Ends the work, which succeeds.
     pub async fn end(self) -> TickOutcome {
-        self.finish.send(true).unwrap();
+        self.end_with(Ok(())).await
+    }
+
+    pub async fn end_with(self, result: Result<(), &'static str>) -> TickOutcome {
+        self.finish.send(Some(result)).unwrap();
+        self.ended().await
+    }
+
+    /// Waits for the end of the run, whose work goes on.
+    pub async fn ended(self) -> TickOutcome {
         timeout(PATIENCE, self.outcome).await.unwrap().unwrap().unwrap()
     }
 }
@@ -111,31 +122,12 @@ async fn renewed<DB: TestDatabase>(db: &TestDb<DB>) {
     eventually("it is renewed", || async { info(db, "k").await.due > before }).await;
 }
 
-/// Long before it is given up.
-async fn a_renewal_on_a_silent_connection_is_sent_on_another<DB: TestDatabase>(db: TestDb<DB>) {
-    let lease = 2 * LEASE;
-    let proxy = db.proxy().await;
-    let schedule = due(&db, "k").await;
-    let run = Run::begin(Schedules::<DB>::new(proxy.pool(4)).lease(lease), schedule).await;
-    renewed(&db).await; // so that a connection for renewals is open
-    let before = info(&db, "k").await.due;
-    proxy.hold(Way::Requests);
-    proxy.held(Way::Requests).await;
-    let since = Instant::now();
-    proxy.let_others_pass();
-    eventually("it is renewed", || async { info(&db, "k").await.due > before }).await;
-    assert!(since.elapsed() < lease / 4, "{:?}", since.elapsed());
-    proxy.open();
-    assert_eq!(run.end().await, TickOutcome::Succeeded);
-}
-
 async fn a_run_without_answers_is_lost_before_its_lease_ends<DB: TestDatabase>(db: TestDb<DB>) {
     let proxy = db.proxy().await;
     let run = through(&db, &proxy).await;
     proxy.hold_everything();
     timeout(LEASE, run.tick.cancellation_token().cancelled()).await.unwrap();
-    let outcome = timeout(PATIENCE, run.outcome).await.unwrap().unwrap();
-    assert_eq!(outcome.unwrap(), TickOutcome::Lost);
+    assert_eq!(run.ended().await, TickOutcome::Lost);
 }
 
 /// After a failover in a cloud, existing connections are neither answered nor closed.
@@ -175,33 +167,20 @@ async fn an_end_survives_connections_that_fall_silent<DB: TestDatabase>(db: Test
 }
 
 async fn an_end_is_recorded_after_an_outage_that_outlasts_the_lease<DB: TestDatabase>(db: TestDb<DB>) {
-    // The time limit and the lease are over several times.
-    end_after_an_outage(&db, |schedules| schedules.lease(10 * SHORT).time_limit(5 * SHORT), 40 * SHORT).await;
-}
-
-/// With the lease and the time limit that schedules have by default.
-async fn an_end_is_recorded_after_five_minutes_of_outage<DB: TestDatabase>(db: TestDb<DB>) {
-    end_after_an_outage(&db, |schedules| schedules, Duration::from_secs(300)).await;
-}
-
-async fn end_after_an_outage<DB: TestDatabase>(
-    db: &TestDb<DB>,
-    terms: impl FnOnce(Schedules<DB>) -> Schedules<DB>,
-    outage: Duration,
-) {
     let proxy = db.proxy().await;
-    let schedule = due(db, "k").await;
-    let schedules = terms(Schedules::<DB>::new(proxy.pool(4)));
+    let schedule = due(&db, "k").await;
+    let schedules = Schedules::<DB>::new(proxy.pool(4)).lease(10 * SHORT).time_limit(5 * SHORT);
     let run = Run::begin(schedules.poll_interval(SHORT), schedule).await;
     proxy.cut();
     proxy.hold_new();
     let Run { finish, outcome, .. } = run;
-    finish.send_replace(true);
-    sleep(outage).await;
+    finish.send_replace(Some(Ok(())));
+    // The time limit and the lease are over several times.
+    sleep(40 * SHORT).await;
     assert!(!outcome.is_finished());
     proxy.open();
     assert_eq!(timeout(PATIENCE, outcome).await.unwrap().unwrap().unwrap(), TickOutcome::Succeeded);
-    assert_eq!(told(db, "k").await, "S1");
+    assert_eq!(told(&db, "k").await, "S1");
 }
 
 /// Returns a runtime that is driven only until the work is done, and the result of the work.
@@ -225,13 +204,14 @@ async fn a_runtime_that_stands_still_keeps_its_run<DB: TestDatabase>(db: TestDb<
     let other = idle(&db, schedule);
     let ends = async || db.text("SELECT CAST(due_at AS char(40)) FROM t_resource_schedule").await;
     let mut before = ends().await;
-    for _ in 0..3 {
+    // More often than once in a lease.
+    for _ in 0..4 {
         eventually("it is renewed", async || ends().await != before).await;
         before = ends().await;
         assert_ne!(other.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
     }
     let Run { finish, outcome, .. } = run;
-    finish.send(true).unwrap();
+    finish.send(Some(Ok(()))).unwrap();
     let outcome = std::thread::spawn(move || {
         runtime.block_on(async { timeout(PATIENCE, outcome).await.unwrap().unwrap().unwrap() })
     });
@@ -249,18 +229,18 @@ async fn each_tick_is_run_once_under_serializable<DB: TestDatabase>(db: TestDb<D
     let serializable = db.over(pool_of_at(&db, 10, "serializable").await);
     let mut instances = JoinSet::new();
     for number in 0..8 {
-        let mut one = instance(&serializable, &format!("instance {number}")).lease(2 * LEASE);
+        let mut one = instance(&serializable, &format!("instance {number}")).lease(LEASE);
         for schedule in &schedules {
             one = one.on(schedule.clone(), async |_| {
-                sleep(3 * LEASE).await;
+                sleep(2 * LEASE).await;
                 Ok::<_, Infallible>(())
             });
         }
-        instances.spawn(async move {
+        instances.spawn(harness::task(async move {
             let running = one.start().await.unwrap();
             sleep(LEASE).await;
             running.shutdown(PATIENCE).await
-        });
+        }));
     }
     assert!(instances.join_all().await.into_iter().all(|ended| ended));
     for number in 0..SCHEDULES {

@@ -108,7 +108,7 @@ async fn a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for<DB: Tes
             done
         }
     });
-    let running = tokio::spawn(async move { schedules.try_tick("k").await });
+    let running = harness::spawn(async move { schedules.try_tick("k").await });
     let told = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
     proxy.held(Way::Replies).await;
     timeout(2 * PATIENCE, told.cancelled()).await.expect("a renewal finds the claim ended");
@@ -175,7 +175,7 @@ async fn a_commit_cut_off_for_good_has_its_effect_once<DB: TestDatabase>(db: Tes
             }
         });
         let own = name.clone();
-        let run = tokio::spawn(async move { cut_off.try_tick(&own).await });
+        let run = harness::spawn(async move { cut_off.try_tick(&own).await });
         proxy.held(way).await;
         proxy.hold_everything();
         let outcome = timeout(3 * PATIENCE, run).await.expect("it ends").unwrap().unwrap();

@@ -17,7 +17,10 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::ticks::{Never, SHORT, due, idle, info, instance, runs, steal, told};
+use crate::{
+    ticks::{Never, SHORT, due, idle, info, instance, runs, steal, told},
+    ticks_apart::Run,
+};
 
 harness::tests!(
     everywhere(
@@ -96,21 +99,15 @@ async fn a_transaction_that_is_not_committed_fails_the_run<DB: TestDatabase>(db:
     }
 }
 
+/// The work is told that the tick is lost, and goes on all the same.
 async fn a_lost_run_cannot_commit_its_tick<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await;
-    let (sender, mut ticks) = mpsc::unbounded_channel();
-    let schedules = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
-        sender.send(tick).unwrap();
-        std::future::pending::<Never>()
-    });
-    let running = tokio::spawn(async move { schedules.try_tick("k").await });
-    let tick = timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap();
+    let run = Run::begin(instance(&db, "one").lease(20 * SHORT), due(&db, "k").await).await;
     steal(&db, "k").await;
     let mut tx = db.pool.begin().await.unwrap();
-    let error = tick.finish_in(&mut tx).await.unwrap_err();
+    let error = run.tick.finish_in(&mut tx).await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error:?}");
     tx.rollback().await.unwrap();
-    running.abort();
+    assert_eq!(run.ended().await, TickOutcome::Lost);
     assert_eq!(info(&db, "k").await.by, "thief");
 }
 
@@ -150,22 +147,12 @@ async fn a_stop_after_the_commit_leaves_a_success<DB: TestDatabase>(db: TestDb<D
 /// The work goes on after its transaction was rolled back.
 async fn a_run_is_lost_though_its_transaction_is_not_committed<DB: TestDatabase>(db: TestDb<DB>) {
     db.execute("CREATE TABLE effect (id BIGINT)").await;
-    let (sender, mut ticks) = mpsc::unbounded_channel();
-    let (schedule, url) = (due(&db, "k").await, db.url.clone());
     let schedules = instance(&db, "one").time_limit(30 * SHORT).lease(60 * SHORT);
-    let schedules = schedules.on(schedule, move |tick: Tick<DB>| {
-        let (url, sender) = (url.clone(), sender.clone());
-        async move {
-            work::<DB>(tick.clone(), url, Deed::RollBack).await?;
-            sender.send(tick).unwrap();
-            std::future::pending::<Result<(), String>>().await
-        }
-    });
-    let running = tokio::spawn(async move { schedules.try_tick("k").await });
-    let tick = timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap();
+    let run = Run::begin(schedules, due(&db, "k").await).await;
+    work::<DB>(run.tick.clone(), db.url.clone(), Deed::RollBack).await.unwrap();
     steal(&db, "k").await;
-    timeout(PATIENCE, tick.cancellation_token().cancelled()).await.expect("the work is told");
-    assert_eq!(timeout(PATIENCE, running).await.unwrap().unwrap().unwrap(), TickOutcome::Lost);
+    timeout(PATIENCE, run.tick.cancellation_token().cancelled()).await.expect("the work is told");
+    assert_eq!(run.ended().await, TickOutcome::Lost);
 }
 
 /// The work goes on after its transaction was rolled back, and the server then falls silent.
@@ -186,7 +173,7 @@ async fn a_lost_run_is_told_and_stopped_before_the_next_one_begins<DB: TestDatab
             std::future::pending::<Result<(), String>>().await
         }
     });
-    let running = tokio::spawn(async move { first.try_tick("k").await });
+    let running = harness::spawn(async move { first.try_tick("k").await });
     timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
     proxy.hold_everything();
     let next = instance(&db, "next").on(schedule, move |_| {
@@ -278,7 +265,7 @@ async fn a_try_that_is_dropped_hands_back<DB: TestDatabase>(db: TestDb<DB>) {
         began.send(tick.cancellation_token()).unwrap();
         std::future::pending::<Never>()
     });
-    let trying = tokio::spawn(async move { schedules.try_tick("k").await });
+    let trying = harness::spawn(async move { schedules.try_tick("k").await });
     let token = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
     trying.abort();
     timeout(PATIENCE, token.cancelled()).await.unwrap();
@@ -296,7 +283,7 @@ async fn a_run_that_takes_too_long_is_stopped_and_fails<DB: TestDatabase>(db: Te
         let (sender, token, first) = (sender.clone(), tick.cancellation_token(), tick.attempt() == 1);
         async move {
             if first {
-                tokio::spawn(async move {
+                harness::spawn(async move {
                     token.cancelled().await;
                     sender.send(()).unwrap();
                 });

@@ -77,7 +77,7 @@ pub fn work<DB: TestDatabase>(db: &TestDb<DB>, label: &str, schedule: Schedule) 
 impl<DB: TestDatabase> Work<DB> {
     pub fn try_tick(&self) -> JoinHandle<TickOutcome> {
         let schedules = self.schedules.clone();
-        tokio::spawn(async move { schedules.try_tick("k").await.unwrap() })
+        harness::spawn(async move { schedules.try_tick("k").await.unwrap() })
     }
 
     pub async fn tick(&mut self) -> Tick<DB> {
@@ -97,7 +97,7 @@ pub async fn is_run<DB: TestDatabase>(db: &TestDb<DB>) {
 async fn a_run_waits_for_a_server_that_takes_no_writes<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = idle(&db, due_with_key(&db).await);
     refuse_writes(&db, "t_resource_lock").await;
-    let run = tokio::spawn(async move { schedules.try_tick("k").await.unwrap() });
+    let run = harness::spawn(async move { schedules.try_tick("k").await.unwrap() });
     is_run(&db).await;
     sleep(LEASE / 2).await;
     assert!(!run.is_finished() && told(&db, "k").await.is_empty());

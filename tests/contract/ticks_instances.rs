@@ -298,7 +298,7 @@ async fn times_that_were_decided_on_an_older_row_do_not_apply<DB: TestDatabase>(
             assert_eq!(db.execute(&other).await, 1);
             proxy.hold_after(Way::Replies, replies.0 - 2);
             let own = schedules.clone();
-            let call = tokio::spawn(async move { own.try_tick("k").await.unwrap() });
+            let call = harness::spawn(async move { own.try_tick("k").await.unwrap() });
             held_or_over(&proxy, Way::Replies, &call).await;
             let set = format!("UPDATE t_resource_schedule SET {change} WHERE name = 'k'");
             assert_eq!(db.execute(&set).await, 1);

@@ -120,7 +120,7 @@ async fn runs_of_an_instance_whose_place_is_taken_count<DB: TestDatabase>(db: Te
         let late = one(instance(&db, "one").poll_interval(Duration::from_secs(3600)));
         let schedules = gate.add_to(late, of(&second).await).in_place_of(&before);
         let running = schedules.start().await.unwrap();
-        let ends = tokio::spawn(before.shutdown(PATIENCE));
+        let ends = harness::spawn(before.shutdown(PATIENCE));
         // An instance that may run one more claims the second at once.
         sleep(5 * SHORT).await;
         assert!(!listed(&db).await.iter().any(|row| row.name == second && row.running), "{second} is claimed");

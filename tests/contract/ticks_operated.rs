@@ -6,7 +6,10 @@ use harness::{PATIENCE, TestDatabase, TestDb, eventually};
 use rowlock::{Error, Schedule, Tick, admin::RunOptions, errors::NotFound, jobs::TickOutcome};
 use tokio::{sync::mpsc, time::timeout};
 
-use crate::ticks::{LONG, Never, SHORT, back, due, idle, info, instance, runs, told};
+use crate::{
+    ticks::{LONG, Never, SHORT, back, due, idle, info, instance, runs, told},
+    ticks_apart::Run,
+};
 
 harness::tests!(
     postgres(infinite_times_of_one_schedule_stop_no_other),
@@ -252,24 +255,12 @@ async fn the_end_of_a_run_leaves_other_times_alone<DB: TestDatabase>(db: TestDb<
         let row = info(&db, name).await;
         // A slot has whole milliseconds.
         back(&db, name, Duration::from_secs((row.slot - row.now).num_seconds().unsigned_abs() + 1)).await;
-        let (began, mut begun) = mpsc::unbounded_channel();
-        let (finish, finished) = tokio::sync::watch::channel(false);
-        let old = instance(&db, "old").on(old, move |_| {
-            began.send(()).unwrap();
-            let mut finished = finished.clone();
-            async move {
-                finished.wait_for(|finished| *finished).await.unwrap();
-                if succeeds { Ok(()) } else { Err("no") }
-            }
-        });
-        let running = tokio::spawn(async move { old.try_tick(name).await.unwrap() });
-        timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+        let run = Run::begin_named(instance(&db, "old"), old, name).await;
         let new = idle(&db, new);
         assert!(matches!(new.try_tick(name).await.unwrap(), TickOutcome::NotDue { .. }), "it is run");
         let during = info(&db, name).await;
         assert!(during.running && during.attempt == 1 && during.due < during.slot, "{during:?}");
-        finish.send(true).unwrap();
-        timeout(PATIENCE, running).await.unwrap().unwrap();
+        run.end_with(if succeeds { Ok(()) } else { Err("no") }).await;
         let after = info(&db, name).await;
         assert_eq!((after.running, after.slot), (false, during.slot), "{after:?}");
         // A failed attempt is made again.

@@ -60,27 +60,21 @@ async fn errors<DB: TestDatabase>(db: &TestDb<DB>, name: &str) -> Vec<String> {
 
 async fn a_run_is_stopped_on_the_instance_that_has_it<DB: TestDatabase>(db: TestDb<DB>) {
     let schedule = due(&db, "k").await.retry(3, Duration::ZERO).lease(LEASE);
-    let (sender, mut ticks) = mpsc::unbounded_channel();
-    let running = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
-        sender.send(tick).unwrap();
-        std::future::pending::<Never>()
-    });
-    let running = running.start().await.unwrap();
-    let tick = timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap();
+    let run = Run::begin(instance(&db, "one"), schedule.clone()).await;
     assert!(instance(&db, "alice").stop("k").await.unwrap());
-    timeout(PATIENCE, tick.cancellation_token().cancelled()).await.unwrap();
-    eventually("it has ended", || async { told(&db, "k").await == "F1" }).await;
-    assert_eq!(errors(&db, "k").await, ["stopped by alice"]);
+    timeout(PATIENCE, run.tick.cancellation_token().cancelled()).await.unwrap();
+    assert_eq!(run.ended().await, TickOutcome::Failed { error: "stopped by alice".into(), again: false });
+    assert_eq!((told(&db, "k").await, errors(&db, "k").await), ("F1".into(), vec!["stopped by alice".into()]));
     let after = info(&db, "k").await;
     assert!(after.attempt == 0 && !after.stopping && after.slot > after.now, "no further attempt: {after:?}");
     assert!(!instance(&db, "alice").stop("k").await.unwrap(), "nothing is left to stop");
     // The order was for that tick.
     instance(&db, "alice").trigger("k").await.unwrap();
-    let next = timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap();
+    let next = Run::begin(instance(&db, "one"), schedule).await;
     tokio::time::sleep(LEASE / 2).await;
-    assert!(!next.cancellation_token().is_cancelled() && info(&db, "k").await.running);
+    assert!(!next.tick.cancellation_token().is_cancelled() && info(&db, "k").await.running);
     assert_eq!(said(&db, "k").await, "alice stopped, alice triggered");
-    assert!(!running.shutdown(SHORT).await);
+    assert_eq!(next.end().await, TickOutcome::Succeeded);
 }
 
 async fn a_run_of_a_schedule_that_was_removed_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
@@ -124,7 +118,7 @@ async fn a_run_that_waits_for_its_key_says_so_and_is_stopped<DB: TestDatabase>(d
     let held = LeaseLock::new(db.pool.clone()).try_acquire("key").await.unwrap().acquired().unwrap();
     let schedule = due(&db, "k").await.exclusive_with("key").lease(LEASE);
     let jobs = idle(&db, schedule);
-    let run = tokio::spawn(async move { jobs.try_tick("k").await.unwrap() });
+    let run = harness::spawn(async move { jobs.try_tick("k").await.unwrap() });
     eventually("it says what it waits for", || async { info(&db, "k").await.waits_for() == Some("key") }).await;
     assert!(instance(&db, "alice").stop("k").await.unwrap());
     let stopped = TickOutcome::Failed { error: "stopped by alice".into(), again: false };
@@ -325,7 +319,7 @@ async fn an_order_that_comes_during_a_shutdown_is_noticed<DB: TestDatabase>(db: 
         assert_eq!(ordered, usize::from(is_ordered));
         let drained = running.drained();
         if is_ordered {
-            let shutdown = tokio::spawn(running.shutdown(PATIENCE));
+            let shutdown = harness::spawn(running.shutdown(PATIENCE));
             timeout(PATIENCE, drained).await.unwrap();
             shutdown.abort();
         } else {
@@ -366,21 +360,13 @@ async fn the_end_of_an_output_is_kept_with_its_run<DB: TestDatabase>(db: TestDb<
 
 async fn a_note_is_shown_while_the_run_goes_on<DB: TestDatabase>(db: TestDb<DB>) {
     let (schedule, long) = (due(&db, "k").await, "é".repeat(300));
-    let (sender, mut ticks) = mpsc::unbounded_channel();
-    let (finish, finished) = tokio::sync::watch::channel(false);
-    let running = instance(&db, "one").on(schedule, move |tick: Tick<DB>| {
-        sender.send(tick).unwrap();
-        let mut finished = finished.clone();
-        async move { finished.wait_for(|finished| *finished).await.map(drop) }
-    });
-    let running = running.start().await.unwrap();
-    let tick = timeout(PATIENCE, ticks.recv()).await.unwrap().unwrap();
+    let run = Run::begin(instance(&db, "one"), schedule).await;
+    let tick = run.tick.clone();
     for (note, shown) in [("1 of\n3", "1 of3".to_owned()), (long.as_str(), "é".repeat(255))] {
         tick.note(note).await.unwrap();
         assert_eq!(info(&db, "k").await.note, Some(shown));
     }
-    finish.send(true).unwrap();
-    assert!(running.shutdown(PATIENCE).await);
+    assert_eq!(run.end().await, TickOutcome::Succeeded);
     assert_eq!(info(&db, "k").await.note, None);
     tick.note("too late").await.unwrap();
     assert_eq!(info(&db, "k").await.note, None, "its claim has ended");

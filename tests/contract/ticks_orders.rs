@@ -227,7 +227,7 @@ fn impatient<DB: TestDatabase>(db: &TestDb<DB>, label: &str) -> Schedules<DB> {
 /// An act that is not done in time waits for a row that the run has locked, and shows nothing. The
 /// rounds begin again until there was an act before the run had its claim, or after that if
 /// `claimed`.
-async fn acts_after_each_reply<DB: TestDatabase, T>(
+pub async fn acts_after_each_reply<DB: TestDatabase, T>(
     db: &TestDb<DB>,
     claimed: bool,
     prepare: impl AsyncFn(&str) -> Schedule,
@@ -244,7 +244,7 @@ async fn acts_after_each_reply<DB: TestDatabase, T>(
         let schedules = behind(db, &proxy, &schedule).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
-        let run = tokio::spawn(async move { schedules.try_tick(&own).await });
+        let run = harness::spawn(async move { schedules.try_tick(&own).await });
         held_or_over(&proxy, Way::Replies, &run).await;
         let row = info(db, &name).await;
         if is_too_late(&row, &told(db, &name).await) {
@@ -299,7 +299,7 @@ fn is_skipped(_: &ScheduleInfo, told: &str) -> bool {
     told.starts_with('M')
 }
 
-fn is_claimed(row: &ScheduleInfo, told: &str) -> bool {
+pub fn is_claimed(row: &ScheduleInfo, told: &str) -> bool {
     row.running || !told.is_empty()
 }
 
@@ -343,7 +343,7 @@ async fn a_stop_while_a_failure_is_recorded_ends_the_tick<DB: TestDatabase>(db: 
         let failing = behind_with(&db, &proxy, &schedule, Err("no")).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
-        let run = tokio::spawn(async move { failing.try_tick(&own).await });
+        let run = harness::spawn(async move { failing.try_tick(&own).await });
         held_or_over(&proxy, Way::Replies, &run).await;
         let is_recorded = !told(&db, &name).await.is_empty();
         let is_stopped = alice.stop(&name).await.unwrap_or(false);

@@ -138,7 +138,7 @@ async fn a_claim_that_is_undone_twice_leaves_the_run_of_another_instance_alone<D
         let schedules = behind(&db, &proxy, &schedule).await;
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
-        let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
+        let cut = harness::spawn(async move { schedules.try_tick(&own).await });
         // After the last reply, from the first one again.
         passed = if held_or_over(&proxy, Way::Replies, &cut).await { passed + 1 } else { 0 };
         let is_claimed = info(&db, &name).await.running;
@@ -193,7 +193,7 @@ async fn a_claim_that_arrives_after_its_limit_takes_nothing<DB: TestDatabase>(db
         let before = info(&db, "k").await;
         proxy.hold_after(Way::Requests, passed);
         let schedules = late.clone().time_limit(LIMIT);
-        let claim = tokio::spawn(async move { schedules.try_tick("k").await });
+        let claim = harness::spawn(async move { schedules.try_tick("k").await });
         held_or_over(&proxy, Way::Requests, &claim).await;
         let outcome = timeout(PATIENCE, claim).await.unwrap().unwrap();
         let replies = proxy.seen(Way::Replies);

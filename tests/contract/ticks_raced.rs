@@ -44,13 +44,13 @@ async fn sixteen_instances_claim_each_tick_once<DB: TestDatabase>(db: TestDb<DB>
             });
         }
         let (start, count) = (start.clone(), count.clone());
-        tasks.spawn(async move {
+        tasks.spawn(harness::task(async move {
             start.wait().await;
             let running = instance.start().await.unwrap();
             eventually("all are claimed", || async { count.load(Ordering::Relaxed) >= SCHEDULES }).await;
             sleep(5 * SHORT).await;
             running.shutdown(PATIENCE).await
-        });
+        }));
     }
     assert!(tasks.join_all().await.into_iter().all(|ended| ended));
     for number in 0..SCHEDULES {

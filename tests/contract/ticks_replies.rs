@@ -13,12 +13,11 @@ use harness::{
     proxy::{Proxy, Way},
 };
 use rowlock::{
-    Schedule, Schedules, Tick,
+    Schedule, Schedules,
     admin::RunStatus,
     jobs::{CatchUp, TickOutcome},
 };
 use tokio::{
-    sync::{mpsc, watch},
     task::JoinHandle,
     time::{sleep, timeout},
 };
@@ -26,6 +25,8 @@ use tokio::{
 use crate::{
     line::WAYS,
     ticks::{LONG, SHORT, back, due, idle, info, instance, runs, told},
+    ticks_apart::Run,
+    ticks_orders::{acts_after_each_reply, is_claimed},
 };
 
 harness::tests!(
@@ -126,25 +127,15 @@ async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<
         let name = format!("k{passed}");
         let schedule = two_due(&db, &name).await;
         let first = info(&db, &name).await.slot;
-        let (began, mut begun) = mpsc::unbounded_channel();
-        let (finish, finished) = watch::channel(false);
-        let late = instance(&db, "late").lease(PATIENCE).on(schedule.clone(), move |tick: Tick<DB>| {
-            began.send(tick).unwrap();
-            let mut finished = finished.clone();
-            async move { finished.wait_for(|finished| *finished).await.map(drop) }
-        });
-        let own = name.clone();
-        let late = tokio::spawn(async move { late.try_tick(&own).await.unwrap() });
-        timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+        let late = Run::begin_named(instance(&db, "late").lease(PATIENCE), schedule.clone(), &name).await;
         let schedules = behind(&db, &proxy, &schedule).await;
         let ended = DB::ago(1);
         db.execute(&format!("UPDATE t_resource_schedule SET due_at = {ended} WHERE name = '{name}'")).await;
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
-        let other = tokio::spawn(async move { schedules.try_tick(&own).await });
+        let other = harness::spawn(async move { schedules.try_tick(&own).await });
         let was_held = held_or_over(&proxy, Way::Replies, &other).await;
-        finish.send(true).unwrap();
-        let late = timeout(PATIENCE, late).await.unwrap().unwrap();
+        let late = late.end().await;
         proxy.open();
         let other = timeout(PATIENCE, other).await.unwrap().unwrap();
         assert_once(&db, &name, first, &format!("{passed} replies, then {late:?}, {other:?}")).await;
@@ -153,55 +144,28 @@ async fn an_end_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<
     assert!(held.await > 1, "both a look and a claim are held");
 }
 
-/// An operator acts between a look and its claim: after each reply of a run, until it has begun.
-/// Then the outcome of the run is known, and the history is as expected.
-async fn acts_before_the_claim<DB: TestDatabase>(
-    db: &TestDb<DB>,
-    act: impl AsyncFn(&str),
-    settled: impl AsyncFn(&str, Schedule),
-    expected: &str,
-) {
-    let proxy = db.proxy().await;
-    let mut acts = 0;
-    for passed in 0..MESSAGES {
-        let name = format!("k{passed}");
-        let schedule = due(db, &name).await;
-        let schedules = behind(db, &proxy, &schedule).await.time_limit(PATIENCE);
-        proxy.hold_after(Way::Replies, passed);
-        let own = name.clone();
-        let run = tokio::spawn(async move { schedules.try_tick(&own).await });
-        held_or_over(&proxy, Way::Replies, &run).await;
-        if info(db, &name).await.running || !told(db, &name).await.is_empty() {
-            proxy.open();
-            timeout(PATIENCE, run).await.unwrap().unwrap().unwrap();
-            break;
-        }
-        act(&name).await;
-        acts += 1;
-        proxy.open();
-        let outcome = timeout(PATIENCE, run).await.unwrap().unwrap();
-        settled(&name, schedule).await;
-        assert_eq!(told(db, &name).await, expected, "after {passed} replies, then {outcome:?}");
-    }
-    assert!(acts > 0 && acts < MESSAGES, "{acts}");
-}
-
 /// The schedule is paused before its tick is claimed, after any of the replies that come until
 /// then.
 async fn a_pause_between_a_look_and_a_claim_is_seen<DB: TestDatabase>(db: TestDb<DB>) {
-    let pause = async |name: &str| instance(&db, "operator").pause(name).await.unwrap();
-    acts_before_the_claim(&db, pause, async |_, _| {}, "").await;
+    let operator = instance(&db, "operator");
+    let in_time = async |name: &str| due(&db, name).await;
+    let pause = async |name: &str| operator.pause(name).await.ok();
+    let has_not_run = async |name: &str, _: Schedule, ()| assert_eq!(told(&db, name).await, "", "{name}");
+    acts_after_each_reply(&db, false, in_time, is_claimed, pause, has_not_run).await;
 }
 
 /// The claim is decided before the trigger, and carried out after it.
 async fn a_trigger_between_a_look_and_a_claim_is_run_too<DB: TestDatabase>(db: TestDb<DB>) {
-    let trigger = async |name: &str| instance(&db, "operator").trigger(name).await.unwrap();
-    let run_the_rest = async |name: &str, schedule| {
+    let operator = instance(&db, "operator");
+    let in_time = async |name: &str| due(&db, name).await;
+    let trigger = async |name: &str| operator.trigger(name).await.ok();
+    let both_are_run = async |name: &str, schedule: Schedule, ()| {
         let rest = idle(&db, schedule);
         let is_over = || async { matches!(rest.try_tick(name).await, Ok(TickOutcome::NotDue { .. })) };
         eventually("nothing is left", is_over).await;
+        assert_eq!(told(&db, name).await, "S1 S1", "{name}");
     };
-    acts_before_the_claim(&db, trigger, run_the_rest, "S1 S1").await;
+    acts_after_each_reply(&db, false, in_time, is_claimed, trigger, both_are_run).await;
 }
 
 /// The connection is lost at each message of a run, before or after the server has executed it.
@@ -214,7 +178,7 @@ async fn a_message_that_is_lost_loses_no_tick_and_repeats_no_success<DB: TestDat
         let schedules = behind(&db, &proxy, &schedule).await;
         proxy.hold_after(way, passed);
         let own = name.clone();
-        let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
+        let cut = harness::spawn(async move { schedules.try_tick(&own).await });
         let was_held = held_or_over(&proxy, way, &cut).await;
         proxy.cut();
         let outcome = timeout(PATIENCE, cut).await.unwrap().unwrap();
@@ -250,7 +214,7 @@ async fn ticks_that_were_skipped_without_a_reply_are_not_lost<DB: TestDatabase>(
         let schedules = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
-        let cut = tokio::spawn(async move { schedules.try_tick(&own).await });
+        let cut = harness::spawn(async move { schedules.try_tick(&own).await });
         let was_held = held_or_over(&proxy, Way::Replies, &cut).await;
         let told = told(&db, &name).await;
         proxy.cut();
@@ -277,7 +241,7 @@ async fn a_skip_that_is_sent_again_skips_one_tick<DB: TestDatabase>(db: TestDb<D
         let operator = behind(&db, &proxy, &schedule).await.time_limit(PATIENCE);
         proxy.hold_after(Way::Replies, passed);
         let own = name.clone();
-        let skip = tokio::spawn(async move { operator.skip(&own).await });
+        let skip = harness::spawn(async move { operator.skip(&own).await });
         let was_held = held_or_over(&proxy, Way::Replies, &skip).await;
         // The transaction of the order may hold the row.
         let comes = idle(&db, schedule).time_limit(LIMIT).try_tick(&name).await;
@@ -299,13 +263,16 @@ async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(
     let proxy = db.proxy().await;
     let (given_up, mut rounds) = (Cell::new(false), 0);
     let mut round = async |passed| {
+        if given_up.get() {
+            return false;
+        }
         rounds += 1;
         let name = format!("given_up{rounds}");
         let schedule = due(&db, &name).await.catch_up(CatchUp::Skip).grace(Duration::ZERO);
         let schedules = behind(&db, &proxy, &schedule).await;
         proxy.hold_after(Way::Replies, passed);
         let (own, since) = (name.clone(), Instant::now());
-        let run = tokio::spawn(async move { schedules.try_tick(&own).await });
+        let run = harness::spawn(async move { schedules.try_tick(&own).await });
         let was_held = held_or_over(&proxy, Way::Replies, &run).await;
         let (told, held) = (told(&db, &name).await, Instant::now());
         if told.starts_with('M') && !run.is_finished() {

@@ -91,7 +91,7 @@ async fn a_stop_while_ticks_are_skipped_is_obeyed<DB: TestDatabase>(db: TestDb<D
     let mut gate = db.pool.acquire().await.unwrap();
     DB::execute_on(&mut gate, "SELECT pg_advisory_lock(1)").await.unwrap();
     let own = slow.schedules().on(schedule.clone(), async |_| Ok::<_, &str>(()));
-    let run = tokio::spawn(async move { own.try_tick("k").await });
+    let run = harness::spawn(async move { own.try_tick("k").await });
     Slow::waits(&db, "holder = $2 AND token = $3").await;
     let is_stopped = instance(&db, "alice").stop("k").await.unwrap();
     DB::execute_on(&mut gate, "SELECT pg_advisory_unlock(1)").await.unwrap();

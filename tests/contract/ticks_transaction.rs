@@ -189,7 +189,7 @@ async fn a_lost_run_commits_nothing<DB: TestDatabase>(db: TestDb<DB>) {
             DB::execute_on(&mut tx, EFFECT).await.map(drop)
         }
     });
-    let running = tokio::spawn(async move { schedules.try_tick("k").await });
+    let running = harness::spawn(async move { schedules.try_tick("k").await });
     timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
     steal(&db, "k").await;
     stolen.add_permits(1);
@@ -344,7 +344,7 @@ async fn a_transaction_may_take_longer_than_the_lease<DB: TestDatabase>(db: Test
             Ok(())
         }
     });
-    let running = tokio::spawn(async move { schedules.try_tick("k").await });
+    let running = harness::spawn(async move { schedules.try_tick("k").await });
     timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
     let claimed = info(&db, "k").await.due;
     eventually("the lease of the claim is over", || async { info(&db, "k").await.now > claimed }).await;

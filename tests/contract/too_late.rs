@@ -25,9 +25,7 @@ const ROUNDS: usize = 10;
 async fn a_set_of_which_one_row_is_locked_takes_none<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock();
     acquired(lock.try_acquire_all(["a", "k", "z"]).await).release().await.unwrap();
-    let mut other = db.pool_of(1).await.acquire().await.unwrap();
-    DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
-    DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+    let mut other = db.row_locked().await;
     for free in ["a", "z"] {
         let before = whole(&db, free).await;
         let refusal = refused(lock.try_acquire_all([free, "k"]).await);
@@ -69,7 +67,7 @@ async fn a_ticket_that_arrives_after_its_caller_has_given_up_is_not_added<DB: Te
         assert_eq!(refused(late.try_acquire("k").await).reason, Reason::Held);
         // After these, and after the preparation of its own statement.
         proxy.hold_after(Way::Requests, trips(&db, 3, 4));
-        let waiter = tokio::spawn(async move { late.acquire("k", LIMIT).await.map(drop) });
+        let waiter = harness::spawn(async move { late.acquire("k", LIMIT).await.map(drop) });
         let is_held = held_or_over(&proxy, Way::Requests, &waiter).await;
         timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap_err();
         if !is_held {

@@ -114,7 +114,7 @@ async fn the_articles_table_is_upgraded_in_place<DB: TestDatabase>(db: TestDb<DB
             let mut instances = tokio::task::JoinSet::new();
             for _ in 0..4 {
                 let pool = db.pool_of(1).await;
-                instances.spawn(async move { rowlock::migrate(&pool).await.unwrap() });
+                instances.spawn(harness::task(async move { rowlock::migrate(&pool).await.unwrap() }));
             }
             instances.join_all().await;
             assert_eq!((definitions(&db).await, rows(&db).await), before, "{shape}");

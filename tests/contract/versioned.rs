@@ -328,7 +328,7 @@ async fn no_deduction_is_lost_with_32_workers<DB: TestDatabase>(db: TestDb<DB>) 
     let workers: Vec<_> = (0..32)
         .map(|_| {
             let table = table.clone();
-            tokio::spawn(async move {
+            harness::spawn(async move {
                 for _ in 0..5 {
                     table.deduct("a", 3).await.unwrap();
                     table.update("a", |balance| Ok::<_, Infallible>(balance - 1)).await.unwrap();
@@ -347,7 +347,7 @@ async fn a_balance_never_falls_below_zero_with_32_workers<DB: TestDatabase>(db: 
     let workers: Vec<_> = (0..32)
         .map(|_| {
             let table = table.clone();
-            tokio::spawn(async move { table.deduct("a", 7).await })
+            harness::spawn(async move { table.deduct("a", 7).await })
         })
         .collect();
     let mut deducted = 0;

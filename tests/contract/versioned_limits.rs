@@ -36,6 +36,11 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 const CHANGES: [&str; 3] = ["update", "deduct", "deposit"];
 
+/// The changes, each with a way in which it is held. The client does not know which it was.
+fn changes_and_ways() -> impl Iterator<Item = (&'static str, Way)> {
+    CHANGES.into_iter().zip(WAYS.into_iter().cycle())
+}
+
 /// Makes one of the changes: one less, or one more.
 async fn change<DB: TestDatabase>(
     table: &VersionedTable<DB>,
@@ -71,7 +76,7 @@ fn is_unknown(result: Result<rowlock::balances::Updated<i64>, Error>, since: Ins
 
 async fn a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again<DB: TestDatabase>(db: TestDb<DB>) {
     ledger(&db).await;
-    for (way, name) in WAYS.into_iter().flat_map(|way| CHANGES.map(|name| (way, name))) {
+    for (name, way) in changes_and_ways() {
         let (proxy, pool, table) = distant(&db).await;
         let version = row(&db).await.1;
         let table = table.time_limit(LIMIT);
@@ -102,7 +107,7 @@ async fn a_read_that_is_not_answered_within_the_limit_is_sent_over_another_conne
     db: TestDb<DB>,
 ) {
     ledger(&db).await;
-    for (way, name) in WAYS.into_iter().flat_map(|way| CHANGES.map(|name| (way, name))) {
+    for (name, way) in changes_and_ways() {
         let (proxy, _, table) = distant(&db).await;
         let (balance, version) = row(&db).await;
         let table = table.time_limit(LIMIT);

@@ -229,7 +229,7 @@ async fn a_trigger_that_writes_elsewhere_runs_once_for_each_change<DB: TestDatab
     let workers: Vec<_> = (0..8)
         .map(|worker| {
             let table = if worker % 2 == 0 { table.clone() } else { other.clone() };
-            tokio::spawn(async move {
+            harness::spawn(async move {
                 for _ in 0..5 {
                     table.deduct("a", 1).await.unwrap();
                     table.deposit("a", 2).await.unwrap();

@@ -74,7 +74,7 @@ impl Process {
         let ready = timeout(PATIENCE, lines.next_line()).await.unwrap().unwrap();
         assert_eq!(ready.as_deref(), Some("ready"));
         let (told, turns) = mpsc::unbounded_channel();
-        tokio::spawn(async move {
+        harness::spawn(async move {
             // The output is read as it arrives, so that no write of the process blocks on a full
             // pipe.
             while let Ok(Some(line)) = lines.next_line().await {
@@ -140,7 +140,7 @@ pub async fn work<DB: TestDatabase>(lock: LeaseLock<DB>, keys: &str) {
         let keys = keys.replace('#', &format!("{number}")).split(',').map(str::to_owned).collect();
         let [most, hold, pause] =
             <[u64; 3]>::try_from(order.split(' ').map(|word| word.parse().unwrap()).collect::<Vec<_>>()).unwrap();
-        tasks.spawn(go_on(lock.clone(), keys, now() + Duration::from_millis(most), hold, pause));
+        tasks.spawn(harness::task(go_on(lock.clone(), keys, now() + Duration::from_millis(most), hold, pause)));
     }
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();

@@ -8,7 +8,7 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Attempt, Error, Lease, LeaseLock, Reason, errors::DatabaseFault};
+use rowlock::{Error, Lease, LeaseLock, Reason, errors::DatabaseFault};
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
@@ -22,7 +22,6 @@ harness::tests!(
         it_does_not_wait_past_its_limit,
         a_refusal_names_the_holder_of_this_process,
         a_lost_lease_lets_the_next_one_ask,
-        a_claim_whose_caller_was_dropped_is_abandoned,
         a_shutdown_waits_for_a_claim_that_was_dropped,
         a_shutdown_waits_for_a_place_that_was_dropped
     ),
@@ -53,11 +52,11 @@ async fn tasks_are_served_in_the_order_of_their_coming<DB: TestDatabase>(db: Tes
     let mut tasks = JoinSet::new();
     for number in 0..50 {
         let (waiter, served) = (waiter(&lock, FOR_EVER), served.clone());
-        tasks.spawn(async move {
+        tasks.spawn(harness::task(async move {
             let lease = acquired(waiter.await);
             served.lock().unwrap().push((number, lease.token()));
             lease.release().await.unwrap();
-        });
+        }));
     }
     holder.release().await.unwrap();
     timeout(PATIENCE, tasks.join_all()).await.unwrap();
@@ -96,7 +95,7 @@ async fn a_thousand_tasks_send_as_many_queries_as_one<DB: TestDatabase>(db: Test
     let before = DB::statements(&pool).await.unwrap();
     for _ in 0..1000 {
         let lock = lock.clone();
-        tasks.spawn(async move { refused(lock.acquire("k", Duration::from_secs(10)).await).reason });
+        tasks.spawn(harness::task(async move { refused(lock.acquire("k", Duration::from_secs(10)).await).reason }));
     }
     sleep(Duration::from_secs(4)).await;
     let between = DB::statements(&pool).await.unwrap();
@@ -153,7 +152,7 @@ async fn a_waiter_that_gives_up_passes_the_permit_on<DB: TestDatabase>(db: TestD
     let lock = db.lock();
     lock.try_acquire("k").await.unwrap().refused().unwrap();
     let (asking, dropped) = (waiter(&lock, 200 * MILLIS), waiter(&lock, FOR_EVER));
-    let last = tokio::spawn(waiter(&lock, FOR_EVER));
+    let last = harness::spawn(waiter(&lock, FOR_EVER));
     drop(dropped);
     assert_eq!(refused(asking.await).reason, Reason::Held);
     elsewhere.release().await.unwrap();
@@ -175,36 +174,13 @@ async fn a_refusal_names_the_holder_of_this_process<DB: TestDatabase>(db: TestDb
 async fn a_lost_lease_lets_the_next_one_ask<DB: TestDatabase>(db: TestDb<DB>) {
     let lock = db.lock_for(900 * MILLIS);
     let lost = holding(&lock).await;
-    let next = tokio::spawn(waiter(&lock, FOR_EVER));
+    let next = harness::spawn(waiter(&lock, FOR_EVER));
     db.take_from("k").await;
     lost.lost().await;
     let lease = acquired(timeout(PATIENCE, next).await.unwrap().unwrap());
     assert!(lease.token() > lost.token() && !lost.is_held());
     lease.release().await.unwrap();
     drop(lost);
-}
-
-async fn a_claim_whose_caller_was_dropped_is_abandoned<DB: TestDatabase>(db: TestDb<DB>) {
-    let lock = db.lock();
-    acquired(lock.try_acquire("k").await).release().await.unwrap();
-    // Polled until its claim has been sent, and dropped.
-    for polls in 1..6 {
-        let mut attempt = Box::pin(lock.try_acquire("k"));
-        for _ in 0..polls {
-            if pin!(&mut attempt).poll(&mut Context::from_waker(Waker::noop())).is_ready() {
-                break;
-            }
-            sleep(MILLIS).await;
-        }
-        drop(attempt);
-        eventually("the key may be had", || async {
-            match lock.try_acquire("k").await.unwrap() {
-                Attempt::Acquired(lease) => lease.release().await.is_ok(),
-                Attempt::Refused(_) => false,
-            }
-        })
-        .await;
-    }
 }
 
 /// A program that ends after the shutdown leaves no unknown claim behind.
@@ -235,7 +211,7 @@ async fn a_shutdown_waits_for_a_place_that_was_dropped<DB: TestDatabase>(db: Tes
     let lock = db.lock().fair(true);
     let places = "SELECT COUNT(*) FROM t_resource_lock_queue";
     for _ in 0..5 {
-        let waiter = tokio::spawn(waiter(&lock, FOR_EVER));
+        let waiter = harness::spawn(waiter(&lock, FOR_EVER));
         eventually("it has a place", || async { db.number(places).await == Some(1) }).await;
         waiter.abort();
         waiter.await.unwrap_err();

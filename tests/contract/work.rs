@@ -46,6 +46,9 @@ harness::tests!(
     mysql_and_mariadb(work_that_commits_implicitly_is_found_out)
 );
 
+/// Longer than a test waits.
+const HOUR: Duration = Duration::from_secs(3600);
+
 #[derive(Debug, PartialEq, thiserror::Error)]
 enum Reply {
     #[error("code {0}")]
@@ -315,11 +318,12 @@ async fn a_transaction_that_does_not_begin_leaves_the_key_open<DB: TestDatabase>
     eventually("the key is open", || async { matches!(lock.try_acquire("k").await, Ok(Attempt::Acquired(_))) }).await;
 }
 
-/// Each attempt was rolled back. No rule counts the claim: neither the article's nor an interval.
+/// Each attempt was rolled back. Nothing counts the claim: neither the article's rules nor an
+/// interval nor a lock-delay.
 async fn a_transaction_of_conflicts_leaves_the_key_open<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     let few = || db.lock().retry(Retry { attempts: 2, within: PATIENCE });
-    for lock in [few().rules(Rules::Article), few().min_interval(PATIENCE)] {
+    for lock in [few().rules(Rules::Article), few().min_interval(HOUR), few().lease(HOUR).lock_delay(HOUR)] {
         let db = &db;
         let work = |mut tx: Tx<DB>| async move { Err::<(), _>(contention(db, &mut tx).await) };
         let done = lock.transaction("k", work).await;
@@ -350,7 +354,7 @@ async fn a_key_that_stays_held_is_refused_after_the_time<DB: TestDatabase>(db: T
 /// minimum interval.
 async fn a_lease_with_a_min_interval_is_kept_for_the_next_attempt<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
-    let lock = db.lock().min_interval(Duration::from_secs(3600));
+    let lock = db.lock().min_interval(HOUR);
     let tokens = Mutex::new(Vec::<Token>::new());
     let done = lock.transaction(LEASE, |mut tx| {
         tokens.lock().unwrap().push(tx.claim().token);
@@ -375,7 +379,7 @@ async fn a_lease_with_a_min_interval_is_kept_for_the_next_attempt<DB: TestDataba
 
 async fn a_panic_in_the_work_rolls_back_and_abandons_the_key<DB: TestDatabase>(db: TestDb<DB>) {
     on_both(&db, async |name, lock| {
-        let panicking = tokio::spawn(async move {
+        let panicking = harness::spawn(async move {
             let work = async |mut tx: Tx<DB>| -> Result<(), sqlx::Error> {
                 write_in::<DB>(&mut tx, name, 1).await?;
                 panic!("in the work")

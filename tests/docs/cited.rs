@@ -107,8 +107,8 @@ fn listed(text: &str) -> Vec<&str> {
             continue;
         }
         match c {
-            '(' | '{' => depth += 1,
-            ')' | '}' => depth -= 1,
+            '(' => depth += 1,
+            ')' => depth -= 1,
             '/' if text[at..].starts_with("//") => at += text[at..].find('\n').unwrap_or_default(),
             _ => {}
         }
@@ -214,7 +214,7 @@ fn tests_that_are_absent_are_found() {
     let mut tests = Tests::default();
     tests.add(
         Path::new("tests/contract/acquire.rs"),
-        "harness::tests! {\n    DB: Books;\n    everywhere[DIRECT](first, second), // third,\n    sqlite.alone(last)\n}\n\
+        "harness::tests!(\n    everywhere[DIRECT](first, second), // third,\n    sqlite.alone(last)\n);\n\
          fn fourth() {}\n#[tokio::test]\nasync fn fifth() {}\n",
     );
     tests.add(Path::new("checker_tests.rs"), "format!(\"checker::{name}\") \n tests!(one,\n two);\n");

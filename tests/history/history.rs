@@ -14,8 +14,7 @@ use crate::{
     used::{LEASE, Used},
 };
 
-harness::tests! {
-    DB: Books;
+harness::tests!(
     everywhere(
         promises_hold_under_faults,
         a_stopped_holders_unfenced_write_overwrites_the_next_ones,
@@ -28,7 +27,7 @@ harness::tests! {
         promises_of_leaders_hold,
         promises_of_readers_and_writers_hold,
     ),
-}
+);
 
 const PROCESSES: usize = 4;
 /// How many times each fault is injected at most, unless a longer time is asked for.

@@ -21,7 +21,7 @@ mod ticks;
 mod used;
 mod worker;
 
-use harness::{Server, Suite};
+use harness::Suites;
 
 fn main() {
     if worker::was_asked_for() {
@@ -30,22 +30,10 @@ fn main() {
     if ticks::worker::was_asked_for() {
         return ticks::worker::main();
     }
-    let suites = Server::all().map(|server| {
-        let mut suite = Suite::new(server);
-        match server.name {
-            "sqlite" => register::<sqlx::Sqlite>(&mut suite),
-            "postgres" => register::<sqlx::Postgres>(&mut suite),
-            _ => register::<sqlx::MySql>(&mut suite),
-        }
-        suite
-    });
+    let mut suites = Suites::of_all_servers();
+    harness::modules!(suites: history ticks);
     let mut trials = checker_tests::trials();
     trials.extend(sharing_tests::trials());
     trials.extend(ticks::trials());
     harness::run(suites, trials);
-}
-
-fn register<DB: crew::Books>(suite: &mut Suite) {
-    history::register::<DB>(suite);
-    ticks::register::<DB>(suite);
 }

@@ -49,23 +49,11 @@ mod ui_operators;
 mod ui_pages;
 mod ui_runs;
 
-use harness::{Server, Suite, TestDatabase};
+use harness::Suites;
 
 fn main() {
-    let suites = Server::all().map(|server| {
-        let mut suite = Suite::new(server).shared();
-        match server.name {
-            "sqlite" => register::<sqlx::Sqlite>(&mut suite),
-            "postgres" => register::<sqlx::Postgres>(&mut suite),
-            _ => register::<sqlx::MySql>(&mut suite),
-        }
-        suite
-    });
-    harness::run(suites, Vec::new());
-}
-
-fn register<DB: TestDatabase>(suite: &mut Suite) {
-    harness::modules!(suite, DB:
+    let mut suites = Suites::of_all_servers().shared();
+    harness::modules!(suites:
         outages program_claims program_cron program_day program_doctor program_end program_forced
         program_hold program_input program_instances program_jobs program_lead program_limits
         program_log program_lost program_names program_orders program_others program_passwords
@@ -74,4 +62,5 @@ fn register<DB: TestDatabase>(suite: &mut Suite) {
         program_waiting program_why ui_access ui_browser ui_changes ui_connections ui_guard ui_load
         ui_operating ui_operators ui_pages ui_runs
     );
+    harness::run(suites, Vec::new());
 }

@@ -2,7 +2,7 @@
 //!
 //! Each test has a database of its own ([`TestDb`]), and plain SQL that reads and changes it
 //! without the lock. [`Proxy`](proxy::Proxy) stands between a lock and its server. A module lists
-//! its tests with [`tests!`]; a [`Suite`] has those of one server.
+//! its tests with [`tests!`]; the [`Suites`] have those of all servers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 // The futures of tests are run by `block_on`, which does not need them to be `Send`.
@@ -16,20 +16,27 @@ mod server;
 mod suite;
 mod user;
 
-use std::{fmt::Debug, future::Future, sync::Mutex, time::Duration};
+use std::{fmt::Debug, future::Future, pin::Pin, sync::Mutex, time::Duration};
 
 use proptest::{
     strategy::Strategy,
     test_runner::{Config, TestCaseError, TestRunner},
 };
 use rowlock::{Attempt, Lease, LeaseLock, LeaseSet, Refusal, leases::LeaseLockBuilder, strategy::Grant};
-use sqlx::{Pool, pool::PoolOptions};
-use tokio::{runtime::Handle, task::block_in_place};
+use sqlx::{
+    Pool,
+    pool::{PoolConnection, PoolOptions},
+};
+use tokio::{
+    runtime::Handle,
+    task::{JoinHandle, block_in_place},
+    time::{Instant, sleep},
+};
 
 pub use database::{Holds, Named, Table, TestDatabase};
 pub use databases::{PROCESSES, Reused};
 pub use server::{Server, database_of, direct_url, pools_sessions, with_database};
-pub use suite::{COUNTED, DIRECT, Group, Need, SESSION, Suite, all, run};
+pub use suite::{COUNTED, DIRECT, Group, Need, SESSION, Suites, all, run};
 pub use user::User;
 
 /// How long a test waits for an event that must happen.
@@ -65,6 +72,15 @@ impl<DB: TestDatabase> TestDb<DB> {
     /// Returns a separate pool on the same database.
     pub async fn pool_of(&self, connections: u32) -> Pool<DB> {
         pool(&self.url, connections).await
+    }
+
+    /// Returns a connection with an open transaction that has the row of the key `k` locked (on
+    /// SQLite: the database).
+    pub async fn row_locked(&self) -> PoolConnection<DB> {
+        let mut other = self.pool_of(1).await.acquire().await.unwrap();
+        DB::execute_on(&mut other, DB::BEGIN).await.unwrap();
+        DB::execute_on(&mut other, DB::LOCK_ROW).await.unwrap();
+        other
     }
 
     pub async fn execute(&self, sql: &str) -> u64 {
@@ -177,11 +193,34 @@ pub fn refused<A: Answer>(answer: A) -> Refusal {
 
 /// Waits for a condition, not for a fixed time. Panics if it does not hold within a minute.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
-    let started = tokio::time::Instant::now();
+    let patience = Patience { what, since: Instant::now() };
     while !holds().await {
-        assert!(started.elapsed() < 3 * PATIENCE, "{what}: not within {:?}", 3 * PATIENCE);
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        patience.pause().await;
     }
+}
+
+/// The part of [`eventually`] that is the same for all conditions.
+struct Patience<'a> {
+    what: &'a str,
+    since: Instant,
+}
+
+impl Patience<'_> {
+    async fn pause(&self) {
+        assert!(self.since.elapsed() < 3 * PATIENCE, "{}: not within {:?}", self.what, 3 * PATIENCE);
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// As [`tokio::spawn`], which compiles several copies of the scheduler's task for each type of
+/// future.
+pub fn spawn<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    tokio::spawn(task(work))
+}
+
+/// A task whose type tells its result alone, for a [`JoinSet`](tokio::task::JoinSet) or a runtime.
+pub fn task<T>(work: impl Future<Output = T> + Send + 'static) -> Pin<Box<dyn Future<Output = T> + Send>> {
+    Box::pin(work)
 }
 
 /// Runs a future to completion within a call that cannot be awaited.

@@ -12,6 +12,7 @@ mod traffic;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    pin::Pin,
     sync::Arc,
     time::Duration,
 };
@@ -207,8 +208,7 @@ impl Proxy {
             self.held(way).await;
             between(self).await;
         };
-        let both = async { join!(work, between).0 };
-        timeout(PATIENCE, both).await.expect("it ends")
+        in_time(Box::pin(work), Box::pin(between)).await
     }
 
     /// From now on replaces one text with another of the same length in every request.
@@ -252,6 +252,14 @@ impl Proxy {
         timeout(PATIENCE, off).await.expect("the connections end").unwrap();
     }
 }
+
+/// Runs both, and returns what the first one does.
+async fn in_time<T>(work: Local<'_, T>, between: Local<'_, ()>) -> T {
+    let both = async { join!(work, between).0 };
+    timeout(PATIENCE, both).await.expect("it ends")
+}
+
+type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 impl Drop for Proxy {
     fn drop(&mut self) {

@@ -35,24 +35,46 @@ const SLOWEST: usize = 20;
 /// ```
 ///
 /// A group is a constructor of [`Group`]. A [`Need`] in brackets, and `.each`, `.alone`, `.last` or
-/// `.long`, are optional. If the tests need more than [`TestDatabase`], the list begins with
-/// `DB: Bound;`.
+/// `.long`, are optional. A test is generic over its database, and is compiled for those of its
+/// group.
 #[macro_export]
 macro_rules! tests {
-    (DB: $bound:path; $($group:ident $([$need:expr])? $(. $when:ident)? ($($name:ident),+ $(,)?)),+ $(,)?) => {
-        /// Adds the tests of this module to the suite.
-        pub fn register<DB: $bound>(suite: &mut $crate::Suite) {
+    (@everywhere $test:tt) => {
+        $crate::tests!(@sqlite $test);
+        $crate::tests!(@servers $test);
+    };
+    (@servers $test:tt) => {
+        $crate::tests!(@postgres $test);
+        $crate::tests!(@mysql_and_mariadb $test);
+    };
+    (@sqlite ($suites:ident, $group:ident, $name:ident)) => {
+        $suites.sqlite(&$group, stringify!($name), |db| Box::pin($name(db)));
+    };
+    (@postgres ($suites:ident, $group:ident, $name:ident)) => {
+        $suites.postgres(&$group, stringify!($name), |db| Box::pin($name(db)));
+    };
+    (@mysql_and_mariadb ($suites:ident, $group:ident, $name:ident)) => {
+        $suites.mysql_and_mariadb(&$group, stringify!($name), |db| Box::pin($name(db)));
+    };
+    (@mariadb $test:tt) => {
+        $crate::tests!(@mysql_and_mariadb $test);
+    };
+    ($($group:ident $([$need:expr])? $(. $when:ident)? ($($name:ident),+ $(,)?)),+ $(,)?) => {
+        /// Adds the tests of this module to the suites.
+        pub fn register(suites: &mut $crate::Suites) {
             $(
                 let group = $crate::Group::$group(module_path!())$(.needs($need))?$(.$when())?;
-                $(suite.add::<DB, _>(&group, stringify!($name), $name);)+
+                $($crate::tests!(@$group (suites, group, $name));)+
             )+
         }
     };
-    (DB: $($other:tt)*) => {
-        compile_error!("a list of tests is written as `DB: Bound; group(name, ...), ...`");
-    };
-    ($($list:tt)+) => {
-        $crate::tests! { DB: $crate::TestDatabase; $($list)+ }
+}
+
+/// Adds the tests of modules to the suites: `modules!(suites: acquire acquiring)`.
+#[macro_export]
+macro_rules! modules {
+    ($suites:ident: $($module:ident)+) => {
+        $($module::register(&mut $suites);)+
     };
 }
 
@@ -176,10 +198,40 @@ impl Group {
     }
 }
 
-type Test<DB> = Box<dyn FnOnce(TestDb<DB>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+type Test<DB> = fn(TestDb<DB>) -> Pin<Box<dyn Future<Output = ()>>>;
+
+/// The tests on all servers.
+pub struct Suites([Suite; 4]);
+
+impl Suites {
+    pub fn of_all_servers() -> Self {
+        Self(Server::all().map(Suite::new))
+    }
+
+    /// Unless all tests are wanted, a test that could run on MySQL and MariaDB runs on one of them,
+    /// by its name: they have most statements in common.
+    #[must_use]
+    pub fn shared(self) -> Self {
+        Self(self.0.map(|suite| Suite { shared: true, ..suite }))
+    }
+
+    pub fn sqlite(&mut self, group: &Group, name: &str, test: Test<sqlx::Sqlite>) {
+        self.0[0].add(group, name, test);
+    }
+
+    pub fn postgres(&mut self, group: &Group, name: &str, test: Test<sqlx::Postgres>) {
+        self.0[1].add(group, name, test);
+    }
+
+    pub fn mysql_and_mariadb(&mut self, group: &Group, name: &str, test: Test<sqlx::MySql>) {
+        for suite in &mut self.0[2..] {
+            suite.add(group, name, test);
+        }
+    }
+}
 
 /// The tests on one server.
-pub struct Suite {
+struct Suite {
     server: Server,
     parallel: Vec<Trial>,
     alone: Vec<Trial>,
@@ -190,29 +242,16 @@ pub struct Suite {
 }
 
 impl Suite {
-    pub fn new(server: Server) -> Self {
+    fn new(server: Server) -> Self {
         Self { server, parallel: Vec::new(), alone: Vec::new(), turn: Arc::default(), shared: false }
-    }
-
-    /// Unless all tests are wanted, a test that could run on MySQL and MariaDB runs on one of them,
-    /// by its name: they have most statements in common.
-    #[must_use]
-    pub fn shared(self) -> Self {
-        Self { shared: true, ..self }
     }
 
     /// Adds a test, unless its group does not run on this server. The trial creates a database for
     /// the test and drops it afterwards.
-    pub fn add<DB: TestDatabase, F>(&mut self, group: &Group, name: &str, test: fn(TestDb<DB>) -> F)
-    where
-        F: Future<Output = ()> + 'static,
-    {
-        self.add_boxed(group, name, Box::new(move |db| Box::pin(test(db))));
-    }
-
-    /// Does not depend on the type of the test: a copy of this, and of a runtime's `block_on`, for
-    /// each test would take a third of the time of a build.
-    fn add_boxed<DB: TestDatabase>(&mut self, group: &Group, name: &str, test: Test<DB>) {
+    ///
+    /// This does not depend on the type of the test: a copy of it, and of a runtime's `block_on`,
+    /// for each test would take a third of the time of a build.
+    fn add<DB: TestDatabase>(&mut self, group: &Group, name: &str, test: Test<DB>) {
         let (server, alone) = (self.server, group.alone);
         if !(group.runs_on)(server.name) {
             return;
@@ -302,9 +341,9 @@ pub fn all() -> bool {
 
 /// Runs the suites, and trials without a database, as the command line says. Of the tests that are
 /// alone on their servers, those of different servers run in parallel.
-pub fn run(suites: impl IntoIterator<Item = Suite>, mut trials: Vec<Trial>) -> ! {
+pub fn run(suites: Suites, mut trials: Vec<Trial>) -> ! {
     let mut alone = Vec::new();
-    for suite in suites {
+    for suite in suites.0 {
         trials.extend(suite.parallel);
         alone.push(suite.alone.into_iter());
     }

@@ -19,11 +19,7 @@ use crate::{
     },
 };
 
-harness::tests! {
-    DB: Books;
-    everywhere(each_tick_runs_once_under_faults),
-    servers.long(each_tick_runs_once_at_serializable),
-}
+harness::tests!(everywhere(each_tick_runs_once_under_faults), servers.long(each_tick_runs_once_at_serializable),);
 
 const PROCESSES: usize = 3;
 /// The least time of faults.
