@@ -221,7 +221,7 @@ impl<DB: Database> Access<DB> {
         F: Future<Output = Result<T, E>>,
     {
         let acquire = async |wait| Ok(self.acquire(wait).await?.into());
-        transaction::run(&self.lock, self.name.as_str(), |wait| Box::pin(acquire(wait)), work).await
+        transaction::run(&self.lock, self.name.as_str(), &|wait| Box::pin(acquire(wait)), work).await
     }
 }
 

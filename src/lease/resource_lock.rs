@@ -80,7 +80,7 @@ impl<DB: Database> LeaseLock<DB> {
         W: FnOnce(Tx<DB>) -> F + Clone,
         F: Future<Output = Result<T, E>>,
     {
-        transaction::run(self, key, |wait| ResourceLock::acquire(self, key, wait), work).await
+        transaction::run(self, key, &|wait| ResourceLock::acquire(self, key, wait), work).await
     }
 }
 

@@ -92,7 +92,7 @@ impl<DB: Database> Tick<DB> {
     {
         let tick = &**self.inner();
         let ended = EndedTick { tick, pool, _alone: tick.alone(RETRY.within).await? };
-        let done = transaction::run(&ended, self.name(), |wait| ended.acquire(self.name(), wait), work).await;
+        let done = transaction::run(&ended, self.name(), &|wait| ended.acquire(self.name(), wait), work).await;
         if done.is_ok() {
             tick.set_in_transaction(InTransaction::Committed);
         }

@@ -14,11 +14,12 @@ pub(crate) mod error;
 pub(crate) mod tx;
 mod undo;
 
-use std::time::Duration;
+use std::{error::Error as StdError, time::Duration};
 
 use sqlx::Connection as _;
 use sqlx_core::transaction::TransactionManager as _;
-use tracing::{Instrument as _, field::display};
+use tokio::sync::oneshot;
+use tracing::{Instrument as _, Span, field::display};
 
 use crate::{
     action::{Action, Certainty},
@@ -26,8 +27,8 @@ use crate::{
     error::Error,
     grant::Grant,
     invalid::Invalid,
-    key::{Claim, Key},
-    lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock},
+    key::Key,
+    lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock, TransactionTerms},
     metrics,
     retry::{Tries, outage_pause},
     rules::Status,
@@ -82,101 +83,175 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
         W: FnOnce(Tx<DB>) -> F + Clone,
         F: Future<Output = Result<T, E>>,
     {
-        run(self, key, |wait| self.acquire(key, wait), work).await
+        run(self, key, &|wait| self.acquire(key, wait), work).await
     }
 }
 
-/// How an attempt ended without a result.
-enum Stop<E> {
-    /// Rolled back, and to be retried.
-    Again {
-        claim_stands: bool,
-    },
-    /// Rolled back because of the work's own error.
-    Work(E),
-    /// The work was not begun.
-    NotBegun(Error),
-    Failed(Error),
-}
+/// Waits for a claim, for this long at most.
+pub(crate) type Acquire<'a, DB> = dyn Fn(Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> + Send + Sync + 'a;
 
 /// Makes attempts until one is committed, or none can be: see [`ResourceLockExt::transaction`].
 /// `acquire` waits for a claim on `key`.
-pub(crate) async fn run<'a, DB, L, A, T, E, W, F>(lock: &L, key: &str, acquire: A, work: W) -> Result<T, RunError<E>>
+///
+/// This function is compiled once for each type of work, and what it calls once for each database
+/// and type of lock.
+pub(crate) async fn run<'a, DB, L, T, E, W, F>(
+    lock: &'a L,
+    key: &'a str,
+    acquire: &'a Acquire<'a, DB>,
+    work: W,
+) -> Result<T, RunError<E>>
 where
     DB: Database,
     L: ResourceLock<DB> + ?Sized,
-    A: Fn(Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>>,
     E: WorkError,
     W: FnOnce(Tx<DB>) -> F + Clone,
     F: Future<Output = Result<T, E>>,
 {
     let span = spans::transaction(key);
-    let attempts = async {
-        let terms = lock.terms();
-        let mut tries = terms.retry.begin();
-        let mut kept = None;
+    let made = async {
+        let mut attempts = Attempts::of(lock, key, acquire, span.clone());
         loop {
-            let grant = match kept.take() {
-                Some(grant) => grant,
-                None => acquired(&acquire, &tries).await?,
-            };
-            let fenced = Fenced { lock, terms, pool: lock.pool(), claim: grant.claim(), until: tries.until };
-            span.record("token", display(grant.token())).record("attempts", tries.attempt);
-            match fenced.attempt(&work).await {
-                Ok(value) => {
-                    // The transaction is committed, regardless of the lease. The lease was dropped
-                    // with the error and is abandoned.
-                    if let Err(error) = lock.release(grant, Status::Succeeded).await {
-                        tracing::warn!(key, ?error, "committed, but not released");
-                    }
-                    return Ok(value);
-                }
-                Err(Stop::Again { claim_stands }) => {
-                    metrics::conflict();
-                    tracing::debug!(key, attempt = tries.attempt, "conflict");
-                    if !tries.again().await {
-                        let Claim { key, .. } = grant.claim().clone();
-                        put_back(grant);
-                        return Err(Error::conflict(key, tries.attempt).into());
-                    }
-                    // A lease that stands is kept. If it were released, the next claim might be
-                    // refused within the minimum interval.
-                    kept = claim_stands.then_some(grant);
-                }
-                Err(Stop::Work(error)) => {
-                    if let Err(error) = lock.release(grant, Status::Failed).await {
-                        tracing::warn!(key, ?error, "rolled back, but not released");
-                    }
-                    return Err(RunError::Work(error));
-                }
-                Err(Stop::NotBegun(error)) => {
-                    put_back(grant);
-                    return Err(error.into());
-                }
-                Err(Stop::Failed(error)) => {
-                    // A commit that may still arrive has the row locked. The work has returned, so
-                    // that a lock-delay need not pass.
-                    if let Some(lease) = grant.into_lease() {
-                        lease.handle.abandon_in_background();
-                    }
-                    return Err(error.into());
-                }
+            let (tx, open) = attempts.begin().await?;
+            let result = work.clone()(tx).await;
+            let failure = if let Err(error) = &result { Some(WorkFailure::of(error.cause())) } else { None };
+            if attempts.end(open, failure).await? {
+                return result.map_err(RunError::Work);
             }
         }
     };
-    let ended: Result<T, RunError<E>> = attempts.instrument(span.clone()).await;
+    let ended: Result<T, RunError<E>> = made.instrument(span.clone()).await;
     spans::ended(&span, &ended, "committed");
     ended
 }
 
+/// The attempts of one call.
+struct Attempts<'a, DB: Database, L: ?Sized> {
+    lock: &'a L,
+    key: &'a str,
+    acquire: &'a Acquire<'a, DB>,
+    span: Span,
+    terms: TransactionTerms,
+    tries: Tries,
+    /// The claim of the last attempt, if it stands.
+    kept: Option<Grant<DB>>,
+}
+
+/// An attempt whose work runs. If it is dropped, the connection is closed before the claim ends.
+struct Open<DB: Database> {
+    lent: oneshot::Receiver<Loan<DB>>,
+    confirmation: Option<Confirmation>,
+    grant: Grant<DB>,
+}
+
+/// What is to be known of the error of work.
+struct WorkFailure {
+    is_contention: bool,
+    text: String,
+}
+
+impl WorkFailure {
+    fn of(cause: &(dyn StdError + 'static)) -> Self {
+        Self { is_contention: fault::contended(cause), text: cause.to_string() }
+    }
+}
+
+/// Why an attempt was not committed, other than the work's own error.
+enum Stop {
+    /// Rolled back, and to be retried.
+    Again {
+        claim_stands: bool,
+    },
+    /// The work was not begun.
+    NotBegun(Error),
+    Failed(Error),
+}
+
+impl<'a, DB: Database, L: ResourceLock<DB> + ?Sized> Attempts<'a, DB, L> {
+    fn of(lock: &'a L, key: &'a str, acquire: &'a Acquire<'a, DB>, span: Span) -> Self {
+        let terms = lock.terms();
+        Self { lock, key, acquire, span, terms, tries: terms.retry.begin(), kept: None }
+    }
+
+    fn fenced<'b>(&'b self, grant: &'b Grant<DB>) -> Fenced<'b, DB, L> {
+        let (claim, until) = (grant.claim(), self.tries.until);
+        Fenced { lock: self.lock, terms: self.terms, pool: self.lock.pool(), claim, until }
+    }
+
+    /// Makes attempts until the work of one can run.
+    async fn begin(&mut self) -> Result<(Tx<DB>, Open<DB>), Error> {
+        loop {
+            let grant = match self.kept.take() {
+                Some(grant) => grant,
+                None => acquired(self.acquire, &self.tries).await?,
+            };
+            self.span.record("token", display(grant.token())).record("attempts", self.tries.attempt);
+            match self.fenced(&grant).open().await {
+                Ok((conn, confirmation)) => {
+                    let (tx, lent) = Tx::lend(conn, grant.claim().clone());
+                    return Ok((tx, Open { lent, confirmation, grant }));
+                }
+                Err(stop) => self.stopped(stop, grant).await?,
+            }
+        }
+    }
+
+    /// Ends an attempt whose work has returned. Returns `false` if the work is to run again.
+    async fn end(&mut self, open: Open<DB>, failure: Option<WorkFailure>) -> Result<bool, Error> {
+        let Open { mut lent, confirmation, grant } = open;
+        let (fenced, conn) = (self.fenced(&grant), lent.try_recv().ok());
+        let (ended, status, how) = match failure {
+            None => (fenced.finish(conn, confirmation).await, Status::Succeeded, "committed"),
+            Some(failure) => (fenced.give_up(failure, conn, confirmation).await, Status::Failed, "rolled back"),
+        };
+        if let Err(stop) = ended {
+            self.stopped(stop, grant).await?;
+            return Ok(false);
+        }
+        // The transaction is over, regardless of the lease. The lease was dropped with the error and
+        // is abandoned.
+        if let Err(error) = self.lock.release(grant, status).await {
+            tracing::warn!(key = self.key, ?error, "{how}, but not released");
+        }
+        Ok(true)
+    }
+
+    /// Prepares the attempt that follows one that was stopped, or returns why none can follow.
+    async fn stopped(&mut self, stop: Stop, grant: Grant<DB>) -> Result<(), Error> {
+        match stop {
+            Stop::Again { claim_stands } => {
+                metrics::conflict();
+                tracing::debug!(key = self.key, attempt = self.tries.attempt, "conflict");
+                if !self.tries.again().await {
+                    let key = grant.key().clone();
+                    put_back(grant);
+                    return Err(Error::conflict(key, self.tries.attempt));
+                }
+                // A lease that stands is kept. If it were released, the next claim might be refused
+                // within the minimum interval.
+                self.kept = claim_stands.then_some(grant);
+                Ok(())
+            }
+            Stop::NotBegun(error) => {
+                put_back(grant);
+                Err(error)
+            }
+            Stop::Failed(error) => {
+                // A commit that may still arrive has the row locked. The work has returned, so that
+                // a lock-delay need not pass.
+                if let Some(lease) = grant.into_lease() {
+                    lease.handle.abandon_in_background();
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
 /// Acquires the key within the time that is left.
-async fn acquired<'a, DB: Database, E>(
-    acquire: &impl Fn(Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>>,
-    tries: &Tries,
-) -> Result<Grant<DB>, RunError<E>> {
+async fn acquired<DB: Database>(acquire: &Acquire<'_, DB>, tries: &Tries) -> Result<Grant<DB>, Error> {
     loop {
         match acquire(tries.left()).await {
-            Ok(grant) => return Ok(grant),
             // All connections are in use, or the server is recovering. There is time left to wait
             // for that.
             Err(ref error @ Error::Database(ref fault))
@@ -184,7 +259,7 @@ async fn acquired<'a, DB: Database, E>(
             {
                 outage_pause().await;
             }
-            Err(error) => return Err(error.into()),
+            result => return result,
         }
     }
 }
@@ -198,33 +273,44 @@ fn put_back<DB: Database>(grant: Grant<DB>) {
 }
 
 impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
-    async fn attempt<T, E, W, F>(&self, work: &W) -> Result<T, Stop<E>>
-    where
-        E: WorkError,
-        W: FnOnce(Tx<DB>) -> F + Clone,
-        F: Future<Output = Result<T, E>>,
-    {
-        let mut conn = self.begin().await?;
-        let mut confirmation = None;
-        if !self.terms.confirm_last {
-            (conn, confirmation) = self.confirm(conn).await?;
-        }
-        let (tx, mut lent) = Tx::lend(conn, self.claim.clone());
-        let result = work.clone()(tx).await;
-        let (value, conn) = match (result, lent.try_recv().ok()) {
-            (Ok(value), Some(conn)) => (value, conn),
-            (Ok(_), None) => return Err(self.over(Certainty::Unknown, None, None)),
-            (Err(error), conn) => return Err(self.work_failed(error, conn, confirmation).await),
-        };
+    /// Begins the transaction, and confirms a lease.
+    async fn open(&self) -> Result<(Loan<DB>, Option<Confirmation>), Stop> {
+        let conn = self.begin().await?;
+        if self.terms.confirm_last { Ok((conn, None)) } else { self.confirm(conn).await }
+    }
+
+    /// Commits the transaction of work that has succeeded. It has a connection unless the work kept
+    /// it.
+    async fn finish(&self, conn: Option<Loan<DB>>, mut confirmation: Option<Confirmation>) -> Result<(), Stop> {
+        let Some(conn) = conn else { return Err(self.over(Certainty::Unknown, None, None)) };
         let mut conn = self.check(conn, confirmation).await?;
         if self.terms.confirm_last {
             (conn, confirmation) = self.confirm(conn).await?;
         }
-        self.commit(conn, confirmation).await?;
-        Ok(value)
+        self.commit(conn, confirmation).await
     }
 
-    async fn begin<E>(&self) -> Result<Loan<DB>, Stop<E>> {
+    /// Undoes the transaction of work that failed, and finds out whether it may run again.
+    async fn give_up(
+        &self,
+        failure: WorkFailure,
+        conn: Option<Loan<DB>>,
+        confirmation: Option<Confirmation>,
+    ) -> Result<(), Stop> {
+        let undone = match conn {
+            Some(conn) => self.undo(conn, confirmation).await,
+            // The work kept it.
+            None => Undone::No(Certainty::Unknown),
+        };
+        match undone {
+            Undone::Wholly | Undone::Apparently if failure.is_contention => Err(self.again()),
+            // Without the server's word for the rollback, the work does not run again.
+            Undone::Wholly | Undone::Apparently | Undone::WithConnection => Ok(()),
+            Undone::No(outcome) => Err(self.over(outcome, Some(failure.text), None)),
+        }
+    }
+
+    async fn begin(&self) -> Result<Loan<DB>, Stop> {
         let begin = async || {
             let limit = self.limit().min(self.until);
             let mut conn = Loan::borrow(self.pool, limit).await?;
@@ -270,7 +356,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         }
     }
 
-    async fn confirm<E>(&self, mut conn: Loan<DB>) -> Result<(Loan<DB>, Option<Confirmation>), Stop<E>> {
+    async fn confirm(&self, mut conn: Loan<DB>) -> Result<(Loan<DB>, Option<Confirmation>), Stop> {
         let error = match self.lock.confirm_within(self.claim, conn.get()).await {
             Ok(confirmation) => return Ok((conn, Some(confirmation))),
             Err(error) => error,
@@ -294,7 +380,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
 
     /// Checks that the transaction is still open, because the work may have ignored an error that
     /// ended it, or may have ended it itself.
-    async fn check<E>(&self, mut conn: Loan<DB>, confirmation: Option<Confirmation>) -> Result<Loan<DB>, Stop<E>> {
+    async fn check(&self, mut conn: Loan<DB>, confirmation: Option<Confirmation>) -> Result<Loan<DB>, Stop> {
         let failure = match timeout_at(self.limit(), DB::execute_text(conn.get(), INTACT)).await {
             // The depth is read after a savepoint that the work dropped has been rolled back, which
             // SQLite's driver does asynchronously.
@@ -323,27 +409,7 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         Err(self.failed(Action::Commit, failure))
     }
 
-    /// Undoes the transaction of work that failed, and finds out whether it may run again.
-    async fn work_failed<E: WorkError>(
-        &self,
-        error: E,
-        conn: Option<Loan<DB>>,
-        confirmation: Option<Confirmation>,
-    ) -> Stop<E> {
-        let undone = match conn {
-            Some(conn) => self.undo(conn, confirmation).await,
-            // The work kept it.
-            None => Undone::No(Certainty::Unknown),
-        };
-        match undone {
-            Undone::Wholly | Undone::Apparently if fault::contended(error.cause()) => self.again(),
-            // Without the server's word for the rollback, the work does not run again.
-            Undone::Wholly | Undone::Apparently | Undone::WithConnection => Stop::Work(error),
-            Undone::No(outcome) => self.over(outcome, Some(error.cause().to_string()), None),
-        }
-    }
-
-    async fn commit<E>(&self, mut conn: Loan<DB>, confirmation: Option<Confirmation>) -> Result<(), Stop<E>> {
+    async fn commit(&self, mut conn: Loan<DB>, confirmation: Option<Confirmation>) -> Result<(), Stop> {
         let source = match timeout_at(self.limit(), DB::commit(conn.get())).await {
             Ok(Ok(reusable)) => {
                 if reusable {
@@ -371,17 +437,17 @@ impl<DB: Database, L: ResourceLock<DB> + ?Sized> Fenced<'_, DB, L> {
         }
     }
 
-    fn again<E>(&self) -> Stop<E> {
+    fn again(&self) -> Stop {
         Stop::Again { claim_stands: !self.terms.confirm_last }
     }
 
-    fn over<E>(&self, outcome: Certainty, work: Option<String>, source: Option<sqlx::Error>) -> Stop<E> {
+    fn over(&self, outcome: Certainty, work: Option<String>, source: Option<sqlx::Error>) -> Stop {
         let key = self.claim.key.clone();
         Stop::Failed(Error::Transaction(TransactionFault::Over { key, outcome, work, source }))
     }
 
     /// A failure before the commit was sent changed nothing.
-    fn failed<E>(&self, action: Action, failure: Failure) -> Stop<E> {
+    fn failed(&self, action: Action, failure: Failure) -> Stop {
         if failure.fault() == Fault::Contention {
             return self.again();
         }

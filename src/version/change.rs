@@ -44,17 +44,19 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         self.check()?;
         in_transaction::<DB>(tx, key, self.rows.time_limit).await?;
         let attempt = async {
-            let statements = self.rows.prepared_on(tx, self.rows.limit()).await?;
+            let limit = Limit { each: self.rows.time_limit, until: None };
+            let statements = self.rows.prepared_on(tx, limit.now()).await?;
             let row = (statements, key, &statements.key(key)?);
-            let start = Start::Read { by: self.rows.limit() };
-            self.attempt(tx, row, start, || self.rows.limit(), &mut Left::default(), &mut compute).await
+            let start = Start::Read { by: limit.now() };
+            self.attempt(tx, row, start, limit, &mut Left::default(), &mut compute).await
         };
         let conflict = || Error::conflict(key.clone(), 1).into();
         match attempt.await {
             Ok(Some(Versioned { value, version })) => Ok(Updated { value, version, attempts: 1 }),
             Ok(None) => Err(conflict()),
-            Err(stop) if stop.is_contention() => Err(conflict()),
-            Err(stop) => Err(self.stopped(stop, key)),
+            Err(Ended::Computation(error)) => Err(error),
+            Err(Ended::Stop(stop)) if stop.failed().is_contention() => Err(conflict()),
+            Err(Ended::Stop(stop)) => Err(self.stopped(stop, key).into()),
         }
     }
 
@@ -66,9 +68,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         mut compute: impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Updated<V>, UpdateError<E>> {
         let mut tries = self.rows.retry.begin();
-        let until = tries.until;
-        // The limit of a statement, including the wait for a connection.
-        let limit = || self.rows.limit().min(until);
+        let limit = Limit { each: self.rows.time_limit, until: Some(tries.until) };
         let queue = self.queues.queue(&[key.clone()].into(), false);
         let mut left = Left::default();
         let mut turn = timeout_at(Instant::now() + MAX_QUEUE_WAIT.min(tries.left() / 2), queue.acquire()).await.ok();
@@ -84,16 +84,19 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
                     return Ok(Updated { value, version, attempts: tries.attempt });
                 }
                 // The known row may be outdated; the next attempt reads it.
-                Ok(None) | Err(Stop::Computation(_) | Stop::BeforeWrite(_)) if unread => continue,
+                Ok(None) | Err(Ended::Computation(_) | Ended::Stop(Stop::BeforeWrite(_))) if unread => continue,
                 Ok(None) => {}
-                Err(stop) if stop.is_contention() => {}
+                Err(Ended::Computation(error)) => return Err(error),
+                Err(Ended::Stop(stop)) if stop.failed().is_contention() => {}
                 // Nothing was changed over this connection: it was closed, gave no reply, or could
                 // not be obtained.
-                Err(Stop::BeforeWrite(failed)) if failed.is_connection_failure() && !tries.left().is_zero() => {
+                Err(Ended::Stop(Stop::BeforeWrite(failed)))
+                    if failed.is_connection_failure() && !tries.left().is_zero() =>
+                {
                     outage_pause().await;
                     continue;
                 }
-                Err(stop) => return Err(self.stopped(stop, key)),
+                Err(Ended::Stop(stop)) => return Err(self.stopped(stop, key).into()),
             }
             metrics::conflict();
             tracing::debug!(%key, attempt = tries.attempt, "conflict");
@@ -108,17 +111,17 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     async fn attempt_over_own<E>(
         &self,
         key: &Key,
-        limit: impl Fn() -> Instant,
+        limit: Limit,
         known: Option<Known<DB, V>>,
         left: &mut Left,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
-    ) -> Result<Option<(Versioned<V>, Option<Known<DB, V>>)>, Stop<E>> {
-        let statements = self.rows.prepared(limit()).await?;
+    ) -> Result<Option<(Versioned<V>, Option<Known<DB, V>>)>, Ended<E>> {
+        let statements = self.rows.prepared(limit.now()).await?;
         let row = (statements, key, &statements.key(key)?);
         let (mut conn, start, age) = match known {
             Some(Known { row, conn, age }) => (conn.lend(), Start::Known(row), age),
             None => {
-                let by = limit();
+                let by = limit.now();
                 (self.rows.pool.take(by).await.map_err(Failed::from)?, Start::Read { by }, 0)
             }
         };
@@ -129,7 +132,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
                 Ok(Some((row, known)))
             }
             result => {
-                if !left.open && !result.as_ref().is_err_and(Stop::may_still_run) {
+                let may_still_run = matches!(&result, Err(Ended::Stop(stop)) if stop.failed().may_still_run());
+                if !left.open && !may_still_run {
                     conn.give_back();
                 }
                 Ok(result?.map(|row| (row, None)))
@@ -142,29 +146,48 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     async fn attempt<E>(
         &self,
         conn: &mut DB::Connection,
-        (statements, key, row): (&Statements, &Key, &KeyValue),
+        row: (&Statements, &Key, &KeyValue),
         start: Start<V>,
-        limit: impl Fn() -> Instant,
+        limit: Limit,
         left: &mut Left,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
-    ) -> Result<Option<Versioned<V>>, Stop<E>> {
+    ) -> Result<Option<Versioned<V>>, Ended<E>> {
+        let (value, at) = self.read_target(conn, row, start).await?;
+        let write = compute(&value).map_err(Ended::Computation)?;
+        Ok(self.compare_and_set(conn, &at, write, limit, left).await?)
+    }
+
+    async fn read_target<'a>(
+        &self,
+        conn: &mut DB::Connection,
+        (statements, key, row): (&'a Statements, &'a Key, &'a KeyValue),
+        start: Start<V>,
+    ) -> Result<(V, Target<'a>), Failed> {
         let found = match start {
             Start::Known(Versioned { value, version }) => Some((value, version)),
             Start::Read { by } => answered(timeout_at(by, DB::read::<V>(conn, &statements.read, row)).await)?,
         };
         let (value, version) = found.ok_or_else(|| self.rows.not_found(key))?;
         let next = self.rows.next(key, version)?;
-        let write = compute(&value).map_err(Stop::Computation)?;
-        self.check_value(statements, key, &write.value)?;
-        let inside = conn.is_in_transaction();
-        let at = Target { statements, key, row, version, next, inside };
-        let result = if statements.triggers || left.unmatched == Some(version) {
-            self.write_in_transaction(conn, &at, write, limit, &mut left.open).await
+        Ok((value, Target { statements, key, row, version, next, inside: conn.is_in_transaction() }))
+    }
+
+    async fn compare_and_set(
+        &self,
+        conn: &mut DB::Connection,
+        at: &Target<'_>,
+        write: Write<V>,
+        limit: Limit,
+        left: &mut Left,
+    ) -> Result<Option<Versioned<V>>, Stop> {
+        self.check_value(at.statements, at.key, &write.value)?;
+        let result = if at.statements.triggers || left.unmatched == Some(at.version) {
+            self.write_in_transaction(conn, at, write, limit, &mut left.open).await
         } else {
-            self.write(conn, &at, write, &limit).await.map_err(Stop::DuringWrite)
+            self.write(conn, at, write, limit).await.map_err(Stop::DuringWrite)
         };
         if matches!(result, Ok(None)) {
-            left.unmatched = Some(version);
+            left.unmatched = Some(at.version);
         }
         result
     }
@@ -184,33 +207,33 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
 
     /// Writes behind a savepoint of the caller's transaction, or in a transaction, so that what
     /// stands after it can be read and refused.
-    async fn write_in_transaction<E>(
+    async fn write_in_transaction(
         &self,
         conn: &mut DB::Connection,
         at: &Target<'_>,
         write: Write<V>,
-        limit: impl Fn() -> Instant,
+        limit: Limit,
         open: &mut bool,
-    ) -> Result<Option<Versioned<V>>, Stop<E>> {
+    ) -> Result<Option<Versioned<V>>, Stop> {
         if at.inside {
             // A savepoint that is dropped is rolled back.
-            let mut savepoint = answered(timeout_at(limit(), conn.begin()).await)?;
-            let written = self.write(&mut savepoint, at, write, &limit).await.map_err(Stop::DuringWrite)?;
+            let mut savepoint = answered(timeout_at(limit.now(), conn.begin()).await)?;
+            let written = self.write(&mut savepoint, at, write, limit).await.map_err(Stop::DuringWrite)?;
             if written.is_some() {
-                answered(timeout_at(limit(), savepoint.commit()).await).map_err(Stop::DuringWrite)?;
+                answered(timeout_at(limit.now(), savepoint.commit()).await).map_err(Stop::DuringWrite)?;
             }
             return Ok(written);
         }
         // The driver's own COMMIT may begin the next transaction.
-        answered(timeout_at(limit(), DB::execute_text(conn, DB::BEGIN_TEXT)).await)?;
+        answered(timeout_at(limit.now(), DB::execute_text(conn, DB::BEGIN_TEXT)).await)?;
         *open = true;
-        let written = self.write(conn, &Target { inside: true, ..*at }, write, &limit).await;
+        let written = self.write(conn, &Target { inside: true, ..*at }, write, limit).await;
         let end = match &written {
             Ok(Some(_)) => DB::COMMIT_TEXT,
             Err(failed) if failed.may_still_run() => return written.map_err(Stop::DuringWrite),
             Ok(None) | Err(_) => DB::ROLLBACK_TEXT,
         };
-        let ended = timeout_at(limit(), DB::execute_text(conn, end)).await;
+        let ended = timeout_at(limit.now(), DB::execute_text(conn, end)).await;
         *open = !matches!(ended, Ok(Ok(())));
         // A refused change is undone, by its ROLLBACK or with the connection.
         if matches!(written, Ok(Some(_))) {
@@ -226,30 +249,45 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         conn: &mut DB::Connection,
         at: &Target<'_>,
         write: Write<V>,
-        limit: &impl Fn() -> Instant,
+        limit: Limit,
     ) -> Result<Option<Versioned<V>>, Failed> {
         let Target { statements, key, row, version, next, inside } = *at;
         let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
-        let rows = answered(timeout_at(limit(), DB::write(conn, sql, &write, row, version)).await)?;
+        let rows = answered(timeout_at(limit.now(), DB::write(conn, sql, &write, row, version)).await)?;
         if rows > 0 && !statements.triggers {
             return Ok(Some(Versioned { value: write.value, version: next }));
         }
         if !inside {
             return Ok(None);
         }
-        let found = answered(timeout_at(limit(), DB::read::<V>(conn, &statements.read_now, row)).await)?;
+        let found = answered(timeout_at(limit.now(), DB::read::<V>(conn, &statements.read_now, row)).await)?;
         let meant = |value: &V| write.guard.as_ref().is_none_or(|guard| (guard.same)(&guard.was, value));
         let found = found.filter(|(value, _)| rows > 0 || meant(value));
         let stands = self.rows.judge(key, version, rows, found.as_ref().map(|(_, version)| *version))?;
         Ok(found.zip(stands).map(|((value, _), version)| Versioned { value, version }))
     }
 
-    fn stopped<E>(&self, stop: Stop<E>, key: &Key) -> UpdateError<E> {
+    fn stopped(&self, stop: Stop, key: &Key) -> Error {
         match stop {
-            Stop::Computation(error) => error,
-            Stop::BeforeWrite(failed) => self.rows.error(failed, Action::Read, key).into(),
-            Stop::DuringWrite(failed) => self.rows.error(failed, Action::Update, key).into(),
+            Stop::BeforeWrite(failed) => self.rows.error(failed, Action::Read, key),
+            Stop::DuringWrite(failed) => self.rows.error(failed, Action::Update, key),
         }
+    }
+}
+
+/// How long statements may take, including the wait for a connection.
+#[derive(Clone, Copy)]
+struct Limit {
+    each: Duration,
+    /// When all of them have to be over.
+    until: Option<Instant>,
+}
+
+impl Limit {
+    /// Returns the limit of a statement that is sent now.
+    fn now(self) -> Instant {
+        let limit = Instant::now() + self.each;
+        self.until.map_or(limit, |until| limit.min(until))
     }
 }
 
@@ -280,32 +318,34 @@ enum Start<V> {
 }
 
 /// Why an attempt ended without a change.
-enum Stop<E> {
+enum Ended<E> {
     /// The computation returned this error.
     Computation(UpdateError<E>),
-    /// The attempt failed before a statement that changes anything was sent.
+    Stop(Stop),
+}
+
+impl<E, F: Into<Stop>> From<F> for Ended<E> {
+    fn from(stop: F) -> Self {
+        Self::Stop(stop.into())
+    }
+}
+
+/// Why an attempt failed, when the computation did not.
+enum Stop {
+    /// It failed before a statement that changes anything was sent.
     BeforeWrite(Failed),
     DuringWrite(Failed),
 }
 
-impl<E> Stop<E> {
-    fn failed(&self) -> Option<&Failed> {
+impl Stop {
+    fn failed(&self) -> &Failed {
         match self {
-            Self::Computation(_) => None,
-            Self::BeforeWrite(failed) | Self::DuringWrite(failed) => Some(failed),
+            Self::BeforeWrite(failed) | Self::DuringWrite(failed) => failed,
         }
-    }
-
-    fn is_contention(&self) -> bool {
-        self.failed().is_some_and(Failed::is_contention)
-    }
-
-    fn may_still_run(&self) -> bool {
-        self.failed().is_some_and(Failed::may_still_run)
     }
 }
 
-impl<E, F: Into<Failed>> From<F> for Stop<E> {
+impl<F: Into<Failed>> From<F> for Stop {
     fn from(failed: F) -> Self {
         Self::BeforeWrite(failed.into())
     }

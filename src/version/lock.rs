@@ -122,7 +122,7 @@ impl<DB: Database> VersionLock<DB> {
         W: FnOnce(Tx<DB>) -> F + Clone,
         F: Future<Output = Result<T, E>>,
     {
-        transaction::run(self, key, |wait| self.acquire(key, wait), work).await
+        transaction::run(self, key, &|wait| self.acquire(key, wait), work).await
     }
 
     async fn read(&self, key: &Key, limit: Instant) -> Result<Option<i64>, Failed> {
