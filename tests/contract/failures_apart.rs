@@ -34,7 +34,7 @@ harness::tests!(
 const LEASE: Duration = Duration::from_secs(5);
 
 /// Makes the server refuse to change the rows of the keys in the table `refused`, with this error.
-async fn refuse_with<DB: TestDatabase>(db: &TestDb<DB>, sqlstate: &str, number: i32) {
+pub async fn refuse_with<DB: TestDatabase>(db: &TestDb<DB>, sqlstate: &str, number: i32) {
     let function = format!(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
              IF EXISTS (SELECT 1 FROM refused WHERE of_key = NEW.key_resource) THEN

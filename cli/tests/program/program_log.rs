@@ -5,10 +5,15 @@ use serde_json::Value;
 
 use crate::{
     program::{Ended, Program as _, Stage, start},
-    program_cron::{ended_as, jobs, runs},
+    program_cron::{cron, ended_as, job, jobs, runs},
 };
 
-harness::tests!(sqlite(each_run_has_a_line_for_its_start_and_its_end, each_line_is_an_object, levels_select_the_lines));
+harness::tests!(sqlite(
+    each_run_has_a_line_for_its_start_and_its_end,
+    each_line_is_an_object,
+    levels_select_the_lines,
+    a_tick_that_is_given_up_has_a_line
+));
 
 /// A job that succeeds, and one that fails twice.
 async fn ran<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Ended {
@@ -83,4 +88,18 @@ async fn levels_select_the_lines<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(ended.err.contains("DEBUG rowlock") && !ended.err.contains("sqlx"), "{ended:?}");
     let wrong = db.rowlock("--log-level much list", &[]).await.with(2);
     assert!(wrong.err.contains("write it like info"), "{wrong:?}");
+}
+
+/// The processes of eleven attempts have died. The tick fails without its command.
+async fn a_tick_that_is_given_up_has_a_line<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "cron = \"0 0 1 1 *\"", "echo it runs");
+    cron(&db, "", &file).stopped().await;
+    let (holder, ago) = (DB::uuid("0123456789abcdef0123456789abcdef"), DB::ago(90_000));
+    let died = format!("holder = {holder}, attempt = 11, run_slot = slot, begin_time = {ago}, due_at = {ago}");
+    assert_eq!(db.execute(&format!("UPDATE t_resource_schedule SET {died}")).await, 1);
+    let mut cron = cron(&db, "--log-level warn", &file);
+    cron.complains("given up: the processes that ran it died").await;
+    let ended = cron.stopped().await;
+    assert!(ended.err.contains(" WARN ") && ended.err.contains("schedule=\"k\"") && ended.out.is_empty(), "{ended:?}");
 }
