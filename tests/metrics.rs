@@ -9,7 +9,7 @@ use std::{
 };
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use rowlock::{LeaseLock, Schedule, Schedules, Status, VersionedTable, balances::Columns};
+use rowlock::{LeaseLock, Schedule, Schedules, Status, VersionedTable, balances::Columns, jobs::TickOutcome};
 use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection, SqlitePool, sqlite::SqlitePoolOptions};
 
 /// One test only, because the recorder is global to the process.
@@ -51,6 +51,10 @@ async fn what_happens_is_counted() {
     runs.recv().await.unwrap();
     runs.recv().await.unwrap();
     running.shutdown(Duration::from_secs(20)).await;
+    // The processes of eleven attempts have died.
+    let died = "UPDATE t_resource_schedule SET holder = randomblob(16), attempt = 11, run_slot = slot, begin_time = slot, due_at = 0";
+    sqlx::raw_sql(died).execute(&pool).await.unwrap();
+    assert!(matches!(schedules.try_tick("job").await.unwrap(), TickOutcome::Failed { .. }), "it is given up");
     assert!(lock.shutdown(Duration::from_secs(20)).await);
 
     let file = format!("sqlite:{}/metrics.db?mode=rwc", env!("CARGO_TARGET_TMPDIR"));
@@ -117,6 +121,7 @@ async fn what_happens_is_counted() {
     assert_eq!((count("rowlock_acquired_total key=m"), count("rowlock_taken_over_total key=m")), (1, 1));
     assert!(!found.contains_key("rowlock_taken_over_total"), "the others took a free key");
     assert!(count("rowlock_runs_total outcome=succeeded") >= 1);
+    assert_eq!(count("rowlock_runs_total outcome=failed"), 1, "a tick that is given up");
     assert_eq!((gauge("rowlock_held"), gauge("rowlock_waiting")), (0.0, 0.0), "each is over");
     assert_eq!(gauge("rowlock_longest_hold_seconds"), 0.0, "each is over");
     assert_eq!((seen("rowlock_wait_seconds"), seen("rowlock_wait_seconds key=m")), (4, 1));

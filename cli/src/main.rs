@@ -127,9 +127,6 @@ async fn run_on<DB: Database>(
         TableAction::Cron(cron) => schedule::cron::open_when_available(cron, open).await?,
         _ => open().await?,
     };
-    if source.own_file {
-        rowlock::migrate(&pool).await?;
-    }
     let result = run_action(pool.clone(), (&place, source.clone()), action, front).await;
     // All locks of a pool share their connections. This call closes those connections too.
     LeaseLock::new(pool.clone()).shutdown(Duration::ZERO).await;

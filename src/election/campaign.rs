@@ -139,10 +139,14 @@ impl<DB: Database> Election<DB> {
         loop {
             let leadership = self.campaign_since(since).await?;
             let (began, term) = (Instant::now(), leadership.term());
-            let result = tokio::select! {
-                biased;
-                result = work.clone()(leadership.held()) => Some(result),
-                () = leadership.lost() => None,
+            let result = match leadership.is_held() {
+                true => tokio::select! {
+                    biased;
+                    result = work.clone()(leadership.held()) => Some(result),
+                    () = leadership.lost() => None,
+                },
+                // The caller was polled long after the grant.
+                false => None,
             };
             if let Some(result) = result
                 && leadership.goes_on()

@@ -134,13 +134,18 @@ where
     let started = Instant::now();
     let (key, token) = (lease.key().clone(), lease.token());
     let ended = |outcome| tracing::info!(%key, %token, outcome, wall = ?started.elapsed(), "run");
+    let lost = || {
+        ended("lost");
+        Err(RunError::Lost { key: key.clone(), token })
+    };
+    // The caller may have been polled long after the grant.
+    if !lease.is_held() {
+        return lost();
+    }
     let result = tokio::select! {
         biased;
         result = work(lease.held()) => result,
-        () = lease.lost() => {
-            ended("lost");
-            return Err(RunError::Lost { key: key.clone(), token });
-        }
+        () = lease.lost() => return lost(),
     };
     ended(if result.is_ok() { "succeeded" } else { "failed" });
     let status = if result.is_ok() { Status::Succeeded } else { Status::Failed };

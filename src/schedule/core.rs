@@ -81,13 +81,15 @@ impl<DB: Database> Clone for Core<DB> {
 }
 
 impl<DB: Database> Core<DB> {
-    /// Claims what is due, up to the time limit. The server does not claim later.
-    async fn claim_once(&self, known: &[Known], holder: Holder, most: u32) -> Result<DueReply, Failure> {
+    /// Claims what is due, up to the time limit. The server does not claim later. The reply counts
+    /// from the instant at which the request was sent.
+    async fn claim_once(&self, known: &[Known], holder: Holder, most: u32) -> Result<(Instant, DueReply), Failure> {
         let limit = self.limit();
         let mut conn = self.requests.take(limit).await?;
         loop {
             let (label, not_after) = (self.label.as_str(), conn.not_after(limit));
             let ask = DueRequest { known, holder, label, most, not_after };
+            let sent = Instant::now();
             let reply = timeout_at(limit, DB::claim_due(conn.get(), &ask)).await;
             let (loan, reply) = conn.proceed(reply)?;
             conn = loan;
@@ -96,7 +98,7 @@ impl<DB: Database> Core<DB> {
                 Some(TooLate { now }) if Instant::now() < limit => conn.set_clock(now),
                 _ => {
                     conn.give_back();
-                    return Ok(reply);
+                    return Ok((sent, reply));
                 }
             }
         }
@@ -196,8 +198,7 @@ impl<DB: Database> Core<DB> {
         known: &[Known],
         holder: Holder,
         most: u32,
-    ) -> (Instant, Result<DueReply, Failure>) {
-        let sent = Instant::now();
+    ) -> Result<(Instant, DueReply), Failure> {
         let reply = self.claim_once(known, holder, most).await;
         if reply.as_ref().is_err_and(Failure::is_unanswered) {
             let core = self.clone();
@@ -209,7 +210,7 @@ impl<DB: Database> Core<DB> {
                 put_back(&core, holder, &names).await;
             });
         }
-        (sent, reply)
+        reply
     }
 }
 

@@ -62,9 +62,9 @@ pub enum TickOutcome {
     /// run the tick.
     Lost,
     /// The work was stopped, or did not begin: the schedule was paused while the run waited for its
-    /// key, earlier ticks could not be skipped, or an operator or a deploy changed the schedule
-    /// just before that. Another instance may run the tick at once, or when the schedule is
-    /// resumed.
+    /// key, earlier ticks could not be skipped, an operator or a deploy changed the schedule just
+    /// before that, or the lease of the claim was over by then. Another instance may run the tick
+    /// at once, or when the schedule is resumed.
     HandedBack,
     /// Nothing was run: the tick is not due, another instance runs it, or the schedule is paused.
     NotDue {

@@ -1,4 +1,4 @@
-//! The wait for the key that a run needs as well.
+//! What a run waits for before its work begins: the key that it needs as well.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -8,7 +8,6 @@ use std::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    causes::DatabaseFault,
     error::Error,
     key::{Claim, Key},
     lease::guard::Lease,
@@ -27,46 +26,42 @@ pub enum Exclusive<DB: Database> {
     Failed(String),
     /// An operator has stopped the tick.
     Stopped,
-    /// The tick was lost.
-    Lost,
-    /// No run may begin any more, or the schedule was paused.
+    /// The tick was lost, no run may begin any more, or the schedule was paused.
     Closed,
 }
 
-/// Waits for the key that a run needs as well. The wait may be long, so the schedule is read once
-/// more after it: it may have been paused.
+/// Waits for the key that a run needs as well, if it needs one and the work may begin. The wait may
+/// be long, so the schedule is read once more after it: it may have been paused.
 pub async fn acquire_exclusive<DB: Database>(
     core: &Core<DB>,
     schedule: &Schedule,
     keeper: &Keeper,
     closed: &CancellationToken,
 ) -> Exclusive<DB> {
-    let (Some(key), Some(lock)) = (&schedule.exclusive, core.lock_of(schedule)) else {
-        return Exclusive::Acquired(None);
-    };
     let (mut held, has_said) = (None, AtomicBool::new(false));
     let acquiring = async {
-        // A claim has just shown that the database takes writes.
+        let (key, lock) = schedule.exclusive.as_ref().zip(core.lock_of(schedule))?;
+        // What the library itself sends ends no tick.
         let goes_on = |error: &Error| {
-            let goes_on = matches!(error, Error::Database(DatabaseFault::ReadOnly { .. }));
+            let goes_on = matches!(error, Error::Database(_) | Error::Setup(_));
             if goes_on {
-                tracing::warn!(schedule = %schedule.name, %error, "a run cannot acquire its key; trying again");
+                tracing::warn!(schedule = %schedule.name, ?error, "a run cannot acquire its key; trying again");
             }
             goes_on
         };
         match lock.acquire_while(key, goes_on).await {
             Ok(lease) => held = Some(lease),
-            Err(error) => return Some(Exclusive::Failed(error.to_string())),
+            Err(error) => return Some(Exclusive::Failed(format!("{error:?}"))),
         }
         is_paused(core, &schedule.name).await.then_some(Exclusive::Closed)
     };
     let not_begun = tokio::select! {
         biased;
-        () = keeper.lost() => Some(Exclusive::Lost),
+        () = keeper.lost() => Some(Exclusive::Closed),
         () = keeper.stopped_by_an_operator() => Some(Exclusive::Stopped),
         () = closed.cancelled() => Some(Exclusive::Closed),
-        () = say_what_it_waits_for(core, keeper.claim(), key, &has_said) => None,
         not_begun = acquiring => not_begun,
+        () = say_what_it_waits_for(core, keeper.claim(), schedule, &has_said) => None,
     };
     if has_said.load(Ordering::Relaxed) {
         say(core, keeper.claim(), "").await;
@@ -81,10 +76,16 @@ pub async fn acquire_exclusive<DB: Database>(
 
 /// Says of a run, once, that it waits for its key, if it does so for more than a moment. Never
 /// ends.
-async fn say_what_it_waits_for<DB: Database>(core: &Core<DB>, claim: &Claim, key: &Key, has_said: &AtomicBool) {
+async fn say_what_it_waits_for<DB: Database>(
+    core: &Core<DB>,
+    claim: &Claim,
+    schedule: &Schedule,
+    has_said: &AtomicBool,
+) {
     sleep(MOMENT).await;
     has_said.store(true, Ordering::Relaxed);
-    say(core, claim, &format!("{WAITS_FOR}{}", key.as_str())).await;
+    let key = schedule.exclusive.as_ref().map_or("", Key::as_str);
+    say(core, claim, &format!("{WAITS_FOR}{key}")).await;
     std::future::pending().await
 }
 

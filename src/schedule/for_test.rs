@@ -99,8 +99,8 @@ impl<DB: Database> Tick<DB> {
             return Err(refused("another instance changed its row"));
         }
         let (known, holder) = (core.known(&schedule), Holder::unique());
-        let (sent, reply) = core.claim(std::slice::from_ref(&known), holder, 1).await;
-        let reply =
+        let reply = core.claim(std::slice::from_ref(&known), holder, 1).await;
+        let (sent, reply) =
             reply.map_err(|failure| core.failed(failure, Action::Acquire, &subject, Certainty::NothingChanged))?;
         let Some(row) = reply.claimed.into_iter().next().filter(|row| row.slot == slot) else {
             put_back(&core, holder, std::slice::from_ref(name)).await;

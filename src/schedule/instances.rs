@@ -219,7 +219,10 @@ impl Declared {
         // The heir may have run ticks beside the other one.
         let ran = in_effect.and_then(|its| its.run_slot).filter(|ran| !is_trigger(*ran) && *ran >= slot);
         let slot = ran.zip(heir.schedule.as_ref()).map_or(slot, |(ran, heir)| heir.next(ran));
-        Some(heir.change_to(slot, Decision::Apply, its, word, now))
+        let change = heir.change_to(slot, Decision::Apply, its, word, now);
+        // The attempts at a trigger of its own end. Another run of it would have their numbers.
+        let is_tried = its.is_some_and(|its| its.attempt > 0 && its.triggered_at == its.run_slot);
+        Some(TimesChange { afresh: change.afresh || is_tried, ..change })
     }
 
     fn first(&self, now: DateTime<Utc>) -> DateTime<Utc> {

@@ -1,4 +1,4 @@
-//! Renews the lease of one run in the background, and reports its loss.
+//! Renews the lease of one run in the background, from its claim on, and reports its loss.
 
 use std::{
     sync::{
@@ -13,8 +13,8 @@ use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    key::Claim,
-    lease::state::{NO_RENEWAL, SEEN_WITHOUT},
+    key::{Claim, Holder},
+    lease::state::NO_RENEWAL,
     pacing,
     schedule::core::Core,
     session::{
@@ -26,7 +26,8 @@ use crate::{
     },
     store::{
         Database, Outcome, Reply, TooLate,
-        schedule::{Extended, Extension},
+        failure::Failure,
+        schedule::{ClaimedRow, DueReply, Extended, Extension, Known},
     },
     sync::lock,
 };
@@ -35,22 +36,47 @@ use crate::{
 const NOTICED: Duration = Duration::from_secs(20);
 const NOT_RECORDED: &str = "its end was not recorded under its claim";
 
+/// A row that was claimed, whose lease is renewed.
+pub struct Claimed {
+    pub row: ClaimedRow,
+    /// When the claim was sent.
+    pub sent: Instant,
+    pub keeper: Keeper,
+}
+
+/// Claims what is due, once. Each claim is renewed from the reply on: the runtime may be blocked
+/// before it begins the run. What was claimed is not a part of the reply.
+pub async fn claim<DB: Database>(
+    core: &Arc<Core<DB>>,
+    known: &[Known],
+    holder: Holder,
+    most: u32,
+) -> Result<(Vec<Claimed>, DueReply), Failure> {
+    let (sent, mut reply) = core.claim(known, holder, most).await?;
+    let keep = |row: ClaimedRow| {
+        let known = known.iter().find(|known| known.times.name == row.claim.key);
+        let lease = known.map_or(core.default_lease, |known| known.lease);
+        Claimed { keeper: Keeper::start(core, &row.claim, lease, sent), row, sent }
+    };
+    Ok((reply.claimed.drain(..).map(keep).collect(), reply))
+}
+
 /// The lease of a run. Dropping it ends the renewals.
 pub struct Keeper {
     kept: Arc<Kept>,
-    _watch: Watch,
+    watch: Option<Watch>,
     stopped: DropGuard,
     ended: oneshot::Receiver<()>,
 }
 
-/// What the thread that watches the clock sees of it.
-struct Kept {
+/// What the work, and the thread that watches the clock, see of it.
+pub struct Kept {
     claim: Claim,
     lease: TimeDelta,
     /// When the lease counts as lost unless it is renewed.
     deadline: Mutex<Instant>,
     lost: CancellationToken,
-    /// The event of the loss was emitted, or is left to the end of the run.
+    /// The event of the loss was emitted.
     told: AtomicBool,
     /// An operator has stopped the tick.
     stopped: CancellationToken,
@@ -66,15 +92,31 @@ impl Kept {
         }
     }
 
-    /// Cancels the token of the loss, and then emits the event.
-    fn report_lost(&self, why: &'static str) {
-        self.lost.cancel();
-        if !self.told.swap(true, Ordering::Relaxed) {
-            self.tell(why);
+    /// Returns whether the claim is known to stand at this moment. A loss is final.
+    pub fn stands(&self) -> bool {
+        // Read before the deadline: a lease that is found to be over is not extended after that.
+        let now = Instant::now();
+        !self.lost.is_cancelled() && now < self.deadline()
+    }
+
+    /// Cancels the token of the loss, and then emits the event. A row that was seen without the
+    /// claim may be that of a run that has succeeded, which only the end of the run tells.
+    fn report_overdue(&self) {
+        if !self.lost.is_cancelled() {
+            self.lost.cancel();
+            self.tell(NO_RENEWAL);
         }
     }
 
+    /// Emits the event of the loss that the end of the run has found, unless it was emitted.
+    pub fn tell_not_recorded(&self) {
+        self.tell(NOT_RECORDED);
+    }
+
     fn tell(&self, why: &'static str) {
+        if self.told.swap(true, Ordering::Relaxed) {
+            return;
+        }
         let claim = self.claim.clone();
         self.subscriber
             .emit_loss(move || tracing::error!(schedule = %claim.key, token = %claim.token, "the run was lost: {why}"));
@@ -87,13 +129,13 @@ impl Deadline for Kept {
     }
 
     fn pass(self: Arc<Self>) {
-        self.report_lost(NO_RENEWAL);
+        self.report_overdue();
     }
 }
 
 impl Keeper {
     /// Begins to renew a claim that was granted to a request sent at `sent`.
-    pub fn start<DB: Database>(core: &Arc<Core<DB>>, claim: &Claim, lease: TimeDelta, sent: Instant) -> Self {
+    fn start<DB: Database>(core: &Arc<Core<DB>>, claim: &Claim, lease: TimeDelta, sent: Instant) -> Self {
         let kept = Arc::new(Kept {
             claim: claim.clone(),
             lease,
@@ -109,7 +151,11 @@ impl Keeper {
             keeping.await;
             drop(ending);
         });
-        Self { _watch: watch(&kept), kept, stopped: stopped.drop_guard(), ended }
+        Self { watch: Some(watch(&kept)), kept, stopped: stopped.drop_guard(), ended }
+    }
+
+    pub fn kept(&self) -> Arc<Kept> {
+        self.kept.clone()
     }
 
     pub fn claim(&self) -> &Claim {
@@ -118,6 +164,10 @@ impl Keeper {
 
     /// Waits until the lease is lost.
     pub async fn lost(&self) {
+        // The thread that watches the clock may be a moment late.
+        if !self.kept.stands() {
+            self.kept.report_overdue();
+        }
         self.kept.lost.cancelled().await;
     }
 
@@ -126,15 +176,9 @@ impl Keeper {
         self.kept.stopped.cancelled().await;
     }
 
-    /// Leaves it to the end of the run to tell of a loss: a renewal may see the row after its end.
-    /// `false` if a loss was told before.
-    pub fn leave_loss_to_end(&self) -> bool {
-        !self.kept.told.swap(true, Ordering::Relaxed)
-    }
-
-    /// Emits the event of the loss that the end of the run has found.
-    pub fn tell_not_recorded(&self) {
-        self.kept.tell(NOT_RECORDED);
+    /// Leaves it to the end of the run to tell of a loss: the end is recorded after the lease too.
+    pub fn leave_loss_to_end(&mut self) {
+        self.watch = None;
     }
 
     /// Stops the renewals, and waits for one in flight, which might revive a claim that was ended.
@@ -178,7 +222,8 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
     let (mut renew_at, mut is_failing) = (sent + pause, false);
     loop {
         let waited = stopped.run_until_cancelled(sleep_until(renew_at)).await;
-        if waited.is_none() || kept.lost.is_cancelled() {
+        // A renewal would revive a claim that counts as lost.
+        if waited.is_none() || !kept.stands() {
             return;
         }
         let limit = Instant::now() + pacing::attempt(whole);
@@ -200,7 +245,7 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
                 renew_at = soon;
             }
             Ok(Answer { reply: Extended::Is(Outcome::TooLate(_)), .. }) => renew_at = soon,
-            Ok(Answer { reply: Extended::Is(Outcome::Lost), .. }) => return kept.report_lost(SEEN_WITHOUT),
+            Ok(Answer { reply: Extended::Is(Outcome::Lost), .. }) => return kept.lost.cancel(),
             Err(failure) => {
                 is_failing = true;
                 let schedule = kept.claim.key.clone();

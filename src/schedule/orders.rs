@@ -80,9 +80,12 @@ impl<DB: Database> Schedules<DB> {
         loop {
             let row = core.row(&name).await?.ok_or_else(|| not_found(&name, None))?;
             let Some(until) = row.run_slot.filter(|_| row.attempt > 0) else {
-                // An order whose reply was lost may have ended the tick.
-                let Some(tried) = tried else { return Ok(false) };
-                return has_ordered(&core, What::Stop, &name, tried).await;
+                return match tried {
+                    // An order whose reply was lost may have ended the tick.
+                    Some(tried) => has_ordered(&core, What::Stop, &name, tried).await,
+                    None if row.times.are_removed() => Err(not_found(&name, Some(&row))),
+                    None => Ok(false),
+                };
             };
             tried = Some(until);
             let stop = async |conn: &mut DB::Connection| {

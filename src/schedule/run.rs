@@ -19,7 +19,7 @@ use crate::{
         core::{Core, answered, hand_back, put_back},
         end::{Ended, TickOutcome, end, find_success},
         exclusive::{Exclusive, acquire_exclusive},
-        keeper::Keeper,
+        keeper::{Claimed, Keeper},
         plan::{self, Row, Start},
         spec::Schedule,
         tick::{InTransaction, Inner, Tick},
@@ -68,20 +68,20 @@ pub struct StopTokens {
 pub async fn run<DB: Database>(
     core: Arc<Core<DB>>,
     job: Job<DB>,
-    claimed: (ClaimedRow, Instant),
+    Claimed { row, sent, keeper }: Claimed,
     tokens: StopTokens,
 ) -> Ended {
-    let (row, sent) = &claimed;
-    let &ClaimedRow { slot, own, attempt, missed, lost_since, skip, stopped, .. } = row;
-    let keeper = Keeper::start(&core, &row.claim, core.lease(&job.schedule), *sent);
-    let spent = spent(&core, &job.schedule, row).await;
+    let &ClaimedRow { slot, own, attempt, missed, lost_since, skip, stopped, .. } = &row;
+    let (kept, spent) = (keeper.kept(), spent(&core, &job.schedule, &row).await);
     let tick = Row { slot, own, attempt, missed, spent, lost_since, skip, stopped };
     let start = plan::start(&job.schedule, &tick, row.now);
     let (slot, attempt) = if let Start::Move { to, .. } = start { (to, 1) } else { (slot, attempt) };
     let span = spans::tick(&row.claim, slot, attempt);
-    let ended = run_claimed(core, job, claimed, keeper, (tick, start), tokens).instrument(span.clone()).await;
-    if let TickOutcome::Failed { error, .. } = &ended.0 {
-        span.record("error", error.as_str());
+    let ended = run_claimed(core, job, (row, sent), keeper, (tick, start), tokens).instrument(span.clone()).await;
+    match &ended.0 {
+        TickOutcome::Failed { error, .. } => drop(span.record("error", error.as_str())),
+        TickOutcome::Lost => kept.tell_not_recorded(),
+        _ => {}
     }
     span.record("outcome", ended.0.name());
     ended
@@ -133,18 +133,18 @@ async fn run_claimed<DB: Database>(
     let mut lease = match exclusive {
         Exclusive::Acquired(lease) => lease,
         Exclusive::Failed(error) => {
-            return end_kept(keeper, of(claimed, None).inner(), Err(error), &tokens.stopped).await;
+            return end_without_work(keeper, &of(claimed, None), error, &tokens.stopped).await;
         }
         Exclusive::Stopped => {
             let (tick, error) = (of(claimed, None), by_order(&core, What::Stop, &name).await);
             tick.inner().stop();
-            return end_kept(keeper, tick.inner(), Err(error), &tokens.stopped).await;
+            return end_without_work(keeper, &tick, error, &tokens.stopped).await;
         }
-        Exclusive::Lost => return (TickOutcome::Lost, None),
         Exclusive::Closed => {
             keeper.stop().await;
-            put_back(&core, claim.holder, std::slice::from_ref(&claim.key)).await;
-            return (TickOutcome::HandedBack, None);
+            // It may have been taken over by then.
+            let stood = put_back(&core, claim.holder, std::slice::from_ref(&claim.key)).await;
+            return (if stood { TickOutcome::HandedBack } else { TickOutcome::Lost }, None);
         }
     };
     metrics::started(name.as_str(), delay.to_std().unwrap_or_default());
@@ -185,11 +185,7 @@ async fn begin<DB: Database>(
         return Err((if stood { TickOutcome::HandedBack } else { TickOutcome::Lost }, None));
     }
     match start {
-        Start::Skip { next, .. } => {
-            // A renewal in flight may see the row after the pass.
-            keeper.leave_loss_to_end();
-            return Err((TickOutcome::Missed, (next - row.now).to_std().ok()));
-        }
+        Start::Skip { next, .. } => return Err((TickOutcome::Missed, (next - row.now).to_std().ok())),
         Start::Move { to, missed, .. } => (tick.slot, tick.missed, tick.attempt) = (to, missed, 1),
         Start::Run | Start::GiveUp | Start::Stop => {}
     }
@@ -246,18 +242,30 @@ async fn work_and_end<DB: Database>(
     }
 }
 
+/// Records that a tick has failed whose work was not begun.
+async fn end_without_work<DB: Database>(
+    keeper: Keeper,
+    tick: &Tick<DB>,
+    error: String,
+    stopped: &CancellationToken,
+) -> Ended {
+    let ended = end_kept(keeper, tick.inner(), Err(error), stopped).await;
+    if let TickOutcome::Failed { error, .. } = &ended.0 {
+        tracing::warn!(schedule = tick.name(), slot = %tick.slot(), error, "the tick has failed without its work");
+    }
+    metrics::ran(tick.name(), ended.0.name(), Duration::ZERO);
+    ended
+}
+
 /// Records the end of a run, whose lease is renewed until then.
 async fn end_kept<DB: Database>(
-    keeper: Keeper,
+    mut keeper: Keeper,
     tick: &Inner<DB>,
     result: Result<(), String>,
     stopped: &CancellationToken,
 ) -> Ended {
-    let tells = keeper.leave_loss_to_end();
+    keeper.leave_loss_to_end();
     let mut ended = end(tick, result, stopped).await;
-    if tells && matches!(ended.0, TickOutcome::Lost) {
-        keeper.tell_not_recorded();
-    }
     // The order may have been given while the end was recorded.
     if matches!(ended.0, TickOutcome::Failed { again: true, .. }) && is_stopped(tick).await {
         let (core, name) = (&tick.core, &tick.claim.key);
@@ -365,9 +373,16 @@ async fn work_until_stopped<DB: Database>(
         stop
     };
     let inner = tick.inner();
+    let (work, own, kept, key) = (work.clone(), tick.clone(), keeper.kept(), lease.map(Lease::held));
+    let begun = async move {
+        // The thread may have been blocked since the leases were last known to stand.
+        if !kept.stands() || key.is_some_and(|key| !key.is_held()) {
+            std::future::pending::<()>().await;
+        }
+        work(own).await
+    };
     // A task of its own, so that a panic of the work is a failure of the run.
-    let (work, own) = (work.clone(), tick.clone());
-    let mut task = AbortOnDropHandle::new(tokio::spawn(async move { work(own).await }.in_current_span()));
+    let mut task = AbortOnDropHandle::new(tokio::spawn(begun.in_current_span()));
     let stop = tokio::select! {
         biased;
         result = &mut task => {

@@ -13,6 +13,7 @@ use crate::{
     schedule::{
         busy::Busy,
         core::{Core, put_back},
+        keeper::claim,
         pacing::{most_claims, poll_backoff, poll_pause, precedence_of_others},
         presence::{Presence, beat_pause},
         run::{self, Job, StopTokens},
@@ -88,8 +89,8 @@ impl Running {
         Self { tokens, drained, busy, works, driver: Some(tokio::spawn(runner.drive())) }
     }
 
-    /// Stops claiming ticks, and waits for the runs to end. A run that waits for its key does not
-    /// begin. After `limit`, those that are left are stopped and handed back: another instance runs
+    /// Stops claiming ticks, and waits for the runs to end. A run whose work has not begun, because
+    /// it waits for its key for example, does not begin it. After `limit`, those that are left are stopped and handed back: another instance runs
     /// their ticks again. Returns whether all ended by themselves.
     ///
     /// Work that is stopped is dropped. Handing it back may take another ten seconds. If the
@@ -372,12 +373,12 @@ impl<DB: Database> Runner<DB> {
     async fn claim(&mut self, runs: &mut Runs, known: Vec<Known>, most: u32) -> Result<(u32, Duration), Duration> {
         let (core, holder) = (self.core.clone(), Holder::unique());
         let names: Vec<Key> = known.iter().map(|known| known.times.name.clone()).collect();
-        let claim = async move { core.claim(&known, holder, most).await };
-        let Some((sent, reply)) = apart(self.subscriber.clone(), claim).await else {
+        let claiming = async move { claim(&core, &known, holder, most).await };
+        let Some(reply) = apart(self.subscriber.clone(), claiming).await else {
             put_back(&self.core, holder, &names).await;
             return Err(self.pauses.next());
         };
-        let reply = match reply {
+        let (claimed, reply) = match reply {
             Ok(reply) => reply,
             Err(failure) => {
                 self.report(failure);
@@ -387,18 +388,14 @@ impl<DB: Database> Runner<DB> {
         if let Some(refused) = reply.refused {
             self.report(Failure::Failed(refused));
         }
-        let claimed = u32::try_from(reply.claimed.len()).unwrap_or(u32::MAX);
-        if claimed > 0 && self.tokens.closed.is_cancelled() {
-            put_back(&self.core, holder, &names).await;
-            return Err(self.core.poll_interval);
-        }
-        for row in reply.claimed {
-            let Some(job) = self.job(&row.claim.key) else { continue };
+        let number = u32::try_from(claimed.len()).unwrap_or(u32::MAX);
+        for claimed in claimed {
+            let Some(job) = self.job(&claimed.row.claim.key) else { continue };
             let in_group = job.schedule.group.is_some();
-            let run = run::run(self.core.clone(), job, (row, sent), self.tokens.clone());
+            let run = run::run(self.core.clone(), job, claimed, self.tokens.clone());
             runs.spawn(async move { (in_group, run.await.1) });
         }
         // Without a row that is known, one may come.
-        Ok((claimed, reply.next_in.map_or(self.core.poll_interval, |next| next.to_std().unwrap_or_default())))
+        Ok((number, reply.next_in.map_or(self.core.poll_interval, |next| next.to_std().unwrap_or_default())))
     }
 }

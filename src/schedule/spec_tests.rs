@@ -58,6 +58,14 @@ fn ticks_ahead_are_those_that_follow_one_another() {
     let daily = Schedule::every("k", DAY);
     assert_eq!(ticks(&daily, "9998-12-30T00:00:00Z").len(), 1, "they end with what the databases hold");
     assert_eq!(ticks(&Schedule::after("k", DAY), "2026-01-01T00:00:00Z").len(), 0);
+    for schedule in [&Schedule::after("k", DAY), &every, &cron, &Schedule::cron("k", "0 9 * * *").jitter(DAY)] {
+        assert_eq!(schedule.upcoming(DateTime::<Utc>::MAX_UTC).unwrap().next(), None, "{schedule:?}");
+        assert!(
+            schedule
+                .upcoming(DateTime::<Utc>::MIN_UTC)
+                .is_ok_and(|mut ticks| ticks.next() < Some(at("2026-01-01T00:00:00Z")))
+        );
+    }
     let berlin = Schedule::cron("k", "30 2 * * *").zone("Europe/Berlin");
     assert_eq!(berlin.in_zone(at("2026-07-01T00:30:00Z")).to_rfc3339(), "2026-07-01T02:30:00+02:00");
     assert_eq!(every.in_zone(at("2026-07-01T00:30:00Z")).to_rfc3339(), "2026-07-01T00:30:00+00:00");

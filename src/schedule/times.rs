@@ -128,7 +128,7 @@ impl Schedule {
                 let slot = (after.timestamp_millis().div_euclid(period) + 1) * period;
                 DateTime::from_timestamp_millis(slot).unwrap_or(NEVER)
             }
-            Timing::After(delay) => after.trunc_subsecs(3) + *delay,
+            Timing::After(delay) => after.trunc_subsecs(3).checked_add_signed(*delay).unwrap_or(NEVER),
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     schedule::{
         core::{Core, not_found},
         end::TickOutcome,
+        keeper::claim,
         presence::Presence,
         run::{self, Job, StopTokens},
         schedules::Schedules,
@@ -136,23 +137,24 @@ async fn tick<DB: Database>(
     stopped: CancellationToken,
 ) -> Result<TickOutcome, Error> {
     let mut repeat = Repeat::until(core.limit());
-    let (sent, reply) = loop {
-        let (sent, reply) = core.claim(std::slice::from_ref(&known), Holder::unique(), 1).await;
+    let reply = loop {
+        let reply = claim(&core, std::slice::from_ref(&known), Holder::unique(), 1).await;
         // Other instances claim at the same moment. A claim without a reply is undone, and
         // reported.
         if stopped.is_cancelled() || !reply.as_ref().is_err_and(|failure| failure.fault() == Fault::Contention) {
-            break (sent, reply);
+            break reply;
         }
         if let Some(reply) = repeat.final_or_pause(reply).await {
-            break (sent, reply);
+            break reply;
         }
     };
     let subject = job.schedule.name.quoted();
-    let reply = reply.map_err(|failure| core.failed(failure, Action::Acquire, &subject, Certainty::NothingChanged))?;
-    let Some(row) = reply.claimed.into_iter().next() else {
+    let (claimed, reply) =
+        reply.map_err(|failure| core.failed(failure, Action::Acquire, &subject, Certainty::NothingChanged))?;
+    let Some(claimed) = claimed.into_iter().next() else {
         let retry_after = reply.next_in.map(|next| next.to_std().unwrap_or_default());
         return Ok(TickOutcome::NotDue { retry_after });
     };
     let tokens = StopTokens { closed: stopped.clone(), stopped };
-    Ok(run::run(core, job, (row, sent), tokens).await.0)
+    Ok(run::run(core, job, claimed, tokens).await.0)
 }

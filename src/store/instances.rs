@@ -254,8 +254,9 @@ pub trait InstanceStore: ScheduleStore {
     fn change_within(conn: &mut Self::Connection, change: &TimesChange) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Removes a schedule, and gives its pause, its trigger and its token to another one, whose
-    /// times and slot change as well. A run of either whose lease has ended is lost. Returns
-    /// `false`, and changes nothing, if one of the rows has changed since it was seen.
+    /// times and slot change as well. A pause or a trigger of that one stays. A run of either whose
+    /// lease has ended is lost. Returns `false`, and changes nothing, if one of the rows has changed
+    /// since it was seen.
     fn rename(
         conn: &mut Self::Connection,
         old: &TimesChange,

@@ -1,16 +1,26 @@
 //! A claim whose grant its caller never received leaves the row unchanged: no minimum interval
-//! starts, and no run is recorded.
+//! starts, and no run is recorded. One that its caller receives late may be lost by then.
 
 use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{LeaseLock, Reason, Rules, Status};
-use tokio::time::sleep;
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
+use rowlock::{Held, LeaseLock, Reason, Rules, RunError, Status};
+use tokio::time::{sleep, timeout};
 
-harness::tests!(everywhere(the_row_is_as_it_was_before, what_was_taken_over_is_there_to_be_taken_over));
+harness::tests!(everywhere(
+    the_row_is_as_it_was_before,
+    what_was_taken_over_is_there_to_be_taken_over,
+    work_begins_under_no_claim_that_was_lost
+));
 
 const HOUR: Duration = Duration::from_secs(3600);
 const RECORD: &str = "lock_flag, status, begin_time, end_time, client_ip, holder, expires_at, claimed_at";
@@ -117,4 +127,46 @@ async fn what_was_taken_over_is_there_to_be_taken_over<DB: TestDatabase>(db: Tes
 
 async fn column_number<DB: TestDatabase>(db: &TestDb<DB>, column: &str) -> i64 {
     db.number(&format!("SELECT {column} FROM t_resource_lock WHERE key_resource = 'k'")).await.unwrap()
+}
+
+/// Waits for the key, which is granted and lost while the call is not polled.
+async fn is_lost_unpolled<DB: TestDatabase>(db: &TestDb<DB>, mut call: Pin<&mut impl Future>, lease: Duration) {
+    let holder = acquired(db.lock().try_acquire("k").await);
+    let token = holder.token();
+    for _ in 0..100 {
+        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        sleep(Duration::from_millis(5)).await;
+    }
+    holder.release().await.unwrap();
+    eventually("it is granted the key", async || {
+        let entry = db.lock().inspect("k").await.unwrap().unwrap();
+        entry.holder.is_some() && entry.token > token
+    })
+    .await;
+    db.take_from("k").await;
+    sleep(lease).await;
+}
+
+async fn work_begins_under_no_claim_that_was_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = Duration::from_secs(2);
+    let (lock, begun) = (db.lock_for(lease), Arc::new(AtomicBool::new(false)));
+    let begins = begun.clone();
+    let mut run = Box::pin(lock.run("k", HOUR, move |_| {
+        begins.store(true, SeqCst);
+        async { Ok::<_, Infallible>(()) }
+    }));
+    is_lost_unpolled(&db, run.as_mut(), lease).await;
+    let ran = timeout(PATIENCE, run).await.unwrap();
+    assert!(matches!(ran, Err(RunError::Lost { .. })) && !begun.load(SeqCst), "{ran:?}");
+    db.lock().force_release("k", Status::Failed).await.unwrap();
+    // The next term is held.
+    let (election, terms) = (lock.election("k"), Arc::new(Mutex::new(Vec::new())));
+    let begins = terms.clone();
+    let mut lead = Box::pin(election.lead(move |held: Held| {
+        begins.lock().unwrap().push(held.is_held());
+        async {}
+    }));
+    is_lost_unpolled(&db, lead.as_mut(), lease).await;
+    timeout(PATIENCE, lead).await.unwrap().unwrap();
+    assert_eq!(*terms.lock().unwrap(), [true]);
 }

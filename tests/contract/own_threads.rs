@@ -8,7 +8,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
         mpsc,
     },
     task::{Context, Poll, Wake},
@@ -19,7 +19,7 @@ use std::{
 use chrono::{DateTime, Utc};
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way, refused};
 use rowlock::{
-    Error, LeaseLock, Reason, Schedule, Schedules, Status, VersionedTable, admin::ListOptions, jobs::TickOutcome,
+    Error, LeaseLock, Reason, Schedule, Schedules, Status, Tick, VersionedTable, admin::ListOptions, jobs::TickOutcome,
 };
 use sqlx::{Pool, pool::PoolOptions};
 use tokio::{
@@ -58,7 +58,7 @@ const LEASE: Duration = Duration::from_secs(2);
 const WORK: Duration = Duration::from_secs(5);
 
 /// Acts on a thread that belongs to no runtime.
-fn on_a_thread<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> impl Future<Output = T> {
+pub fn on_a_thread<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> impl Future<Output = T> {
     let (reply, result) = oneshot::channel();
     let acting = thread::spawn(move || drop(reply.send(act())));
     async move {
@@ -120,41 +120,59 @@ async fn work_that_blocks_its_thread_keeps_its_lease<DB: TestDatabase>(db: TestD
     assert_eq!(other.inspect("k").await.unwrap().unwrap().token, token);
 }
 
+/// One poll claims all ticks. The run of each blocks the worker for longer than the lease, before
+/// the other runs begin.
 async fn a_run_that_blocks_the_only_worker_is_run_once<DB: TestDatabase>(db: TestDb<DB>) {
-    let schedule = due(&db, "k").await;
-    let (url, theirs) = (db.url.clone(), schedule.clone());
+    const NAMES: [&str; 4] = ["k1", "k2", "k3", "k4"];
+    let url = db.url.clone();
+    let (mut theirs, mut other) = (Vec::new(), instance(&db, "other"));
+    for name in NAMES {
+        theirs.push(due(&db, name).await);
+        other = other.on(theirs[theirs.len() - 1].clone(), async |_| Err::<(), _>("it is claimed already"));
+    }
     let ((began, begun), (stop, stopped)) = (mpsc::channel(), oneshot::channel::<()>());
-    let worked = Arc::new(AtomicBool::new(false));
+    let worked = Arc::new(AtomicUsize::new(0));
     let has_worked = worked.clone();
     let working = on_a_thread(move || {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         runtime.block_on(async move {
-            let schedules = Schedules::new(harness::pool::<DB>(&url, 2).await).lease(LEASE);
-            let schedules = schedules.on(theirs, move |_| {
+            let mut schedules = Schedules::new(harness::pool::<DB>(&url, 2).await).lease(LEASE);
+            for schedule in theirs {
                 let (began, has_worked) = (began.clone(), has_worked.clone());
-                async move {
-                    began.send(()).unwrap();
-                    thread::sleep(WORK);
-                    has_worked.store(true, SeqCst);
-                    Ok::<_, Infallible>(())
-                }
-            });
+                schedules = schedules.on(schedule, move |tick: Tick<DB>| {
+                    let (began, has_worked) = (began.clone(), has_worked.clone());
+                    async move {
+                        began.send(tick.name().to_owned()).unwrap();
+                        thread::sleep(LEASE * 3 / 2);
+                        has_worked.fetch_add(1, SeqCst);
+                        Ok::<_, Infallible>(())
+                    }
+                });
+            }
+            drop(began);
             let running = schedules.start().await.unwrap();
             stopped.await.unwrap();
             running.shutdown(PATIENCE).await
         })
     });
-    let other = instance(&db, "other").on(schedule, async |_| Err::<(), _>("it runs already"));
-    eventually("it runs", || async { info(&db, "k").await.running }).await;
-    while !worked.load(SeqCst) {
-        let outcome = other.try_tick("k").await.unwrap();
-        assert!(matches!(outcome, TickOutcome::NotDue { .. }), "{outcome:?}");
+    for name in NAMES {
+        eventually("it is claimed", || async { info(&db, name).await.running }).await;
+    }
+    while worked.load(SeqCst) < NAMES.len() {
+        for name in NAMES {
+            let outcome = other.try_tick(name).await.unwrap();
+            assert!(matches!(outcome, TickOutcome::NotDue { .. }), "{name}: {outcome:?}");
+        }
         sleep(LEASE / 40).await;
     }
     stop.send(()).unwrap();
     assert!(working.await, "it is shut down");
-    assert_eq!(told(&db, "k").await, "S1");
-    assert_eq!(begun.iter().count(), 1);
+    for name in NAMES {
+        assert_eq!(told(&db, name).await, "S1", "{name}");
+    }
+    let mut begun: Vec<_> = begun.iter().collect();
+    begun.sort_unstable();
+    assert_eq!(begun, NAMES);
 }
 
 async fn until<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> Option<DateTime<Utc>> {

@@ -21,6 +21,7 @@ use tokio::{
 
 use crate::{
     child,
+    failures_apart::{add, refuse_with},
     ticks::{LONG, Never, SHORT, back, due, idle, info, instance, steal, told},
     ticks_again::{refuse_writes, take_writes},
 };
@@ -41,7 +42,8 @@ harness::tests!(
         the_tick_is_kept_while_a_command_is_stopped,
         the_key_is_kept_while_a_command_is_stopped,
         two_schedules_with_one_key_exclude_each_other,
-        what_cannot_work_is_refused_at_the_door
+        what_cannot_work_is_refused_at_the_door,
+        a_run_waits_for_a_key_that_the_server_refuses
     )
 );
 
@@ -406,5 +408,33 @@ async fn what_cannot_work_is_refused_at_the_door<DB: TestDatabase>(db: TestDb<DB
     let one = work(&db, "one", schedule).schedules;
     for error in [one.start().await.unwrap_err(), one.try_tick("k").await.unwrap_err()] {
         assert!(matches!(error, Error::Setup(Setup::TableMissing)), "{error:?}");
+    }
+}
+
+/// The error is none that passes by itself. Operators may stop the tick.
+async fn a_run_waits_for_a_key_that_the_server_refuses<DB: TestDatabase>(db: TestDb<DB>) {
+    refuse_with(&db, "42501", 1142).await;
+    for is_stopped in [true, false] {
+        let mut one = work(&db, "one", due_with_key(&db).await);
+        db.execute("DELETE FROM t_resource_schedule_run").await;
+        add(&db, "key").await;
+        let run = one.try_tick();
+        is_run(&db).await;
+        sleep(LEASE / 2).await;
+        assert!(!run.is_finished() && told(&db, "k").await.is_empty());
+        if is_stopped {
+            assert!(one.schedules.stop("k").await.unwrap());
+        } else {
+            db.execute("DELETE FROM refused").await;
+            one.tick().await;
+            one.finish.send(Some(true)).unwrap();
+        }
+        let outcome = ended(run).await;
+        match &outcome {
+            TickOutcome::Failed { error, again: false } => assert!(is_stopped && error.starts_with("stopped by")),
+            _ => assert!(!is_stopped && outcome == TickOutcome::Succeeded, "{outcome:?}"),
+        }
+        assert_eq!(told(&db, "k").await, if is_stopped { "F1" } else { "S1" });
+        db.execute("DELETE FROM refused").await;
     }
 }

@@ -1,23 +1,35 @@
 //! Claims that are undone: the row is as before, for the next claim and for the run of another
 //! instance.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
 
 use chrono::Utc;
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually, proxy::Way};
 use rowlock::{
-    Error, Schedule, Schedules,
+    Error, Schedule, Schedules, Tick,
     errors::Action,
-    jobs::{CatchUp, TickOutcome},
+    jobs::{CatchUp, Running, TickOutcome},
 };
-use tokio::time::{Instant, sleep, timeout};
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::mpsc,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::{
-    ticks::{LONG, Never, SHORT, back, due, info, instance, steal, told},
+    own_threads::on_a_thread,
+    ticks::{LONG, Never, SHORT, back, due, idle, info, instance, steal, told},
     ticks_apart::Run,
     ticks_exclusive::{due_with_key, ended, is_run, work},
     ticks_listed::ran,
-    ticks_replies::{LIMIT, behind, held_or_over},
+    ticks_replies::{LIMIT, MESSAGES, behind, held_or_over},
 };
 
 harness::tests!(
@@ -25,14 +37,23 @@ harness::tests!(
         a_triggered_run_that_is_stopped_while_it_waits_is_put_back,
         a_second_attempt_that_is_put_back_is_no_takeover,
         of_two_lost_attempts_the_second_one_is_shown_again,
-        the_note_of_a_claim_that_follows_one_that_was_put_back_is_shown
+        the_note_of_a_claim_that_follows_one_that_was_put_back_is_shown,
+        a_run_that_is_lost_before_it_begins_does_no_work,
+        a_run_that_has_not_begun_by_the_shutdown_is_put_back,
+        a_run_whose_runtime_ends_before_it_begins_is_taken_over
     ),
-    servers(a_claim_that_is_undone_twice_leaves_the_run_of_another_instance_alone),
+    servers(
+        a_claim_that_is_undone_twice_leaves_the_run_of_another_instance_alone,
+        a_claim_whose_reply_comes_after_its_lease_begins_no_work
+    ),
     servers[DIRECT](
         a_claim_that_arrives_after_its_limit_takes_nothing,
         a_renewal_that_arrives_after_its_limit_extends_nothing
     )
 );
+
+/// Long enough for a busy machine to renew it.
+const LEASE: Duration = Duration::from_secs(2);
 
 /// Its slot is the time of the trigger. That of the next tick stays.
 async fn a_triggered_run_that_is_stopped_while_it_waits_is_put_back<DB: TestDatabase>(db: TestDb<DB>) {
@@ -239,4 +260,137 @@ async fn a_renewal_that_arrives_after_its_limit_extends_nothing<DB: TestDatabase
         assert_eq!(info(&db, "k").await.due, before.due);
         sleep(SHORT / 10).await;
     }
+}
+
+/// The reply to a claim comes after its lease. Another instance has taken the tick over by then, or
+/// none has.
+async fn a_claim_whose_reply_comes_after_its_lease_begins_no_work<DB: TestDatabase>(db: TestDb<DB>) {
+    let lease = LEASE / 4;
+    let (proxy, mut passed) = (db.proxy().await, 0);
+    let (mut is_taken_over, mut rounds) = (true, 0..);
+    while let Some(round) = rounds.next() {
+        assert!(round < 10 * MESSAGES, "no reply to a claim was held");
+        let (name, works) = (format!("k{round}"), Arc::new(AtomicUsize::new(0)));
+        let (schedule, begun) = (due(&db, &name).await, works.clone());
+        let late = instance(&db.over(proxy.pool(1)), "late").share_pool().time_limit(PATIENCE).lease(lease);
+        let late = late.on(Schedule::after("warm", SHORT), async |_| Never::Ok(())).on(schedule.clone(), move |_| {
+            begun.fetch_add(1, SeqCst);
+            async { Never::Ok(()) }
+        });
+        eventually("it is warm", || async { matches!(late.try_tick("warm").await, Ok(TickOutcome::Succeeded)) }).await;
+        proxy.hold_after(Way::Replies, passed);
+        let own = name.clone();
+        let claim = tokio::spawn(async move { late.try_tick(&own).await.unwrap() });
+        // After the last reply, from the first one again.
+        passed = if held_or_over(&proxy, Way::Replies, &claim).await { passed + 1 } else { 0 };
+        let is_claimed = info(&db, &name).await.running && works.load(SeqCst) == 0;
+        let other = idle(&db, schedule);
+        if is_claimed && is_taken_over {
+            eventually("it is taken over", || async { other.try_tick(&name).await.unwrap() == TickOutcome::Succeeded })
+                .await;
+        } else if is_claimed {
+            sleep(2 * lease).await;
+        }
+        proxy.open();
+        let outcome = timeout(PATIENCE, claim).await.unwrap().unwrap();
+        if !is_claimed {
+            continue;
+        }
+        assert_eq!(works.load(SeqCst), 0, "{outcome:?}");
+        if is_taken_over {
+            assert_eq!((outcome, told(&db, &name).await.as_str()), (TickOutcome::Lost, "L1 S2"));
+            (is_taken_over, passed) = (false, 0);
+            continue;
+        }
+        let row = info(&db, &name).await;
+        assert!(!row.running && row.attempt == 0 && row.due <= row.now, "{row:?}");
+        assert_eq!(outcome, TickOutcome::HandedBack);
+        assert_eq!(other.try_tick(&name).await.unwrap(), TickOutcome::Succeeded);
+        assert_eq!(told(&db, &name).await, "S1");
+        return;
+    }
+}
+
+/// Two ticks that one poll has claimed. The run of one of them blocks the only worker of its
+/// runtime, before that of the other one begins.
+struct Blocked {
+    runtime: Runtime,
+    running: Running,
+    begun: mpsc::UnboundedReceiver<String>,
+    go_on: Arc<AtomicBool>,
+    first: &'static str,
+    second: &'static str,
+}
+
+async fn blocked<DB: TestDatabase>(db: &TestDb<DB>) -> Blocked {
+    let (theirs, url) = ([due(db, "k").await, due(db, "l").await], db.url.clone());
+    let (go_on, (began, mut begun)) = (Arc::new(AtomicBool::new(false)), mpsc::unbounded_channel());
+    let goes_on = go_on.clone();
+    let start = async move {
+        let mut one = Schedules::new(harness::pool::<DB>(&url, 2).await).label("one").lease(LEASE);
+        for schedule in theirs {
+            let (began, goes_on) = (began.clone(), goes_on.clone());
+            one = one.on(schedule, move |tick: Tick<DB>| {
+                let (began, goes_on) = (began.clone(), goes_on.clone());
+                async move {
+                    began.send(tick.name().to_owned()).unwrap();
+                    while !goes_on.load(SeqCst) {
+                        thread::sleep(SHORT / 20);
+                    }
+                    Never::Ok(())
+                }
+            });
+        }
+        one.start().await.unwrap()
+    };
+    let (runtime, running) = on_a_thread(move || {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let running = runtime.block_on(start);
+        (runtime, running)
+    })
+    .await;
+    let begins = timeout(PATIENCE, begun.recv()).await.unwrap().unwrap();
+    let (first, second) = if begins == "k" { ("k", "l") } else { ("l", "k") };
+    assert!(info(db, second).await.running, "one poll claims both");
+    Blocked { runtime, running, begun, go_on, first, second }
+}
+
+/// A renewal notices it while the runtime is blocked.
+async fn a_run_that_is_lost_before_it_begins_does_no_work<DB: TestDatabase>(db: TestDb<DB>) {
+    let Blocked { runtime, running, mut begun, go_on, first, second } = blocked(&db).await;
+    steal(&db, second).await;
+    sleep(LEASE).await;
+    go_on.store(true, SeqCst);
+    eventually("the other one has ended", || async { told(&db, first).await == "S1" }).await;
+    assert!(timeout(PATIENCE, running.shutdown(Duration::MAX)).await.unwrap());
+    assert!(begun.try_recv().is_err(), "it does not begin");
+    let row = info(&db, second).await;
+    assert!(row.by == "thief" && row.attempt == 2 && told(&db, second).await.is_empty(), "{row:?}");
+    runtime.shutdown_background();
+}
+
+/// The limit is long, since runs that have begun may end.
+async fn a_run_that_has_not_begun_by_the_shutdown_is_put_back<DB: TestDatabase>(db: TestDb<DB>) {
+    let Blocked { runtime, running, mut begun, go_on, first, second } = blocked(&db).await;
+    let mut shutdown = Box::pin(running.shutdown(Duration::MAX));
+    assert!(timeout(SHORT, &mut shutdown).await.is_err(), "a run is under way");
+    go_on.store(true, SeqCst);
+    assert!(timeout(PATIENCE, shutdown).await.unwrap());
+    assert!(begun.try_recv().is_err(), "it does not begin");
+    let row = info(&db, second).await;
+    assert!(!row.running && row.attempt == 0 && row.due <= row.now, "{row:?}");
+    assert_eq!((told(&db, first).await.as_str(), told(&db, second).await.as_str()), ("S1", ""));
+    runtime.shutdown_background();
+}
+
+/// Nothing renews the lease then.
+async fn a_run_whose_runtime_ends_before_it_begins_is_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
+    let Blocked { runtime, running, mut begun, go_on, second, .. } = blocked(&db).await;
+    runtime.shutdown_background();
+    go_on.store(true, SeqCst);
+    let other = idle(&db, Schedule::every(second, LONG));
+    eventually("it is taken over", || async { other.try_tick(second).await.unwrap() == TickOutcome::Succeeded }).await;
+    assert!(begun.try_recv().is_err(), "it does not begin");
+    assert_eq!(told(&db, second).await, "L1 S2");
+    drop(running);
 }

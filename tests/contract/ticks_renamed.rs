@@ -231,7 +231,8 @@ async fn an_operator_learns_the_new_name<DB: TestDatabase>(db: TestDb<DB>) {
     ends(with(&db, every("old", LONG)).start().await.unwrap()).await;
     let new = with(&db, renamed(LONG)).start().await.unwrap();
     let operator = instance(&db, "operator");
-    for refused in [operator.pause("old").await, operator.resume("old").await, operator.trigger("old").await] {
+    let stopped = operator.stop("old").await.map(drop);
+    for refused in [operator.pause("old").await, operator.resume("old").await, operator.trigger("old").await, stopped] {
         let error = refused.unwrap_err();
         assert!(
             matches!(&error, Error::NotFound(NotFound::Schedule { renamed_to: Some(new), .. }) if new == "new"),

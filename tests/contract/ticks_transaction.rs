@@ -14,6 +14,7 @@ use sqlx::Pool;
 use tokio::{
     join,
     sync::{Semaphore, mpsc},
+    task::block_in_place,
     time::{sleep, timeout},
 };
 
@@ -35,6 +36,7 @@ harness::tests!(
         a_transaction_waits_for_a_connection,
         transactions_at_once_follow_each_other,
         work_that_fails_after_its_commit_is_reported,
+        work_that_goes_on_after_its_commit_is_no_loss,
         a_run_that_is_dropped_within_its_transaction_leaves_nothing,
         an_own_transaction_that_has_ended_is_refused
     ),
@@ -409,4 +411,37 @@ async fn a_deadlock_within_an_own_transaction_makes_no_success<DB: TestDatabase>
     })
     .await;
     assert_eq!(effects(&db).await, 0);
+}
+
+/// A renewal finds that the claim has ended. Only a run that has not succeeded is lost.
+async fn work_that_goes_on_after_its_commit_is_no_loss<DB: TestDatabase>(db: TestDb<DB>) {
+    table(&db).await;
+    let lease = LEASE / 3;
+    for (end, lost) in [("sleeps", 0), ("blocks", 0), ("is replaced", 1)] {
+        let (name, db) = (format!("{end} on {}", db.server.name), Arc::new(db.over(db.pool.clone())));
+        let (schedule, pool, theirs) = (due(&db, &name).await, db.pool_of(1).await, db.clone());
+        let schedules = instance(&db, "one").lease(lease).on(schedule, move |tick: Tick<DB>| {
+            let (pool, db) = (pool.clone(), theirs.clone());
+            async move {
+                if end == "is replaced" {
+                    steal(&db, tick.name()).await;
+                } else {
+                    let effect = async |mut tx: Tx<DB>| DB::execute_on(&mut tx, EFFECT).await.map(drop);
+                    tick.transaction(&pool, effect).await.unwrap();
+                }
+                match end {
+                    "blocks" => block_in_place(|| std::thread::sleep(2 * lease)),
+                    _ => sleep(2 * lease).await,
+                }
+                Ok::<_, String>(())
+            }
+        });
+        let outcome = schedules.try_tick(&name).await.unwrap();
+        assert_eq!(outcome == TickOutcome::Succeeded, lost == 0, "{name}: {outcome:?}");
+        let told = || events::with(&name).iter().filter(|event| event.contains("the run was lost")).count();
+        eventually("it is told", || async { told() >= lost }).await;
+        // Events of the background come a moment later.
+        sleep(SHORT).await;
+        assert_eq!(told(), lost, "{:?}", events::with(&name));
+    }
 }

@@ -2,9 +2,13 @@
 
 use harness::{PATIENCE, TestDatabase, TestDb};
 use rowlock::{Error, Schedule, Schedules, Tick, errors::NotFound, jobs::TickOutcome};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::timeout};
 
-use crate::ticks::{LONG, Never, due, idle, info, instance, runs, told};
+use crate::{
+    ticks::{LONG, Never, due, idle, info, instance, runs, told},
+    ticks_apart::Run,
+    ticks_renamed::forget_all,
+};
 
 harness::tests!(everywhere(
     a_trigger_between_attempts_of_a_triggered_run_adds_no_run,
@@ -12,7 +16,10 @@ harness::tests!(everywhere(
     a_trigger_after_a_thousand_ahead_of_the_clock_is_no_tick,
     a_trigger_does_not_wait_for_a_tick_of_other_times_or_another_name,
     a_schedule_that_is_removed_is_neither_paused_nor_triggered,
-    a_name_that_is_free_keeps_no_pause_and_no_trigger
+    a_name_that_is_free_keeps_no_pause_and_no_trigger,
+    a_name_in_use_keeps_its_own_pause_and_trigger,
+    a_trigger_that_was_begun_ends_when_another_name_is_inherited,
+    a_run_of_a_schedule_that_was_removed_may_be_stopped
 ));
 
 /// Starts an instance, which ends at once.
@@ -123,4 +130,54 @@ async fn a_name_that_is_free_keeps_no_pause_and_no_trigger<DB: TestDatabase>(db:
     let (old, again) = (info(&db, "old").await, info(&db, "new").await);
     assert!(!old.is_removed() && !old.paused && old.triggered.is_none() && old.due == old.slot, "{old:?}");
     assert_eq!((again.paused, again.triggered), (true, new.triggered));
+}
+
+/// Both names are in effect, and the old one has run last.
+async fn a_name_in_use_keeps_its_own_pause_and_trigger<DB: TestDatabase>(db: TestDb<DB>) {
+    let (operator, schedule) = (instance(&db, "operator"), Schedule::every("new", LONG).renamed_from("old"));
+    lives(&idle(&db, Schedule::every("new", LONG))).await;
+    operator.pause("new").await.unwrap();
+    operator.trigger("new").await.unwrap();
+    let before = info(&db, "new").await;
+    assert_eq!(idle(&db, Schedule::every("old", LONG)).run_now("old").await.unwrap(), TickOutcome::Succeeded);
+    forget_all(&db).await;
+    let renamed = idle(&db, schedule);
+    lives(&renamed).await;
+    assert_eq!(info(&db, "old").await.renamed_to(), Some("new"));
+    let row = info(&db, "new").await;
+    assert!(row.paused && row.triggered.is_some() && row.triggered == before.triggered, "{row:?}");
+    operator.resume("new").await.unwrap();
+    assert_eq!(renamed.try_tick("new").await.unwrap(), TickOutcome::Succeeded, "the trigger is due");
+    assert!(matches!(renamed.try_tick("new").await.unwrap(), TickOutcome::NotDue { retry_after: Some(_) }));
+    assert_eq!((told(&db, "new").await.as_str(), runs(&db, "new").await[0].slot), ("S1", before.triggered.unwrap()));
+}
+
+/// A run of it has failed, and would be made again. The number of its attempt is taken.
+async fn a_trigger_that_was_begun_ends_when_another_name_is_inherited<DB: TestDatabase>(db: TestDb<DB>) {
+    let new = Schedule::every("new", LONG).retry(1, LONG);
+    let fails = instance(&db, "fails").on(new.clone(), async |_| Err::<(), _>("no"));
+    assert!(matches!(fails.run_now("new").await.unwrap(), TickOutcome::Failed { again: true, .. }));
+    assert_eq!(idle(&db, Schedule::every("old", LONG)).run_now("old").await.unwrap(), TickOutcome::Succeeded);
+    forget_all(&db).await;
+    let renamed = idle(&db, new.renamed_from("old"));
+    lives(&renamed).await;
+    let row = info(&db, "new").await;
+    assert!(row.triggered.is_none() && row.attempt == 0 && row.due == row.slot, "{row:?}");
+    assert_eq!(renamed.run_now("new").await.unwrap(), TickOutcome::Succeeded);
+    assert_eq!(told(&db, "new").await, "F1 S1");
+}
+
+/// No instance has it any more but the one that runs it.
+async fn a_run_of_a_schedule_that_was_removed_may_be_stopped<DB: TestDatabase>(db: TestDb<DB>) {
+    let (operator, schedule) = (instance(&db, "operator"), due(&db, "k").await);
+    let run = Run::begin(instance(&db, "one"), schedule).await;
+    forget_all(&db).await;
+    lives(&instance(&db, "without it").removed("k")).await;
+    assert_eq!(info(&db, "k").await.times, "none");
+    assert!(operator.stop("k").await.unwrap(), "its run is under way");
+    let over = run.tick.cancellation_token();
+    timeout(PATIENCE, over.cancelled()).await.expect("its work is told");
+    assert!(matches!(run.end().await, TickOutcome::Failed { again: false, .. }));
+    let error = operator.stop("k").await.unwrap_err();
+    assert!(matches!(&error, Error::NotFound(NotFound::Schedule { renamed_to: None, .. })), "{error:?}");
 }

@@ -80,7 +80,11 @@ pub async fn open_sqlite(source: &Source, create: bool) -> Result<Opened<sqlx::S
         (None, true) => "check the path, and who may write the file and its folder".to_owned(),
         (None, false) => "check the path; if there is no such file, `rowlock migrate` creates it".to_owned(),
     };
-    connect(options, Some(address), (&next, true), source.timeout).await
+    let opened = connect(options, Some(address), (&next, true), source.timeout).await?;
+    if source.own_file {
+        rowlock::migrate(&opened.pool).await?;
+    }
+    Ok(opened)
 }
 
 /// Opens a server's database. Passwords that change later are followed until the pool is closed.

@@ -76,6 +76,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     out::never_stop();
     descendants::become_subreaper();
     let mut signals = CronSignals::listen()?;
+    tokio::spawn(bury(signals.children));
     let jobs = tokio::select! {
         jobs = read(&cron.file) => jobs?,
         _ = signals.stop.received() => return Ok(exit::OK),
@@ -141,23 +142,18 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
                 }
                 look = instance.looks_again_at();
             }
-            () = received(&mut signals.children) => command::reap_orphans(),
             Some(_) = instance.ending.join_next() => {}
         }
     };
     instance.say_end(why);
-    let CronSignals { mut children, stop, .. } = signals;
-    tokio::select! {
-        () = instance.end(stop) => {}
-        () = bury(&mut children) => {}
-    }
+    instance.end(signals.stop).await;
     Ok(exit::OK)
 }
 
-/// Waits for orphans of commands for as long as it is awaited. A drain may take hours.
-async fn bury(children: &mut Option<Signals>) {
+/// Waits for orphans of commands, as long as the program runs.
+async fn bury(mut children: Option<Signals>) {
     loop {
-        received(children).await;
+        received(&mut children).await;
         command::reap_orphans();
     }
 }

@@ -63,7 +63,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
     let (ticks, mut claimed) = mpsc::channel(1);
     let schedules = schedules(pool, &run, ticks)?;
     let name = run.key.as_str();
-    let mut ran = false;
+    let (mut ran, mut locked) = (false, SHORT);
     loop {
         let (hand_back, asked) = oneshot::channel::<()>();
         let stopped = async { drop(asked.await) };
@@ -96,7 +96,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
         if ran && matches!(outcome, TickOutcome::NotDue { .. }) {
             return Ok(exit::OK);
         }
-        let Some(pause) = pause(&schedules, name, &outcome).await? else {
+        let Some(pause) = pause(&schedules, name, &outcome, &mut locked).await? else {
             return refuse(&schedules, &run, outcome).await;
         };
         tracing::debug!(schedule = name, ?pause, "waiting");
@@ -151,17 +151,28 @@ fn schedules<DB: Database>(
     }))
 }
 
-/// Returns how long to wait before another look: while another instance runs the tick, and if it is
-/// due in a moment.
+/// Returns how long to wait before another look: while another instance runs the tick, if it is due
+/// in a moment, and while another transaction has locked its row. `locked` is the pause in that case,
+/// which grows.
 async fn pause<DB: Database>(
     schedules: &Schedules<DB>,
     name: &str,
     outcome: &TickOutcome,
+    locked: &mut Duration,
 ) -> Result<Option<Duration>, Failure> {
     let TickOutcome::NotDue { retry_after } = outcome else { return Ok(None) };
     let info = show::find(schedules, name).await?;
     Ok(match info.running {
         true => Some(retry_after.unwrap_or(LOOK).clamp(SHORT, LOOK)),
+        false if !info.paused && *retry_after == Some(Duration::ZERO) => {
+            let pause = std::mem::replace(locked, LOOK.min(2 * *locked));
+            if pause < LOOK && *locked == LOOK {
+                out::print_info(format_args!(
+                    "{name}: it is due, and another transaction has locked its row; checking again every {LOOK:?}"
+                ));
+            }
+            Some(pause)
+        }
         false => retry_after.filter(|left| !info.paused && *left <= AHEAD).map(|left| left.max(SHORT)),
     })
 }

@@ -4,15 +4,15 @@ use harness::{TestDatabase, TestDb};
 use serde_json::Value;
 
 use crate::{
-    program::{Ended, Program as _, STAYS, Stage, start},
-    program_cron::{ended_as, jobs, runs},
+    program::{Ended, Program as _, Stage, start},
+    program_cron::{cron, ended_as, job, jobs, runs},
 };
 
 harness::tests!(sqlite(
     each_run_has_a_line_for_its_start_and_its_end,
     each_line_is_an_object,
-    what_is_no_failure_is_a_warning,
-    levels_select_the_lines
+    levels_select_the_lines,
+    a_tick_that_is_given_up_has_a_line
 ));
 
 /// A job that succeeds, and one that fails twice.
@@ -76,26 +76,6 @@ async fn each_line_is_an_object<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(jobs.unwrap()["level"], "INFO", "{err:?}");
 }
 
-async fn what_is_no_failure_is_a_warning<DB: TestDatabase>(db: TestDb<DB>) {
-    let level = |err: &str, text: &str| {
-        let line = err.lines().find(|line| line.contains(text)).unwrap_or_else(|| panic!("no {text:?}: {err}"));
-        serde_json::from_str::<Value>(line).unwrap()["level"].as_str().unwrap().to_owned()
-    };
-    let mut command = db.command("--log-format json run t --cron", &["0 0 1 1 *", "--", "true"]);
-    command.env("TZ", "Europe/Berlin");
-    let refused = start(command).ended().await.with(75).err;
-    assert_eq!([level(&refused, "is read in UTC"), level(&refused, "refused: ")], ["WARN", "ERROR"]);
-    let stage = Stage::new();
-    let mut leader = db.start("--log-format json lead k --lease 1s -- sh -c", &[STAYS, stage.path()]);
-    stage.up().await;
-    db.rowlock("release k --force", &[]).await.with(0);
-    leader.complains("campaigning again").await;
-    assert_eq!(level(leader.complained(), "campaigning again"), "WARN");
-    db.execute("ALTER TABLE t_resource_change RENAME COLUMN detail TO other").await;
-    let shown = db.rowlock("--log-format json show k", &[]).await.with(0).err;
-    assert_eq!(level(&shown, "what operators changed is not known"), "WARN");
-}
-
 async fn levels_select_the_lines<DB: TestDatabase>(db: TestDb<DB>) {
     let ended = ran(&db, "--log-level warn").await;
     assert!(!ended.err.contains("started"), "{ended:?}");
@@ -108,4 +88,18 @@ async fn levels_select_the_lines<DB: TestDatabase>(db: TestDb<DB>) {
     assert!(ended.err.contains("DEBUG rowlock") && !ended.err.contains("sqlx"), "{ended:?}");
     let wrong = db.rowlock("--log-level much list", &[]).await.with(2);
     assert!(wrong.err.contains("write it like info"), "{wrong:?}");
+}
+
+/// The processes of eleven attempts have died. The tick fails without its command.
+async fn a_tick_that_is_given_up_has_a_line<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "cron = \"0 0 1 1 *\"", "echo it runs");
+    cron(&db, "", &file).stopped().await;
+    let (holder, ago) = (DB::uuid("0123456789abcdef0123456789abcdef"), DB::ago(90_000));
+    let died = format!("holder = {holder}, attempt = 11, run_slot = slot, begin_time = {ago}, due_at = {ago}");
+    assert_eq!(db.execute(&format!("UPDATE t_resource_schedule SET {died}")).await, 1);
+    let mut cron = cron(&db, "--log-level warn", &file);
+    cron.complains("given up: the processes that ran it died").await;
+    let ended = cron.stopped().await;
+    assert!(ended.err.contains(" WARN ") && ended.err.contains("schedule=\"k\"") && ended.out.is_empty(), "{ended:?}");
 }

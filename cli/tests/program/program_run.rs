@@ -2,13 +2,18 @@
 
 use std::{
     fs::File,
+    path::Path,
     time::{Duration, Instant},
 };
 
 use harness::{TestDatabase, TestDb, eventually};
 use rustix::process::Signal;
+use tokio::time::sleep;
 
-use crate::program::{PROGRAM, Program as _, STAYS, Stage, ended, read, rowlock, start, within};
+use crate::{
+    program::{PROGRAM, Program as _, STAYS, Stage, ended, read, rowlock, start, within},
+    program_cron::job,
+};
 
 harness::tests!(
     everywhere(
@@ -24,6 +29,7 @@ harness::tests!(
     sqlite(
         the_command_begins_with_the_signals_of_a_fresh_process,
         a_local_lock_needs_nothing,
+        a_local_cron_is_stopped_while_it_waits_for_its_file,
         a_program_that_is_replaced_while_it_waits_runs_its_command
     ),
     sqlite.alone(a_command_that_does_not_start_leaves_the_key_free),
@@ -215,4 +221,28 @@ async fn a_local_lock_needs_nothing<DB: TestDatabase>(_: TestDb<DB>) {
         run("run k --local --min-interval 1h -- true").await.with(75);
         assert_eq!(run("list --local --json").await.with(0).json()[0]["key"], "k");
     }
+}
+
+/// Another process writes to the file, which has no tables yet.
+async fn a_local_cron_is_stopped_while_it_waits_for_its_file<DB: TestDatabase>(_: TestDb<DB>) {
+    let (stage, second) = (Stage::new(), Duration::from_secs(1));
+    let (file, folder) = (job(&stage, "k", "after = \"1h\"", "true"), stage.file("rowlock"));
+    std::fs::create_dir(&folder).unwrap();
+    let pool = harness::pool::<DB>(&format!("sqlite:{}/locks.db?mode=rwc", folder.display()), 1).await;
+    DB::execute(&pool, "PRAGMA journal_mode = WAL").await.unwrap();
+    let writer = pool.begin_with(DB::BEGIN).await.unwrap();
+    let mut command = rowlock("cron --local", &[file.to_str().unwrap()]);
+    command.env("XDG_STATE_HOME", stage.path());
+    let cron = start(command);
+    let handled = || {
+        let status = read(Path::new(&format!("/proc/{}/status", cron.id())));
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim().to_owned();
+        u64::from_str_radix(&mask, 16).unwrap() >> (Signal::TERM.as_raw() - 1) & 1 == 1
+    };
+    eventually("it handles signals", async || handled()).await;
+    sleep(second).await;
+    cron.signal(Signal::TERM);
+    sleep(second).await;
+    writer.rollback().await.unwrap();
+    cron.ended().await.with(0);
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use harness::{TestDatabase, TestDb, eventually};
+use harness::{TestDatabase, TestDb, eventually, proxy::Way};
 use rustix::process::Signal;
 use serde_json::Value;
 use tokio::time::sleep;
 
 use crate::{
-    program::{Program as _, STAYS, Stage},
+    program::{Program as _, STAYS, Stage, at, start},
     program_cron::{cron, job, runs},
 };
 
@@ -34,6 +34,7 @@ harness::tests!(
         a_signal_during_the_claim_leaves_the_tick_free,
         newer_times_are_named
     ),
+    servers(a_tick_whose_row_is_locked_is_asked_for_seldom),
     servers.long(newer_times_are_named)
 );
 
@@ -331,4 +332,22 @@ async fn a_signal_during_the_claim_leaves_the_tick_free<DB: TestDatabase>(db: Te
         assert!([143, -15].contains(&ended.code), "{ended:?}");
         assert_eq!(schedule(&db).await["running"], false, "{round}");
     }
+}
+
+/// Another transaction has locked it. The program says so once, and counts on less than fifty
+/// statements for each of three looks.
+async fn a_tick_whose_row_is_locked_is_asked_for_seldom<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    let (stage, proxy) = (Stage::new(), db.proxy().await);
+    let mut other = db.pool.begin().await.unwrap();
+    DB::execute_on(&mut other, "SELECT 1 FROM t_resource_schedule FOR UPDATE").await.unwrap();
+    let mut program = start(at(&proxy.url, "run k", &yearly("echo it runs", &stage)));
+    program.complains("k: it is due, and another transaction has locked its row").await;
+    let asked = proxy.seen(Way::Requests);
+    sleep(Duration::from_secs(6)).await;
+    let asked = proxy.seen(Way::Requests) - asked;
+    assert!(asked < 3 * 50, "{asked}");
+    other.rollback().await.unwrap();
+    let ended = program.ended().await.with(0);
+    assert_eq!((ended.out.as_str(), ended.err.lines().count()), ("it runs\n", 1), "{ended:?}");
 }

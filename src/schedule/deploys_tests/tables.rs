@@ -165,9 +165,9 @@ impl Tables {
         let row = self.rows.get_mut(new).unwrap();
         row.hold(None);
         let row = &mut row.listed;
-        (row.run_slot, row.attempt, row.triggered_at) = (before.run_slot, before.attempt, before.triggered_at);
-        row.begin_time = before.begin_time;
-        row.due_at = match before.triggered_at {
+        (row.run_slot, row.attempt, row.begin_time) = (before.run_slot, before.attempt, before.begin_time);
+        row.triggered_at = before.triggered_at.or(row.triggered_at);
+        row.due_at = match row.triggered_at {
             _ if before.attempt > 0 => before.due_at,
             Some(_) => now,
             None => row.slot,

@@ -68,13 +68,14 @@ WHERE name = ? AND (holder IS NULL OR EXISTS (
     SELECT 1 FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt))";
 
 /// The parameters are the schedule whose place is taken, and the one that takes it. A tick that was
-/// begun goes on there.
+/// begun goes on there. A pause or a trigger of either stays.
 const INHERIT: &str = "
 UPDATE t_resource_schedule t JOIN t_resource_schedule o ON o.name = ?
-SET t.paused = o.paused, t.triggered_at = o.triggered_at, t.token = GREATEST(t.token, o.token),
-    t.run_slot = o.run_slot, t.attempt = o.attempt, t.missed = o.missed, t.client_ip = o.client_ip, t.begin_time = o.begin_time,
-    t.holder = NULL,
-    t.due_at = CASE WHEN o.attempt > 0 THEN o.due_at WHEN o.triggered_at IS NULL THEN t.slot ELSE UTC_TIMESTAMP(6) END
+SET t.paused = GREATEST(t.paused, o.paused), t.triggered_at = COALESCE(o.triggered_at, t.triggered_at),
+    t.token = GREATEST(t.token, o.token), t.run_slot = o.run_slot, t.attempt = o.attempt, t.missed = o.missed, t.client_ip = o.client_ip,
+    t.begin_time = o.begin_time, t.holder = NULL,
+    t.due_at = CASE WHEN o.attempt > 0 THEN o.due_at WHEN COALESCE(o.triggered_at, t.triggered_at) IS NULL
+                    THEN t.slot ELSE UTC_TIMESTAMP(6) END
 WHERE t.name = ?";
 
 const EMPTY: &str = "

@@ -76,13 +76,14 @@ WHERE name = ?2 AND (holder IS NULL OR EXISTS (
     SELECT 1 FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt))";
 
 /// ?1 the schedule whose place is taken, ?2 the one that takes it. A tick that was begun goes on
-/// there.
+/// there. A pause or a trigger of either stays.
 const INHERIT: &str = sql!("
 UPDATE t_resource_schedule AS t
-SET paused = o.paused, triggered_at = o.triggered_at, token = max(t.token, o.token),
-    run_slot = o.run_slot, attempt = o.attempt, missed = o.missed, client_ip = o.client_ip, begin_time = o.begin_time,
-    holder = NULL,
-    due_at = CASE WHEN o.attempt > 0 THEN o.due_at WHEN o.triggered_at IS NULL THEN t.slot ELSE " now " END
+SET paused = max(t.paused, o.paused), triggered_at = coalesce(o.triggered_at, t.triggered_at),
+    token = max(t.token, o.token), run_slot = o.run_slot, attempt = o.attempt, missed = o.missed,
+    client_ip = o.client_ip, begin_time = o.begin_time, holder = NULL,
+    due_at = CASE WHEN o.attempt > 0 THEN o.due_at WHEN coalesce(o.triggered_at, t.triggered_at) IS NULL
+                  THEN t.slot ELSE " now " END
 FROM t_resource_schedule AS o WHERE o.name = ?1 AND t.name = ?2");
 
 const EMPTY: &str = "
