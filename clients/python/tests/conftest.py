@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,12 @@ import pytest
 import rowlock
 from rowlock import database, mysql, postgres, sources, sqlite
 
-SERVERS = {"postgres": "POSTGRES_URL", "mysql": "MYSQL_URL", "mariadb": "MARIADB_URL"}
+URLS = {"postgres": "POSTGRES_URL", "mysql": "MYSQL_URL", "mariadb": "MARIADB_URL"}
+
+POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
+MYSQL = pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
+SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
+SERVERS = pytest.mark.parametrize("db", list(URLS), indirect=True)
 
 
 def program() -> str:
@@ -89,7 +94,7 @@ class Database:
         return rows
 
 
-@pytest.fixture(params=["sqlite", *SERVERS])
+@pytest.fixture(params=["sqlite", *URLS])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Database, None, None]:
     name: str = request.param
     if name == "sqlite":
@@ -99,9 +104,9 @@ def db(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[Database, No
         database.execute("PRAGMA journal_mode = WAL")
         yield database
         return
-    server = os.environ.get(SERVERS[name])
+    server = os.environ.get(URLS[name])
     if not server:
-        pytest.skip(f"{SERVERS[name]} is not set")
+        pytest.skip(f"{URLS[name]} is not set")
     own = f"rowlock_{uuid.uuid4().hex}"
     database = Database(name, urlsplit(server)._replace(path=f"/{own}").geturl())
     administration(server, f"CREATE DATABASE {own}")
@@ -134,9 +139,14 @@ def end_sessions(url: str) -> None:
     """Ends the sessions of this process: the next request opens one with the settings of then."""
     on = database.of(sources.place_of(url))
     on.close()
-    until = time.monotonic() + 30
-    while on.requests._thread or on.renewals._thread:
-        assert time.monotonic() < until, "a lease is held, or a task goes on"
+    eventually(lambda: not (on.requests._thread or on.renewals._thread))
+
+
+def eventually(holds: Callable[..., Any], within: float = 60.0) -> None:
+    """Waits until a condition holds."""
+    until = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < until, f"not within {within} s"
         time.sleep(0.01)
 
 

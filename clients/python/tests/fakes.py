@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from rowlock import Claim, Lease, clock
 from rowlock.database import Database
 from rowlock.kinds import One
-from rowlock.lease import BaseLease
 from rowlock.protocol import (
     Acquired,
     Call,
@@ -24,13 +25,11 @@ from rowlock.steps import Pauses
 from rowlock.terms import Terms
 
 T = TypeVar("T")
-L = TypeVar("L", bound=BaseLease)
 
 
 class Fake:
     """A session that answers each request as the test says: a value, or an exception to raise."""
 
-    #: It is not replaced for a task with less patience.
     patience = 0.0
     listener: Any = None
 
@@ -66,19 +65,24 @@ def state(lease: float = 30.0, sent: float | None = None) -> State:
 
 def database(fake: Fake) -> Database:
     """Two loops over the fake. Each thread ends after its last task."""
-    return Database(Place(object(), lambda patience: fake, is_shared=False))
+    return Database(Place(object(), lambda: fake, is_shared=False))
+
+
+@contextmanager
+def together(on: Database) -> Generator[None, None, None]:
+    """What the block asks for is sent at once, at its end."""
+    ended = threading.Event()
+    on.requests._inbox.put(lambda: ended.wait(60))
+    yield
+    ended.set()
 
 
 def hold(fake: Fake, state: State) -> Lease:
     """A lease that is renewed."""
-    return hold_as(Lease, fake, state)
-
-
-def hold_as(kind: type[L], fake: Fake, state: State) -> L:
     on = database(fake)
     on._hold(state)
     state.delivered = True
-    return kind(on, Acquired(state, None))
+    return Lease(on, Acquired(state, None))
 
 
 def is_renewed(on: Database) -> bool:

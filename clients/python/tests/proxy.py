@@ -15,6 +15,8 @@ class Proxy:
         self._target = (place.hostname or "", place.port or 0)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.silent = False
+        #: How many connections and messages have had no reply.
+        self.swallowed = 0
         self._kept: list[socket.socket] = []
         user = f"{place.username}:{place.password}" if place.password else place.username
         port = self._listener.getsockname()[1]
@@ -26,6 +28,7 @@ class Proxy:
             client, _ = self._listener.accept()
             self._kept.append(client)
             if self.silent:
+                self.swallowed += 1
                 continue
             server = socket.create_connection(self._target)
             self._kept.append(server)
@@ -37,7 +40,9 @@ class Proxy:
         try:
             while data := source.recv(65536):
                 silent = silent or self.silent
-                if not silent:
+                if silent:
+                    self.swallowed += 1
+                else:
                     sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 import time
@@ -11,11 +10,10 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from conftest import Database, acquired, refused
-from fakes import Fake, acquiring, database, granted, hold, hold_as, is_renewed, state
+from conftest import Database, acquired, eventually, refused
+from fakes import Fake, acquiring, database, granted, hold, is_renewed, state
 
 import rowlock
-import rowlock.aio
 from rowlock import clock
 from rowlock.database import Request, wait_of
 from rowlock.kinds import One
@@ -61,7 +59,7 @@ def until(steps: Steps[Any], machine: Machine) -> tuple[Call, list[float]]:
     return step, pauses
 
 
-def check_lost(lease: rowlock.Lease | rowlock.aio.Lease) -> None:
+def check_lost(lease: rowlock.Lease) -> None:
     assert lease.lost
     assert lease.time_left == 0
     with pytest.raises(rowlock.Lost, match="no renewal succeeded before its lease ended"):
@@ -129,29 +127,6 @@ def expiry(db: Database) -> Any:
     return db.execute("SELECT expires_at FROM t_resource_lock WHERE key_resource = 'k'")[0][0]
 
 
-def eventually(holds: Any) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end, f"not within {PATIENCE} s"
-        time.sleep(0.02)
-
-
-def test_a_task_that_wakes_past_its_lease_has_lost_it(db: Database, machine: Machine) -> None:
-    async def work() -> None:
-        lease = await rowlock.aio.try_acquire(db.url, "k", lease=86400)
-        assert isinstance(lease, rowlock.aio.Lease)
-        before = expiry(db)
-        machine.sleep(2 * 86400)
-        check_lost(lease)
-        eventually(lambda: not lease._on.renewals._tasks)
-        with pytest.raises(rowlock.Lost, match="no renewal succeeded"):
-            await lease.release()
-        assert expiry(db) == before
-        assert not await rowlock.aio.try_acquire(db.url, "k")
-
-    asyncio.run(work())
-
-
 def test_a_sleep_ends_the_renewals_of_a_lease(machine: Machine) -> None:
     fake = Fake(lambda *_: "done")
     lease = hold(fake, state(86400.0))
@@ -162,39 +137,6 @@ def test_a_sleep_ends_the_renewals_of_a_lease(machine: Machine) -> None:
     with pytest.raises(rowlock.Lost):
         lease.abandon()
     assert fake.requests == []
-
-
-def test_a_sleep_ends_the_renewals_of_a_task(machine: Machine) -> None:
-    fake = Fake(lambda *_: "done")
-
-    async def work() -> None:
-        lease = hold_as(rowlock.aio.Lease, fake, state(86400.0))
-        machine.sleep(2 * 86400)
-        eventually(lambda: not is_renewed(lease._on))  # It blocks the event loop.
-        assert lease._state.why_lost is not None
-        check_lost(lease)
-        with pytest.raises(rowlock.Lost):
-            await lease.abandon()
-
-    asyncio.run(work())
-    assert fake.requests == []
-
-
-def test_a_renewal_that_is_due_after_a_sleep_is_sent_for_a_task(machine: Machine) -> None:
-    fake = Fake(lambda *_: "done")
-
-    async def work() -> None:
-        lease = hold_as(rowlock.aio.Lease, fake, state(86400.0))
-        machine.sleep(43200)
-        for _ in range(round(PATIENCE / 0.02)):
-            if fake.requests:
-                break
-            await asyncio.sleep(0.02)
-        assert not lease.lost
-        await lease.release()
-
-    asyncio.run(work())
-    assert [name for name, _ in fake.requests] == ["renew", "release"]
 
 
 def test_a_renewal_is_due_after_a_third_of_the_lease(machine: Machine) -> None:

@@ -15,19 +15,16 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from conftest import Database, acquired, refused
-from fakes import Fake, database, granted, hold, state
+from conftest import MYSQL, POSTGRES, SQLITE, Database, acquired, eventually, refused
+from fakes import Fake, database, granted, hold, state, together
 
 import rowlock
 from rowlock import clock
 from rowlock.database import Request, wait_of
 from rowlock.errors import Outage
 from rowlock.kinds import One
+from rowlock.protocol import Acquired
 from rowlock.terms import Terms
-
-MYSQL = pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
-POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
-SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
 
 
 def run(db: Database, program: str) -> subprocess.CompletedProcess[str]:
@@ -124,10 +121,8 @@ def test_a_block_that_is_collected_on_a_thread_of_the_library_hangs_nothing() ->
     on.ask(collect(), 30.0).result(30)
     assert on.ask(collect_nothing(), 30.0).result(30) == "here"
     assert lease._state.ended
-    until = time.monotonic() + 30
-    while ("abandon", "k") not in [(kind, one.claim.key) for kind, one in fake.requests]:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    abandoned = ("abandon", lease.claim)
+    eventually(lambda: abandoned in [(kind, one.claim) for kind, one in fake.requests])
 
 
 def collect_nothing() -> Any:
@@ -201,10 +196,7 @@ def test_a_signal_handler_may_wait_while_a_lease_is_looked_at(db: Database, ask:
 def test_a_takeover_that_is_left_is_told_to_the_next_holder(db: Database) -> None:
     crashed = db.start("run", "k", "--lease", "1s", "--label", "crashed", "--", "sleep", "1000")
     locks = rowlock.connect(db.url)
-    until = time.monotonic() + 60
-    while not locks.lock("k").locked():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    eventually(lambda: locks.lock("k").locked())
     crashed.kill()
     crashed.wait()
     request = Request(wait_of(60))
@@ -256,16 +248,50 @@ def test_rows_that_another_transaction_has_locked_lose_no_other_lease(db: Databa
     other = db.connect()
     other.execute("SELECT 1 FROM t_resource_lock WHERE key_resource < 'k16' FOR UPDATE")
     sent = [lease._state.sent for lease in held[16:]]
-    until = time.monotonic() + 30
-    while any(lease._state.sent <= was for lease, was in zip(held[16:], sent, strict=True)):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    eventually(lambda: all(one._state.sent > was for one, was in zip(held[16:], sent, strict=True)))
     time.sleep(4)
     assert not any(lease.lost for lease in held[16:])
     other.rollback()
     other.close()
     for lease in held[16:]:
         lease.release()
+
+
+@POSTGRES
+def test_locked_rows_that_are_asked_for_together_end_no_connection(db: Database) -> None:
+    """Each takes the server 100 ms, and the reply to a claim of a short lease is due in 1 s."""
+    locks = rowlock.connect(db.url)
+    keys = [f"k{number:02}" for number in range(16)]
+    acquired(locks.lock_all(keys).acquire()).release()
+    other = db.connect()
+    other.execute("SELECT 1 FROM t_resource_lock FOR UPDATE")
+    on = locks.lock("k")._access.database()
+    requests = [Request(wait_of(0)) for _ in (*keys, "free")]
+    with together(on):
+        for key, request in zip((*keys, "free"), requests, strict=True):
+            on.acquire(One(Terms(key, lease=3, label="x")), request)
+    *busy, free = [request.asking.result.result(60) for request in requests]
+    assert [isinstance(one, rowlock.Refusal) and one.reason for one in busy] == ["busy"] * 16
+    assert isinstance(free, Acquired)
+    other.rollback()
+    other.close()
+
+
+@POSTGRES
+def test_a_request_needs_no_new_file_descriptor(db: Database) -> None:
+    done = run(db, WITHOUT_FILES)
+    assert done.stdout == "extended\n", done.stderr
+
+
+#: No file can be opened any more. The sessions are open.
+WITHOUT_FILES = """
+import os, resource
+import rowlock
+with rowlock.lock(os.environ["DATABASE_URL"], "k", lease=600) as lease:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    lease.extend(900)
+    print("extended")
+"""
 
 
 @SQLITE
@@ -339,31 +365,31 @@ def test_a_waiter_leaves_no_memory_of_its_key() -> None:
 def test_a_loss_is_logged(db: Database, caplog: pytest.LogCaptureFixture) -> None:
     lease = acquired(rowlock.try_acquire(db.url, "k", lease=4))
     assert db.run("release", "k", "--force").returncode == 0
-    until = time.monotonic() + 30
-    while "the claim on key 'k' is lost" not in caplog.text:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    eventually(lambda: "the claim on key 'k' is lost" in caplog.text)
     assert lease.lost
 
 
-def test_callbacks_of_others_delay_no_cancellation(db: Database) -> None:
-    """A callback that blocks is on a thread of its own: the watch of another lease goes on."""
-    blocked, told = threading.Event(), threading.Event()
+def test_a_callback_that_blocks_delays_nothing(db: Database) -> None:
+    """Neither that of another loss, before another claim can be granted, nor renewals."""
+    began, blocked, told = threading.Event(), threading.Event(), threading.Event()
+
+    def block(_: rowlock.Lost) -> None:
+        began.set()
+        blocked.wait(60)
+
     locks = rowlock.connect(db.url)
-    first = acquired(locks.lock("a", lease=4, on_lost=lambda _: blocked.wait(30)).acquire())
+    first = acquired(locks.lock("a", lease=4, on_lost=block).acquire())
+    second = acquired(locks.lock("b", lease=4, on_lost=lambda _: told.set()).acquire())
+    held = acquired(locks.lock("c", lease=4).acquire())
     assert db.run("release", "a", "--force").returncode == 0
-    until = time.monotonic() + 30
-    while not first.lost:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    on = locks.lock("b")._access.database()
-    request = Request(wait_of(0))
-    on.acquire(One(Terms("b", lease=4)), request, lambda _: told.set())
-    request.asking.result.result(30)
+    assert began.wait(30)
     assert db.run("release", "b", "--force").returncode == 0
     assert told.wait(10)
+    sent = held._state.sent
+    eventually(lambda: held._state.sent > sent)
     blocked.set()
-    request.leave()
+    assert [first.lost, second.lost, held.lost] == [True, True, False]
+    held.release()
 
 
 def test_arguments_that_help() -> None:

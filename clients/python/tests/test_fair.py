@@ -5,13 +5,17 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from typing import Any
 
 import pytest
-from conftest import Database, acquired, refused
+from conftest import Database, acquired, eventually, refused
+from fakes import Fake, database, together
 
 import rowlock
-from rowlock.tickets import NONE, Position, position
+from rowlock.errors import Contention
+from rowlock.protocol import Steps, Wait
+from rowlock.steps import reading
+from rowlock.tickets import NONE, Fair, Position, position
 
 
 def test_a_position_follows_from_the_front() -> None:
@@ -27,6 +31,31 @@ def test_a_position_follows_from_the_front() -> None:
         assert position(number, front) == at
     lapsed = [(one, 0.0) for one in range(16)]
     assert position(99, lapsed).is_unknown
+
+
+def test_a_ticket_is_drawn_once_though_that_of_another_is_drawn_again() -> None:
+    """One that no waiter has would delay those behind it until it lapses."""
+    drawn: list[int] = []
+    replies = iter([None, Contention()])
+
+    def answer(_: str, __: Any) -> Any:
+        if (failure := next(replies, None)) is not None:
+            return failure
+        drawn.append(len(drawn))
+        return (drawn[-1],)
+
+    def joining() -> Steps[None]:
+        never: Any = None
+        fair = Fair(never, "k", Wait(float("inf")))
+        fair._was_refused = True
+        return reading(fair._stay, float("inf"))
+
+    on = database(Fake(answer))
+    with together(on):
+        results = [on.ask(joining(), 30.0) for _ in range(2)]
+    for result in results:
+        result.result(30)
+    assert drawn == [0, 1]
 
 
 def test_waiters_are_granted_the_key_in_order(db: Database) -> None:
@@ -110,10 +139,3 @@ def test_what_cannot_be_fair_is_refused(make: str) -> None:
     locks = rowlock.connect("sqlite:/nowhere")
     with pytest.raises(ValueError, match="cannot be fair"):
         getattr(locks, make)(["k"] if make == "lock_all" else "k", fair=True)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < until, "not within 60 s"
-        time.sleep(0.02)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import threading
-import time
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+import psycopg
+import pymysql
 import pytest
-from conftest import Database, acquired, refused
+from conftest import MYSQL, POSTGRES, Database, acquired, eventually, refused
+from test_sources import mysql_place
 
 import rowlock
 import rowlock.aio
@@ -20,9 +20,6 @@ from rowlock import mysql
 psycopg_pool: Any = pytest.importorskip("psycopg_pool")
 sqlalchemy: Any = pytest.importorskip("sqlalchemy")
 django_db: Any = pytest.importorskip("django.db")
-
-POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
-MYSQL = pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
 
 
 def holds_and_renews(source: Any, db: Database) -> None:
@@ -82,17 +79,9 @@ def test_a_pool_of_psycopg_keeps_its_connections(db: Database) -> None:
 
 
 def test_a_database_of_django(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    from django.conf import settings
     from django.utils.connection import ConnectionProxy
 
-    if not settings.configured:
-        settings.configure(USE_TZ=True)
-    connections = django_db.utils.ConnectionHandler({"default": django_settings(db)})
-    # Without mysqlclient, PyMySQL takes its place.
-    if db.name in ("mysql", "mariadb") and importlib.util.find_spec("MySQLdb") is None:
-        pymysql: Any = pytest.importorskip("pymysql")
-        monkeypatch.setattr(pymysql, "version_info", (2, 2, 1, "final", 0))
-        pymysql.install_as_MySQLdb()
+    connections = of_django(db, monkeypatch)
     holds_and_renews(connections["default"], db)
     holds_and_renews(ConnectionProxy(connections, "default"), db)
 
@@ -114,6 +103,31 @@ def test_a_pool_of_django_keeps_its_connections(db: Database) -> None:
         assert wrapper.pool.get_stats()["pool_available"] == 1
     finally:
         wrapper.close_pool()
+
+
+def of_django(db: Database, monkeypatch: pytest.MonkeyPatch) -> Any:
+    from django.conf import settings
+
+    if not settings.configured:
+        settings.configure(USE_TZ=True)
+    # Without mysqlclient, PyMySQL takes its place.
+    if db.name in ("mysql", "mariadb") and importlib.util.find_spec("MySQLdb") is None:
+        monkeypatch.setattr(pymysql, "version_info", (2, 2, 1, "final", 0))
+        pymysql.install_as_MySQLdb()
+    return django_db.utils.ConnectionHandler({"default": django_settings(db)})
+
+
+def source_of(kind: str, db: Database, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What opens connections of the application's own, without a limit, or the URL."""
+    if kind == "engine":
+        return sqlalchemy.create_engine(sqlalchemy_url(db, SYNC))
+    if kind == "django":
+        return of_django(db, monkeypatch)["default"]
+    if kind == "function" and db.name == "postgres":
+        return lambda: psycopg.connect(db.url)
+    if kind == "function":
+        return lambda: pymysql.connect(**mysql_place(db))
+    return db.url
 
 
 def django_settings(db: Database) -> dict[str, Any]:
@@ -174,14 +188,9 @@ def test_a_url_asks_for_encryption(db: Database) -> None:
 
 @pytest.mark.parametrize("driver", ["psycopg", "aiomysql", "asyncmy", "aiosqlite"])
 def test_a_cursor_of_an_event_loop_confirms(db: Database, driver: str) -> None:
-    known = {"sqlite": ["aiosqlite"], "postgres": ["psycopg"]}
-    if driver not in known.get(db.name, ["aiomysql", "asyncmy"]):
-        pytest.skip("another database")
-    module: Any = pytest.importorskip(driver)
-
     async def work() -> None:
+        connection = await async_connection(driver, db)
         db.execute("CREATE TABLE work (token BIGINT)")
-        connection = await async_connection(module, driver, db)
         lease = await rowlock.aio.try_acquire(db.url, "k")
         assert isinstance(lease, rowlock.aio.Lease)
         cursor = await cursor_of(connection)
@@ -195,14 +204,30 @@ def test_a_cursor_of_an_event_loop_confirms(db: Database, driver: str) -> None:
             await lease.confirm(cursor)
         await connection.rollback()
         assert [row[0] for row in db.execute("SELECT token FROM work")] == [lease.token]
-        closed = connection.close()
-        if asyncio.iscoroutine(closed):
-            await closed
+        await close(connection)
 
     asyncio.run(work())
 
 
-async def async_connection(module: Any, driver: str, db: Database) -> Any:
+@pytest.mark.parametrize("driver", ["psycopg", "aiomysql", "asyncmy", "aiosqlite"])
+def test_a_cursor_that_is_awaited_confirms_no_lease_of_threads(db: Database, driver: str) -> None:
+    async def work() -> None:
+        connection = await async_connection(driver, db)
+        cursor = await cursor_of(connection)
+        await begin(driver, cursor)
+        told = r"a lease of rowlock\.aio confirms with it, by `await"
+        with rowlock.lock(db.url, "k") as lease, pytest.raises(TypeError, match=told):
+            lease.confirm(cursor)
+        await close(connection)
+
+    asyncio.run(work())
+
+
+async def async_connection(driver: str, db: Database) -> Any:
+    known = {"sqlite": ["aiosqlite"], "postgres": ["psycopg"]}
+    if driver not in known.get(db.name, ["aiomysql", "asyncmy"]):
+        pytest.skip("another database")
+    module: Any = pytest.importorskip(driver)
     if driver == "aiosqlite":
         return await module.connect(db.url.removeprefix("sqlite:"))
     if driver == "psycopg":
@@ -219,6 +244,12 @@ async def cursor_of(connection: Any) -> Any:
     return await cursor if asyncio.iscoroutine(cursor) else cursor
 
 
+async def close(connection: Any) -> None:
+    closed = connection.close()
+    if asyncio.iscoroutine(closed):
+        await closed
+
+
 async def begin(driver: str, cursor: Any) -> None:
     if driver != "psycopg":
         await cursor.execute("BEGIN")
@@ -230,30 +261,3 @@ def test_sources_of_one_place_share_sessions(db: Database) -> None:
     assert lease._on is other._on
     lease.release()
     other.release()
-
-
-def test_callbacks_run_apart_from_renewals(db: Database) -> None:
-    """A callback that blocks holds up no renewal and no request."""
-    told: list[int] = []
-    blocked = threading.Event()
-
-    def block(lost: rowlock.Lost) -> None:
-        told.append(lost.token)
-        blocked.wait(30)
-
-    lost = acquired(rowlock.try_acquire(db.url, "a", lease=3, on_lost=block))
-    held = acquired(rowlock.try_acquire(db.url, "b", lease=3))
-    assert db.run("release", "a", "--force").returncode == 0
-    eventually(lambda: told == [lost.token])
-    sent = held._state.sent
-    eventually(lambda: held._state.sent > sent)
-    assert not held.lost
-    held.release()
-    blocked.set()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < until, "not within 30 s"
-        time.sleep(0.02)

@@ -10,15 +10,11 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pymysql
-import pytest
-from conftest import Database, acquired
+from conftest import MYSQL, POSTGRES, SERVERS, Database, acquired
 from pymysql.constants import CLIENT
 
 import rowlock
 
-FUNCTIONS = pytest.mark.parametrize("db", ["postgres", "mysql", "mariadb"], indirect=True)
-POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
-MYSQL = pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
 HOLDER = "00000000-0000-0000-0000-000000000001"
 
 
@@ -80,7 +76,7 @@ def test_a_session_that_sets_its_time_takes_no_live_claim(db: Database) -> None:
     connection.close()
 
 
-@FUNCTIONS
+@SERVERS
 def test_a_repeated_claim_may_be_shorter(db: Database) -> None:
     """PyMySQL has the changed rows counted, and the drivers of other frameworks those found."""
     install(db)
@@ -106,7 +102,7 @@ def test_a_repeated_claim_may_be_shorter(db: Database) -> None:
     connection.close()
 
 
-@FUNCTIONS
+@SERVERS
 def test_nulls_are_the_defaults_on_each_database(db: Database) -> None:
     install(db)
     connection = db.connect()
@@ -142,7 +138,7 @@ def test_functions_of_another_version_are_replaced(db: Database) -> None:
     lease.release()
 
 
-@FUNCTIONS
+@SERVERS
 def test_a_locked_row_is_tried_for_a_number_of_times(db: Database) -> None:
     install(db)
     with rowlock.lock(db.url, "k"):

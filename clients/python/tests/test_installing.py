@@ -3,7 +3,6 @@ that is not usable."""
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import threading
@@ -14,8 +13,8 @@ from urllib.parse import urlsplit
 import psycopg
 import pymysql
 import pytest
-from conftest import Database, acquired, refused
-from test_functions import FUNCTIONS, HOLDER, MYSQL, POSTGRES, call, install, install_text
+from conftest import MYSQL, POSTGRES, SERVERS, Database, acquired, refused
+from test_functions import HOLDER, call, install, install_text
 
 import rowlock
 import rowlock.aio
@@ -59,7 +58,7 @@ def alter(db: Database, changes: str) -> None:
     db.execute(f"ALTER TABLE t_resource_lock {changes}")
 
 
-@FUNCTIONS
+@SERVERS
 def test_the_version_is_that_of_the_files_name(db: Database) -> None:
     install(db)
     folder = "postgres" if db.name == "postgres" else "mysql"
@@ -77,10 +76,10 @@ def test_an_installation_that_stops_keeps_the_old_version(db: Database) -> None:
     assert version(db) == 20200101
 
 
-@FUNCTIONS
+@SERVERS
 def test_functions_that_are_too_old_are_told(db: Database) -> None:
     set_version(db, 20200101)
-    session = place_of(db.url).session(5.0)
+    session = place_of(db.url).session()
     for _ in range(2):  # The connection of the first request is not used for the second.
         with pytest.raises(
             rowlock.NotInstalled, match=f"20200101.*{functions.NEEDED}.*rowlock migrate --functions"
@@ -94,23 +93,7 @@ def test_functions_that_are_too_old_are_told(db: Database) -> None:
         session.send("claim", [(Terms("k", label="x"), HOLDER)])
 
 
-@FUNCTIONS
-def test_functions_that_are_too_old_are_told_to_tasks(db: Database) -> None:
-    async def run() -> None:
-        set_version(db, 20200101)
-        for _ in range(2):
-            with pytest.raises(
-                rowlock.NotInstalled, match=f"20200101.*{functions.NEEDED}.*migrate --functions"
-            ):
-                await rowlock.aio.try_acquire(db.url, "k")
-        set_version(db, 99991231)
-        async with rowlock.aio.lock(db.url, "k"):
-            pass
-
-    asyncio.run(run())
-
-
-@FUNCTIONS
+@SERVERS
 def test_the_version_is_asked_for_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     check = functions.FunctionSession._check
@@ -120,7 +103,7 @@ def test_the_version_is_asked_for_once(db: Database, monkeypatch: pytest.MonkeyP
         check(session, row)
 
     monkeypatch.setattr(functions.FunctionSession, "_check", checked)
-    session = place_of(db.url).session(5.0)
+    session = place_of(db.url).session()
     for _ in range(3):
         assert session.send("renew", [RENEWAL]) == ["lost"]
     session.close()
@@ -166,7 +149,7 @@ def test_a_procedure_that_is_missing_for_a_moment_is_called_again(
             install(db)
 
     monkeypatch.setattr("rowlock.functions.time.sleep", replaced)
-    session = place_of(db.url).session(5.0)
+    session = place_of(db.url).session()
     for missing in ("version", "renew", "unmatched"):
         db.execute(f"DROP PROCEDURE rowlock_{missing}")
         assert session.send("renew", [RENEWAL]) == ["lost"]
@@ -178,7 +161,7 @@ def test_a_procedure_that_is_missing_for_a_moment_is_called_again(
     assert len(pauses) == 6 + functions.MISSING - 1
 
 
-@FUNCTIONS
+@SERVERS
 def test_functions_are_called_while_they_are_replaced(db: Database) -> None:
     sql = text_of("postgres" if db.name == "postgres" else "mysql")
     installed, missed = 0, 0
@@ -390,7 +373,7 @@ def test_the_tables_of_articles_are_refused_or_used(db: Database) -> None:
         assert refused(rowlock.try_acquire(db.url, "k")).reason == "held"
 
 
-@FUNCTIONS
+@SERVERS
 def test_a_missing_table_is_told_by_the_databases_own_program(db: Database) -> None:
     db.execute("DROP TABLE t_resource_lock")
     url = urlsplit(db.url)

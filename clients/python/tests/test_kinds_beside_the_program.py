@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
-from conftest import Database, acquired, refused
+from conftest import Database, acquired, eventually, refused
 
 import rowlock
 import rowlock.aio
@@ -101,7 +100,10 @@ def test_permits_of_both_are_the_same(db: Database) -> None:
 
 def test_sets_of_both_exclude_each_other(db: Database) -> None:
     locks = rowlock.connect(db.url)
-    with locks.lock_all(["b", "a"]) as lease:
+    keys = ["b", "a"]
+    both = locks.lock_all(keys)
+    keys.clear()  # The lock has its own.
+    with both as lease:
         assert [claim.key for claim in lease.claims] == ["a", "b"]
         assert len({claim.holder for claim in lease.claims}) == 1
         assert code(db, "run", "b", "--also", "c") == REFUSED
@@ -152,10 +154,3 @@ def test_one_of_both_leads(db: Database) -> None:
     for lease in locks.leader("scheduler"):
         assert lease.token > terms[-1]
         break
-
-
-def eventually(holds: Callable[[], bool], limit: float = 60) -> None:
-    until = time.monotonic() + limit
-    while not holds():
-        assert time.monotonic() < until, f"not within {limit} s"
-        time.sleep(0.02)

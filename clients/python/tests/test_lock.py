@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-import subprocess
-import threading
 import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from conftest import Database, acquired, refused
+from conftest import Database, acquired, eventually, refused
 
 import rowlock
 import rowlock.aio
@@ -205,7 +204,12 @@ def test_a_duration_is_a_finite_number(name: str, bad: Any) -> None:
     for make in (rowlock.lock, rowlock.job, rowlock.aio.lock, rowlock.aio.job):
         with pytest.raises(ValueError, match=f"{name} .* is not valid"):
             make("postgres:///nowhere", "k", **{name: bad})
-    if name != "wait":
+    if name == "wait":
+        with pytest.raises(ValueError, match=r"wait .* is not valid"):
+            rowlock.lock("postgres:///nowhere", "k").acquire(bad)
+        with pytest.raises(ValueError, match=r"wait .* is not valid"):
+            asyncio.run(rowlock.aio.lock("postgres:///nowhere", "k").acquire(bad))
+    else:
         with pytest.raises(ValueError, match=f"{name} .* is not valid"):
             rowlock.try_acquire("postgres:///nowhere", "k", **{name: bad})
 
@@ -220,31 +224,10 @@ def test_a_duration_may_be_a_timedelta(db: Database) -> None:
             rowlock.lock(db.url, "k", **bad)  # type: ignore[arg-type]
 
 
-def test_a_wait_of_none_has_no_end(db: Database) -> None:
-    held = acquired(rowlock.try_acquire(db.url, "k"))
-    threading.Timer(1.0, held.release).start()
-    began = time.monotonic()
-    with rowlock.lock(db.url, "k", wait=None):
-        assert time.monotonic() - began > 0.9
-
-
 def test_keys_are_data(db: Database) -> None:
     for key in ("'; DROP TABLE t_resource_lock; --", '%s ? \\ " `', "κλειδί", "🔒", "k" * 255):
         with rowlock.lock(db.url, key):
             assert db.run("acquire", key).returncode == 75
-
-
-def eventually(holds: Any) -> None:
-    until = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < until, "not within 30 s"
-        time.sleep(0.05)
-
-
-def test_the_program_is_the_one_of_this_repository(db: Database) -> None:
-    done = db.run("--version")
-    assert isinstance(done, subprocess.CompletedProcess)
-    assert done.stdout.startswith("rowlock ")
 
 
 def test_sqlite_has_no_functions_to_install(db: Database) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import Database, refused
+from conftest import MYSQL, Database, refused
 from proxy import Proxy
+from test_ends import WITHOUT_FILES, run
 from test_functions import HOLDER
 from test_outages import within
 
@@ -22,7 +23,7 @@ from rowlock.terms import Terms
 sqlalchemy: Any = pytest.importorskip("sqlalchemy")
 django_utils: Any = pytest.importorskip("django.db.utils")
 MySQLdb: Any = pytest.importorskip("MySQLdb", reason="mysqlclient is not installed")
-pytestmark = pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
+pytestmark = MYSQL
 
 
 def test_a_function_that_connects_with_mysqlclient(db: Database) -> None:
@@ -65,7 +66,8 @@ def test_a_request_to_a_silent_server_ends(db: Database, kind: str) -> None:
         source = sqlalchemy.create_engine(proxy.url.replace("mysql:", "mysql+mysqldb:"))
     elif kind == "django":
         source = of_django(proxy.url)
-    session = place_of(source).session(1.0)
+    session = place_of(source).session()
+    session.patience = 1.0
     (first,) = session.send("claim", [(Terms("first", label="x"), HOLDER)])
     assert isinstance(first, Granted)
     # A reply that comes late, but in time, is read as a whole.
@@ -78,11 +80,28 @@ def test_a_request_to_a_silent_server_ends(db: Database, kind: str) -> None:
     error = within(15, lambda: session.send("claim", [(Terms("second", label="x"), HOLDER)]))
     assert isinstance(error, Outage)
     assert error.sent
-    if kind == "django":  # The opening of a connection has a limit too.
-        error = within(15, lambda: session.send("claim", [(Terms("second", label="x"), HOLDER)]))
-        assert isinstance(error, Outage)
-        assert not error.sent
+    # The opening of a connection has a limit too.
+    error = within(15, lambda: session.send("claim", [(Terms("second", label="x"), HOLDER)]))
+    assert isinstance(error, Outage)
+    assert not error.sent
     session.close()
+
+
+def test_the_limit_of_an_open_connection_follows_the_leases(db: Database) -> None:
+    proxy = Proxy(db.url)
+    session = place_of(functools.partial(MySQLdb.connect, **parameters(proxy.url))).session()
+    session.patience = 60.0
+    session.send("claim", [(Terms("first", label="x"), HOLDER)])
+    proxy.silent = True
+    session.patience = 1.0
+    error = within(15, lambda: session.send("claim", [(Terms("second", label="x"), HOLDER)]))
+    assert isinstance(error, Outage)
+    session.close()
+
+
+def test_a_request_needs_no_new_file_descriptor(db: Database) -> None:
+    done = run(db, "import sys; sys.modules['pymysql'] = None" + WITHOUT_FILES)
+    assert done.stdout == "extended\n", done.stderr
 
 
 def test_a_url_without_pymysql(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

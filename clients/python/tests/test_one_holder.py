@@ -15,16 +15,13 @@ from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import pytest
-from conftest import Database, acquired, refused
+from conftest import POSTGRES, SQLITE, Database, acquired, eventually, refused
 from fakes import Fake, hold, is_renewed, state
 from test_processes import WORKER
 
 import rowlock
 import rowlock.aio
 from rowlock.errors import note
-
-SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
-POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
 
 
 def in_child(work: Any) -> int:
@@ -369,10 +366,3 @@ def test_a_failed_end_is_told_where_exceptions_have_no_notes(
         older.setattr(sys, "version_info", (3, 10))
         note(error, rowlock.Unknown("the release has no reply"))
     assert "the release has no reply" in caplog.text
-
-
-def eventually(holds: Any) -> None:
-    until = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < until, "not within 30 s"
-        time.sleep(0.005)

@@ -17,9 +17,19 @@ from unittest import mock
 import psycopg
 import pymysql
 import pytest
-from conftest import Database, acquired, end_sessions, refused
+from conftest import (
+    POSTGRES,
+    SERVERS,
+    SQLITE,
+    Database,
+    acquired,
+    end_sessions,
+    eventually,
+    refused,
+)
 from fakes import Fake, acquiring, carry_out, hold, state
 from proxy import Proxy
+from test_frameworks import source_of
 
 import rowlock
 import rowlock.aio
@@ -31,9 +41,6 @@ from rowlock.sources import place_of
 from rowlock.steps import ending
 from rowlock.terms import Terms
 
-SERVERS = pytest.mark.parametrize("db", ["postgres", "mysql", "mariadb"], indirect=True)
-POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
-SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
 ONE = "00000000-0000-0000-0000-000000000001"
 
 
@@ -57,32 +64,35 @@ def within(seconds: float, work: Callable[[], Any]) -> Any:
 @SERVERS
 def test_a_request_to_a_silent_server_ends(db: Database) -> None:
     proxy = Proxy(db.url)
-    session = place_of(proxy.url).session(patience(3))
+    session = place_of(proxy.url).session()
+    session.patience = 60.0
     (first,) = session.send("claim", [(Terms("first", label="x"), ONE)])
     assert isinstance(first, Granted)
     proxy.silent = True
+    session.patience = patience(3)  # As for a shorter lease, on the connection that is open.
     error = within(15, lambda: session.send("claim", [(Terms("second", label="x"), ONE)]))
     assert isinstance(error, Outage)
     assert error.sent
 
 
 @SERVERS
-@pytest.mark.parametrize("opened", [True, False])
-def test_a_renewal_leaves_a_silent_connection(db: Database, opened: bool) -> None:
+@pytest.mark.parametrize("kind", ["open", "url", "function", "engine", "django"])
+def test_a_renewal_leaves_a_silent_connection(
+    db: Database, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that is open since another renewal, or one that is being opened for the first."""
     proxy = Proxy(db.url)
-    held = acquired(rowlock.try_acquire(proxy.url, "k", lease=18))
-    began = held._state.sent
-    while opened and held._state.sent == began:
-        assert not held.lost
-        time.sleep(0.01)
+    source = source_of(kind, Database(db.name, proxy.url), monkeypatch)
+    held = acquired(rowlock.try_acquire(source, "k", lease=18))
+    sent = held._state.sent
+    if kind == "open":
+        eventually(lambda: held._state.sent > sent)
+        sent = held._state.sent
     proxy.silent = True
-    time.sleep(9)  # A renewal is in flight, and stays without a reply.
+    eventually(lambda: proxy.swallowed)  # A renewal, or what opens its connection.
     proxy.silent = False
-    until = time.monotonic() + 18
-    while time.monotonic() < until:
-        assert not held.lost
-        time.sleep(0.1)
+    eventually(lambda: held._state.sent > sent or held.lost)
+    assert not held.lost
     held.release()
 
 
@@ -94,32 +104,12 @@ def test_the_end_of_a_block_gives_up_on_a_silent_server(db: Database) -> None:
     assert isinstance(within(60, held.release), rowlock.Unknown)
 
 
-@SERVERS
-def test_a_task_leaves_a_silent_connection(db: Database) -> None:
-    async def run() -> None:
-        proxy = Proxy(db.url)
-        held = await rowlock.aio.try_acquire(proxy.url, "k", lease=18)
-        assert isinstance(held, rowlock.aio.Lease)
-        proxy.silent = True
-        await asyncio.sleep(9)
-        proxy.silent = False
-        until = time.monotonic() + 18
-        while time.monotonic() < until:
-            assert not held.lost
-            await asyncio.sleep(0.1)
-        proxy.silent = True
-        with pytest.raises(rowlock.Unknown):
-            await asyncio.wait_for(held.release(), 20)
-
-    asyncio.run(run())
-
-
 @POSTGRES
 def test_no_statement_is_prepared(db: Database) -> None:
     """A pooler in transaction mode sends each execution to any of its servers."""
     renewal = Change(rowlock.Claim("k", ONE, 1), 30.0)
     for source in (db.url, lambda: psycopg.connect(db.url)):
-        session = place_of(source).session(5.0)
+        session = place_of(source).session()
         for _ in range(8):
             assert session.send("renew", [renewal]) == ["lost"]
             assert session.send("look", [Range("k", "k")]) == [[]]
@@ -183,7 +173,7 @@ def test_a_connection_is_left_after_each_error_but_contention() -> None:
         rollback = mock.Mock()
         rollback.nextset.return_value = None
         connection.cursor.side_effect = [version, error, rollback]
-        session = kind(functools.partial(lambda one: one, connection), 5.0)
+        session = kind(functools.partial(lambda one, _: one, connection))
         with (
             mock.patch.object(session, "_cursor", lambda connection: connection.cursor()),
             mock.patch.object(session, "_check", return_value=None),
@@ -194,10 +184,53 @@ def test_a_connection_is_left_after_each_error_but_contention() -> None:
         assert connection.close.called != kept
         # Without transactions over several changes, those of one request have their own outcomes.
         assert outcomes == (["busy"] if kept and kind is mysql.MysqlSession else None)
-    for code in (1290, 1792, 1836):
+    for code in mysql.READ_ONLY:
         outage = mysql.meaning(Broken(code))
         assert isinstance(outage, Outage)
         assert not outage.sent
+
+
+@pytest.mark.parametrize("kind", ["claim", "claim all", "release"])
+def test_what_was_done_before_an_outage_is_not_denied(kind: str) -> None:
+    """On MySQL each of the requests that travel together has a commit of its own."""
+    granted = (1, 7, ONE, *[None] * 8)
+    replies = iter([("done",) if kind == "release" else granted, Broken(1290)])
+
+    def fetch(sql: str, _: Any) -> Any:
+        if not sql.startswith("CALL") or sql == mysql.VERSION:
+            return [(functions.NEEDED,)]
+        reply = next(replies)
+        if isinstance(reply, Exception):
+            raise reply
+        return [reply]
+
+    session = mysql.MysqlSession(lambda _: mock.Mock())
+    terms = Terms("k", label="x")
+    requests: dict[str, Any] = {
+        "claim": (terms, ONE),
+        "claim all": ([terms], ONE),
+        "release": Change(rowlock.Claim("k", ONE, 7), "S"),
+    }
+    with (
+        mock.patch.object(session, "_fetch", fetch),
+        mock.patch.object(session, "_check"),
+        pytest.raises(Outage) as raised,
+    ):
+        session.send(kind, [requests[kind]] * 2)
+    assert raised.value.sent
+
+
+def test_a_request_before_which_the_connection_fails_was_not_sent() -> None:
+    """The version is asked for first."""
+    connection = mock.Mock()
+    session = postgres.PostgresSession(lambda _: connection)
+    with (
+        mock.patch.object(session, "_cursor", side_effect=Broken(0, "08P01")),
+        pytest.raises(Outage) as raised,
+    ):
+        session.send("claim", [(Terms("k", label="x"), ONE)])
+    assert not raised.value.sent
+    assert connection.close.called
 
 
 def test_an_end_is_tried_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +248,7 @@ def test_an_end_is_tried_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> 
         assert text in str(result)
 
 
-@pytest.mark.parametrize("db", ["postgres", "mysql", "mariadb"], indirect=True)
+@SERVERS
 def test_a_transaction_of_ones_own_that_outlasts_the_block_is_named(db: Database) -> None:
     connection = db.connect()
     held = acquired(rowlock.try_acquire(db.url, "k", lease=60))
@@ -276,7 +309,7 @@ def test_a_message_without_a_thread_ends_no_renewal_and_a_loss_is_told(
     start = threading.Thread.start
 
     def broken_start(thread: threading.Thread) -> None:
-        if thread.name == "rowlock events":
+        if thread.name in ("rowlock events", "rowlock loss"):
             raise RuntimeError("can't start new thread")
         start(thread)
 

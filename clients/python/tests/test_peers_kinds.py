@@ -118,16 +118,6 @@ async def test_a_second_release_of_a_reader_has_no_effect(locks: Any, db: Databa
     await ask(other.release)
 
 
-# Readers and writers of DistributedLock: a wait has to be zero or more, and finite.
-@on_both_clients
-async def test_a_wait_that_is_no_duration_is_refused(locks: Any, db: Database) -> None:
-    name = locks.read_write("n")
-    for wait in (-2, float("inf")):
-        for lock in (name.read(), name.write(), locks.semaphore("n", 2)):
-            with pytest.raises(ValueError, match="wait"):
-                await ask(lock.acquire, wait)
-
-
 # Readers and writers of DistributedLock: an abandoned handle keeps no writer out.
 @on_both_clients
 async def test_an_abandoned_reader_keeps_no_writer_out(locks: Any, db: Database) -> None:

@@ -164,16 +164,6 @@ def test_a_lease_is_renewed_past_its_duration(db: Database) -> None:
     asyncio.run(work())
 
 
-# DistributedLock: a wait has to be zero or more, and finite.
-@on_both_clients
-async def test_a_wait_that_is_no_duration_is_refused(locks: Any, db: Database) -> None:
-    for wait in (-2, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="wait"):
-            await ask(locks.lock("k").acquire, wait)
-        with pytest.raises(ValueError, match="wait"):
-            locks.lock("k", wait=wait)
-
-
 # DistributedLock: a handle that is disposed of twice has no effect on the next one.
 @on_both_clients
 async def test_a_released_lease_has_no_effect_on_the_next(locks: Any, db: Database) -> None:
@@ -289,26 +279,6 @@ async def test_a_release_is_not_told_as_a_loss(locks: Any, db: Database) -> None
     await asyncio.sleep(1)
     assert not told
     assert not lease.lost
-
-
-# DistributedLock: an abandoned handle does not keep the lock. Here its lease ends it.
-def test_a_dropped_lease_does_not_keep_the_key(db: Database) -> None:
-    def drop() -> int:
-        lease = rowlock.try_acquire(db.url, "thread", lease=1)
-        assert isinstance(lease, rowlock.Lease)
-        return lease.token
-
-    async def drop_task() -> int:
-        lease = await rowlock.aio.try_acquire(db.url, "task", lease=1)
-        assert isinstance(lease, rowlock.aio.Lease)
-        return lease.token
-
-    with pytest.warns(ResourceWarning, match="dropped"):
-        tokens = [drop(), asyncio.run(drop_task())]
-    for key, token in zip(("thread", "task"), tokens, strict=True):
-        with rowlock.lock(db.url, key, wait=30) as lease:
-            assert lease.taken_over_from is not None
-            assert lease.taken_over_from.token == token
 
 
 # DistributedLock, TestCrossProcessAbandonment: the key of a holder that has abandoned it is free.

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import threading
 import time
 from typing import Any
 
 import pytest
-from fakes import Fake, acquiring, carry_out, granted, hold, is_renewed, state
+from fakes import Fake, acquiring, carry_out, granted, hold, state
 
 import rowlock
 from rowlock import clock
+from rowlock.database import Database
 from rowlock.errors import Contention, Outage
-from rowlock.protocol import Acquired
-from rowlock.steps import ending, renewing
+from rowlock.kinds import Permit
+from rowlock.protocol import Acquired, Call, Steps, Wait
+from rowlock.sources import Place
+from rowlock.steps import Pauses, ending, renewing
 from rowlock.terms import Terms
 
 
@@ -31,6 +33,44 @@ def test_a_claim_without_a_reply_is_repeated_by_the_same_holder() -> None:
     assert isinstance(acquired, Acquired)
     holders = [holder for _, (_, holder) in fake.requests]
     assert holders == [acquired.state.claim.holder] * 4
+
+
+def test_a_permit_that_was_taken_between_two_requests_is_left_for_a_free_one() -> None:
+    taken: list[str] = []
+
+    def answer(kind: str, request: Any) -> Any:
+        if kind == "look":
+            return []
+        if not taken:
+            taken.append(request[0].key)
+            return Contention()
+        is_taken = request[0].key in taken
+        return rowlock.Refusal(request[0].key, "held") if is_taken else granted(request)
+
+    steps = Permit(Terms("s"), 2).acquiring(Wait(0.0), lambda: Pauses(0.02, 1.0), lambda _: None)
+    acquired = carry_out(steps, Fake(answer))
+    assert isinstance(acquired, Acquired)
+    assert acquired.state.claim.key not in taken
+
+
+def test_the_shortest_lease_decides_how_long_the_session_waits() -> None:
+    """It stays open meanwhile."""
+    sessions: list[Fake] = []
+    waits: list[float] = []
+
+    def session() -> Fake:
+        sessions.append(Fake(lambda *_: waits.append(sessions[-1].patience)))
+        return sessions[-1]
+
+    def steps() -> Steps[None]:
+        yield Call("look", [None])
+
+    on = Database(Place(object(), session))
+    for lease in (60.0, 3.0, 9.0):
+        on.ask(steps(), lease).result(30)
+    on.close()
+    assert waits == [5.0, 1.0, 3.0]
+    assert len(sessions) == 1
 
 
 def test_an_outcome_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,19 +144,6 @@ def test_a_renewal_that_fails_is_unknown_and_repeated() -> None:
     assert not lease.lost
     assert [name for name, _ in fake.requests[:5]] == ["renew"] * 5
     lease.release()
-
-
-def test_a_lease_that_is_dropped_is_renewed_no_more() -> None:
-    fake = Fake(lambda *_: "done")
-    lease = hold(fake, state(1.5))
-    on = lease._on
-    with pytest.warns(ResourceWarning, match="'k' was dropped"):  # noqa: PT031
-        del lease
-        gc.collect()
-    until = time.monotonic() + 5
-    while is_renewed(on):
-        assert time.monotonic() < until, "it is renewed, and no variable has it"
-        time.sleep(0.01)
 
 
 def test_a_lease_that_has_ended_is_renewed_no_more() -> None:

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Database
+from conftest import POSTGRES, Database
 
 import rowlock
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = "\n".join((DOCS / name).read_text() for name in ("python.md", "python-frameworks.md"))
-POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
 
 
 def recipe(name: str) -> str:

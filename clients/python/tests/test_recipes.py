@@ -12,13 +12,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import Database, program
+from conftest import POSTGRES, SERVERS, Database, program
 
 import rowlock
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = "\n".join((DOCS / name).read_text() for name in ("languages.md", "functions.md", "run.md"))
-POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
 
 
 def recipe(name: str) -> str:
@@ -188,7 +187,7 @@ def client(db: Database, *options: str) -> list[str]:
     return [*command, *options, url.path[1:]]
 
 
-@pytest.mark.parametrize("db", ["postgres", "mysql", "mariadb"], indirect=True)
+@SERVERS
 def test_the_files_install_the_functions(db: Database) -> None:
     """As the page says: `psql -f`, and `mysql --delimiter=//`."""
     command = client(db, "--delimiter=//")

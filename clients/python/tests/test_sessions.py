@@ -12,7 +12,7 @@ from typing import Any
 
 import pymysql
 import pytest
-from conftest import Database, acquired, end_sessions, refused
+from conftest import MYSQL, POSTGRES, Database, acquired, end_sessions, refused
 from test_functions import call
 
 import rowlock
@@ -20,8 +20,6 @@ import rowlock.aio
 from rowlock.postgres import LOOK
 from rowlock.protocol import Call, Change, Steps
 
-POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
-MYSQL = pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
 LOCK = "SELECT 1 FROM t_resource_lock FOR UPDATE"
 ASK = ("rowlock_try_acquire", "k", 30, None, None, None, None)
 

@@ -7,25 +7,28 @@ import itertools
 import sqlite3
 import ssl
 import sys
+import threading
 import time
 import traceback
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import urlsplit
 
 import psycopg
 import pymysql.cursors
 import pytest
-from conftest import Database, acquired, refused
+from conftest import MYSQL, POSTGRES, SQLITE, Database, acquired, eventually, refused
 from psycopg.rows import class_row, dict_row
 
 import rowlock
 import rowlock.aio
 from rowlock import sources
-
-SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
-POSTGRES = pytest.mark.parametrize("db", ["postgres"], indirect=True)
+from rowlock.opening import within
+from rowlock.protocol import Granted
+from rowlock.terms import Terms
 
 
 @POSTGRES
@@ -90,14 +93,6 @@ def test_rows_of_another_kind(db: Database) -> None:
     connection.close()
 
 
-def test_rows_of_another_kind_in_a_task(db: Database) -> None:
-    async def run() -> None:
-        async with rowlock.aio.lock(lambda: dictionaries(db), "k"):
-            assert not await rowlock.aio.try_acquire(db.url, "k")
-
-    asyncio.run(run())
-
-
 @POSTGRES
 def test_a_function_that_is_awaited_is_refused(db: Database) -> None:
     """The sessions belong to threads, which await nothing."""
@@ -121,7 +116,7 @@ def test_a_function_that_is_awaited_is_refused(db: Database) -> None:
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize("db", ["mysql", "mariadb"], indirect=True)
+@MYSQL
 def test_a_connection_that_decodes_no_text(db: Database) -> None:
     def open_connection() -> Any:
         return pymysql.connect(**mysql_place(db), use_unicode=False)
@@ -164,6 +159,35 @@ def test_a_path(db: Database) -> None:
         assert refused(rowlock.try_acquire(db.url, "k")).reason == "held"
 
 
+@SQLITE
+def test_a_relative_path_leads_to_one_file(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each session opens it, also after the process has changed its folder."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    place = sources.place_of("sqlite:locks.db")
+    monkeypatch.chdir("elsewhere")
+    terms, holder = Terms("k", label="x"), str(uuid.uuid4())
+    (reply,) = place.session().send("claim", [(terms, holder)])
+    assert isinstance(reply, Granted)
+    assert place.key == sources.place_of(db.url).key
+    assert db.show("k")["token"] == reply.claim.token
+
+
+def test_a_connection_that_comes_too_late_is_closed() -> None:
+    late, connection = threading.Event(), mock.Mock()
+
+    def connect() -> Any:
+        late.wait(60)
+        return connection
+
+    with pytest.raises(TimeoutError, match=r"no connection in 0\.1 s"):
+        within(0.1, connect)
+    late.set()
+    eventually(lambda: connection.close.called)
+
+
 @pytest.mark.parametrize("db", ["mysql"], indirect=True)
 def test_leases_are_encrypted_like_the_connection_they_come_from(db: Database) -> None:
     context = ssl.create_default_context()
@@ -177,8 +201,8 @@ def test_leases_are_encrypted_like_the_connection_they_come_from(db: Database) -
 
     connection: Any = pymysql.connect(**mysql_place(db), ssl=context)
     assert cipher(connection)
-    session: Any = sources.place_of(connection).session(5.0)
-    own = session._connect()
+    session: Any = sources.place_of(connection).session()
+    own = session._connect(5.0)
     assert cipher(own)
     assert own.ctx is context  # Its certificates count: PyMySQL encrypts by itself, unverified.
     own.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Database
+from conftest import SQLITE, Database
 
 import rowlock
 from rowlock import sources, sqlite
@@ -14,7 +14,7 @@ from rowlock.__main__ import table
 from rowlock.protocol import Change, Granted
 from rowlock.terms import Terms
 
-pytestmark = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
+pytestmark = SQLITE
 ONE, TWO = "0" * 31 + "1", "0" * 31 + "2"
 
 
@@ -94,7 +94,7 @@ def test_a_row_that_changes_before_the_transaction_is_judged_in_it(
 
 def released(db: Database) -> Interrupted:
     """A session, and a row whose claim was released."""
-    session = Interrupted(lambda: sqlite.connect(db.url.removeprefix("sqlite:")), 5.0)
+    session = Interrupted(lambda: sqlite.connect(db.url.removeprefix("sqlite:")))
     (first,) = session.send("claim", [(Terms("k", label="x"), ONE)])
     assert isinstance(first, Granted)
     assert session.send("release", [Change(first.claim, "S")]) == ["done"]
@@ -157,7 +157,7 @@ def test_a_table_is_judged_when_it_is_opened(
     db: Database, old: str, new: str, wrong: str | None
 ) -> None:
     create(db, old, new)
-    session = sources.place_of(db.url).session(5.0)
+    session = sources.place_of(db.url).session()
     for _ in range(2):  # The connection of the first request is not used for the second.
         if wrong is None:
             session.send("claim", [(Terms("k", label="x"), ONE)])

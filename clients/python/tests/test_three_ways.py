@@ -14,12 +14,11 @@ from typing import Any, Protocol
 
 import pytest
 from clients import Ended, Session
-from conftest import Database, program
+from conftest import SERVERS, Database, program
 from counter import KEYS, TABLES
 from test_processes import WORKER, line
 from worker import raise_counter
 
-SERVERS = pytest.mark.parametrize("db", ["postgres", "mysql", "mariadb"], indirect=True)
 WAYS = ("rust", "python", "sql")
 LEASE = 2.0
 PATIENCE = 240.0

@@ -29,7 +29,7 @@ from .steps import ending, extending, renewing, watching
 LINGER = 30.0
 #: For how many seconds the end of the process waits for claims that are being ended.
 EXIT = 5.0
-#: Runs what belongs to the application: callbacks, and handlers of the log.
+#: Runs the handlers of the log, which belong to the application.
 _EVENTS = Loop("rowlock events")
 #: Watches the deadlines. Nothing of the application runs here if threads can be started.
 _WATCH = Loop("rowlock watch")
@@ -99,8 +99,8 @@ class Database:
         self._held: dict[int, State] = {}
         self._ends: set[Result[None]] = set()
 
-    def _session(self, patience: float) -> Any:
-        session = self._place.session(patience)
+    def _session(self) -> Any:
+        session = self._place.session()
         session.listener = self._listener
         return session
 
@@ -162,7 +162,7 @@ class Database:
 
     def _watch(self, state: State, on_lost: Callable[[Lost], object]) -> None:
         """Tells of a loss, where a callback that blocks holds up nothing."""
-        task = Task(watching(state, on_lost), 0.0, _log_failure)
+        task = Task(watching(state, on_lost), 0.0)
         state.wakes.append(functools.partial(_WATCH.wake, task))
         _WATCH.run(task)
 
@@ -171,9 +171,9 @@ class Database:
         self._held.pop(id(state), None)
         key, why = state.claim.key, state.why_lost
         if why is not None:
-            tell(lambda: log.warning("the claim on key %r is lost: %s", key, why))
+            _warn("the claim on key %r is lost: %s", key, why)
         elif state.dropped and state.delivered and not state.ended:
-            tell(lambda: log.warning("the lease of key %r was dropped: it is not renewed", key))
+            _warn("the lease of key %r was dropped: it is not renewed", key)
 
     def put_back(self, result: Acquired | Refusal) -> None:
         """Ends a claim whose caller has gone, as if it had never been made."""
@@ -279,13 +279,21 @@ def ended_of(on: Database, result: Result[None]) -> None:
 
 
 def told(callback: Callable[[Lost], object]) -> Callable[[Lost], object]:
-    """Returns a callback that runs where it holds up nothing, or on the watch without a thread."""
+    """Returns a callback that runs on a thread of its own, or here if none can be started."""
 
     def call(error: Lost) -> None:
-        if not tell(lambda: callback(error)):
+        try:
             callback(error)
+        except BaseException:
+            log.exception("on_lost failed")
 
-    return call
+    def start(error: Lost) -> None:
+        try:
+            threading.Thread(target=call, args=(error,), name="rowlock loss", daemon=True).start()
+        except RuntimeError:
+            call(error)
+
+    return start
 
 
 def wait_of(seconds: float | None) -> Wait:
@@ -295,32 +303,21 @@ def wait_of(seconds: float | None) -> Wait:
 
 def _tell_failure(claim: Claim, failure: str | None) -> None:
     if failure is None:
-        tell(lambda: log.warning("key %r is renewed again", claim.key))
+        _warn("key %r is renewed again", claim.key)
     else:
-        tell(lambda: log.warning("key %r is not renewed, and tried again: %s", claim.key, failure))
+        _warn("key %r is not renewed, and tried again: %s", claim.key, failure)
 
 
-def _log_failure(_: None, error: BaseException | None) -> None:
-    if error is not None:
-        log.error("on_lost failed", exc_info=error)
-
-
-def tell(work: Callable[[], object]) -> bool:
-    """Runs what belongs to the application, where it holds up no request and no renewal.
-
-    Returns ``False``, and does not run it, in a process that can start no thread.
-    """
+def _warn(text: str, *values: object) -> None:
+    """Logs where a handler holds up no request and no renewal. Without a thread it is left out."""
 
     def steps() -> Steps[None]:
-        work()
+        log.warning(text, *values)
         return
         yield
 
-    try:
-        _EVENTS.run(Task(steps(), 0.0, _log_failure))
-    except RuntimeError:
-        return False
-    return True
+    with contextlib.suppress(RuntimeError):
+        _EVENTS.run(Task(steps(), 0.0))
 
 
 _known: weakref.WeakValueDictionary[Hashable, Database] = weakref.WeakValueDictionary()

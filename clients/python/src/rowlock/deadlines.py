@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import psycopg
 
+#: Needs no file descriptor, of which the process may have none left, as that of epoll does.
+SELECTOR = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
 
 def prepare(connection: psycopg.Connection[Any], seconds: float) -> None:
     """Makes a connection one for leases: it commits each statement, and its waits have a limit."""
@@ -46,7 +49,7 @@ def _waited(steps: Generator[Any, Any, Any], socket: int, seconds: float) -> Any
     until = time.monotonic() + seconds
     try:
         wanted = next(steps)
-        with selectors.DefaultSelector() as selector:
+        with SELECTOR() as selector:
             selector.register(socket, wanted)
             while True:
                 ready = selector.select(max(0.0, until - time.monotonic()))

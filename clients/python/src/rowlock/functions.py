@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from .errors import Contention, NotInstalled, Refusal, from_micros
+from .errors import Contention, NotInstalled, Outage, Refusal, from_micros
 from .listener import Listener
 from .opening import opened
-from .protocol import Change, Claim, Granted, Previous, Range, Seen
+from .protocol import PATIENCE, Change, Claim, Granted, Previous, Range, Seen
 from .terms import Terms
 
 #: The oldest version of the functions that this client works with.
@@ -62,11 +63,12 @@ def _utc(value: datetime | int | None) -> datetime | None:
 class FunctionSession(ABC):
     """Calls the functions over a connection that is opened for the first request, and kept."""
 
+    patience = PATIENCE
     listener: Listener | None = None
     version: str
 
-    def __init__(self, connect: Callable[[], Any], patience: float) -> None:
-        self.patience = patience
+    def __init__(self, connect: Callable[[float], Any]) -> None:
+        #: Opens a connection with this patience.
         self._connect = connect
         self._connection: Any = None
 
@@ -75,7 +77,7 @@ class FunctionSession(ABC):
         if kind == "claim":
             return self._claims(requests)
         if kind == "claim all":
-            return [self._claim_all(*request) for request in requests]
+            return self._each(lambda request: self._claim_all(*request), requests)
         if kind == "look":
             return [self._look(keys) for keys in requests]
         if kind == "open":
@@ -99,7 +101,9 @@ class FunctionSession(ABC):
     @abstractmethod
     def _end(self, how: str) -> None: ...
     @abstractmethod
-    def _cursor(self, connection: Any) -> Any: ...
+    def _cursor(self, connection: Any) -> Any:
+        """Returns a plain cursor. Its waits for replies have the limit of now."""
+
     @abstractmethod
     def _meaning(self, error: Exception) -> Exception: ...
 
@@ -119,13 +123,26 @@ class FunctionSession(ABC):
         self._end("COMMIT")
         return granted
 
+    def _each(self, do: Callable[[Any], Any], requests: Sequence[Any]) -> list[Any]:
+        """Does it for each request, with a commit for each: those before one that fails stand."""
+        replies: list[Any] = []
+        for request in requests:
+            try:
+                replies.append(do(request))
+            except Outage as outage:
+                sent = outage.sent or bool(replies)
+                raise Outage(sent, outage.permanent) from outage.__cause__
+        return replies
+
     def _run(self, sql: str, values: Sequence[Any] = ()) -> Sequence[Sequence[Any]]:
         if self._connection is None:
-            self._connection = opened(self._connect)
+            self._connection = opened(functools.partial(self._connect, self.patience))
             try:
                 self._check(self._run(self.version)[0])
-            except BaseException:
+            except BaseException as error:
                 self.close()
+                if isinstance(error, Outage):  # The request itself was not sent.
+                    raise Outage(sent=False) from error.__cause__
                 raise
         left = MISSING
         while True:

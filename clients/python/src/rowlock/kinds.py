@@ -149,18 +149,22 @@ class AnyOf:
         self._sent: str | None = None
 
     def ask(self, holder: str) -> Steps[list[Granted] | Refusal]:
+        reply: list[Granted] | Refusal = []
+        if self._sent is not None:
+            reply = yield from asking(replace(self._terms, key=self._sent), holder)
+            if isinstance(reply, list) or reply.reason == "busy":
+                return reply
+            self._sent = None
         try:
-            keys = [self._sent] if self._sent else (yield from self._choose())
+            keys = yield from self._choose()
         except Outage as outage:  # No claim was sent.
             raise Outage(sent=False, permanent=outage.permanent) from outage.__cause__
-        reply: list[Granted] | Refusal = []
         for key in keys:
-            sent_before, self._sent = self._sent, key
+            self._sent = key
             reply = yield from asking(replace(self._terms, key=key), holder)
             if isinstance(reply, list):
                 break
-            if sent_before is None or reply.reason != "busy":
-                self._sent = None
+            self._sent = None
         return reply
 
 

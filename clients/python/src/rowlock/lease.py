@@ -175,7 +175,13 @@ class Lease(BaseLease):
             sql, values = confirm.confirm_statement(cursor, claim, self._on.kind)
             with confirm.confirming(cursor, claim):
                 plain = confirm.plain_cursor(cursor)
-                plain.execute(sql, values)
+                sent = plain.execute(sql, values)
+                if hasattr(sent, "__await__"):
+                    sent.close()
+                    raise TypeError(
+                        "this cursor is awaited: a lease of rowlock.aio confirms with it, "
+                        "by `await lease.confirm(cursor)`"
+                    )
                 confirm.read(cursor, claim, plain.fetchone() if plain.description else None)
 
     def __enter__(self) -> Lease:

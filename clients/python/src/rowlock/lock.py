@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -46,7 +47,7 @@ class Asked(TypedDict, total=False):
     fair: bool
     #: What others see of the holder: the host and the process if it is not given.
     label: str | None
-    #: Is called with the error if the claim is lost, on a thread that renews nothing.
+    #: Is called with the error if the claim is lost, on a thread of its own.
     on_lost: Callable[[Lost], object] | None
 
 
@@ -261,6 +262,7 @@ class BaseLocks(ABC, Generic[L]):
         """Returns a lock on all of these keys: none is held without the others."""
         if isinstance(keys, str):
             raise TypeError("keys has to be a list of keys, not a str")
+        keys = tuple(keys)  # The caller may change its list later.
         if not keys:
             raise ValueError("a set of keys has to have at least one key")
         return self._lock(keys[0], lambda terms: All(terms, keys), asked)
@@ -338,19 +340,10 @@ def _terms(lock: Lock) -> Generator[Lease, None, None]:
             return
         try:
             yield acquired
-        except GeneratorExit:  # The loop is left.
-            end(acquired)
-            raise
-        end(acquired)
-
-
-def end(lease: Lease) -> None:
-    """Releases a lease whose work has ended, unless it is lost or was ended before."""
-    if not lease._is_over:
-        try:
-            lease.release()
-        except Lost:
-            return
+        finally:
+            if not acquired._is_over:
+                with contextlib.suppress(Lost):
+                    acquired.release()
 
 
 def connect(source: Source, *, label: str | None = None) -> Locks:

@@ -19,10 +19,9 @@ from .protocol import Call, Pause, Steps
 #: How many seconds the loop pauses at most, until it reads the clock again. The pauses of threads
 #: do not count the time that the machine sleeps.
 LOOK = 1.0
-#: For how many seconds a session stays one for short leases after the last of them.
-PATIENT = 30.0
-#: How many requests one statement has at most.
-BATCH = 64
+#: How many requests a statement has at most, for each second that its reply is waited for. On
+#: PostgreSQL a claim on a row that another transaction has locked takes 100 ms, or more under load.
+BATCH = 4
 
 log = logging.getLogger("rowlock")
 
@@ -30,7 +29,7 @@ log = logging.getLogger("rowlock")
 class Session(Protocol):
     """Sends requests of one kind over a connection that is opened for the first of them."""
 
-    #: For how many seconds it waits for a reply.
+    #: For how many seconds it waits for a reply. It may change between two requests.
     patience: float
     #: What notifies of releases, on PostgreSQL.
     listener: Any
@@ -65,12 +64,11 @@ class Loop:
     """Carries out tasks on a thread, which begins with the first and ends after the last."""
 
     def __init__(
-        self, name: str, session: Callable[[float], Session] | None = None, linger: float = 0.0
+        self, name: str, session: Callable[[], Session] | None = None, linger: float = 0.0
     ) -> None:
         self._name = name
         self._new_session = session
         self._session: Session | None = None
-        self._needed_until = 0.0
         #: For how many seconds the session is kept for the next task.
         self.linger = linger
         #: The session ends with the last task, and is not kept.
@@ -242,26 +240,26 @@ class Loop:
             self._resume(task, number)
 
     def _send_some(self) -> None:
-        """Sends what waits: one statement for each kind, and then one that may take long."""
+        """Sends what waits: those of each kind together, and then one that travels alone."""
         groups: dict[str, list[tuple[Task, Call]]] = {}
-        slow: deque[tuple[Task, Call]] = deque()
+        alone: deque[tuple[Task, Call]] = deque()
         for task, call in self._calls:
-            if call.slow:
-                slow.append((task, call))
+            if call.alone:
+                alone.append((task, call))
             else:
                 groups.setdefault(call.kind, []).append((task, call))
         self._calls.clear()
         for kind, calls in groups.items():
             while calls:
-                count, size = 0, 0
-                while count < len(calls) and (not count or size < BATCH):
+                count, size, most = 0, 0, BATCH * self._patience()
+                while count < len(calls) and (not count or size < most):
                     size += len(calls[count][1].requests)
                     count += 1
                 self._send(kind, calls[:count])
                 del calls[:count]
-        if slow:
-            self._send(slow[0][1].kind, [slow.popleft()])
-        self._calls.extend(slow)
+        if alone:
+            self._send(alone[0][1].kind, [alone.popleft()])
+        self._calls.extend(alone)
 
     def _send(self, kind: str, calls: list[tuple[Task, Call]]) -> None:
         requests = [request for _, call in calls for request in call.requests]
@@ -281,21 +279,15 @@ class Loop:
             self._advance(task, functools.partial(task.steps.send, own))
 
     def _usable_session(self) -> Session:
-        assert self._new_session is not None
-        patience, now = min(task.patience for task in self._tasks), clock.now()
-        if self._session is not None and self._session.patience >= patience:
-            self._needed_until = now + PATIENT
-        if self._session is not None and (
-            self._session.patience > patience
-            # After a short lease, requests have little time until there is none for a while.
-            or (self._session.patience < patience and now >= self._needed_until)
-        ):
-            self._session.close()
-            self._session = None
         if self._session is None:
-            self._session = self._new_session(patience)
-            self._needed_until = now + PATIENT
+            assert self._new_session is not None
+            self._session = self._new_session()
+        self._session.patience = self._patience()
         return self._session
+
+    def _patience(self) -> float:
+        """Returns that of the shortest lease: a request that waits holds up those of others."""
+        return min(task.patience for task in self._tasks)
 
 
 def _same(error: Exception) -> Exception:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from .deadlines import SELECTOR
 from .errors import Contention, Error, NotInstalled, Outage, Refusal
 from .functions import INSTALL, NO_PROCEDURE, FunctionSession, read_reply, read_row, text
 from .opening import NAME, NOT_READ, is_of_driver, missing
-from .protocol import Change, Granted, Range, Seen
+from .protocol import PATIENCE, Change, Granted, Range, Seen
 from .terms import Terms
 from .tickets import ALIVE, FRONT
 
@@ -67,24 +68,24 @@ class MysqlSession(FunctionSession):
     _logs_statements = False
 
     def _claims(self, requests: Sequence[tuple[Terms, str]]) -> list[Granted | Refusal]:
-        replies: list[Granted | Refusal] = []
-        for terms, holder in requests:
-            asked = (terms.key, terms.lease, terms.label, terms.min_interval, terms.rules, holder)
-            row = self._run(CLAIM, asked)[0]
-            # Without the holder and the end of the lease.
-            replies.append(read_reply(terms, holder, (*row[:2], *row[4:])))
-        return replies
+        return self._each(lambda request: self._claim(*request), requests)
+
+    def _claim(self, terms: Terms, holder: str) -> Granted | Refusal:
+        asked = (terms.key, terms.lease, terms.label, terms.min_interval, terms.rules, holder)
+        row = self._run(CLAIM, asked)[0]
+        # Without the holder and the end of the lease.
+        return read_reply(terms, holder, (*row[:2], *row[4:]))
 
     def _changes(self, kind: str, changes: Sequence[Change]) -> list[str]:
-        outcomes: list[str] = []
-        for change in changes:
-            named = (change.claim.key, change.claim.holder, change.claim.token)
-            values = named if change.value is None else (*named, change.value)
-            try:
-                outcomes.append(text(self._run(CHANGES[kind], values)[0][0]))
-            except Contention:  # What was done of the others stands.
-                outcomes.append("busy")
-        return outcomes
+        return self._each(lambda change: self._change(kind, change), changes)
+
+    def _change(self, kind: str, change: Change) -> str:
+        named = (change.claim.key, change.claim.holder, change.claim.token)
+        values = named if change.value is None else (*named, change.value)
+        try:
+            return text(self._run(CHANGES[kind], values)[0][0])
+        except Contention:  # What was done of the others stands.
+            return "busy"
 
     def _look(self, keys: Range) -> list[Seen]:
         causal = "SET STATEMENT wsrep_sync_wait = 1 FOR " if self._is_causal else ""
@@ -122,6 +123,7 @@ class MysqlSession(FunctionSession):
         self._run(f"{how} AND NO CHAIN NO RELEASE")
 
     def _cursor(self, connection: Any) -> Any:
+        limit(connection, self.patience)
         # The plain one, whatever rows the connection makes by default.
         if type(connection).__module__.startswith("MySQLdb"):
             from MySQLdb.cursors import Cursor
@@ -151,6 +153,12 @@ def meaning(error: Exception) -> Exception:
     return Error(f"the database refused: {error}")
 
 
+def prepare(connection: Any, patience: float) -> None:
+    """Makes a connection one for leases: it commits each statement, and its waits have a limit."""
+    limit(connection, patience)
+    connection.query(b"SET autocommit = 1")
+
+
 def limit(connection: Any, patience: float) -> None:
     """Limits each wait for a reply on a connection that is open."""
     if hasattr(connection, "_read_timeout"):  # PyMySQL, which has no public one.
@@ -162,7 +170,7 @@ def limit(connection: Any, patience: float) -> None:
 def _query(connection: Any, patience: float, sql: Any) -> None:
     """Sends a query by mysqlclient, which reads a reply without a limit once it has begun."""
     connection.send_query(bytes(sql))
-    with selectors.DefaultSelector() as selector:
+    with SELECTOR() as selector:
         selector.register(connection.fileno(), selectors.EVENT_READ)
         if not selector.select(patience):
             raise TimeoutError(f"no reply in {patience:.1f} s")
@@ -224,9 +232,12 @@ def connect(patience: float, place: dict[str, Any]) -> Any:
     settings = limits(patience) | {"charset": "utf8mb4", "autocommit": True}
     if module.__name__ == "pymysql":
         settings |= _pymysql_tls(tls) | {"program_name": NAME}
-    elif tls:
-        files = {name: tls[name] for name in ("ca", "cert", "key") if name in tls}
-        settings |= {"ssl_mode": _mode(tls)} | ({"ssl": files} if files else {})
+    else:
+        # These limits stay as they are. No later patience is longer.
+        settings |= limits(PATIENCE) | {"connect_timeout": math.ceil(patience)}
+        if tls:
+            files = {name: tls[name] for name in ("ca", "cert", "key") if name in tls}
+            settings |= {"ssl_mode": _mode(tls)} | ({"ssl": files} if files else {})
     return module.connect(**(settings | place))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .errors import Error, Outage, Unavailable
+from .result import Result
 
 T = TypeVar("T")
 
@@ -34,6 +37,39 @@ def opened(connect: Callable[[], T]) -> T:
         raise
     except Exception as error:
         raise Outage(sent=False, permanent=is_permanent(error)) from error
+
+
+def within(seconds: float, connect: Callable[[], T]) -> T:
+    """Opens a connection on a thread of its own, which is left if it takes longer.
+
+    What an application passes may wait for a silent server without a limit.
+    """
+    result: Result[T] = Result()
+    decision = threading.Lock()  # Taken by what comes first: the connection, or the limit.
+
+    def work() -> None:
+        connection: Any = None
+        error: BaseException | None = None
+        try:
+            connection = connect()
+        except BaseException as problem:
+            error = problem
+        if decision.acquire(blocking=False):
+            result.deliver(connection, error)
+        else:
+            with contextlib.suppress(Exception):
+                connection.close()
+
+    try:
+        threading.Thread(target=work, name="rowlock opening", daemon=True).start()
+    except RuntimeError:  # As at the end of the process.
+        return connect()
+    try:
+        return result.result(seconds)
+    except TimeoutError:
+        if decision.acquire(blocking=False):
+            raise TimeoutError(f"no connection in {seconds:.1f} s") from None
+        return result.result()  # It came in this moment, or had a limit of its own.
 
 
 def is_permanent(error: Exception) -> bool:

@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from .deadlines import limit
 from .errors import Contention, Error, NotInstalled, Outage, Refusal
 from .functions import INSTALL, FunctionSession, read_reply, read_row, text
 from .opening import NAME, NOT_READ, is_of_driver, missing
-from .protocol import Change, Granted, Range, Seen
+from .protocol import PATIENCE, Change, Granted, Range, Seen
 from .terms import Terms
 from .tickets import ALIVE, FRONT
 
@@ -173,6 +174,7 @@ class PostgresSession(FunctionSession):
         from psycopg import Cursor
         from psycopg.rows import tuple_row
 
+        limit(connection, self.patience)
         return Cursor(connection, row_factory=tuple_row)
 
     def _meaning(self, error: Exception) -> Exception:
@@ -200,7 +202,7 @@ def meaning(error: Exception) -> Exception:
     return Error(f"the database refused: {str(error).splitlines()[0]}")
 
 
-def connect(place: dict[str, Any], patience: float = 5.0, **more: Any) -> Any:
+def connect(place: dict[str, Any], patience: float = PATIENCE, **more: Any) -> Any:
     try:
         import psycopg
     except ImportError as error:

@@ -89,8 +89,9 @@ class Call:
 
     kind: str
     requests: Sequence[Any]
-    #: Another transaction is known to have a row locked: the requests of others go first.
-    slow: bool = False
+    #: It travels alone, after the others: another transaction is known to have a row locked, or a
+    #: repetition because of another request would do it twice.
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,6 @@ class Pause:
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[Call | Pause, Any, T]
-#: Runs what belongs to the application, where it holds up no request.
-Tell: TypeAlias = Callable[[Callable[[], object]], object]
 
 
 @dataclass

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import os
 import re
+import sqlite3
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote
 
-from . import mysql, postgres, sqlite
-from .deadlines import prepare
+from . import deadlines, mysql, postgres, sqlite
 from .errors import Error
 from .functions import FunctionSession
 from .loop import Session
-from .opening import NOT_READ, opened
+from .opening import NOT_READ, opened, within
 from .protocol import PATIENCE
 from .steps import Pauses
 
@@ -55,8 +57,8 @@ class Place:
 
     #: Equal for equal places.
     key: Hashable
-    #: Returns a session with this patience. It opens no connection yet.
-    session: Callable[[float], Session]
+    #: Returns a session. It opens no connection yet.
+    session: Callable[[], Session]
     #: Opens a connection that receives notifications of releases, or returns none.
     listen: Callable[[], Any] | None = None
     #: Calls with equal sources find the same sessions.
@@ -155,9 +157,9 @@ def _of_engine(engine: Any) -> Place:
 
 def _of_django(wrapper: Any) -> Place:
     def connect() -> Any:
-        parameters = wrapper.get_connection_params()
-        if wrapper.Database.__name__ == "MySQLdb":  # By itself it waits without a limit.
-            parameters = mysql.limits(PATIENCE) | parameters
+        # By themselves they wait for long, or without a limit.
+        limits = {"mysql": mysql.limits(PATIENCE), "postgresql": {"connect_timeout": int(PATIENCE)}}
+        parameters = limits.get(wrapper.vendor, {}) | wrapper.get_connection_params()
         # The connections of a pool are those of requests.
         if wrapper.settings_dict.get("OPTIONS", {}).get("pool"):
             return wrapper.Database.connect(**parameters)
@@ -169,21 +171,23 @@ def _of_django(wrapper: Any) -> Place:
 
 
 def _of_function(key: Hashable, connect: Callable[[], Any], *, is_shared: bool = True) -> Place:
-    return Place(key, lambda patience: FromFunction(connect, patience), is_shared=is_shared)
+    return Place(key, lambda: FromFunction(connect), is_shared=is_shared)
 
 
 class FromFunction:
     """A session over a function that connects. Its first connection tells the driver."""
 
-    def __init__(self, connect: Callable[[], Any], patience: float) -> None:
-        self.patience = patience
-        self.listener: Any = None
+    patience = PATIENCE
+    listener: Any = None
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
         self._session: Session | None = None
 
     def send(self, kind: str, requests: Any) -> list[Any]:
         if self._session is None:
             self._session = self._opened()
+        self._session.patience = self.patience
         return self._session.send(kind, requests)
 
     def close(self) -> None:
@@ -191,40 +195,44 @@ class FromFunction:
             self._session.close()
 
     def _opened(self) -> Session:
-        first: list[Any] = [opened(self._called)]
+        first: list[Any] = [opened(lambda: self._called(self.patience))]
+        if isinstance(first[0], str):
+            file = first[0]
+            return sqlite.SqliteSession(lambda: sqlite.connect(file))
         driver = driver_of(first[0])
-        if driver == "sqlite3":
-            # Its connection may belong to one thread, or commit nothing by itself.
-            file = sqlite.file_of(first[0])
-            first[0].close()
-            return sqlite.SqliteSession(lambda: sqlite.connect(file), self.patience)
         if driver not in _SESSIONS:
             raise TypeError(f"a connection of {driver} cannot be used: {NO_COROUTINE}")
+        kind, prepare = _SESSIONS[driver]
 
-        def connect() -> Any:
-            connection = first.pop() if first else self._called()
-            if driver == "psycopg":
-                prepare(connection, self.patience)
-            else:
-                connection.autocommit(True)
-                mysql.limit(connection, self.patience)
+        def connect(patience: float) -> Any:
+            connection = first.pop() if first else self._called(patience)
+            prepare(connection, patience)
             return connection
 
-        return _SESSIONS[driver](connect, self.patience)
+        return kind(connect)
 
-    def _called(self) -> Any:
+    def _called(self, patience: float) -> Any:
+        # As libpq, it has two seconds at least.
+        return within(max(2.0, patience), self._call)
+
+    def _call(self) -> Any:
+        """Returns a connection, or the file of one of SQLite, which may belong to its thread."""
         connection = self._connect()
         if inspect.isawaitable(connection):
             if inspect.iscoroutine(connection):
                 connection.close()
             raise TypeError(NO_COROUTINE)
+        if isinstance(connection, sqlite3.Connection):
+            with contextlib.closing(connection):
+                return sqlite.file_of(connection)
         return connection
 
 
-_SESSIONS: dict[str, type[FunctionSession]] = {
-    "psycopg": postgres.PostgresSession,
-    "pymysql": mysql.MysqlSession,
-    "MySQLdb": mysql.MysqlSession,
+#: How each driver's connections are used, and what makes them connections for leases.
+_SESSIONS: dict[str, tuple[type[FunctionSession], Callable[[Any, float], None]]] = {
+    "psycopg": (postgres.PostgresSession, deadlines.prepare),
+    "pymysql": (mysql.MysqlSession, mysql.prepare),
+    "MySQLdb": (mysql.MysqlSession, mysql.prepare),
 }
 
 
@@ -248,24 +256,19 @@ def _of_url(text: str) -> Place:
 
 
 def _of_postgres(place: dict[str, Any]) -> Place:
-    def session(patience: float) -> Session:
-        def connect() -> Any:
-            connection = postgres.connect(place, patience)
-            prepare(connection, patience)
-            return connection
-
-        return postgres.PostgresSession(connect, patience)
+    def connect(patience: float) -> Any:
+        connection = postgres.connect(place, patience)
+        deadlines.prepare(connection, patience)
+        return connection
 
     key = _key("postgres", place)
+    session = functools.partial(postgres.PostgresSession, connect)
     return Place(key, session, lambda: postgres.listening(place), kind="postgres")
 
 
 def _of_mysql(place: dict[str, Any]) -> Place:
     mysql.driver()  # Raises an error if none is installed.
-
-    def session(patience: float) -> Session:
-        return mysql.MysqlSession(lambda: mysql.connect(patience, place), patience)
-
+    session = functools.partial(mysql.MysqlSession, lambda patience: mysql.connect(patience, place))
     return Place(_key("mysql", place), session, kind="mysql")
 
 
@@ -273,12 +276,9 @@ def _of_file(file: str) -> Place:
     file = re.sub("^//+", "/", file)  # As in SQLAlchemy's sqlite:////FILE.
     if file in ("", ":memory:"):
         raise Error("a database in memory has one connection: use a file for its locks")
-    key = ("sqlite", os.path.abspath(file))
-
-    def session(patience: float) -> Session:
-        return sqlite.SqliteSession(lambda: sqlite.connect(file), patience)
-
-    return Place(key, session, kind="sqlite")
+    file = os.path.abspath(file)  # The process may change its folder later.
+    session = functools.partial(sqlite.SqliteSession, lambda: sqlite.connect(file))
+    return Place(("sqlite", file), session, kind="sqlite")
 
 
 def _key(database: str, place: dict[str, Any]) -> Hashable:

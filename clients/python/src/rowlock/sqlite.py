@@ -12,7 +12,7 @@ from typing import Any
 from .errors import Contention, Error, NotInstalled, Outage, Refusal, from_micros
 from .functions import read_row
 from .opening import opened
-from .protocol import BUSY, Change, Claim, Granted, Previous, Range, Seen
+from .protocol import BUSY, PATIENCE, Change, Claim, Granted, Previous, Range, Seen
 from .rules import Row, Verdict, judge
 from .terms import Terms
 from .tickets import ALIVE, FRONT
@@ -149,10 +149,10 @@ def parameters(claim: Claim, argument: Any = None) -> dict[str, Any]:
 class SqliteSession:
     """Sends requests to a file. A connection is opened for the first request, and kept."""
 
+    patience = PATIENCE
     listener: Any = None
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection], patience: float) -> None:
-        self.patience = patience
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
         self._connect = connect
         self._connection: sqlite3.Connection | None = None
 
@@ -370,7 +370,7 @@ def meaning(error: sqlite3.Error) -> Exception:
 
 def connect(file: str) -> sqlite3.Connection:
     # The threads of the library use it one after the other. It creates no file.
-    path = os.path.abspath(file).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    path = file.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     uri = f"file:{path}?mode=rw"
     try:
         return sqlite3.connect(uri, uri=True, timeout=0.05, check_same_thread=False)

@@ -46,9 +46,9 @@ class Pauses:
         return bound * random.uniform(0.5, 1)
 
 
-def asking(terms: Terms, holder: str, slow: bool = False) -> Steps[list[Granted] | Refusal]:
+def asking(terms: Terms, holder: str, alone: bool = False) -> Steps[list[Granted] | Refusal]:
     """Asks for one key."""
-    (reply,) = yield Call("claim", [(terms, holder)], slow=slow)
+    (reply,) = yield Call("claim", [(terms, holder)], alone=alone)
     return reply if isinstance(reply, Refusal) else [reply]
 
 
@@ -193,7 +193,7 @@ def _keeping(state: State, tell_failure: Callable[[str | None], object]) -> Step
             outcomes: list[str] = []
             try:
                 renewals = [Change(claim, state.lease) for claim in state.claims]
-                outcomes = yield Call("renew", renewals, slow=busy or state.confirmed)
+                outcomes = yield Call("renew", renewals, alone=busy or state.confirmed)
             except Exception as error:
                 state.failure = str(error.__cause__ or error)
                 busy = True  # It may be another's row that took long.

@@ -118,7 +118,7 @@ class Fair:
         now = clock.now()
         if self._ticket is None:
             if self._was_refused and self._wait.until > now:
-                ((self._ticket,),) = yield Call("join", [(self._queue,)])
+                ((self._ticket,),) = yield Call("join", [(self._queue,)], alone=True)
                 self._alive = now
         elif now >= self._alive + HEARTBEAT:
             yield Call("stay", [(self._ticket,)])
