@@ -1,6 +1,6 @@
 //! One attempt: the same holder sends its claim request until it has a reply.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use crate::{
     action::{Action, Certainty},
@@ -295,11 +295,11 @@ impl<'a, DB: Database> ClaimAttempt<'a, DB> {
         let terms = &self.key_terms.terms;
         if self.is_for_any() {
             return match next_of_any(&self.asked(), replies, terms) {
-                Ok(index) => {
+                ControlFlow::Continue(index) => {
                     self.chosen = self.any.as_ref().map(|queue| queue.take_place_at(index));
                     Next::Retry
                 }
-                Err(next) => next,
+                ControlFlow::Break(next) => next,
             };
         }
         match next_of_all(&self.asked(), replies, terms) {

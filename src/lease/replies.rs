@@ -1,6 +1,6 @@
 //! What the replies to a claim request that was not granted call for: pure functions.
 
-use std::time::Duration;
+use std::{ops::ControlFlow, time::Duration};
 
 use chrono::{DateTime, Utc};
 
@@ -53,9 +53,13 @@ pub(crate) fn next_of_all(requests: &[ClaimRequest], replies: Vec<ClaimReply>, t
     Next::Busy { key, row, needs_own_statement: own_statement }
 }
 
-/// One key is enough. Returns the index of the key to claim, if one may be. The refusal is that of
-/// the key that may be free first, and all of its rows are awaited only if each of them is.
-pub(crate) fn next_of_any(requests: &[ClaimRequest], replies: Vec<ClaimReply>, terms: &Terms) -> Result<usize, Next> {
+/// One key is enough. Goes on with the index of the key to claim, if one may be. The refusal is
+/// that of the key that may be free first, and all of its rows are awaited only if each of them is.
+pub(crate) fn next_of_any(
+    requests: &[ClaimRequest],
+    replies: Vec<ClaimReply>,
+    terms: &Terms,
+) -> ControlFlow<Next, usize> {
     let seen = |reply| match reply {
         ClaimReply::Seen { row, now } => (row, now),
         ClaimReply::Granted { .. } | ClaimReply::Withheld => (None, DateTime::UNIX_EPOCH),
@@ -65,18 +69,21 @@ pub(crate) fn next_of_any(requests: &[ClaimRequest], replies: Vec<ClaimReply>, t
     let verdicts: Vec<Verdict> =
         judged.map(|(request, (row, now))| judge(row.as_ref(), *now, request.holder, terms)).collect();
     match choose(&verdicts, fastrand::usize(..)) {
-        Choice::Claim(index) => Ok(index),
+        Choice::Claim(index) => ControlFlow::Continue(index),
         Choice::Refuse(index) => {
             let awaited = rows.iter().all(|(row, _)| row.as_ref().is_some_and(|row| row.awaited));
             let (row, now) = rows.swap_remove(index);
             match (verdicts.get(index), row) {
                 (Some(Verdict::Refuse(reason, until)), Some(row)) => {
                     let key = requests[index].key.clone();
-                    Err(Next::Refuse(Refusal { awaited, ..Refusal::new(key, *reason, *until, &row, now) }))
+                    ControlFlow::Break(Next::Refuse(Refusal {
+                        awaited,
+                        ..Refusal::new(key, *reason, *until, &row, now)
+                    }))
                 }
                 (_, row) => {
                     let key = requests.get(index).map(|request| request.key.clone());
-                    Err(Next::Busy { key, row, needs_own_statement: false })
+                    ControlFlow::Break(Next::Busy { key, row, needs_own_statement: false })
                 }
             }
         }
@@ -136,7 +143,9 @@ mod tests {
                 Some(Row { awaited: true, ..held(2, Some(NOW + 10)) }),
                 Some(Row { awaited: other, ..held(2, Some(NOW + 20)) }),
             ]);
-            let Err(Next::Refuse(refusal)) = next_of_any(&requests, replies, &terms()) else { panic!("both are held") };
+            let ControlFlow::Break(Next::Refuse(refusal)) = next_of_any(&requests, replies, &terms()) else {
+                panic!("both are held")
+            };
             assert_eq!((refusal.key.as_str(), refusal.awaited), ("k0", awaited));
         }
     }

@@ -90,8 +90,9 @@ impl Running {
     }
 
     /// Stops claiming ticks, and waits for the runs to end. A run whose work has not begun, because
-    /// it waits for its key for example, does not begin it. After `limit`, those that are left are stopped and handed back: another instance runs
-    /// their ticks again. Returns whether all ended by themselves.
+    /// it waits for its key for example, does not begin it. After `limit`, those that are left are
+    /// stopped and handed back: another instance runs their ticks again. Returns whether all ended
+    /// by themselves.
     ///
     /// Work that is stopped is dropped. Handing it back may take another ten seconds. If the
     /// database does not answer while a run records its end, that is tried for the time limit and a

@@ -15,7 +15,7 @@ use std::{
 
 use chrono::{DateTime, Utc};
 use sqlx::{ConnectOptions as _, Connection as _, Pool};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use crate::{
     pacing::{Backoff, open_backoff},
@@ -41,7 +41,8 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// How long a session is kept without a use, if there is another one, and if there is none: for
 /// less than the `wait_timeout` of MySQL's own sessions.
 const UNUSED: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(50)];
-/// How long a session is kept in all. It tells the server's time when it begins, and clocks diverge.
+/// How long a session is kept in all. It tells the server's time when it begins, and clocks
+/// diverge.
 const LIFETIME: Duration = Duration::from_secs(3600);
 
 /// The sessions of one purpose.
@@ -51,9 +52,6 @@ pub(super) struct Line<DB: Store> {
     /// They are driven by the threads for renewals.
     renewals: bool,
     state: Mutex<State<DB>>,
-    /// One for each session that may be lent. They are taken in the order of arrival: a queue of
-    /// requests that gives its session back does not take it again before others that wait.
-    turns: Semaphore,
     /// Notified when a session is idle, or when none could be opened.
     changed: Notify,
     /// How long a reply usually takes, in microseconds.
@@ -86,8 +84,8 @@ pub(super) struct Session<DB: Store> {
     pub clock: DateTime<Utc>,
     pub clock_read_at: Instant,
     opened: Instant,
-    /// When it was lent or given back last.
-    pub used: Instant,
+    /// When it was used last.
+    used: Instant,
 }
 
 /// An opening that failed.
@@ -122,7 +120,6 @@ impl<DB: Store> Line<DB> {
             most,
             renewals,
             state,
-            turns: Semaphore::new(most),
             changed: Notify::new(),
             usual_reply: AtomicU64::new(0),
             may_have_own: AtomicBool::new(false),
@@ -145,19 +142,12 @@ impl<DB: Store> Line<DB> {
     /// Waits for a session, up to the limit. Returns `None` if the application's pool is to be
     /// used.
     pub async fn take(self: &Arc<Self>, limit: Instant) -> Result<Option<Session<DB>>, Failure> {
-        let turn = match timeout_at(limit, self.turns.acquire()).await {
-            Ok(Ok(turn)) => turn,
-            Ok(Err(_)) | Err(_) => return Err(Failure::NoConnection(self.why_none())),
-        };
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             // From here on, no change is missed.
             changed.as_mut().enable();
             let until = match self.next()? {
-                Next::Session(session) => {
-                    turn.forget(); // until the session comes back
-                    return Ok(Some(session));
-                }
+                Next::Session(session) => return Ok(Some(session)),
                 Next::Unusable => return Ok(None),
                 Next::Wait(until) => until,
             };
@@ -259,18 +249,13 @@ impl<DB: Store> Line<DB> {
     /// Takes back a session on which no statement is in flight and no transaction is open.
     pub fn give_back(self: &Arc<Self>, session: Session<DB>) {
         lock(&self.state).idle.push(Session { used: Instant::now(), ..session });
-        self.returned();
+        self.changed.notify_one();
         self.close_unused_later();
     }
 
     /// Records that a session that was lent was closed.
     pub fn closed(&self) {
         lock(&self.state).count -= 1;
-        self.returned();
-    }
-
-    fn returned(&self) {
-        self.turns.add_permits(1);
         self.changed.notify_one();
     }
 
@@ -308,7 +293,6 @@ impl<DB: Store> Line<DB> {
                 let Some(line) = line.upgrade() else { return };
                 if is_closed {
                     lock(&line.state).closing = false;
-                    line.turns.close();
                     line.changed.notify_waiters();
                     return line.close_idle();
                 }
@@ -332,7 +316,7 @@ impl<DB: Store> State<DB> {
         while let Some(session) = self.idle.pop() {
             let is_suspect = self.suspect.is_some_and(|since| session.used <= since);
             if !is_suspect && session.opened.elapsed() < LIFETIME {
-                return Some(Session { used: Instant::now(), ..session });
+                return Some(session);
             }
             self.count -= 1;
             if !is_suspect {

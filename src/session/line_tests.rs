@@ -1,8 +1,4 @@
-use std::{
-    future::Future,
-    pin::pin,
-    task::{Context, Waker},
-};
+#![allow(clippy::unwrap_used)] // those of the helpers too
 
 use sqlx::{
     Sqlite, SqlitePool,
@@ -21,20 +17,6 @@ pub async fn of_file(most: usize) -> (tempfile::TempDir, Arc<Line<Sqlite>>) {
 
 pub async fn take(line: &Arc<Line<Sqlite>>) -> Session<Sqlite> {
     line.take(Instant::now() + Duration::from_secs(20)).await.unwrap().unwrap()
-}
-
-/// One that gives its session back and takes one at once does not keep others waiting.
-#[tokio::test]
-async fn a_session_is_lent_in_the_order_of_arrival() {
-    let (_folder, line) = of_file(1).await;
-    let session = take(&line).await;
-    let (mut waits, mut context) = (pin!(take(&line)), Context::from_waker(Waker::noop()));
-    assert!(waits.as_mut().poll(&mut context).is_pending());
-    line.give_back(session);
-    let mut comes_again = pin!(take(&line));
-    assert!(comes_again.as_mut().poll(&mut context).is_pending());
-    line.give_back(waits.await);
-    comes_again.await;
 }
 
 #[tokio::test]

@@ -32,6 +32,9 @@ enum Conn<DB: Store> {
     Borrowed(PoolConnection<DB>, Pool<DB>),
 }
 
+/// How long the check of a borrowed connection may take.
+const CHECK: Duration = Duration::from_secs(5);
+
 /// The error of connections on which nothing of the caller's can begin.
 pub const IN_TRANSACTION: &str =
     "the pool's connections are inside a transaction already: see its hooks (after_connect, before_acquire)";
@@ -69,7 +72,7 @@ impl<DB: Store> Loan<DB> {
         let mut others = pool.options().get_max_connections();
         loop {
             let mut conn = Self::borrow(pool, limit).await?;
-            match timeout_at(limit, DB::leave_transaction(conn.get())).await {
+            match timeout_at(limit.min(Instant::now() + CHECK), DB::leave_transaction(conn.get())).await {
                 Ok(Ok(true)) => return Ok(conn),
                 // A hook of the pool has begun a transaction. Its settings may have been meant for
                 // the application's tables, and ended with the transaction.
@@ -86,9 +89,11 @@ impl<DB: Store> Loan<DB> {
                     return Err(Failure::NoConnection(error));
                 }
                 Ok(Err(error)) => return Err(Failure::NoConnection(error)),
-                Err(_) => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+                Err(_) if Instant::now() >= limit => return Err(Failure::NoConnection(sqlx::Error::PoolTimedOut)),
+                // It is silent. The limit may be years away, and other requests wait behind this one.
+                Err(_) => {}
             }
-            tracing::debug!("closed a connection of the pool that was in a transaction, or had gone away");
+            tracing::debug!("closed a connection of the pool that was in a transaction, had gone away, or was silent");
             drop(conn);
             outage_pause().await;
         }
@@ -153,9 +158,6 @@ impl<DB: Store> Loan<DB> {
             }
             Err(Elapsed) => {
                 threads::record(|| metrics::database_error("no_reply"));
-                if let Some(Conn::Own(session, line)) = &self.conn {
-                    line.suspect(session.used);
-                }
                 Err(Failure::NoReply)
             }
         }

@@ -99,12 +99,6 @@ impl Limits {
     pub fn both(limit: Instant) -> Self {
         Self { caller: limit, statement: limit }
     }
-
-    /// Returns how long a session is waited for. A caller may wait for years, and others wait
-    /// behind its request.
-    fn session(&self) -> Instant {
-        self.caller.min(self.statement)
-    }
 }
 
 struct Waiting<DB: Database, R: Batched<DB>> {
@@ -255,12 +249,11 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
         let _restart = OnDrop(|| self.restart_after_panic());
         loop {
             let Some((number, limit)) = self.first() else { return };
+            // Others that wait for the session that this worker has given back are served first.
+            // Requests of callers that have asked by then join.
+            tokio::task::yield_now().await;
             match self.sessions.take(limit).await {
-                Ok(session) => {
-                    // Callers that have asked by now are served first, and their requests join.
-                    tokio::task::yield_now().await;
-                    self.send_what_waits(session).await;
-                }
+                Ok(session) => self.send_what_waits(session).await,
                 Err(failure) => {
                     let waiting = lock(&self.state).waiting.remove(&number);
                     drop(waiting.map(|waiting| waiting.reply.send(Err(failure))));
@@ -286,7 +279,7 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
     /// Returns the first waiting request and its limit. If there is none, the worker ends.
     fn first(&self) -> Option<(u64, Instant)> {
         let mut state = lock(&self.state);
-        let first = state.waiting.first_key_value().map(|(number, waiting)| (*number, waiting.limits.session()));
+        let first = state.waiting.first_key_value().map(|(number, waiting)| (*number, waiting.limits.caller));
         state.collecting = first.is_some();
         first
     }
@@ -398,7 +391,7 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
         let session = tokio::select! {
             biased;
             () = waiting.reply.closed() => return,
-            session = self.sessions.take(waiting.limits.session()) => session,
+            session = self.sessions.take(waiting.limits.caller) => session,
         };
         match session {
             Ok(session) if waiting.begin() => {

@@ -303,9 +303,11 @@ fn emit_one(event: Event) {
 
 /// A subscriber that was current where something began, for its events in the background. It is not
 /// kept alive.
+#[cfg(feature = "schedule")]
 #[derive(Clone)]
 pub(crate) struct Subscriber(tracing::dispatcher::WeakDispatch);
 
+#[cfg(feature = "schedule")]
 impl Subscriber {
     pub fn current() -> Self {
         Self(tracing::dispatcher::get_default(tracing::Dispatch::downgrade))

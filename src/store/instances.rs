@@ -255,8 +255,8 @@ pub trait InstanceStore: ScheduleStore {
 
     /// Removes a schedule, and gives its pause, its trigger and its token to another one, whose
     /// times and slot change as well. A pause or a trigger of that one stays. A run of either whose
-    /// lease has ended is lost. Returns `false`, and changes nothing, if one of the rows has changed
-    /// since it was seen.
+    /// lease has ended is lost. Returns `false`, and changes nothing, if one of the rows has
+    /// changed since it was seen.
     fn rename(
         conn: &mut Self::Connection,
         old: &TimesChange,

@@ -28,7 +28,6 @@ use crate::{
 
 harness::tests!(everywhere(
     a_lost_run_is_stopped_before_its_event,
-    a_lost_lease_is_reported_before_its_event,
     a_subscriber_that_blocks_for_ever_holds_up_no_renewal_and_no_loss,
     a_hook_that_blocks_for_ever_holds_up_no_renewal_and_no_loss,
     a_thread_that_stands_still_is_reported
@@ -108,24 +107,6 @@ async fn a_lost_run_is_stopped_before_its_event<DB: TestDatabase>(db: TestDb<DB>
         steal(&db, "k").await;
     });
     assert!(ended, "the run ends although its event blocks");
-}
-
-async fn a_lost_lease_is_reported_before_its_event<DB: TestDatabase>(db: TestDb<DB>) {
-    let (began, begun) = oneshot::channel();
-    let holding = behind_a_pipe(&db, async move |pool| {
-        // A task of its own, as tasks of an application are.
-        let holding = harness::spawn(async move {
-            let lease = acquired(LeaseLock::new(pool).lease(LEASE).try_acquire("key").await);
-            began.send(()).unwrap();
-            lease.cancellation_token().cancelled().await;
-        });
-        timeout(PATIENCE, holding).await.is_ok()
-    });
-    let (reported, ()) = tokio::join!(holding, async {
-        timeout(PATIENCE, begun).await.unwrap().unwrap();
-        db.lock().force_release("key", Status::Failed).await.unwrap().unwrap();
-    });
-    assert!(reported, "the loss is reported although its event blocks");
 }
 
 async fn a_subscriber_that_blocks_for_ever_holds_up_no_renewal_and_no_loss<DB: TestDatabase>(db: TestDb<DB>) {

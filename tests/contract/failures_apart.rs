@@ -246,7 +246,7 @@ async fn a_waiter_on_a_silent_connection_holds_up_no_other<DB: TestDatabase>(db:
     acquired(lock.try_acquire("k").await).release().await.unwrap();
     proxy.silence();
     let waiting = lock.clone();
-    let waiting = tokio::spawn(async move { waiting.acquire("k", Duration::MAX).await.map(Lease::detach) });
+    let waiting = harness::spawn(async move { waiting.acquire("k", Duration::MAX).await.map(Lease::detach) });
     eventually("a request is sent", async || proxy.asked_in_silence() > 0).await;
     eventually("another is granted", async || lock.try_acquire("other").await.is_ok()).await;
     timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();

@@ -16,10 +16,7 @@ use tokio::{
 use crate::examples;
 
 harness::tests!(sqlite[examples::EXAMPLES](
-    an_interval_runs_the_job_on_each_tick,
-    instances_with_an_interval_run_the_job_once_a_tick,
     an_instance_that_was_stopped_ticks_on_the_clock_again,
-    an_interval_is_on_the_clock_again_after_a_stop,
     of_instances_that_are_asked_to_stop_the_next_takes_over_on_the_clock,
     a_scheduler_of_the_application_runs_each_tick,
     a_scheduler_of_the_application_finishes_a_tick_after_a_kill,
@@ -70,39 +67,13 @@ fn file(folder: &Path) -> String {
     folder.join("locks.db").to_str().unwrap().to_owned()
 }
 
-async fn an_interval_runs_the_job_on_each_tick<DB: TestDatabase>(_: TestDb<DB>) {
-    let folder = tempfile::tempdir().unwrap();
-    let lines = lines(example("interval", &[&file(folder.path()), "3"])).await;
-    assert_eq!((tokens(&lines).len(), lines.len()), (3, 3), "{lines:?}");
-}
-
-async fn instances_with_an_interval_run_the_job_once_a_tick<DB: TestDatabase>(_: TestDb<DB>) {
-    let folder = tempfile::tempdir().unwrap();
-    let file = file(folder.path());
-    let mut instances = Vec::new();
-    for _ in 0..3 {
-        // The instances begin at different moments of the period.
-        instances.push(harness::spawn(lines(example("interval", &[&file, "4"]))));
-        sleep(PERIOD / 4).await;
-    }
-    let mut all = Vec::new();
-    for instance in instances {
-        all.extend(instance.await.unwrap());
-    }
-    let refused = all.iter().filter(|line| line.starts_with("not now: report: ")).count();
-    assert_eq!(tokens(&all).len() + refused, 12, "{all:?}");
-    let periods = periods(&all, PERIOD);
-    assert!(periods.len() >= 4, "{all:?}");
-    assert!(periods.windows(2).all(|two| two[1] - two[0] == 1), "no tick is left out: {all:?}");
-}
-
 /// A stopped instance continues in the second half of a period. Another instance ran the job at the
 /// missed tick, and the instance's next ticks are on the clock.
 async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: TestDatabase>(_: TestDb<DB>) {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path());
-    let stopped = example("interval", &[&file, "4"]);
-    let others = [(); 2].map(|()| harness::spawn(lines(example("interval", &[&file, "7"]))));
+    let stopped = example("graceful_shutdown", &[&file, "4", "1"]);
+    let others = [(); 2].map(|()| harness::spawn(lines(example("graceful_shutdown", &[&file, "7", "1"]))));
     after_the_middle(PERIOD).await;
     send("-STOP", &stopped).await;
     after_the_middle(PERIOD).await;
@@ -113,18 +84,6 @@ async fn an_instance_that_was_stopped_ticks_on_the_clock_again<DB: TestDatabase>
     }
     let periods = periods(&all, PERIOD);
     assert!(periods.len() >= 6 && periods.windows(2).all(|two| two[1] - two[0] == 1), "no tick is left out: {all:?}");
-}
-
-/// No other instance ran the job at the missed tick. The next ticks are still on the clock.
-async fn an_interval_is_on_the_clock_again_after_a_stop<DB: TestDatabase>(_: TestDb<DB>) {
-    let folder = tempfile::tempdir().unwrap();
-    let alone = example("interval", &[&file(folder.path()), "3"]);
-    after_the_middle(PERIOD).await;
-    send("-STOP", &alone).await;
-    after_the_middle(PERIOD).await;
-    send("-CONT", &alone).await;
-    let lines = lines(alone).await;
-    assert_eq!(periods(&lines, PERIOD).len(), 3, "{lines:?}");
 }
 
 /// Instances that begin at any moment of the period run the job once in each period, on the clock.

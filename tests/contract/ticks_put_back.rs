@@ -39,8 +39,7 @@ harness::tests!(
         of_two_lost_attempts_the_second_one_is_shown_again,
         the_note_of_a_claim_that_follows_one_that_was_put_back_is_shown,
         a_run_that_is_lost_before_it_begins_does_no_work,
-        a_run_that_has_not_begun_by_the_shutdown_is_put_back,
-        a_run_whose_runtime_ends_before_it_begins_is_taken_over
+        a_run_that_has_not_begun_by_the_shutdown_is_put_back
     ),
     servers(
         a_claim_that_is_undone_twice_leaves_the_run_of_another_instance_alone,
@@ -267,8 +266,8 @@ async fn a_renewal_that_arrives_after_its_limit_extends_nothing<DB: TestDatabase
 async fn a_claim_whose_reply_comes_after_its_lease_begins_no_work<DB: TestDatabase>(db: TestDb<DB>) {
     let lease = LEASE / 4;
     let (proxy, mut passed) = (db.proxy().await, 0);
-    let (mut is_taken_over, mut rounds) = (true, 0..);
-    while let Some(round) = rounds.next() {
+    let mut is_taken_over = true;
+    for round in 0.. {
         assert!(round < 10 * MESSAGES, "no reply to a claim was held");
         let (name, works) = (format!("k{round}"), Arc::new(AtomicUsize::new(0)));
         let (schedule, begun) = (due(&db, &name).await, works.clone());
@@ -381,16 +380,4 @@ async fn a_run_that_has_not_begun_by_the_shutdown_is_put_back<DB: TestDatabase>(
     assert!(!row.running && row.attempt == 0 && row.due <= row.now, "{row:?}");
     assert_eq!((told(&db, first).await.as_str(), told(&db, second).await.as_str()), ("S1", ""));
     runtime.shutdown_background();
-}
-
-/// Nothing renews the lease then.
-async fn a_run_whose_runtime_ends_before_it_begins_is_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
-    let Blocked { runtime, running, mut begun, go_on, second, .. } = blocked(&db).await;
-    runtime.shutdown_background();
-    go_on.store(true, SeqCst);
-    let other = idle(&db, Schedule::every(second, LONG));
-    eventually("it is taken over", || async { other.try_tick(second).await.unwrap() == TickOutcome::Succeeded }).await;
-    assert!(begun.try_recv().is_err(), "it does not begin");
-    assert_eq!(told(&db, second).await, "L1 S2");
-    drop(running);
 }

@@ -152,8 +152,8 @@ fn schedules<DB: Database>(
 }
 
 /// Returns how long to wait before another look: while another instance runs the tick, if it is due
-/// in a moment, and while another transaction has locked its row. `locked` is the pause in that case,
-/// which grows.
+/// in a moment, and while another transaction has locked its row. `locked` is the pause in that
+/// case, which grows.
 async fn pause<DB: Database>(
     schedules: &Schedules<DB>,
     name: &str,

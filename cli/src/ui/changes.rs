@@ -104,13 +104,9 @@ struct Confirmed {
 /// The routes of all changes.
 pub fn routes() -> Router<Arc<App>> {
     Verb::ALL.into_iter().fold(Router::new(), |router, verb| {
-        let ask = async move |State(app): State<Arc<App>>, Query(asked): Query<Asked>| {
-            ask(&app, verb, &asked.name).await
-        };
-        let change = async move |State(app): State<Arc<App>>,
-                                 Extension(who): Extension<Who>,
-                                 Form(confirmed): Form<Confirmed>| {
-            confirm(&app, &who, verb, confirmed).await
+        let ask = async move |app: State<Arc<App>>, asked: Query<Asked>| ask(&app, verb, &asked.name).await;
+        let change = async move |app: State<Arc<App>>, who: Extension<Who>, form: Form<Confirmed>| {
+            confirm(&app, &who, verb, form.0).await
         };
         router.route(&format!("/{}", verb.name()), get(ask).post(change))
     })

@@ -96,7 +96,8 @@ async fn orphans_are_buried_while_a_cron_drains<DB: TestDatabase>(db: TestDb<DB>
     cron.ended().await.with(0);
 }
 
-/// This includes those that have created a session of their own, and those that outlive the command.
+/// This includes those that have created a session of their own, and those that outlive the
+/// command.
 async fn descendants_are_stopped_too<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     std::fs::write(stage.file("child"), format!("trap '' TERM\n{TICKS}")).unwrap();

@@ -4,13 +4,14 @@ use harness::{TestDatabase, TestDb};
 use serde_json::Value;
 
 use crate::{
-    program::{Ended, Program as _, Stage, start},
+    program::{Ended, Program as _, STAYS, Stage, start},
     program_cron::{cron, ended_as, job, jobs, runs},
 };
 
 harness::tests!(sqlite(
     each_run_has_a_line_for_its_start_and_its_end,
     each_line_is_an_object,
+    what_is_no_failure_is_a_warning,
     levels_select_the_lines,
     a_tick_that_is_given_up_has_a_line
 ));
@@ -76,6 +77,26 @@ async fn each_line_is_an_object<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!(jobs.unwrap()["level"], "INFO", "{err:?}");
 }
 
+async fn what_is_no_failure_is_a_warning<DB: TestDatabase>(db: TestDb<DB>) {
+    let level = |err: &str, text: &str| {
+        let line = err.lines().find(|line| line.contains(text)).unwrap_or_else(|| panic!("no {text:?}: {err}"));
+        serde_json::from_str::<Value>(line).unwrap()["level"].as_str().unwrap().to_owned()
+    };
+    let mut command = db.command("--log-format json run t --cron", &["0 0 1 1 *", "--", "true"]);
+    command.env("TZ", "Europe/Berlin");
+    let refused = start(command).ended().await.with(75).err;
+    assert_eq!([level(&refused, "is read in UTC"), level(&refused, "refused: ")], ["WARN", "ERROR"]);
+    let stage = Stage::new();
+    let mut leader = db.start("--log-format json lead k --lease 1s -- sh -c", &[STAYS, stage.path()]);
+    stage.up().await;
+    db.rowlock("release k --force", &[]).await.with(0);
+    leader.complains("campaigning again").await;
+    assert_eq!(level(leader.complained(), "campaigning again"), "WARN");
+    db.execute("ALTER TABLE t_resource_change RENAME COLUMN detail TO other").await;
+    let shown = db.rowlock("--log-format json show k", &[]).await.with(0).err;
+    assert_eq!(level(&shown, "what operators changed is not known"), "WARN");
+}
+
 async fn levels_select_the_lines<DB: TestDatabase>(db: TestDb<DB>) {
     let ended = ran(&db, "--log-level warn").await;
     assert!(!ended.err.contains("started"), "{ended:?}");
@@ -94,7 +115,10 @@ async fn levels_select_the_lines<DB: TestDatabase>(db: TestDb<DB>) {
 async fn a_tick_that_is_given_up_has_a_line<DB: TestDatabase>(db: TestDb<DB>) {
     let stage = Stage::new();
     let file = job(&stage, "k", "cron = \"0 0 1 1 *\"", "echo it runs");
-    cron(&db, "", &file).stopped().await;
+    let declares = cron(&db, "", &file);
+    let schedules = "SELECT COUNT(*) FROM t_resource_schedule";
+    harness::eventually("it is declared", async || db.number(schedules).await == Some(1)).await;
+    declares.stopped().await;
     let (holder, ago) = (DB::uuid("0123456789abcdef0123456789abcdef"), DB::ago(90_000));
     let died = format!("holder = {holder}, attempt = 11, run_slot = slot, begin_time = {ago}, due_at = {ago}");
     assert_eq!(db.execute(&format!("UPDATE t_resource_schedule SET {died}")).await, 1);

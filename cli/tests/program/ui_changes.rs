@@ -112,9 +112,7 @@ async fn a_key_is_released_by_force_and_that_is_logged<DB: TestDatabase>(db: Tes
 async fn a_key_that_has_changed_hands_is_not_released<DB: TestDatabase>(db: TestDb<DB>) {
     let first = acquired(db.lock().try_acquire("k").await);
     let ui = open(&db, "--allow-changes").await;
-    let shown = async || {
-        format!("name=k&seen={}&status=F", ui.get("/release?key=k").await.with(200).field("seen"))
-    };
+    let shown = async || format!("name=k&seen={}&status=F", ui.get("/release?key=k").await.with(200).field("seen"));
     let body = shown().await;
     first.release().await.unwrap();
     let free = ui.post("/release", &[], &body).await.with(404);

@@ -17,10 +17,7 @@ use crate::{
 
 harness::tests!(
     everywhere(programs_ask_without_a_password, a_cron_serves_numbers),
-    sqlite(
-        wrong_passwords_are_slow_and_logged,
-        a_file_of_secrets_that_all_may_read_is_refused
-    )
+    sqlite(wrong_passwords_are_slow_and_logged, a_file_of_secrets_that_all_may_read_is_refused)
 );
 
 /// Writes a file that its owner alone may read.

@@ -78,14 +78,6 @@ macro_rules! modules {
     };
 }
 
-/// Adds the tests of modules to a suite: `modules!(suite, DB: acquire acquiring)`.
-#[macro_export]
-macro_rules! modules {
-    ($suite:ident, $db:ty: $($module:ident)+) => {
-        $($module::register::<$db>($suite);)+
-    };
-}
-
 /// What a test needs besides its server. Where it is missing, the test is shown as ignored.
 #[derive(Clone, Copy, Debug)]
 pub struct Need {
