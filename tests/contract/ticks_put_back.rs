@@ -35,6 +35,7 @@ use crate::{
 harness::tests!(
     everywhere(
         a_triggered_run_that_is_stopped_while_it_waits_is_put_back,
+        a_tick_that_stands_for_others_precedes_a_trigger,
         a_second_attempt_that_is_put_back_is_no_takeover,
         of_two_lost_attempts_the_second_one_is_shown_again,
         the_note_of_a_claim_that_follows_one_that_was_put_back_is_shown,
@@ -77,6 +78,26 @@ async fn a_triggered_run_that_is_stopped_while_it_waits_is_put_back<DB: TestData
     let after = info(&db, "k").await;
     assert_eq!((after.slot, after.due, after.triggered), (before.slot, before.slot, None));
     assert_eq!(told(&db, "k").await, "S1");
+}
+
+/// It was moved before it was put back. A run that was triggered stands for no tick.
+async fn a_tick_that_stands_for_others_precedes_a_trigger<DB: TestDatabase>(db: TestDb<DB>) {
+    let mut one = work(&db, "one", due_with_key(&db).await.catch_up(CatchUp::Once));
+    back(&db, "k", 10 * LONG).await;
+    let first = info(&db, "k").await.slot;
+    let by_hand = acquired(db.lock().try_acquire("key").await);
+    let running = one.schedules.start().await.unwrap();
+    eventually("it is moved", || async { info(&db, "k").await.slot == first + 10 * LONG }).await;
+    assert!(timeout(PATIENCE, running.shutdown(Duration::MAX)).await.unwrap());
+    one.schedules.trigger("k").await.unwrap();
+    by_hand.release().await.unwrap();
+    one.finish.send(Some(true)).unwrap();
+    for (is_triggered, missed) in [(false, 10), (true, 0)] {
+        assert_eq!(ended(one.try_tick()).await, TickOutcome::Succeeded);
+        let tick = one.tick().await;
+        assert_eq!((tick.is_triggered(), tick.missed(), tick.attempt()), (is_triggered, missed, 1));
+    }
+    assert_eq!(told(&db, "k").await, "S1(10) S1");
 }
 
 /// The first attempt has failed. The first attempt at another tick was lost.
