@@ -8,8 +8,8 @@
 //!
 //! One task is active while there are leases or endings, on the threads for renewals. Renewals of
 //! each span, and endings, have a statement in flight each. An ending waits for the renewals of its
-//! span, one of which might revive the claim. A statement that hangs delays no other span and no
-//! report of a loss.
+//! span, one of which might revive the claim. A renewal that hangs delays no other span. An ending
+//! that hangs delays other endings. Neither delays the report of a loss.
 //!
 //! A renewal that was given up may still be carried out after an ending, until its limit on the
 //! server's clock. After a release it finds no claim. An abandonment is sent once more after that

@@ -196,7 +196,7 @@ impl<DB: Database> Tickets<DB> {
     async fn heartbeat(&self, numbers: &[i64]) -> bool {
         for numbers in numbers.chunks(BATCH) {
             let limit = Instant::now() + LIMIT;
-            let stayed = self.renewals.send(limit, async |conn| DB::heartbeat(conn, numbers).await).await;
+            let stayed = self.renewals.send_repeatedly(limit, async |conn| DB::heartbeat(conn, numbers).await).await;
             if let Err(failure) = stayed {
                 let tickets = numbers.len();
                 threads::emit(move || tracing::warn!(tickets, %failure, "ticket heartbeat failed; trying again"));
@@ -230,7 +230,7 @@ impl<DB: Database> Tickets<DB> {
     /// Deletes these tickets, and returns whether it succeeded.
     async fn clear(&self, numbers: &[i64]) -> bool {
         let limit = Instant::now() + LIMIT;
-        let left = self.renewals.send(limit, async |conn| DB::leave(conn, numbers).await).await;
+        let left = self.renewals.send_repeatedly(limit, async |conn| DB::leave(conn, numbers).await).await;
         let is_done = left.is_ok();
         match left {
             Ok(_) => lock(&self.state).leaving.retain(|leaving| !numbers.contains(&leaving.number)),

@@ -41,9 +41,6 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// How long a session is kept without a use, if there is another one, and if there is none: for
 /// less than the `wait_timeout` of MySQL's own sessions.
 const UNUSED: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(50)];
-/// How long a session is kept in all. It tells the server's time when it begins, and clocks
-/// diverge.
-const LIFETIME: Duration = Duration::from_secs(3600);
 
 /// The sessions of one purpose.
 pub(super) struct Line<DB: Store> {
@@ -83,7 +80,6 @@ pub(super) struct Session<DB: Store> {
     /// What the server's clock showed, and when that was known.
     pub clock: DateTime<Utc>,
     pub clock_read_at: Instant,
-    opened: Instant,
     /// When it was used last.
     used: Instant,
 }
@@ -311,17 +307,13 @@ impl<DB: Store> Line<DB> {
 }
 
 impl<DB: Store> State<DB> {
-    /// Takes the session that was used last, unless it may have been lost or is too old.
+    /// Takes the session that was used last, unless it may have been lost.
     fn take_idle(&mut self) -> Option<Session<DB>> {
         while let Some(session) = self.idle.pop() {
-            let is_suspect = self.suspect.is_some_and(|since| session.used <= since);
-            if !is_suspect && session.opened.elapsed() < LIFETIME {
+            if self.suspect.is_none_or(|since| session.used > since) {
                 return Some(session);
             }
             self.count -= 1;
-            if !is_suspect {
-                close(vec![session.conn]);
-            }
         }
         None
     }
@@ -400,7 +392,7 @@ async fn open_with<DB: Store>(
     let mut conn = opened?.detach();
     let begun = timeout(OPENING, DB::begin_session(&mut conn)).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
     let now = Instant::now();
-    Ok(begun.map(|clock| Session { conn, clock, clock_read_at: now, opened: now, used: now }))
+    Ok(begun.map(|clock| Session { conn, clock, clock_read_at: now, used: now }))
 }
 
 /// Learns why no session opens, for those that wait for one. The pool would tell that its time was

@@ -18,14 +18,3 @@ pub async fn of_file(most: usize) -> (tempfile::TempDir, Arc<Line<Sqlite>>) {
 pub async fn take(line: &Arc<Line<Sqlite>>) -> Session<Sqlite> {
     line.take(Instant::now() + Duration::from_secs(20)).await.unwrap().unwrap()
 }
-
-#[tokio::test]
-async fn a_session_that_is_too_old_is_closed() {
-    let (_folder, line) = of_file(1).await;
-    let (session, later) = (take(&line).await, Instant::now());
-    line.give_back(session);
-    let session = take(&line).await;
-    assert!(session.opened <= later, "it is kept");
-    line.give_back(Session { opened: session.opened - LIFETIME, ..session });
-    assert!(take(&line).await.opened > later, "it is a new one");
-}

@@ -13,7 +13,7 @@ use crate::{
         line::{Line, Session},
         threads,
         time::Instant,
-        timers::{Elapsed, sleep, timeout_at},
+        timers::{Elapsed, sleep, timeout, timeout_at},
     },
     store::{Reply, Store, failure::Failure},
 };
@@ -32,8 +32,10 @@ enum Conn<DB: Store> {
     Borrowed(PoolConnection<DB>, Pool<DB>),
 }
 
-/// How long the check of a borrowed connection may take.
+/// How long the check of an idle connection may take.
 const CHECK: Duration = Duration::from_secs(5);
+/// After this time, the server's clock is read again: clocks diverge.
+const DIVERGED: Duration = Duration::from_secs(3600);
 
 /// The error of connections on which nothing of the caller's can begin.
 pub const IN_TRANSACTION: &str =
@@ -52,10 +54,11 @@ impl<DB: Store> Loan<DB> {
         // memory with it.
         let acquiring = threads::run_to_end(Box::pin(async move {
             let acquired = timeout_at(limit, acquire(&pool)).await.unwrap_or(Err(sqlx::Error::PoolTimedOut));
-            acquired.map(|conn| Self { conn: Some(Conn::Borrowed(conn, pool)) })
+            // If the caller has left, the pool takes it back.
+            acquired.map(|conn| IdleLoan(Some(Self { conn: Some(Conn::Borrowed(conn, pool)) }), Instant::now()))
         }));
         let acquired = acquiring.await.map_err(|error| Failure::NoThreads(Box::new(error)))?;
-        let loan = acquired.map_err(Failure::NoConnection)?;
+        let loan = acquired.map_err(Failure::NoConnection)?.lend();
         if Instant::now() >= limit {
             // A statement that is begun now would be abandoned, and the connection closed.
             loan.give_back();
@@ -178,10 +181,21 @@ impl<DB: Store> Loan<DB> {
     /// Ends the loan of an idle session.
     pub fn give_back(mut self) {
         match self.conn.take() {
+            Some(Conn::Own(conn, line)) if conn.clock_read_at.elapsed() >= DIVERGED => {
+                threads::spawn(Self::own(conn, &line).read_clock());
+            }
             Some(Conn::Own(conn, line)) => line.give_back(conn),
             // The pool takes it back by a task.
             Some(Conn::Borrowed(conn, _)) => threads::within(|| drop(conn)),
             None => {}
+        }
+    }
+
+    /// Ends the loan once the server has told its time. A session that does not tell it is closed.
+    async fn read_clock(mut self) {
+        if let Ok(Ok(now)) = timeout(CHECK, DB::now(self.get())).await {
+            self.set_clock(now);
+            self.give_back();
         }
     }
 
@@ -326,5 +340,17 @@ mod tests {
         patience.reply(Some(&*line), sent, pending::<()>()).await.unwrap_err();
         silent.notified().await;
         assert!(take(&line).await.clock_read_at > sent, "it is a new one");
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_was_read_long_ago_is_read_again_on_the_same_session() {
+        let (_folder, line) = of_file(1).await;
+        let (mut session, before) = (take(&line).await, Instant::now());
+        sqlx::query("CREATE TEMP TABLE mark (of INTEGER)").execute(&mut session.conn).await.unwrap();
+        session.clock_read_at = session.clock_read_at - DIVERGED;
+        Loan::own(session, &line).give_back();
+        let mut session = take(&line).await;
+        assert!(session.clock_read_at > before, "it is read again");
+        sqlx::query("SELECT of FROM mark").fetch_all(&mut session.conn).await.unwrap();
     }
 }

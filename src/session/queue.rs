@@ -307,7 +307,7 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
     }
 
     /// Sends requests in one statement.
-    async fn send_together(&self, session: Loan<DB>, slots: Vec<Slot<DB, R>>) {
+    async fn send_together(self: &Arc<Self>, session: Loan<DB>, slots: Vec<Slot<DB, R>>) {
         let limit = slots.iter().map(|slot| slot.first.limits.statement).max();
         let (mut requests, mut replies) = (Vec::with_capacity(slots.len()), Vec::with_capacity(slots.len()));
         for Slot { first: Waiting { request, reply, limits, begun }, others } in slots {
@@ -340,6 +340,9 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
                     lock(&self.state).put_back(others);
                     firsts.push(Waiting { request, reply, limits, begun });
                 }
+                // Those that were put back wait for none of the first ones, which may be sent one
+                // after the other.
+                self.start_worker(lock(&self.state));
                 self.fail(firsts, failure).await;
             }
         }
@@ -360,7 +363,7 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
     }
 
     /// Handles a statement that failed, or whose outcome is unknown.
-    async fn fail(&self, firsts: Vec<Waiting<DB, R>>, failure: Failure) {
+    async fn fail(self: &Arc<Self>, firsts: Vec<Waiting<DB, R>>, failure: Failure) {
         let fault = failure.fault();
         // One of the requests may have caused the failure, and each caller needs an error of its
         // own.
@@ -387,7 +390,7 @@ impl<DB: Database, R: Batched<DB>> Queue<DB, R> {
     }
 
     /// Sends one request, unless its caller has left before a session is free.
-    async fn send_alone(&self, mut waiting: Waiting<DB, R>) {
+    async fn send_alone(self: &Arc<Self>, mut waiting: Waiting<DB, R>) {
         let session = tokio::select! {
             biased;
             () = waiting.reply.closed() => return,

@@ -35,8 +35,8 @@ const MAX_RENEWALS: usize = 4;
 const MAX_VALUES: u32 = 8;
 const OPENING: Duration = Duration::from_secs(5);
 
-/// After how long without a reply a statement that changes nothing is sent on another session, at
-/// least.
+/// After how long without a reply a statement that is sent repeatedly is sent on another session,
+/// at least.
 const LEAST: Duration = Duration::from_secs(1);
 
 /// What sessions are for. None can use up those of another purpose.
@@ -179,8 +179,8 @@ impl<DB: Store> Sessions<DB> {
         conn.settle(reply)
     }
 
-    /// Sends a statement that changes nothing until its reply is final or the limit is reached, on
-    /// a second session too if the first does not answer in time.
+    /// Sends a statement that may be carried out more than once until its reply is final or the
+    /// limit is reached, on a second session too if the first does not answer in time.
     ///
     /// The statement is copied for each attempt. The compiler does not accept the future as `Send`
     /// if one closure with references is called several times.

@@ -55,11 +55,9 @@ impl Seen {
         })
     }
 
-    /// The slot of a claim: that of the attempts so far, or that of the next run. A tick that stands
-    /// for others, and was put back, precedes a trigger, which stands for none.
+    /// The slot of a claim: that of the attempts so far, or that of the next run.
     pub fn to_run(&self) -> DateTime<Utc> {
-        let stands_for_others = self.missed > 0 && self.slot <= self.now;
-        let next = self.triggered_at.filter(|_| !stands_for_others).unwrap_or(self.slot);
+        let next = self.triggered_at.unwrap_or(self.slot);
         if self.attempt > 0 { self.run_slot.unwrap_or(next) } else { next }
     }
 

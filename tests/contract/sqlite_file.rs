@@ -1,16 +1,26 @@
 //! The properties of a SQLite file: its encoding, and its single writer.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
-use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool};
-use rowlock::{Error, LeaseLock, VersionedTable, balances::Columns, errors::Setup};
+use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, pool, refused};
+use rowlock::{Error, LeaseLock, Reason, VersionedTable, balances::Columns, errors::Setup};
 use sqlx::pool::PoolOptions;
-use tokio::time::{Instant, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 
 harness::tests!(sqlite(
     a_file_in_utf_16_is_refused_unchanged,
     a_lock_that_is_older_than_its_file_has_sessions_of_its_own,
-    a_write_transaction_longer_than_a_lease_loses_it_in_time
+    a_write_transaction_longer_than_a_lease_loses_it_in_time,
+    requests_of_one_kind_keep_the_session_from_no_others
 ));
 
 /// The driver does not read text from such a file.
@@ -101,4 +111,27 @@ async fn a_write_transaction_longer_than_a_lease_loses_it_in_time<DB: TestDataba
     left.release().await.unwrap();
     assert_eq!(db.column("left", "status").await.as_deref(), Some("S"));
     next.release().await.unwrap();
+}
+
+/// A statement of theirs is followed by those that have come since. A file has one session.
+async fn requests_of_one_kind_keep_the_session_from_no_others<DB: TestDatabase>(db: TestDb<DB>) {
+    let (pool, stopped) = (db.pool_of(2).await, Arc::new(AtomicBool::new(false)));
+    let (busy, other) = (LeaseLock::new(pool.clone()), LeaseLock::builder(pool).time_limit(PATIENCE).build().unwrap());
+    let held = acquired(busy.try_acquire("k").await);
+    let tasks: JoinSet<()> = (0..64)
+        .map(|_| {
+            let (busy, stopped) = (busy.clone(), stopped.clone());
+            async move {
+                while !stopped.load(Relaxed) {
+                    assert_eq!(refused(busy.try_acquire("k").await).reason, Reason::Held);
+                }
+            }
+        })
+        .collect();
+    for _ in 0..20 {
+        acquired(other.try_acquire("other").await).release().await.unwrap();
+    }
+    stopped.store(true, Relaxed);
+    tasks.join_all().await;
+    held.release().await.unwrap();
 }

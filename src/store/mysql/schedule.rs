@@ -123,7 +123,7 @@ impl SeenStore for MySql {
         // The runs begin at the time by which they were decided.
         let Some(now) = rows.first().map(|seen| seen.now) else { return Ok(Vec::new()) };
         let named = padded(rows);
-        let mut query = sqlx::query(AssertSqlSafe(claim_statement(named.len()))).bind(stored(now));
+        let mut query = sqlx::query(AssertSqlSafe(claim_statement(named.len())));
         for seen in named {
             query = query.bind(seen.times.name.as_str()).bind(&seen.times.spec).bind(&seen.times.zone);
             query = query.bind(seen.token).bind(stored(seen.slot)).bind(to_stored_count(seen.attempt));

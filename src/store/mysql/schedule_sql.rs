@@ -51,16 +51,14 @@ WHERE name = ? AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 const AS_SEEN: &str = "c.name = ? AND c.spec = ? AND c.zone = ? AND c.token = ? AND c.slot = ? AND c.attempt = ? AND c.due_at = ? AND c.triggered_at <=> ? AND c.paused = 0";
 
 /// Claims those of the rows that are as they were seen. The derived table skips locked rows; the
-/// update takes what it found. Its assignments depend on no column that it changes. The first
-/// parameter is when the rows were seen.
+/// update takes what it found. Its assignments depend on no column that it changes.
 pub(super) fn claim_statement(rows: usize) -> String {
     let seen = vec![AS_SEEN; rows].join(" OR ");
     format!(
         "
 UPDATE (
     SELECT c.name, c.token, c.attempt,
-           COALESCE(IF(c.attempt > 0, c.run_slot, NULL), IF(c.missed > 0 AND c.slot <= ?, c.slot, NULL), c.triggered_at, c.slot)
-               AS to_run
+           COALESCE(IF(c.attempt > 0, c.run_slot, NULL), c.triggered_at, c.slot) AS to_run
     FROM t_resource_schedule c FORCE INDEX (PRIMARY) WHERE {seen} LIMIT {rows} FOR UPDATE SKIP LOCKED
 ) j STRAIGHT_JOIN t_resource_schedule t FORCE INDEX (PRIMARY) ON t.name = j.name
 SET t.holder = ?, t.client_ip = ?, t.begin_time = ?, t.token = GREATEST(j.token + 1, ?), t.run_slot = j.to_run,

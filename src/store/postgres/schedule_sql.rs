@@ -37,8 +37,6 @@ pub(super) const REGISTERED: &str = select!("WHERE s.name = ANY ($1::text[])");
 /// judged again when it is locked. The rows are locked once: a plan that looks for each row of the
 /// update again would claim more than $7.
 ///
-/// A tick that stands for others, and was put back, precedes a trigger, which stands for none.
-///
 /// The orders are those of before the rows were locked. So a row that is not as it was then is
 /// locked, and not claimed: an order changes its token or the time since which it is due.
 pub(super) const CLAIM: &str = concat!(
@@ -54,8 +52,7 @@ WITH known AS (
 ), claimed AS (
     UPDATE t_resource_schedule t
     SET holder = $4, client_ip = $5, begin_time = j.now, due_at = j.now + j.lease, attempt = t.attempt + 1,
-        run_slot = CASE WHEN t.attempt > 0 THEN t.run_slot WHEN t.missed > 0 AND t.slot <= j.now THEN t.slot
-                        ELSE coalesce(t.triggered_at, t.slot) END,
+        run_slot = CASE WHEN t.attempt > 0 THEN t.run_slot ELSE coalesce(t.triggered_at, t.slot) END,
         token = greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint)
     FROM due j WHERE t.name = j.name AND t.token = j.token AND t.due_at = j.due_at AND ",
     in_time!("$9"),
