@@ -226,9 +226,15 @@ pub fn refused(name: &Key, wrong: impl Into<String>) -> Error {
     Error::Setup(Setup::ScheduleUnfit { name: name.clone(), wrong: wrong.into() })
 }
 
+/// Undoes the claim of a run whose work was not begun, or hands it back: the row may not be as it was
+/// before the claim. Returns `false` if the claim did not stand.
+pub async fn undo<DB: Database>(core: &Core<DB>, claim: &Claim) -> bool {
+    put_back(core, claim.holder, std::slice::from_ref(&claim.key)).await || hand_back(core, claim).await
+}
+
 /// Undoes a claim of these schedules under which no work was begun. A takeover is left to the next
 /// claim. If no statement succeeds, what was claimed is taken over when its lease ends. Returns
-/// whether a claim stood, as far as is known.
+/// whether a claim was undone, as far as is known.
 pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, names: &[Key]) -> bool {
     let vacant = Holder::unique();
     let done = answered!(core, Action::Abandon, "schedules", conn => DB::put_back(conn, holder, vacant, names));

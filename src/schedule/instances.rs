@@ -217,7 +217,7 @@ impl Declared {
             false => heir.slot_after(row, judge, word, now),
         };
         // The heir may have run ticks beside the other one.
-        let ran = in_effect.and_then(|its| its.run_slot).filter(|ran| !is_trigger(*ran) && *ran >= slot);
+        let ran = in_effect.and_then(last_begun).filter(|ran| *ran >= slot);
         let slot = ran.zip(heir.schedule.as_ref()).map_or(slot, |(ran, heir)| heir.next(ran));
         let change = heir.change_to(slot, Decision::Apply, its, word, now);
         // The attempts at a trigger of its own end. Another run of it would have their numbers.
@@ -282,7 +282,7 @@ impl Declared {
     /// was begun, that is the tick after it.
     fn slot_after(&self, row: &ListedSchedule, judge: Judge, word: &Word, now: DateTime<Utc>) -> DateTime<Utc> {
         let Some(schedule) = &self.schedule else { return NEVER };
-        let last = row.run_slot.filter(|run| !is_trigger(*run));
+        let last = last_begun(row);
         let begun = (row.running || row.attempt > 0) && last == Some(row.slot);
         let old = Schedule::of(&row.times).filter(|old| !matches!(old.timing, Timing::After(_)));
         let due = if begun { old.as_ref().map(|old| old.next(row.slot)) } else { Some(row.slot) };
@@ -313,6 +313,12 @@ impl Declared {
         let ended = std::iter::successors(Some(floor), tick_after).take_while(|tick| *tick <= now);
         schedule.next(ended.last().unwrap_or(floor))
     }
+}
+
+/// Returns the last tick that was begun. A claim that was undone has begun none.
+fn last_begun(row: &ListedSchedule) -> Option<DateTime<Utc>> {
+    let is_undone = !row.running && row.attempt == 0 && row.run_slot == Some(row.slot);
+    row.run_slot.filter(|run| !is_undone && !is_trigger(*run))
 }
 
 /// Returns where another jitter moves a tick. One that would be due for longer keeps its time, and

@@ -319,9 +319,11 @@ fn another_jitter_moves_the_next_tick() {
         for name in ["report", "renamed", "another"] {
             let (old, new) = (daily("report", old), daily(name, new));
             let slot = old.next(at("12:00:00"));
-            for begun in [false, true] {
-                let run_slot = if begun { Some(slot) } else { Some(old.next(slot - TimeDelta::days(2))) };
-                let now = slot + if begun { TimeDelta::seconds(5) } else { -TimeDelta::minutes(1) };
+            // A claim that was undone has begun nothing.
+            for (begun, undone) in [(false, false), (true, false), (false, true)] {
+                let claimed = begun || undone;
+                let run_slot = if claimed { Some(slot) } else { Some(old.next(slot - TimeDelta::days(2))) };
+                let now = slot + if claimed { TimeDelta::seconds(5) } else { -TimeDelta::minutes(1) };
                 let row = ListedSchedule {
                     run_slot,
                     running: begun,

@@ -89,7 +89,7 @@ impl<DB: Database> Schedules<DB> {
             };
             tried = Some(until);
             let stop = async |conn: &mut DB::Connection| {
-                if !DB::latch(conn, &name, row.slot, row.attempt).await? {
+                if !DB::latch(conn, &row).await? {
                     return Ok(None);
                 }
                 DB::wake(conn, &name).await?;
@@ -169,7 +169,7 @@ impl<DB: Database> Schedules<DB> {
             tried = Some(until);
             let since = if is_begun { row.slot + TimeDelta::microseconds(1) } else { DateTime::UNIX_EPOCH };
             let skip = async |conn: &mut DB::Connection| {
-                if !DB::latch(conn, name, row.slot, row.attempt).await? {
+                if !DB::latch(conn, &row).await? {
                     return Ok(None);
                 }
                 let order = Order { what: What::Skip, name: name.as_str(), since, until, who: &core.label };

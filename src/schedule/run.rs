@@ -16,7 +16,7 @@ use crate::{
     metrics,
     rules::Status,
     schedule::{
-        core::{Core, answered, hand_back, put_back},
+        core::{Core, answered, hand_back, undo},
         end::{Ended, TickOutcome, end, find_success},
         exclusive::{Exclusive, acquire_exclusive},
         keeper::{Claimed, Keeper},
@@ -143,7 +143,7 @@ async fn run_claimed<DB: Database>(
         Exclusive::Closed => {
             keeper.stop().await;
             // It may have been taken over by then.
-            let stood = put_back(&core, claim.holder, std::slice::from_ref(&claim.key)).await;
+            let stood = undo(&core, claim).await;
             return (if stood { TickOutcome::HandedBack } else { TickOutcome::Lost }, None);
         }
     };
@@ -180,7 +180,7 @@ async fn begin<DB: Database>(
             Err(ref error) if is_refusal(error) => hand_back(core, claim).await,
             // No work was begun. If other times are in effect by then, an instance that has them
             // runs the tick. A pass that had no reply may have ended the claim.
-            passed => put_back(core, claim.holder, std::slice::from_ref(&claim.key)).await && passed.is_ok(),
+            passed => undo(core, claim).await && passed.is_ok(),
         };
         return Err((if stood { TickOutcome::HandedBack } else { TickOutcome::Lost }, None));
     }

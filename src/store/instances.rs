@@ -298,16 +298,11 @@ pub trait InstanceStore: ScheduleStore {
         by: Option<DateTime<Utc>>,
     ) -> impl Future<Output = Reply<bool>> + Send;
 
-    /// Keeps the row of a schedule, which has this slot and attempt, from other transactions up to
-    /// the end of this one. A look at the row from before it leads to no claim: the token changes,
-    /// and of the row of a run, which keeps its token, the time since which it is due. Returns
-    /// `false` if the row has others by now.
-    fn latch(
-        conn: &mut Self::Connection,
-        name: &Key,
-        slot: DateTime<Utc>,
-        attempt: u32,
-    ) -> impl Future<Output = Reply<bool>> + Send;
+    /// Keeps the row of a schedule from other transactions up to the end of this one. A look at the
+    /// row from before it leads to no claim: the token changes, and of the row of a run, which keeps
+    /// its token, the time since which it is due. Returns `false` if a run was begun or has ended
+    /// since the row was seen.
+    fn latch(conn: &mut Self::Connection, seen: &ListedSchedule) -> impl Future<Output = Reply<bool>> + Send;
 
     /// Makes the next attempt at a tick due at once, if it waits.
     fn wake(conn: &mut Self::Connection, name: &Key) -> impl Future<Output = Reply<()>> + Send;
@@ -362,7 +357,7 @@ macro_rules! operations {
                     sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
                 }
                 sqlx::query(INHERIT).bind(from).bind(to).execute(&mut *conn).await?;
-                crate::store::instances::pass_orders::<Self>(conn, from, to).await?;
+                crate::store::instances::pass_orders::<Self>(conn, old, new).await?;
                 sqlx::query(EMPTY).bind(from).execute(conn).await.map(|_| true)
             })
             .await
@@ -410,8 +405,9 @@ macro_rules! operations {
             Ok(query.execute(conn).await?.rows_affected() > 0)
         }
 
-        async fn latch(conn: &mut $connection, name: &Key, slot: DateTime<Utc>, attempt: u32) -> Reply<bool> {
-            let query = sqlx::query(LATCH).bind(name.as_str()).bind(stored(slot)).bind(to_stored_count(attempt));
+        async fn latch(conn: &mut $connection, seen: &crate::store::schedule::ListedSchedule) -> Reply<bool> {
+            let query = sqlx::query(LATCH).bind(seen.times.name.as_str()).bind(stored(seen.slot));
+            let query = query.bind(to_stored_count(seen.attempt)).bind(seen.run_slot.map(stored));
             Ok(query.execute(conn).await?.rows_affected() > 0)
         }
 
@@ -438,13 +434,28 @@ macro_rules! operations {
 
 pub(super) use operations;
 
-/// Gives the orders for a schedule to another one, within a transaction.
-pub async fn pass_orders<DB: InstanceStore>(conn: &mut DB::Connection, from: &str, to: &str) -> Reply<()> {
+/// Gives the orders for a schedule to another one, within a transaction. Of two pauses, the one that
+/// ends later counts, or that without an end.
+pub async fn pass_orders<DB: InstanceStore>(
+    conn: &mut DB::Connection,
+    old: &TimesChange,
+    new: &TimesChange,
+) -> Reply<()> {
+    let (from, to) = (old.times.name.as_str(), new.times.name.as_str());
+    let has_no_end = |seen: &ListedSchedule| seen.paused && seen.paused_until.is_none();
+    let seen = [old, new].map(|change| change.seen.as_deref());
+    let ends = !seen.into_iter().flatten().any(has_no_end);
     for what in OF_SCHEDULES {
         if let Some(Given { since, until, who }) = DB::ordered(conn, what, from).await? {
-            DB::order(conn, &Order { what, name: to, since, until, who: &who }).await?;
+            let its = DB::ordered(conn, what, to).await?.filter(|its| what == What::Pause && its.until > until);
+            if its.is_none() {
+                DB::order(conn, &Order { what, name: to, since, until, who: &who }).await?;
+            }
             DB::cancel(conn, what, from, None).await?;
         }
+    }
+    if !ends {
+        DB::cancel(conn, What::Pause, to, None).await?;
     }
     Ok(())
 }

@@ -125,7 +125,7 @@ const LATCH: &str = "
 UPDATE t_resource_schedule
 SET token = IF(holder IS NULL, token + 1, token),
     due_at = IF(holder IS NOT NULL AND due_at <= UTC_TIMESTAMP(6), due_at - INTERVAL 1 MICROSECOND, due_at)
-WHERE name = ? AND slot = ? AND attempt = ?";
+WHERE name = ? AND slot = ? AND attempt = ? AND run_slot <=> ?";
 
 const WAKE: &str = "
 UPDATE t_resource_schedule SET due_at = LEAST(due_at, UTC_TIMESTAMP(6)) WHERE name = ? AND holder IS NULL AND attempt > 0";

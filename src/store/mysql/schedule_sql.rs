@@ -83,13 +83,14 @@ macro_rules! of_lost_run {
     };
 }
 
-/// The parameters are the holder until the next takeover, and the holder of the claim. The history
-/// is read only where there may be a run that was lost: the read locks what it finds, or the gap.
+/// The parameters are the holder until the next takeover, and the holder of the claim. A slot that
+/// was moved for the claim, or is one of other times by now, is not that of the row before the
+/// claim. The history is read only where there may be a run that was lost: the read locks what it
+/// finds, or the gap.
 pub(super) const PUT_BACK: &str = concat!(
     "
 UPDATE t_resource_schedule s FORCE INDEX (PRIMARY)
-SET s.slot = IF(s.attempt = 1 AND MICROSECOND(s.run_slot) % 1000 = 0, s.run_slot, s.slot),
-    s.due_at = IF(s.attempt > 1 OR s.triggered_at IS NOT NULL, UTC_TIMESTAMP(6), s.slot),
+SET s.due_at = IF(s.attempt > 1 OR s.triggered_at IS NOT NULL, UTC_TIMESTAMP(6), s.slot),
     s.holder = IF(s.attempt > 1 AND EXISTS ",
     of_lost_run!("name"),
     ", ?, NULL),
@@ -100,7 +101,8 @@ SET s.slot = IF(s.attempt = 1 AND MICROSECOND(s.run_slot) % 1000 = 0, s.run_slot
     of_lost_run!("client_ip"),
     ", s.client_ip), s.client_ip),
     s.attempt = s.attempt - 1
-WHERE s.holder = ? AND s.name IN"
+WHERE s.holder = ? AND (s.attempt > 1 OR MICROSECOND(s.run_slot) % 1000 <> 0 OR (s.run_slot = s.slot AND s.missed = 0))
+  AND s.name IN"
 );
 
 pub(super) static EXTEND: LazyLock<String> = LazyLock::new(|| {

@@ -165,7 +165,9 @@ const LATCH: &str = concat!(
          due_at = CASE WHEN holder IS NOT NULL AND due_at <= clock_timestamp() THEN due_at - interval '1 microsecond' ELSE due_at END
      WHERE name = $1 AND attempt = $3 AND ",
     finite!("slot"),
-    " = $2"
+    " = $2 AND ",
+    finite!("run_slot"),
+    " IS NOT DISTINCT FROM $4"
 );
 
 const WAKE: &str = "

@@ -81,18 +81,17 @@ FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON 
 LEFT JOIN claimed t ON true"
 );
 
-/// $3 the holder until the next takeover.
+/// $3 the holder until the next takeover. A slot that was moved for the claim, or is one of other
+/// times by now, is not that of the row before the claim.
 pub(super) const PUT_BACK: &str = "
 UPDATE t_resource_schedule s
 SET (holder, begin_time, client_ip) = (
         SELECT CASE WHEN r.name IS NOT NULL THEN $3::uuid END, coalesce(r.begin_time, s.begin_time), coalesce(r.client_ip, s.client_ip)
         FROM (SELECT 1) one LEFT JOIN t_resource_schedule_run r
         ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'),
-    attempt = attempt - 1,
-    slot = CASE WHEN attempt = 1 AND date_trunc('milliseconds', run_slot) = run_slot THEN run_slot ELSE slot END,
-    due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp()
-                  WHEN date_trunc('milliseconds', run_slot) = run_slot THEN run_slot ELSE slot END
-WHERE holder = $1 AND name = ANY ($2::text[])";
+    attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp() ELSE slot END
+WHERE holder = $1 AND name = ANY ($2::text[])
+  AND (attempt > 1 OR date_trunc('milliseconds', run_slot) <> run_slot OR (run_slot = slot AND missed = 0))";
 
 /// $5 the limit, $6 whether it is extended although an operator has stopped the tick.
 pub(super) const EXTEND: &str = concat!(

@@ -126,7 +126,7 @@ const LATCH: &str = sql!("
 UPDATE t_resource_schedule
 SET token = iif(holder IS NULL, token + 1, token),
     due_at = iif(holder IS NOT NULL AND due_at <= " now ", due_at - 1, due_at)
-WHERE name = ?1 AND slot = ?2 AND attempt = ?3");
+WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND run_slot IS ?4");
 
 const WAKE: &str = sql!("
 UPDATE t_resource_schedule SET due_at = min(due_at, " now ") WHERE name = ?1 AND holder IS NULL AND attempt > 0");

@@ -78,16 +78,17 @@ pub(super) const RECORD_LOST: &str = sql!("
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, " now ", 'L', ?7, ?8) ON CONFLICT DO NOTHING");
 
-/// ?3 the holder until the next takeover.
+/// ?3 the holder until the next takeover. A slot that was moved for the claim, or is one of other
+/// times by now, is not that of the row before the claim.
 pub(super) const PUT_BACK: &str = sql!("
 UPDATE t_resource_schedule AS s
 SET (holder, begin_time, client_ip) = (
         SELECT CASE WHEN r.name IS NOT NULL THEN ?3 END, coalesce(r.begin_time, s.begin_time), coalesce(r.client_ip, s.client_ip)
         FROM (SELECT 1) AS one LEFT JOIN t_resource_schedule_run r
         ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'),
-    attempt = attempt - 1, slot = CASE WHEN attempt = 1 AND run_slot % 1000 = 0 THEN run_slot ELSE slot END,
-    due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN " now " WHEN run_slot % 1000 = 0 THEN run_slot ELSE slot END
-WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))");
+    attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN " now " ELSE slot END
+WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))
+  AND (attempt > 1 OR run_slot % 1000 <> 0 OR (run_slot = slot AND missed = 0))");
 
 /// ?5 is the limit. An operator may have stopped the tick, unless ?6.
 pub(super) const EXTEND: &str = sql!("

@@ -128,10 +128,22 @@ async fn a_run_is_cleared_once_it_is_recorded() {
 }
 
 #[tokio::test]
-async fn a_claim_that_is_put_back_after_other_times_took_effect_is_due() {
+async fn a_claim_whose_row_has_another_slot_is_not_put_back() {
     let (mut conn, claim) = claimed_under_other_times().await;
-    Sqlite::put_back(&mut conn, claim.holder, Holder::unique(), &[times().name]).await.unwrap();
-    assert!(has(&mut conn, "slot = 0 AND due_at = 0 AND attempt = 0 AND holder IS NULL AND spec = 'every 2m'").await);
+    assert!(!Sqlite::put_back(&mut conn, claim.holder, Holder::unique(), &[times().name]).await.unwrap());
+    assert!(Sqlite::hand_back(&mut conn, &claim, Holder::unique()).await.unwrap());
+    assert!(has(&mut conn, "slot = 60000000 AND run_slot = 0 AND attempt = 1 AND spec = 'every 2m'").await);
+}
+
+/// It stands for the ticks before it.
+#[tokio::test]
+async fn a_claim_whose_slot_was_moved_is_not_put_back() {
+    let mut conn = due().await;
+    let (claim, to) = (claim_of(&mut conn).await, SLOT + TimeDelta::minutes(5));
+    let pass = Pass { times: &times(), from: SLOT, to, runs: true, missed: 5, skipped: 0, error: None };
+    assert!(Sqlite::skip_ticks(&mut conn, &claim, &pass).await.unwrap());
+    assert!(!Sqlite::put_back(&mut conn, claim.holder, Holder::unique(), &[times().name]).await.unwrap());
+    assert!(has(&mut conn, "slot = 300000000 AND run_slot = slot AND attempt = 1 AND missed = 5").await);
 }
 
 #[tokio::test]
@@ -285,7 +297,12 @@ async fn a_look_from_before_an_order_leads_to_no_claim() {
         let known = [known()];
         let ask = DueRequest { known: &known, holder: Holder::unique(), label: "a", most: 1, not_after: None };
         let before = Sqlite::look_for_due(&mut conn, &ask).await.unwrap().remove(0);
-        assert!(Sqlite::latch(&mut conn, &known[0].times.name, SLOT, attempt).await.unwrap());
+        let run_slot = takes_over.then_some(SLOT);
+        let seen = ListedSchedule { attempt, run_slot, ..ListedSchedule::unrun(times(), SLOT) };
+        // The run of a trigger has ended since, and another one was begun.
+        let earlier = ListedSchedule { run_slot: Some(SLOT - TimeDelta::microseconds(1)), ..seen.clone() };
+        assert!(!Sqlite::latch(&mut conn, &earlier).await.unwrap());
+        assert!(Sqlite::latch(&mut conn, &seen).await.unwrap());
         let after = Sqlite::look_for_due(&mut conn, &ask).await.unwrap().remove(0);
         assert!(!claims(&mut conn, &ask, &before).await, "takes over: {takes_over}");
         assert!(claims(&mut conn, &ask, &after).await, "takes over: {takes_over}");
