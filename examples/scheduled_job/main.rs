@@ -45,7 +45,10 @@ async fn main() -> Result<()> {
         }
         ["--database-url", url] => on_database(url, &[]).await?,
         // The parent passes the URL in the environment, since other users can see arguments.
-        ["instance", ..] => on_database(&std::env::var("DATABASE_URL")?, &words[1..]).await?,
+        ["instance", ..] => {
+            stage::end_with_parent();
+            on_database(&std::env::var("DATABASE_URL")?, &words[1..]).await?;
+        }
         _ => {
             eprint!("{USAGE}");
             std::process::exit(2)

@@ -1,13 +1,15 @@
 //! The parent's side: it starts instances, sends them signals, and prints what they say.
 
 use std::{
-    process::Stdio,
+    io::{self, Read as _},
+    process::{self, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
-    process::{Child, Command},
+    process::{Child, ChildStdin, Command},
     sync::mpsc,
     time::timeout,
 };
@@ -36,6 +38,8 @@ pub struct Line {
 pub struct Instance {
     pub node: String,
     process: Child,
+    /// The instance ends when this is closed, which it is however the parent ends.
+    _stdin: Option<ChildStdin>,
 }
 
 impl Instance {
@@ -53,6 +57,15 @@ impl Instance {
         let status = self.process.wait().await?;
         if status.success() { Ok(()) } else { Err(format!("{} failed: {status}", self.node).into()) }
     }
+}
+
+/// Ends this instance when its parent has ended.
+pub fn end_with_parent() {
+    thread::spawn(|| {
+        // The parent writes nothing.
+        let _ = io::stdin().read(&mut [0]);
+        process::exit(1)
+    });
 }
 
 /// Says something to the parent.
@@ -74,7 +87,7 @@ impl Stage {
     pub fn start(&self, node: &str, words: &[&str]) -> Result<Instance> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("instance").args(words).env("DATABASE_URL", &self.url);
-        let mut process = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
         let mut lines = BufReader::new(process.stdout.take().ok_or("no output")?).lines();
         let (name, sender) = (node.to_owned(), self.sender.clone());
         tokio::spawn(async move {
@@ -84,7 +97,7 @@ impl Stage {
                 let _ = sender.send(Line { node: name.clone(), what: next(), token: next(), detail: next() });
             }
         });
-        Ok(Instance { node: node.to_owned(), process })
+        Ok(Instance { node: node.to_owned(), _stdin: process.stdin.take(), process })
     }
 
     /// Prints lines up to the first one that is of interest, and returns it.

@@ -11,6 +11,7 @@ use std::{
 
 use harness::{Need, TestDatabase, TestDb, acquired, eventually};
 use tokio::{
+    io::{AsyncBufReadExt as _, BufReader},
     process::{Child, Command},
     time::timeout,
 };
@@ -27,6 +28,7 @@ harness::tests!(
     ),
     sqlite[EXAMPLES](
         deduct_refuses_what_it_does_not_know,
+        scheduled_job_that_is_killed_leaves_no_instance_behind,
         fencing_refuses_the_late_write_that_nothing_else_stops,
         exactly_once_survives_kills_as_the_guide_shows_it
     )
@@ -84,6 +86,20 @@ async fn ended(mut example: Command) -> (Option<i32>, String) {
 async fn output(example: Child) -> (Option<i32>, String) {
     let Output { status, stdout, stderr } = timeout(STORY, example.wait_with_output()).await.expect("it ends").unwrap();
     (status.code(), String::from_utf8(stdout).unwrap() + &String::from_utf8(stderr).unwrap())
+}
+
+/// Its instances have copies of its stderr.
+async fn scheduled_job_that_is_killed_leaves_no_instance_behind<DB: TestDatabase>(_: TestDb<DB>) {
+    let mut parent = example("scheduled_job", &[]).spawn().unwrap();
+    let mut lines = BufReader::new(parent.stdout.take().unwrap()).lines();
+    let has_instances = async {
+        while !lines.next_line().await.unwrap().unwrap().starts_with("A schedule") {}
+        while !lines.next_line().await.unwrap().unwrap().contains("runs") {}
+    };
+    timeout(STORY, has_instances).await.unwrap();
+    parent.kill().await.unwrap();
+    let (_, said) = output(parent).await;
+    assert!(!said.contains("panicked"), "{said}");
 }
 
 async fn deduct_shows_exact_balances_each_way<DB: TestDatabase>(db: TestDb<DB>) {

@@ -63,7 +63,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
     let (ticks, mut claimed) = mpsc::channel(1);
     let schedules = schedules(pool, &run, ticks)?;
     let name = run.key.as_str();
-    let (mut ran, mut locked) = (false, SHORT);
+    let (mut ran, mut locked) = (false, Duration::ZERO);
     loop {
         let (hand_back, asked) = oneshot::channel::<()>();
         let stopped = async { drop(asked.await) };
@@ -96,7 +96,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, run: Run, front: Option<Pid>) -> 
         if ran && matches!(outcome, TickOutcome::NotDue { .. }) {
             return Ok(exit::OK);
         }
-        let Some(pause) = pause(&schedules, name, &outcome, &mut locked).await? else {
+        let Some(pause) = pause(&schedules, &run, &outcome, &mut locked).await? else {
             return refuse(&schedules, &run, outcome).await;
         };
         tracing::debug!(schedule = name, ?pause, "waiting");
@@ -152,21 +152,29 @@ fn schedules<DB: Database>(
 }
 
 /// Returns how long to wait before another look: while another instance runs the tick, if it is due
-/// in a moment, and while another transaction has locked its row. `locked` is the pause in that
-/// case, which grows.
+/// in a moment, and while another transaction has locked its row: for a lease at most. `locked` is
+/// how long that has been so.
 async fn pause<DB: Database>(
     schedules: &Schedules<DB>,
-    name: &str,
+    run: &Run,
     outcome: &TickOutcome,
     locked: &mut Duration,
 ) -> Result<Option<Duration>, Failure> {
     let TickOutcome::NotDue { retry_after } = outcome else { return Ok(None) };
+    let name = run.key.as_str();
     let info = show::find(schedules, name).await?;
     Ok(match info.running {
         true => Some(retry_after.unwrap_or(LOOK).clamp(SHORT, LOOK)),
         false if !info.paused && *retry_after == Some(Duration::ZERO) => {
-            let pause = std::mem::replace(locked, LOOK.min(2 * *locked));
-            if pause < LOOK && *locked == LOOK {
+            if *locked >= run.terms.lease {
+                let text = format_args!(
+                    "{name}: another transaction has its row locked for {locked:?}; end it, and run it again"
+                );
+                return Err(Failure::new(exit::UNAVAILABLE, text));
+            }
+            let (pause, is_new) = ((*locked).clamp(SHORT, LOOK), *locked < LOOK);
+            *locked += pause;
+            if is_new && *locked >= LOOK {
                 out::print_info(format_args!(
                     "{name}: it is due, and another transaction has locked its row; checking again every {LOOK:?}"
                 ));

@@ -216,6 +216,13 @@ impl Stage {
         self.0.path().join(name)
     }
 
+    /// Creates a file for which a command waits: it is there with its text.
+    pub fn put(&self, name: &str, text: &str) {
+        let part = self.file(&format!("{name}.part"));
+        std::fs::write(&part, text).unwrap();
+        std::fs::rename(part, self.file(name)).unwrap();
+    }
+
     /// Waits until the command is up, and returns what it wrote.
     pub async fn up(&self) -> String {
         let file = self.file("up");

@@ -191,7 +191,7 @@ async fn the_guides_scripts_succeed_and_fail_with_their_work<DB: TestDatabase>(d
             let token = stage.up().await;
             let row = db.show("deploy").await;
             assert_eq!((row["token"].to_string(), &row["state"]), (token, &"held".into()), "{of:?}");
-            std::fs::write(stage.file("go"), code.to_string()).unwrap();
+            stage.put("go", &code.to_string());
             running.ended().await.with(code);
             let row = db.show("deploy").await;
             assert_eq!((&row["status"], &row["holder"]), (&status.into(), &Value::Null), "{of:?}: {row}");
@@ -207,7 +207,7 @@ async fn a_guides_script_that_is_killed_has_failed<DB: TestDatabase>(db: TestDb<
         running.signal(Signal::KILL);
         assert_eq!(ended(&db, "deploy").await, "F", "{of:?}");
         // The work is a process of its own.
-        std::fs::write(stage.file("go"), "0").unwrap();
+        stage.put("go", "0");
         running.ended().await.with(-9);
     }
 }

@@ -335,7 +335,7 @@ async fn a_signal_during_the_claim_leaves_the_tick_free<DB: TestDatabase>(db: Te
 }
 
 /// Another transaction has locked it. The program says so once, and counts on less than fifty
-/// statements for each of three looks.
+/// statements for each of three looks. It waits for a lease at most.
 async fn a_tick_whose_row_is_locked_is_asked_for_seldom<DB: TestDatabase>(db: TestDb<DB>) {
     due(&db).await;
     let (stage, proxy) = (Stage::new(), db.proxy().await);
@@ -347,6 +347,8 @@ async fn a_tick_whose_row_is_locked_is_asked_for_seldom<DB: TestDatabase>(db: Te
     sleep(Duration::from_secs(6)).await;
     let asked = proxy.seen(Way::Requests) - asked;
     assert!(asked < 3 * 50, "{asked}");
+    let given_up = start(at(&proxy.url, "run k --lease 2s", &yearly("echo it runs", &stage))).ended().await.with(69);
+    assert!(given_up.err.contains("k: another transaction has its row locked for "), "{given_up:?}");
     other.rollback().await.unwrap();
     let ended = program.ended().await.with(0);
     assert_eq!((ended.out.as_str(), ended.err.lines().count()), ("it runs\n", 1), "{ended:?}");
