@@ -20,6 +20,7 @@ use crate::{
 harness::tests!(everywhere(
     a_run_is_stopped_on_the_instance_that_has_it,
     a_run_of_a_schedule_that_was_removed_is_stopped,
+    an_order_reaches_no_run_that_has_come_since,
     a_tick_that_waits_for_its_next_attempt_is_stopped,
     a_tick_whose_process_died_is_stopped,
     a_run_that_waits_for_its_key_says_so_and_is_stopped,
@@ -75,6 +76,27 @@ async fn a_run_is_stopped_on_the_instance_that_has_it<DB: TestDatabase>(db: Test
     assert!(!next.tick.cancellation_token().is_cancelled() && info(&db, "k").await.running);
     assert_eq!(said(&db, "k").await, "alice stopped, alice triggered");
     assert_eq!(next.end().await, TickOutcome::Succeeded);
+}
+
+/// The run that it was for has ended, after the row was read and before the order was given. Both
+/// are first attempts at triggers, and the slot is the same.
+async fn an_order_reaches_no_run_that_has_come_since<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db, "k").await;
+    let begins = |millis| format!("UPDATE t_resource_schedule SET attempt = 1, run_slot = {}", DB::ago(millis));
+    db.execute(&begins(10)).await;
+    let mut other = db.pool.acquire().await.unwrap();
+    for sql in [DB::BEGIN, &begins(5)] {
+        DB::execute_on(&mut other, sql).await.unwrap();
+    }
+    let alice = instance(&db, "alice");
+    let order = harness::spawn(async move { alice.stop("k").await });
+    // It waits for the row that it has read.
+    tokio::time::sleep(3 * SHORT).await;
+    assert!(!order.is_finished());
+    DB::execute_on(&mut other, "COMMIT").await.unwrap();
+    assert!(timeout(PATIENCE, order).await.unwrap().unwrap().unwrap(), "the run that has come is stopped");
+    let same = "SELECT COUNT(*) FROM t_resource_schedule s JOIN t_resource_order o ON o.name = s.name AND o.until = s.run_slot";
+    assert_eq!(db.number(same).await, Some(1));
 }
 
 async fn a_run_of_a_schedule_that_was_removed_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {

@@ -140,12 +140,14 @@ async fn a_name_in_use_keeps_its_own_pause_and_trigger<DB: TestDatabase>(db: Tes
     operator.trigger("new").await.unwrap();
     let before = info(&db, "new").await;
     assert_eq!(idle(&db, Schedule::every("old", LONG)).run_now("old").await.unwrap(), TickOutcome::Succeeded);
+    operator.pause_until("old", before.now + LONG).await.unwrap();
     forget_all(&db).await;
     let renamed = idle(&db, schedule);
     lives(&renamed).await;
     assert_eq!(info(&db, "old").await.renamed_to(), Some("new"));
     let row = info(&db, "new").await;
-    assert!(row.paused && row.triggered.is_some() && row.triggered == before.triggered, "{row:?}");
+    assert!(row.paused && row.paused_until.is_none(), "the pause of the other one has an end: {row:?}");
+    assert!(row.triggered.is_some() && row.triggered == before.triggered, "{row:?}");
     operator.resume("new").await.unwrap();
     assert_eq!(renamed.try_tick("new").await.unwrap(), TickOutcome::Succeeded, "the trigger is due");
     assert!(matches!(renamed.try_tick("new").await.unwrap(), TickOutcome::NotDue { retry_after: Some(_) }));
@@ -177,7 +179,7 @@ async fn a_run_of_a_schedule_that_was_removed_may_be_stopped<DB: TestDatabase>(d
     assert!(operator.stop("k").await.unwrap(), "its run is under way");
     let over = run.tick.cancellation_token();
     timeout(PATIENCE, over.cancelled()).await.expect("its work is told");
-    assert!(matches!(run.end().await, TickOutcome::Failed { again: false, .. }));
+    assert!(matches!(run.ended().await, TickOutcome::Failed { again: false, .. }));
     let error = operator.stop("k").await.unwrap_err();
     assert!(matches!(&error, Error::NotFound(NotFound::Schedule { renamed_to: None, .. })), "{error:?}");
 }

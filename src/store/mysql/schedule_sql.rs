@@ -101,7 +101,7 @@ SET s.due_at = IF(s.attempt > 1 OR s.triggered_at IS NOT NULL, UTC_TIMESTAMP(6),
     of_lost_run!("client_ip"),
     ", s.client_ip), s.client_ip),
     s.attempt = s.attempt - 1
-WHERE s.holder = ? AND (s.attempt > 1 OR MICROSECOND(s.run_slot) % 1000 <> 0 OR (s.run_slot = s.slot AND s.missed = 0))
+WHERE s.holder = ? AND (MICROSECOND(s.run_slot) % 1000 <> 0 OR (s.run_slot = s.slot AND s.missed = 0))
   AND s.name IN"
 );
 

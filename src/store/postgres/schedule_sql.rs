@@ -91,7 +91,7 @@ SET (holder, begin_time, client_ip) = (
         ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'),
     attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp() ELSE slot END
 WHERE holder = $1 AND name = ANY ($2::text[])
-  AND (attempt > 1 OR date_trunc('milliseconds', run_slot) <> run_slot OR (run_slot = slot AND missed = 0))";
+  AND (date_trunc('milliseconds', run_slot) <> run_slot OR (run_slot = slot AND missed = 0))";
 
 /// $5 the limit, $6 whether it is extended although an operator has stopped the tick.
 pub(super) const EXTEND: &str = concat!(

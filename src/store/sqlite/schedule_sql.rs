@@ -88,7 +88,7 @@ SET (holder, begin_time, client_ip) = (
         ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'),
     attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN " now " ELSE slot END
 WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))
-  AND (attempt > 1 OR run_slot % 1000 <> 0 OR (run_slot = slot AND missed = 0))");
+  AND (run_slot % 1000 <> 0 OR (run_slot = slot AND missed = 0))");
 
 /// ?5 is the limit. An operator may have stopped the tick, unless ?6.
 pub(super) const EXTEND: &str = sql!("
