@@ -209,8 +209,8 @@ def connect(place: dict[str, Any], patience: float = PATIENCE, **more: Any) -> A
         raise missing("psycopg", "'psycopg[binary]'") from error
     from psycopg.conninfo import conninfo_to_dict
 
-    # A renewal leaves time for another one on a new connection. libpq waits for 2 s at least.
-    timeout = math.ceil(max(2.0, patience))
+    # A renewal leaves time for another one on a new connection. The limit is that of each address.
+    timeout = math.ceil(patience)
     defaults: dict[str, Any] = {"connect_timeout": timeout, "fallback_application_name": NAME}
     try:
         given = conninfo_to_dict(place.get("conninfo") or "")
