@@ -33,8 +33,9 @@ from test_frameworks import source_of
 
 import rowlock
 import rowlock.aio
-from rowlock import functions, mysql, postgres
+from rowlock import functions, mysql, postgres, sqlite
 from rowlock.errors import Contention, Outage
+from rowlock.functions import FunctionSession
 from rowlock.opening import is_permanent
 from rowlock.protocol import Change, Granted, Range, patience
 from rowlock.sources import place_of
@@ -188,6 +189,49 @@ def test_a_connection_is_left_after_each_error_but_contention() -> None:
         outage = mysql.meaning(Broken(code))
         assert isinstance(outage, Outage)
         assert not outage.sent
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        *((mysql.MysqlSession, Broken(code)) for code in (1021, 1041, 1114, 3024)),
+        *((postgres.PostgresSession, Broken(0, state)) for state in ("53100", "53200", "57014")),
+    ],
+)
+def test_a_server_that_lacks_something_refuses_no_key(
+    kind: type[FunctionSession], error: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rowlock.steps.TIME_LIMIT", 0.3)
+    session = kind(lambda _: mock.Mock())
+    with (
+        mock.patch.object(session, "_fetch", side_effect=error),
+        mock.patch.object(session, "_check"),
+        mock.patch.object(session, "_rolled_back"),
+    ):
+        session._connection = mock.Mock()
+        for wait in (0.0, 0.2):
+            with pytest.raises(rowlock.Unavailable, match="it failed") as raised:
+                carry_out(acquiring(Terms("k", label="x"), wait), session)
+            assert raised.value.__cause__ is error
+        with pytest.raises(rowlock.Unavailable, match=r"was not ended.*it failed"):
+            carry_out(ending(state(), "release", "S"), session)
+
+
+@SQLITE
+def test_a_full_file_refuses_no_key(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite.connect
+
+    def limited(file: str) -> sqlite3.Connection:
+        connection = connect(file)
+        connection.execute("PRAGMA max_page_count = 1")  # It takes no page more than it has.
+        return connection
+
+    monkeypatch.setattr(sqlite, "connect", limited)
+    keys = [f"{number:0255}" for number in range(100)]
+    with pytest.raises(rowlock.Unavailable, match="is full"):
+        rowlock.connect(db.url).lock_all(keys).try_acquire()
+    with rowlock.lock(db.url, "k"):
+        pass
 
 
 @pytest.mark.parametrize("kind", ["claim", "claim all", "release"])

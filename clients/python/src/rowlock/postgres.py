@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .deadlines import limit
-from .errors import Contention, Error, NotInstalled, Outage, Refusal
+from .errors import Contention, Error, NotInstalled, Outage, Overload, Refusal
 from .functions import INSTALL, FunctionSession, read_reply, read_row, text
 from .opening import NAME, NOT_READ, is_of_driver, missing
 from .protocol import PATIENCE, Change, Granted, Range, Seen
@@ -186,10 +186,10 @@ def meaning(error: Exception) -> Exception:
     if isinstance(error, TimeoutError):
         return Outage(sent=True)
     state: str | None = getattr(error, "sqlstate", None)
-    if state in ("40001", "40P01", "55P03", "57014"):  # The last: a statement_timeout.
+    if state in ("40001", "40P01", "55P03"):
         return Contention()
-    if state is not None and state.startswith("53") and state != "53300":
-        return Contention()  # The server lacks space or memory.
+    if state is not None and (state == "57014" or (state.startswith("53") and state != "53300")):
+        return Overload()  # The first: a statement_timeout.
     if state == "25006":  # A standby, or a server before its fail-over has ended.
         return Outage(sent=False)
     if state in ("42883", "42P01", "42703"):
