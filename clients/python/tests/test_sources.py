@@ -45,6 +45,25 @@ def test_a_connection_may_have_begun_a_transaction(db: Database) -> None:
         assert lease.owned()
 
 
+@MYSQL
+@pytest.mark.parametrize("chains", [False, True])
+def test_a_transaction_of_what_opens_a_connection_is_ended(db: Database, chains: bool) -> None:
+    """One that commits each statement by itself may still be in a transaction."""
+
+    def connect() -> Any:
+        connection = pymysql.connect(**mysql_place(db), autocommit=True)
+        if chains:
+            connection.cursor().execute("SET SESSION completion_type = 'CHAIN'")
+        connection.begin()
+        if chains:
+            connection.commit()
+        return connection
+
+    with rowlock.lock(connect, "k") as lease:
+        rows = db.execute("SELECT token FROM t_resource_lock WHERE lock_flag = 1")
+        assert rows == ((lease.token,),)
+
+
 def mysql_place(db: Database) -> dict[str, Any]:
     url = urlsplit(db.url)
     return {

@@ -161,6 +161,8 @@ def meaning(error: Exception) -> Exception:
 def prepare(connection: Any, patience: float) -> None:
     """Makes a connection one for leases: it commits each statement, and its waits have a limit."""
     limit(connection, patience)
+    # What opened it may have begun a transaction, also one that autocommit does not end.
+    connection.query(b"COMMIT AND NO CHAIN NO RELEASE")
     connection.query(b"SET autocommit = 1")
 
 
