@@ -33,13 +33,14 @@ from test_frameworks import source_of
 
 import rowlock
 import rowlock.aio
-from rowlock import functions, mysql, postgres, sqlite
+from rowlock import clock, functions, mysql, postgres, sqlite
 from rowlock.errors import Contention, Outage
 from rowlock.functions import FunctionSession
+from rowlock.kinds import One
 from rowlock.opening import is_permanent
-from rowlock.protocol import Change, Granted, Range, patience
+from rowlock.protocol import Change, Granted, Range, Wait, patience
 from rowlock.sources import place_of
-from rowlock.steps import ending
+from rowlock.steps import Pauses, ending
 from rowlock.terms import Terms
 
 ONE = "00000000-0000-0000-0000-000000000001"
@@ -396,6 +397,49 @@ def test_a_missing_database_is_not_waited_for(db: Database) -> None:
                 held.__enter__()
 
         assert isinstance(within(30, enter), rowlock.Unavailable)
+
+
+@pytest.mark.parametrize("kind", ["lock", "lock_all", "semaphore", "read", "write"])
+def test_a_request_that_fails_is_logged_once_and_so_is_its_end(
+    db: Database, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A host that is mistyped, or a wrong setting, would stay unknown in a wait without an end."""
+    ready, fails, works = threading.Event(), "'k' cannot be asked for", "'k' is asked for again"
+
+    def connect() -> Any:
+        if not ready.is_set():
+            raise RuntimeError("it is not configured")
+        return db.connect()
+
+    locks = rowlock.connect(connect)
+    with rowlock.lock(db.url, "other"):  # A wait for a holder is none of these failures.
+        assert not rowlock.lock(db.url, "other").acquire(0.2)
+    kinds: dict[str, Callable[[], rowlock.Lock]] = {
+        "lock": lambda: locks.lock("k", wait=None),
+        "lock_all": lambda: locks.lock_all(["k", "l"], wait=None),
+        "semaphore": lambda: locks.semaphore("k", 2, wait=None),
+        "read": lambda: locks.read_write("k", wait=None).read(),
+        "write": lambda: locks.read_write("k", wait=None).write(),
+    }
+    tries = threading.Thread(target=lambda: kinds[kind]().__enter__().release())
+    tries.start()
+    eventually(lambda: fails in caplog.text)
+    assert "it is not configured" in caplog.text
+    ready.set()
+    tries.join(60)
+    eventually(lambda: works in caplog.text)
+    assert (caplog.text.count(fails), caplog.text.count(works)) == (1, 1)
+    assert "other" not in caplog.text
+
+
+def test_a_request_that_fails_at_once_is_an_error_alone() -> None:
+    told: list[str | None] = []
+    for seconds, count in ((0.0, 0), (0.5, 1)):
+        wait = Wait(clock.now() + seconds, tell=told.append)
+        steps = One(Terms("k")).acquiring(wait, lambda: Pauses(0.02, 1.0), lambda _: None)
+        with pytest.raises(rowlock.Unavailable):
+            carry_out(steps, Fake(lambda *_: Outage(sent=False)))
+        assert len(told) == count
 
 
 def test_tries_to_connect_are_spaced() -> None:

@@ -96,6 +96,8 @@ def acquiring(
                 unanswered_since = sent
             permanent = outage.permanent and unanswered_since is None
         now = clock.now()
+        if reply is not None:
+            wait.failed(None)
         if isinstance(reply, list):
             if now < deadline(sent, lease):
                 state = State(tuple(one.claim for one in reply), lease, sent)
@@ -134,6 +136,8 @@ def acquiring(
             raise Unknown(
                 f"the claim on key {key!r} has no reply: it may stand until its lease ends"
             ) from failure
+        if failure is not None:
+            wait.failed(str(failure))
         yield Pause(min(pauses.next(), limit - now))
 
 
@@ -223,11 +227,11 @@ def _keeping(state: State, tell_failure: Callable[[str | None], object]) -> Step
 
 def watching(state: State, on_lost: Callable[[Lost], object]) -> Steps[None]:
     """Tells of a loss as soon as it is known, and at the deadline at the latest."""
-    while not (state.ended or state.dropped):
-        if state.lost:
-            on_lost(state.error())
-            return
+    # A loss comes first: a caller that sees it may have ended the lease.
+    while not (state.lost or state.ended or state.dropped):
         yield Pause(state.deadline - clock.now())
+    if state.lost:
+        on_lost(state.error())
 
 
 def ending(state: State, change: str, value: Any = None) -> Steps[None]:
