@@ -64,6 +64,20 @@ def test_a_transaction_of_what_opens_a_connection_is_ended(db: Database, chains:
         assert rows == ((lease.token,),)
 
 
+@MYSQL
+def test_a_claim_waits_for_a_transaction_that_creates_its_row(db: Database) -> None:
+    """For a second, which is the limit of a request for a short lease."""
+    other = db.connect()
+    columns = "INSERT INTO t_resource_lock (key_resource, status, lock_flag, begin_time, client_ip"
+    other.cursor().execute(f"{columns}, time) VALUES ('k', 'S', 0, '2000-01-01', '', 60)")
+    session = place_of(db.url).session()
+    session.patience = patience(1)
+    (reply,) = session.send("claim", [(Terms("k", lease=1, label="x"), str(uuid.uuid4()))])
+    assert refused(reply).reason == "busy"
+    session.close()
+    other.close()
+
+
 def mysql_place(db: Database) -> dict[str, Any]:
     url = urlsplit(db.url)
     return {

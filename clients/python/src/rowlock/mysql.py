@@ -69,6 +69,8 @@ class MysqlSession(FunctionSession):
     _logs_statements = False
 
     def _claims(self, requests: Sequence[tuple[Terms, str]]) -> list[Granted | Refusal]:
+        # The first claim on a key waits a second for another transaction that creates its row.
+        self.patience = max(2.0, self.patience)
         return self._each(lambda request: self._claim(*request), requests)
 
     def _claim(self, terms: Terms, holder: str) -> Granted | Refusal:
