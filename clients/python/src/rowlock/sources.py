@@ -204,6 +204,9 @@ class FromFunction:
         driver = driver_of(first[0])
         if driver not in _SESSIONS:
             raise TypeError(f"a connection of {driver} cannot be used: {NO_COROUTINE}")
+        if (pool := getattr(first[0], "_pool", None)) is not None:
+            pool.putconn(first[0])
+            raise TypeError("a connection of a pool belongs to the pool: pass the pool itself")
         kind, prepare = _SESSIONS[driver]
 
         def connect(patience: float) -> Any:
