@@ -37,6 +37,7 @@ from rowlock import clock, functions, mysql, postgres, sqlite
 from rowlock.errors import Contention, Outage
 from rowlock.functions import FunctionSession
 from rowlock.kinds import One
+from rowlock.listener import Listener
 from rowlock.opening import is_permanent
 from rowlock.protocol import Change, Granted, Range, Wait, patience
 from rowlock.sources import place_of
@@ -104,6 +105,29 @@ def test_the_end_of_a_block_gives_up_on_a_silent_server(db: Database) -> None:
     held = acquired(rowlock.try_acquire(proxy.url, "k", lease=600))
     proxy.silent = True
     assert isinstance(within(60, held.release), rowlock.Unknown)
+
+
+@POSTGRES
+def test_a_connection_that_is_to_listen_is_left_if_it_is_silent(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it is opened, and before it listens."""
+    proxy = Proxy(db.url)
+    connect = postgres.connect
+
+    def silent(*given: Any, **named: Any) -> Any:
+        connection = connect(*given, **named)
+        proxy.silent = True
+        return connection
+
+    monkeypatch.setattr(postgres, "connect", silent)
+    error = within(30, lambda: postgres.listening({"conninfo": proxy.url}))
+    assert isinstance(error, TimeoutError)
+    proxy.silent = False
+    listener = Listener(lambda: silent({"conninfo": proxy.url}, autocommit=True), print)
+    assert not listener.need()
+    eventually(lambda: proxy.swallowed > 1 and listener._thread is None, 30)
+    assert not listener.is_open
 
 
 @POSTGRES

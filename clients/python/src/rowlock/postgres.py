@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from .deadlines import limit
+from .deadlines import answer, limit
 from .errors import Contention, Error, NotInstalled, Outage, Overload, Refusal
 from .functions import INSTALL, FunctionSession, read_reply, read_row, text
 from .opening import NAME, NOT_READ, is_of_driver, missing
@@ -239,8 +239,11 @@ def listening(place: dict[str, Any]) -> Any:
         if "unsupported startup parameter" in str(error):
             return None
         raise
-    row = connection.execute("SELECT current_setting('rowlock.own_session', true)").fetchone()
-    if row is None or row[0] != "on":
-        connection.close()
-        return None
-    return connection
+    is_own = False
+    try:
+        asked = answer(connection, "SELECT current_setting('rowlock.own_session', true)")
+        is_own = asked.fetchone() == ("on",)
+    finally:
+        if not is_own:
+            connection.close()
+    return connection if is_own else None
