@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Awaitable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,14 @@ async def ask_in_a_task() -> None:
 @rowlock.aio.job(URL, "report-{day}")
 async def report_in_a_task(lease: rowlock.aio.Lease, day: str) -> int:
     return len(day)
+
+
+def begin_in_a_task(lease: rowlock.aio.Lease) -> Awaitable[int | rowlock.Refusal]:
+    return report_in_a_task("2026-11-27")
+
+
+# What is no coroutine function is refused when it is decorated.
+begun = rowlock.aio.job(URL, "report")(begin_in_a_task)  # type: ignore[arg-type]
 
 
 async def scheduled_in_a_task() -> None:

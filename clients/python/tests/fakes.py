@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from rowlock import Claim, Lease, clock
 from rowlock.database import Database
 from rowlock.kinds import One
+from rowlock.loop import Session
 from rowlock.protocol import (
     Acquired,
     Call,
@@ -96,7 +97,7 @@ def acquiring(terms: Terms, wait: float = 0.0) -> Steps[Any]:
     return One(terms).acquiring(until, lambda: Pauses(0.02, 1.0), lambda _: None)
 
 
-def carry_out(steps: Steps[T], on: Fake, pause: Callable[[float], Any] = time.sleep) -> T:
+def carry_out(steps: Steps[T], on: Session, pause: Callable[[float], Any] = time.sleep) -> T:
     """Carries steps out. Ends them early if ``pause`` returns true."""
     try:
         step: Call | Pause = next(steps)

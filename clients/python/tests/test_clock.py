@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 import time
 from collections.abc import Generator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -15,7 +17,7 @@ from fakes import Fake, acquiring, database, granted, hold, is_renewed, state
 
 import rowlock
 from rowlock import clock
-from rowlock.database import Request, wait_of
+from rowlock.database import _WATCH, Request, wait_of
 from rowlock.kinds import One
 from rowlock.loop import Loop, Task
 from rowlock.protocol import Acquired, Call, Pause, Steps
@@ -96,6 +98,36 @@ def test_a_holder_that_wakes_past_its_lease_has_lost_it(db: Database, machine: M
         lease.release()
     # No release was sent: the database's clock has not moved, and the claim stands there.
     assert refused(rowlock.try_acquire(db.url, "k")).reason == "held"
+
+
+def test_a_loss_that_its_holder_sees_first_is_told_once(db: Database, machine: Machine) -> None:
+    told: queue.Queue[rowlock.Lost] = queue.Queue()
+    with watch_held_up():
+        lease = acquired(rowlock.lock(db.url, "k", lease=60, on_lost=told.put).acquire())
+        machine.sleep(HOUR)
+        with pytest.raises(rowlock.Lost, match="no renewal succeeded"):
+            lease.release()
+    assert told.get(timeout=60).key == "k"
+    eventually(lambda: not _WATCH._tasks)
+    assert told.empty()
+    # An end that was no loss is not told.
+    with watch_held_up():
+        with rowlock.lock(db.url, "l", lease=60, on_lost=told.put):
+            pass
+        machine.sleep(HOUR)
+    eventually(lambda: not _WATCH._tasks)
+    assert told.empty()
+
+
+@contextmanager
+def watch_held_up() -> Generator[None, None, None]:
+    """What watches deadlines looks at none in the block."""
+    goes_on = threading.Event()
+    _WATCH._inbox.put(lambda: goes_on.wait(60))
+    try:
+        yield
+    finally:
+        goes_on.set()
 
 
 def test_a_block_that_wakes_past_its_lease_reports_it(db: Database, machine: Machine) -> None:

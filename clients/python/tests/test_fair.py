@@ -8,13 +8,15 @@ import time
 from typing import Any
 
 import pytest
-from conftest import Database, acquired, eventually, refused
-from fakes import Fake, database, together
+from conftest import SQLITE, Database, acquired, eventually, refused
+from fakes import Fake, carry_out, database, granted, together
 
 import rowlock
+from rowlock import clock, sqlite
 from rowlock.errors import Contention
-from rowlock.protocol import Steps, Wait
-from rowlock.steps import reading
+from rowlock.protocol import Acquired, Steps, Wait
+from rowlock.steps import Pauses, asking, reading
+from rowlock.terms import Terms
 from rowlock.tickets import NONE, Fair, Position, position
 
 
@@ -108,6 +110,66 @@ def test_a_waiter_that_gives_up_leaves_no_ticket(db: Database) -> None:
         refusal = rowlock.lock(db.url, "k", fair=True).acquire(0.5)
         assert refused(refusal).reason == "held"
         assert db.execute("SELECT COUNT(*) FROM t_resource_lock_queue")[0][0] == 0
+
+
+@SQLITE
+def test_a_ticket_is_deleted_though_another_connection_writes_then(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that stayed would delay those behind it until it lapses."""
+    other = db.connect()
+    outcomes: list[Exception | None] = []
+    send = sqlite.SqliteSession.send
+
+    def sent(session: sqlite.SqliteSession, kind: str, requests: Any) -> Any:
+        if kind == "leave" and not outcomes:
+            other.execute("BEGIN IMMEDIATE")
+        try:
+            replies = send(session, kind, requests)
+        except Exception as error:
+            outcomes.append(error)
+            other.rollback()
+            raise
+        if kind == "leave":
+            outcomes.append(None)
+        return replies
+
+    monkeypatch.setattr(sqlite.SqliteSession, "send", sent)
+    held = acquired(rowlock.try_acquire(db.url, "k"))
+    queue = "SELECT COUNT(*) FROM t_resource_lock_queue"
+
+    def release() -> None:
+        eventually(lambda: db.execute(queue)[0][0] == 1)
+        held.release()
+
+    releases = threading.Thread(target=release)
+    releases.start()
+    acquired(rowlock.lock(db.url, "k", wait=60, fair=True).acquire()).release()
+    releases.join(60)
+    assert [type(outcome) for outcome in outcomes] == [Contention, type(None)]
+    assert db.execute(queue)[0][0] == 0
+
+
+def test_a_ticket_that_cannot_be_deleted_delays_no_lease_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(clock, "now", lambda: sum(slept))
+
+    def answer(kind: str, request: Any) -> Any:
+        return Contention() if kind == "leave" else granted(request)
+
+    wait = Wait(clock.now() + 60)
+    terms = Terms("k", lease=0.4)
+    fair = Fair(lambda holder: asking(terms, holder), "k", wait)
+    fair._ticket, fair._is_sent = 7, True  # A claim that may stand is asked for at once.
+    fake = Fake(answer)
+    reply = carry_out(fair.acquiring(terms, Pauses(0.02, 1.0)), fake, slept.append)
+    assert isinstance(reply, Acquired)
+    assert 0 < sum(slept) < 0.2
+    kinds = [kind for kind, _ in fake.requests]
+    assert kinds[0] == "claim"
+    assert set(kinds[1:]) == {"leave"}
 
 
 def test_permits_are_granted_in_order(db: Database) -> None:

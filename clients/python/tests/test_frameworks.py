@@ -78,6 +78,16 @@ def test_a_pool_of_psycopg_keeps_its_connections(db: Database) -> None:
     holds_and_renews(asynchronous, db)
 
 
+@POSTGRES
+def test_a_function_that_returns_the_connections_of_a_pool_is_refused(db: Database) -> None:
+    """Its place in the pool would be lost."""
+    with psycopg_pool.ConnectionPool(db.url, min_size=1, max_size=1, open=True) as pool:
+        with pytest.raises(TypeError, match="pass the pool itself"):
+            rowlock.connect(pool.getconn).lock("k").try_acquire()
+        with pool.connection():
+            holds_and_renews(pool, db)
+
+
 def test_a_database_of_django(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     from django.utils.connection import ConnectionProxy
 

@@ -33,12 +33,15 @@ from test_frameworks import source_of
 
 import rowlock
 import rowlock.aio
-from rowlock import functions, mysql, postgres
+from rowlock import clock, functions, mysql, postgres, sqlite
 from rowlock.errors import Contention, Outage
+from rowlock.functions import FunctionSession
+from rowlock.kinds import One
+from rowlock.listener import Listener
 from rowlock.opening import is_permanent
-from rowlock.protocol import Change, Granted, Range, patience
+from rowlock.protocol import Change, Granted, Range, Wait, patience
 from rowlock.sources import place_of
-from rowlock.steps import ending
+from rowlock.steps import Pauses, ending
 from rowlock.terms import Terms
 
 ONE = "00000000-0000-0000-0000-000000000001"
@@ -102,6 +105,29 @@ def test_the_end_of_a_block_gives_up_on_a_silent_server(db: Database) -> None:
     held = acquired(rowlock.try_acquire(proxy.url, "k", lease=600))
     proxy.silent = True
     assert isinstance(within(60, held.release), rowlock.Unknown)
+
+
+@POSTGRES
+def test_a_connection_that_is_to_listen_is_left_if_it_is_silent(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it is opened, and before it listens."""
+    proxy = Proxy(db.url)
+    connect = postgres.connect
+
+    def silent(*given: Any, **named: Any) -> Any:
+        connection = connect(*given, **named)
+        proxy.silent = True
+        return connection
+
+    monkeypatch.setattr(postgres, "connect", silent)
+    error = within(30, lambda: postgres.listening({"conninfo": proxy.url}))
+    assert isinstance(error, TimeoutError)
+    proxy.silent = False
+    listener = Listener(lambda: silent({"conninfo": proxy.url}, autocommit=True), print)
+    assert not listener.need()
+    eventually(lambda: proxy.swallowed > 1 and listener._thread is None, 30)
+    assert not listener.is_open
 
 
 @POSTGRES
@@ -188,6 +214,49 @@ def test_a_connection_is_left_after_each_error_but_contention() -> None:
         outage = mysql.meaning(Broken(code))
         assert isinstance(outage, Outage)
         assert not outage.sent
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        *((mysql.MysqlSession, Broken(code)) for code in (1021, 1041, 1114, 3024)),
+        *((postgres.PostgresSession, Broken(0, state)) for state in ("53100", "53200", "57014")),
+    ],
+)
+def test_a_server_that_lacks_something_refuses_no_key(
+    kind: type[FunctionSession], error: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rowlock.steps.TIME_LIMIT", 0.3)
+    session = kind(lambda _: mock.Mock())
+    with (
+        mock.patch.object(session, "_fetch", side_effect=error),
+        mock.patch.object(session, "_check"),
+        mock.patch.object(session, "_rolled_back"),
+    ):
+        session._connection = mock.Mock()
+        for wait in (0.0, 0.2):
+            with pytest.raises(rowlock.Unavailable, match="it failed") as raised:
+                carry_out(acquiring(Terms("k", label="x"), wait), session)
+            assert raised.value.__cause__ is error
+        with pytest.raises(rowlock.Unavailable, match=r"was not ended.*it failed"):
+            carry_out(ending(state(), "release", "S"), session)
+
+
+@SQLITE
+def test_a_full_file_refuses_no_key(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite.connect
+
+    def limited(file: str) -> sqlite3.Connection:
+        connection = connect(file)
+        connection.execute("PRAGMA max_page_count = 1")  # It takes no page more than it has.
+        return connection
+
+    monkeypatch.setattr(sqlite, "connect", limited)
+    keys = [f"{number:0255}" for number in range(100)]
+    with pytest.raises(rowlock.Unavailable, match="is full"):
+        rowlock.connect(db.url).lock_all(keys).try_acquire()
+    with rowlock.lock(db.url, "k"):
+        pass
 
 
 @pytest.mark.parametrize("kind", ["claim", "claim all", "release"])
@@ -352,6 +421,49 @@ def test_a_missing_database_is_not_waited_for(db: Database) -> None:
                 held.__enter__()
 
         assert isinstance(within(30, enter), rowlock.Unavailable)
+
+
+@pytest.mark.parametrize("kind", ["lock", "lock_all", "semaphore", "read", "write"])
+def test_a_request_that_fails_is_logged_once_and_so_is_its_end(
+    db: Database, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A host that is mistyped, or a wrong setting, would stay unknown in a wait without an end."""
+    ready, fails, works = threading.Event(), "'k' cannot be asked for", "'k' is asked for again"
+
+    def connect() -> Any:
+        if not ready.is_set():
+            raise RuntimeError("it is not configured")
+        return db.connect()
+
+    locks = rowlock.connect(connect)
+    with rowlock.lock(db.url, "other"):  # A wait for a holder is none of these failures.
+        assert not rowlock.lock(db.url, "other").acquire(0.2)
+    kinds: dict[str, Callable[[], rowlock.Lock]] = {
+        "lock": lambda: locks.lock("k", wait=None),
+        "lock_all": lambda: locks.lock_all(["k", "l"], wait=None),
+        "semaphore": lambda: locks.semaphore("k", 2, wait=None),
+        "read": lambda: locks.read_write("k", wait=None).read(),
+        "write": lambda: locks.read_write("k", wait=None).write(),
+    }
+    tries = threading.Thread(target=lambda: kinds[kind]().__enter__().release())
+    tries.start()
+    eventually(lambda: fails in caplog.text)
+    assert "it is not configured" in caplog.text
+    ready.set()
+    tries.join(60)
+    eventually(lambda: works in caplog.text)
+    assert (caplog.text.count(fails), caplog.text.count(works)) == (1, 1)
+    assert "other" not in caplog.text
+
+
+def test_a_request_that_fails_at_once_is_an_error_alone() -> None:
+    told: list[str | None] = []
+    for seconds, count in ((0.0, 0), (0.5, 1)):
+        wait = Wait(clock.now() + seconds, tell=told.append)
+        steps = One(Terms("k")).acquiring(wait, lambda: Pauses(0.02, 1.0), lambda _: None)
+        with pytest.raises(rowlock.Unavailable):
+            carry_out(steps, Fake(lambda *_: Outage(sent=False)))
+        assert len(told) == count
 
 
 def test_tries_to_connect_are_spaced() -> None:

@@ -20,14 +20,17 @@ from urllib.parse import urlsplit
 import psycopg
 import pymysql.cursors
 import pytest
-from conftest import MYSQL, POSTGRES, SQLITE, Database, acquired, eventually, refused
+from conftest import MYSQL, POSTGRES, SERVERS, SQLITE, Database, acquired, eventually, refused
+from fakes import acquiring, carry_out
 from psycopg.rows import class_row, dict_row
 
 import rowlock
 import rowlock.aio
-from rowlock import sources
-from rowlock.opening import within
-from rowlock.protocol import Granted
+from rowlock import mysql, postgres, sources
+from rowlock.errors import Outage
+from rowlock.opening import Opening
+from rowlock.protocol import Acquired, Granted, patience
+from rowlock.sources import place_of
 from rowlock.terms import Terms
 
 
@@ -40,6 +43,38 @@ def test_a_connection_may_have_begun_a_transaction(db: Database) -> None:
 
     with rowlock.lock(connect, "k", lease=6) as lease:
         assert lease.owned()
+
+
+@MYSQL
+@pytest.mark.parametrize("chains", [False, True])
+def test_a_transaction_of_what_opens_a_connection_is_ended(db: Database, chains: bool) -> None:
+    """One that commits each statement by itself may still be in a transaction."""
+
+    def connect() -> Any:
+        connection = pymysql.connect(**mysql_place(db), autocommit=True)
+        if chains:
+            connection.cursor().execute("SET SESSION completion_type = 'CHAIN'")
+        connection.begin()
+        if chains:
+            connection.commit()
+        return connection
+
+    with rowlock.lock(connect, "k") as lease:
+        rows = db.execute("SELECT token FROM t_resource_lock WHERE lock_flag = 1")
+        assert rows == ((lease.token,),)
+
+
+@MYSQL
+def test_a_claim_outwaits_a_transaction_that_creates_its_row(db: Database) -> None:
+    """The server waits a second for it, which is the limit of other requests for a short lease."""
+    session: Any = place_of(db.url).session()
+    session.patience = patience(1)
+    assert isinstance(carry_out(acquiring(Terms("k", label="x"), 60.0), session), Acquired)
+    assert session._connection._read_timeout == 2
+    session.patience = patience(1)
+    session._cursor(session._connection)
+    assert session._connection._read_timeout == 1
+    session.close()
 
 
 def mysql_place(db: Database) -> dict[str, Any]:
@@ -175,17 +210,111 @@ def test_a_relative_path_leads_to_one_file(
     assert db.show("k")["token"] == reply.claim.token
 
 
+class Slow:
+    """A function that connects when it is told to: each call returns its part of the outcomes."""
+
+    def __init__(self, *outcomes: Any) -> None:
+        self.outcomes = outcomes
+        self.ready = [threading.Event() for _ in outcomes]
+        self.calls = 0
+
+    def __call__(self, *_: Any) -> Any:
+        place, self.calls = self.calls, self.calls + 1
+        self.ready[place].wait(60)
+        if isinstance(outcome := self.outcomes[place], Exception):
+            raise outcome
+        return outcome
+
+    def is_tried(self, opening: Opening) -> None:
+        with pytest.raises(TimeoutError, match=r"no connection in 2\.0 s"):
+            opening.connection(0.1)
+
+
+def test_an_opening_that_outlasts_a_try_is_waited_for() -> None:
+    slow = Slow(mock.Mock())
+    opening = Opening(slow)
+    slow.is_tried(opening)
+    slow.ready[0].set()
+    assert opening.connection(0.1) is slow.outcomes[0]
+    assert slow.calls == 1
+    assert not slow.outcomes[0].close.called
+
+
+def test_an_opening_that_fails_after_a_try_fails_no_other() -> None:
+    slow = Slow(OSError("it was silent"), mock.Mock())
+    opening = Opening(slow)
+    slow.is_tried(opening)
+    slow.ready[0].set()
+    slow.ready[1].set()
+    assert opening.connection(0.1) is slow.outcomes[1]
+
+
+def test_beside_an_opening_that_hangs_another_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rarely: a function without a limit leaves few threads in an outage of an hour."""
+    slow = Slow(mock.Mock(), mock.Mock())
+    opening = Opening(slow)
+    slow.is_tried(opening)
+    monkeypatch.setattr("rowlock.opening.PATIENCE", 0.0)
+    slow.ready[1].set()
+    assert opening.connection(0.1) is slow.outcomes[1]
+    slow.ready[0].set()
+    eventually(lambda: slow.outcomes[0].close.called)
+    assert not slow.outcomes[1].close.called
+    assert slow.calls == 2
+
+
 def test_a_connection_that_comes_too_late_is_closed() -> None:
-    late, connection = threading.Event(), mock.Mock()
+    slow = Slow(mock.Mock())
+    opening = Opening(slow)
+    slow.is_tried(opening)
+    opening.leave()
+    slow.ready[0].set()
+    eventually(lambda: slow.outcomes[0].close.called)
+
+
+def test_a_function_that_is_slower_than_a_try_holds_a_short_lease(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rowlock.opening.PATIENCE", 600.0)  # A server under load may be slow.
+    calls: list[str] = []
 
     def connect() -> Any:
-        late.wait(60)
-        return connection
+        calls.append(threading.current_thread().name)
+        time.sleep(2.2)
+        return db.connect()
 
-    with pytest.raises(TimeoutError, match=r"no connection in 0\.1 s"):
-        within(0.1, connect)
-    late.set()
-    eventually(lambda: connection.close.called)
+    session = place_of(connect).session()
+    session.patience = patience(3)
+    assert isinstance(carry_out(acquiring(Terms("k", lease=3), 60.0), session), Acquired)
+    assert calls == ["rowlock opening"]
+    session.close()
+
+
+@SERVERS
+def test_a_url_whose_opening_is_slow_is_tried_in_time(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the name of its host is not resolved: drivers have no limit to that."""
+    module = postgres if db.name == "postgres" else mysql
+    slow = Slow(None)
+    connect: Any = module.connect
+
+    def resolved(*given: Any) -> Any:
+        slow()
+        return connect(*(60.0 if isinstance(one, float) else one for one in given))
+
+    monkeypatch.setattr(module, "connect", resolved)
+    monkeypatch.setattr("rowlock.opening.PATIENCE", 600.0)  # A server under load may be slow.
+    session = place_of(db.url).session()
+    session.patience = patience(3)
+    request = (Terms("k", label="x"), str(uuid.uuid4()))
+    with pytest.raises(Outage) as raised:
+        session.send("claim", [request])
+    assert not raised.value.sent
+    slow.ready[0].set()
+    assert isinstance(carry_out(acquiring(Terms("k", label="x"), 60.0), session), Acquired)
+    assert slow.calls == 1
+    session.close()
 
 
 @pytest.mark.parametrize("db", ["mysql"], indirect=True)
@@ -202,7 +331,7 @@ def test_leases_are_encrypted_like_the_connection_they_come_from(db: Database) -
     connection: Any = pymysql.connect(**mysql_place(db), ssl=context)
     assert cipher(connection)
     session: Any = sources.place_of(connection).session()
-    own = session._connect(5.0)
+    own = session._opening.connection(5.0)
     assert cipher(own)
     assert own.ctx is context  # Its certificates count: PyMySQL encrypts by itself, unverified.
     own.close()

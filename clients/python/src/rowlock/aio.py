@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -245,7 +245,7 @@ class Locks(BaseLocks[Lock]):
     def job(
         self, key: str, **asked: Unpack[Asked]
     ) -> Callable[
-        [Callable[Concatenate[Lease, P], Awaitable[T]]],
+        [Callable[Concatenate[Lease, P], Coroutine[Any, Any, T]]],
         Callable[P, Coroutine[Any, Any, T | Refusal]],
     ]:
         """Runs an asynchronous function under a key, as :meth:`rowlock.Locks.job` does.
@@ -256,7 +256,7 @@ class Locks(BaseLocks[Lock]):
         Wanted.of(key_of.example, One, asked)  # Checked where the function is defined.
 
         def decorate(
-            work: Callable[Concatenate[Lease, P], Awaitable[T]],
+            work: Callable[Concatenate[Lease, P], Coroutine[Any, Any, T]],
         ) -> Callable[P, Coroutine[Any, Any, T | Refusal]]:
             check_work(work, awaits=True)
             key_of.check(work)
@@ -310,7 +310,8 @@ async def try_acquire(source: Source, key: str, **asked: Unpack[Asked]) -> Lease
 def job(
     source: Source, key: str, **asked: Unpack[Asked]
 ) -> Callable[
-    [Callable[Concatenate[Lease, P], Awaitable[T]]], Callable[P, Coroutine[Any, Any, T | Refusal]]
+    [Callable[Concatenate[Lease, P], Coroutine[Any, Any, T]]],
+    Callable[P, Coroutine[Any, Any, T | Refusal]],
 ]:
     """Runs an asynchronous function under a key, as :meth:`Locks.job` does."""
     return Locks(source).job(key, **asked)

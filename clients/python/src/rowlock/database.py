@@ -115,6 +115,7 @@ class Database:
     ) -> None:
         """Begins to acquire."""
         asking = request.asking
+        asking.wait.tell = functools.partial(_tell_request, kind.terms.key)
         steps = kind.acquiring(asking.wait, self._place.polls, self._hold)
         done = functools.partial(self._acquired, asking, on_lost)
         task = Task(steps, patience(kind.terms.lease), done)
@@ -299,6 +300,13 @@ def told(callback: Callable[[Lost], object]) -> Callable[[Lost], object]:
 def wait_of(seconds: float | None) -> Wait:
     """Returns a wait that ends so many seconds from now, or has no end."""
     return Wait(float("inf") if seconds is None else clock.now() + seconds)
+
+
+def _tell_request(key: str, failure: str | None) -> None:
+    if failure is None:
+        _warn("key %r is asked for again", key)
+    else:
+        _warn("key %r cannot be asked for, which is tried again: %s", key, failure)
 
 
 def _tell_failure(claim: Claim, failure: str | None) -> None:

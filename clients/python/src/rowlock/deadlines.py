@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import psycopg
+    from typing_extensions import LiteralString
 
 #: Needs no file descriptor, of which the process may have none left, as that of epoll does.
 SELECTOR = getattr(selectors, "PollSelector", selectors.SelectSelector)
@@ -37,11 +38,12 @@ def limit(connection: psycopg.Connection[Any], seconds: float) -> None:
     connection.wait = wait  # type: ignore[method-assign, assignment]
 
 
-def check(connection: psycopg.Connection[Any]) -> None:
-    """Raises an error if a connection that listens does not answer within five seconds."""
+def answer(connection: psycopg.Connection[Any], sql: LiteralString) -> psycopg.Cursor[Any]:
+    """Executes a statement on a connection that listens. It is answered within five seconds."""
     limit(connection, 5.0)
-    connection.execute("SELECT 1")
+    cursor = connection.execute(sql)
     del connection.wait  # Which hides the method of the class.
+    return cursor
 
 
 def _waited(steps: Generator[Any, Any, Any], socket: int, seconds: float) -> Any:

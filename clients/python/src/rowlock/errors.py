@@ -121,7 +121,11 @@ class Outage(Exception):
 
 
 class Contention(Exception):
-    """The statement was undone: another transaction used the row, or it took too long."""
+    """The statement was undone, and may be sent again: another transaction used the row."""
+
+
+class Overload(Contention):
+    """The statement was undone: the server lacked the time, the space or the memory for it."""
 
 
 def note(error: BaseException, problem: Exception) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from .errors import Contention, NotInstalled, Outage, Refusal, from_micros
 from .listener import Listener
-from .opening import opened
+from .opening import Opening, opened
 from .protocol import PATIENCE, Change, Claim, Granted, Previous, Range, Seen
 from .terms import Terms
 
@@ -68,8 +67,7 @@ class FunctionSession(ABC):
     version: str
 
     def __init__(self, connect: Callable[[float], Any]) -> None:
-        #: Opens a connection with this patience.
-        self._connect = connect
+        self._opening = Opening(connect)
         self._connection: Any = None
 
     def send(self, kind: str, requests: Sequence[Any]) -> list[Any]:
@@ -136,7 +134,7 @@ class FunctionSession(ABC):
 
     def _run(self, sql: str, values: Sequence[Any] = ()) -> Sequence[Sequence[Any]]:
         if self._connection is None:
-            self._connection = opened(functools.partial(self._connect, self.patience))
+            self._connection = opened(lambda: self._opening.connection(self.patience))
             try:
                 self._check(self._run(self.version)[0])
             except BaseException as error:
@@ -186,6 +184,7 @@ class FunctionSession(ABC):
         return rows
 
     def close(self) -> None:
+        self._opening.leave()
         connection, self._connection = self._connection, None
         if connection is not None:
             try:

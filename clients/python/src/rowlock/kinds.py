@@ -198,6 +198,7 @@ class Reader(_Named):
             try:
                 entered = yield from self._enter_if_open(wait, polls)
                 refusal = entered
+                wait.failed(None)
                 if isinstance(entered, Refusal) and entered.key == self.terms.key:
                     if wait.until <= clock.now() and entered.reason != "busy":
                         return entered
@@ -209,6 +210,7 @@ class Reader(_Named):
             except Unavailable as unavailable:
                 if unavailable.permanent or wait.until <= clock.now():
                     raise
+                wait.failed(str(unavailable))
             left = wait.until - clock.now()
             if left <= 0:
                 if isinstance(refusal, Refusal):

@@ -5,6 +5,7 @@ A notification is a hint. No waiter relies on it: each also polls.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import clock
-from .deadlines import check
+from .deadlines import answer
 
 #: For how many seconds the connection is kept for the next waiter.
 LINGER = 5.0
@@ -66,7 +67,7 @@ class Listener:
             if connection is None:
                 self._connect = None  # Now and later.
                 return
-            with connection:
+            with contextlib.closing(connection):  # Nothing is committed, nor waited for.
                 self._listen(connection)
         except Exception as error:
             self._not_before = clock.now() + PAUSE
@@ -77,7 +78,7 @@ class Listener:
                 self._thread = None
 
     def _listen(self, connection: Any) -> None:
-        connection.execute("LISTEN rowlock")
+        answer(connection, "LISTEN rowlock")
         self.is_open = True
         heard = time.monotonic()
         while clock.now() < self._needed_until:
@@ -85,5 +86,5 @@ class Listener:
                 self._released(notification.payload)
                 heard = time.monotonic()
             if time.monotonic() - heard > CHECK:
-                check(connection)
+                answer(connection, "SELECT 1")
                 heard = time.monotonic()

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from .deadlines import SELECTOR
-from .errors import Contention, Error, NotInstalled, Outage, Refusal
+from .errors import Contention, Error, NotInstalled, Outage, Overload, Refusal
 from .functions import INSTALL, NO_PROCEDURE, FunctionSession, read_reply, read_row, text
 from .opening import NAME, NOT_READ, is_of_driver, missing
 from .protocol import PATIENCE, Change, Granted, Range, Seen
@@ -51,8 +51,9 @@ DELETE FROM t_resource_lock_queue WHERE ticket = %s AND alive_until <= UTC_TIMES
 }
 CONFIRM = "CALL rowlock_confirm(%s, %s, %s)"
 VERSION = "CALL rowlock_version()"
-# As in src/store/fault.rs. A server without space or memory is asked again, as after contention.
-CONTENTION = {1213, 1205, 1020, 3101, 3572} | {1021, 1037, 1038, 1041, 1114, 1206, 3024}
+# As in src/store/fault.rs.
+CONTENTION = {1213, 1205, 1020, 3101, 3572}
+OVERLOAD = {1021, 1037, 1038, 1041, 1114, 1206, 3024}
 READ_ONLY = {1290, 1792, 1836}
 OUTAGES = (
     {1040, 1047, 1053, 1180, 1203, 1226, 1317, 1598, 1927, 1969, 3032, 3100, 3169, 4031}
@@ -68,6 +69,8 @@ class MysqlSession(FunctionSession):
     _logs_statements = False
 
     def _claims(self, requests: Sequence[tuple[Terms, str]]) -> list[Granted | Refusal]:
+        # The first claim on a key waits a second for another transaction that creates its row.
+        self.patience = max(2.0, self.patience)
         return self._each(lambda request: self._claim(*request), requests)
 
     def _claim(self, terms: Terms, holder: str) -> Granted | Refusal:
@@ -84,8 +87,10 @@ class MysqlSession(FunctionSession):
         values = named if change.value is None else (*named, change.value)
         try:
             return text(self._run(CHANGES[kind], values)[0][0])
-        except Contention:  # What was done of the others stands.
-            return "busy"
+        except Contention as contention:
+            if isinstance(contention, Overload):
+                raise
+            return "busy"  # What was done of the others stands.
 
     def _look(self, keys: Range) -> list[Seen]:
         causal = "SET STATEMENT wsrep_sync_wait = 1 FOR " if self._is_causal else ""
@@ -142,6 +147,8 @@ def meaning(error: Exception) -> Exception:
     code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     if code in CONTENTION:
         return Contention()
+    if code in OVERLOAD:
+        return Overload()
     if code in READ_ONLY:
         return Outage(sent=False)
     if code in (NO_PROCEDURE, 1146, 1054):
@@ -156,6 +163,8 @@ def meaning(error: Exception) -> Exception:
 def prepare(connection: Any, patience: float) -> None:
     """Makes a connection one for leases: it commits each statement, and its waits have a limit."""
     limit(connection, patience)
+    # What opened it may have begun a transaction, also one that autocommit does not end.
+    connection.query(b"COMMIT AND NO CHAIN NO RELEASE")
     connection.query(b"SET autocommit = 1")
 
 

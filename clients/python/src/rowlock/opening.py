@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .errors import Error, Outage, Unavailable
-from .result import Result
+from .protocol import PATIENCE
 
 T = TypeVar("T")
 
@@ -39,37 +41,82 @@ def opened(connect: Callable[[], T]) -> T:
         raise Outage(sent=False, permanent=is_permanent(error)) from error
 
 
-def within(seconds: float, connect: Callable[[], T]) -> T:
-    """Opens a connection on a thread of its own, which is left if it takes longer.
+class Opening:
+    """Opens the connections of a session, on threads of its own.
 
-    What an application passes may wait for a silent server without a limit.
+    What takes longer than a try goes on, and the next try waits for it too. What an application
+    passes may wait for a silent server without a limit: after a while another one is begun beside
+    it, and the first connection counts.
     """
-    result: Result[T] = Result()
-    decision = threading.Lock()  # Taken by what comes first: the connection, or the limit.
 
-    def work() -> None:
-        connection: Any = None
-        error: BaseException | None = None
+    def __init__(self, connect: Callable[[float], Any]) -> None:
+        self._connect = connect
+        self._threads: list[threading.Thread] = []
+        self._begun = 0.0
+        self._outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def connection(self, patience: float) -> Any:
+        """Returns a connection. Raises :class:`TimeoutError` if there is none in time."""
+        patience = max(2.0, patience)  # As libpq, which waits for two seconds at least.
+        until = time.monotonic() + patience
+        is_begun = self._is_due()
+        if is_begun:
+            self._begin(patience)
+        while True:
+            try:
+                left = max(0.0, until - time.monotonic())
+                connection, error = self._outcomes.get(timeout=left)
+            except queue.Empty:
+                raise TimeoutError(f"no connection in {patience:.1f} s") from None
+            if error is None:
+                self.leave()
+                return connection
+            if is_begun:
+                raise error
+            is_begun = True  # What an earlier try began has failed.
+            self._begin(patience)
+
+    def leave(self) -> None:
+        """Ends the wait for what is being opened: it is closed when it comes."""
+        outcomes, self._outcomes = self._outcomes, queue.SimpleQueue()
+        self._threads.clear()
+        _close(outcomes)
+
+    def _is_due(self) -> bool:
+        """Returns whether another one is to be begun: ever later, so that few are left."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if not self._threads:
+            return self._outcomes.empty()
+        pause = PATIENCE * (1 << len(self._threads) - 1)
+        return time.monotonic() >= self._begun + pause
+
+    def _begin(self, patience: float) -> None:
+        outcomes = self._outcomes
+
+        def work() -> None:
+            try:
+                outcomes.put((self._connect(patience), None))
+            except BaseException as error:
+                outcomes.put((None, error))
+            if self._outcomes is not outcomes:
+                _close(outcomes)
+
+        self._begun = time.monotonic()
+        thread = threading.Thread(target=work, name="rowlock opening", daemon=True)
         try:
-            connection = connect()
-        except BaseException as problem:
-            error = problem
-        if decision.acquire(blocking=False):
-            result.deliver(connection, error)
+            thread.start()
+        except RuntimeError:  # As at the end of the process.
+            work()
         else:
-            with contextlib.suppress(Exception):
-                connection.close()
+            self._threads.append(thread)
 
-    try:
-        threading.Thread(target=work, name="rowlock opening", daemon=True).start()
-    except RuntimeError:  # As at the end of the process.
-        return connect()
-    try:
-        return result.result(seconds)
-    except TimeoutError:
-        if decision.acquire(blocking=False):
-            raise TimeoutError(f"no connection in {seconds:.1f} s") from None
-        return result.result()  # It came in this moment, or had a limit of its own.
+
+def _close(outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]]) -> None:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            connection, _ = outcomes.get_nowait()
+            with contextlib.suppress(Exception):  # There may be none.
+                connection.close()
 
 
 def is_permanent(error: Exception) -> bool:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from .deadlines import limit
-from .errors import Contention, Error, NotInstalled, Outage, Refusal
+from .deadlines import answer, limit
+from .errors import Contention, Error, NotInstalled, Outage, Overload, Refusal
 from .functions import INSTALL, FunctionSession, read_reply, read_row, text
 from .opening import NAME, NOT_READ, is_of_driver, missing
 from .protocol import PATIENCE, Change, Granted, Range, Seen
@@ -186,10 +186,10 @@ def meaning(error: Exception) -> Exception:
     if isinstance(error, TimeoutError):
         return Outage(sent=True)
     state: str | None = getattr(error, "sqlstate", None)
-    if state in ("40001", "40P01", "55P03", "57014"):  # The last: a statement_timeout.
+    if state in ("40001", "40P01", "55P03"):
         return Contention()
-    if state is not None and state.startswith("53") and state != "53300":
-        return Contention()  # The server lacks space or memory.
+    if state is not None and (state == "57014" or (state.startswith("53") and state != "53300")):
+        return Overload()  # The first: a statement_timeout.
     if state == "25006":  # A standby, or a server before its fail-over has ended.
         return Outage(sent=False)
     if state in ("42883", "42P01", "42703"):
@@ -209,8 +209,8 @@ def connect(place: dict[str, Any], patience: float = PATIENCE, **more: Any) -> A
         raise missing("psycopg", "'psycopg[binary]'") from error
     from psycopg.conninfo import conninfo_to_dict
 
-    # A renewal leaves time for another one on a new connection. libpq waits for 2 s at least.
-    timeout = math.ceil(max(2.0, patience))
+    # A renewal leaves time for another one on a new connection. The limit is that of each address.
+    timeout = math.ceil(patience)
     defaults: dict[str, Any] = {"connect_timeout": timeout, "fallback_application_name": NAME}
     try:
         given = conninfo_to_dict(place.get("conninfo") or "")
@@ -239,8 +239,11 @@ def listening(place: dict[str, Any]) -> Any:
         if "unsupported startup parameter" in str(error):
             return None
         raise
-    row = connection.execute("SELECT current_setting('rowlock.own_session', true)").fetchone()
-    if row is None or row[0] != "on":
-        connection.close()
-        return None
-    return connection
+    is_own = False
+    try:
+        asked = answer(connection, "SELECT current_setting('rowlock.own_session', true)")
+        is_own = asked.fetchone() == ("on",)
+    finally:
+        if not is_own:
+            connection.close()
+    return connection if is_own else None

@@ -117,6 +117,15 @@ class Wait:
     is_left: bool = False
     #: The row was locked by another transaction: requests for other rows go first.
     is_slow: bool = False
+    #: Is told what the requests fail with, or none.
+    tell: Callable[[str | None], object] = lambda _: None
+    failure: str | None = None
+
+    def failed(self, why: str | None) -> None:
+        """Tells of the first failure in a row, and of its end."""
+        was, self.failure = self.failure, why
+        if (was is None) != (why is None):
+            self.tell(why)
 
     def leave(self) -> None:
         self.until, self.is_left = 0.0, True
@@ -201,9 +210,8 @@ class State:
     @property
     def lost(self) -> bool:
         """Returns whether the lease is lost, also while no renewal has a reply."""
-        if self.is_copy:  # Whose mutex a thread may have held that the child does not have.
-            return True
-        return self._is_lost()
+        # A forked child has no part in its parent's leases.
+        return self.is_copy or self._is_lost()
 
     def _is_lost(self) -> bool:
         if self.why_lost is None and not self.ended and clock.now() >= self.deadline:

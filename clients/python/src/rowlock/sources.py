@@ -17,7 +17,7 @@ from . import deadlines, mysql, postgres, sqlite
 from .errors import Error
 from .functions import FunctionSession
 from .loop import Session
-from .opening import NOT_READ, opened, within
+from .opening import NOT_READ, Opening, opened
 from .protocol import PATIENCE
 from .steps import Pauses
 
@@ -182,6 +182,7 @@ class FromFunction:
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
+        self._opening = Opening(self._call)
         self._session: Session | None = None
 
     def send(self, kind: str, requests: Any) -> list[Any]:
@@ -191,31 +192,31 @@ class FromFunction:
         return self._session.send(kind, requests)
 
     def close(self) -> None:
+        self._opening.leave()
         if self._session is not None:
             self._session.close()
 
     def _opened(self) -> Session:
-        first: list[Any] = [opened(lambda: self._called(self.patience))]
+        first: list[Any] = [opened(lambda: self._opening.connection(self.patience))]
         if isinstance(first[0], str):
             file = first[0]
             return sqlite.SqliteSession(lambda: sqlite.connect(file))
         driver = driver_of(first[0])
         if driver not in _SESSIONS:
             raise TypeError(f"a connection of {driver} cannot be used: {NO_COROUTINE}")
+        if (pool := getattr(first[0], "_pool", None)) is not None:
+            pool.putconn(first[0])
+            raise TypeError("a connection of a pool belongs to the pool: pass the pool itself")
         kind, prepare = _SESSIONS[driver]
 
         def connect(patience: float) -> Any:
-            connection = first.pop() if first else self._called(patience)
+            connection = first.pop() if first else self._call(patience)
             prepare(connection, patience)
             return connection
 
         return kind(connect)
 
-    def _called(self, patience: float) -> Any:
-        # As libpq, it has two seconds at least.
-        return within(max(2.0, patience), self._call)
-
-    def _call(self) -> Any:
+    def _call(self, _: float) -> Any:
         """Returns a connection, or the file of one of SQLite, which may belong to its thread."""
         connection = self._connect()
         if inspect.isawaitable(connection):

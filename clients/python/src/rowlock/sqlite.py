@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .errors import Contention, Error, NotInstalled, Outage, Refusal, from_micros
+from .errors import Contention, Error, NotInstalled, Outage, Overload, Refusal, from_micros
 from .functions import read_row
 from .opening import opened
 from .protocol import BUSY, PATIENCE, Change, Claim, Granted, Previous, Range, Seen
@@ -363,6 +363,8 @@ def meaning(error: sqlite3.Error) -> Exception:
     text = str(error)
     if "is locked" in text or "is busy" in text:
         return Contention()
+    if "is full" in text:
+        return Overload()
     if text.startswith(("no such table", "no such column")):
         return NotInstalled(f"{text}: run `rowlock migrate` once")
     return Error(f"the database failed: {text}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from . import clock
-from .errors import Contention, Lost, Outage, Refusal, Unavailable, Unknown
+from .errors import Contention, Lost, Outage, Overload, Refusal, Unavailable, Unknown
 from .protocol import (
     BUSY,
     Acquired,
@@ -30,6 +30,10 @@ from .terms import Terms
 TIME_LIMIT = 5.0
 #: A lease of fewer seconds does not outlast two attempts to connect, which take two each.
 SHORT = 7.0
+LOCKED = (
+    "another transaction has locked its row. One that has confirmed the claim has to commit inside "
+    "the block"
+)
 
 
 class Pauses:
@@ -82,6 +86,8 @@ def acquiring(
         permanent = False
         try:
             reply = yield from ask(holder)
+        except Overload as overload:
+            failure = overload.__cause__ or overload
         except Contention:
             reply = Refusal(key, "busy", retry_after=BUSY)
         except Outage as outage:
@@ -90,6 +96,8 @@ def acquiring(
                 unanswered_since = sent
             permanent = outage.permanent and unanswered_since is None
         now = clock.now()
+        if reply is not None:
+            wait.failed(None)
         if isinstance(reply, list):
             if now < deadline(sent, lease):
                 state = State(tuple(one.claim for one in reply), lease, sent)
@@ -128,6 +136,8 @@ def acquiring(
             raise Unknown(
                 f"the claim on key {key!r} has no reply: it may stand until its lease ends"
             ) from failure
+        if failure is not None:
+            wait.failed(str(failure))
         yield Pause(min(pauses.next(), limit - now))
 
 
@@ -217,11 +227,11 @@ def _keeping(state: State, tell_failure: Callable[[str | None], object]) -> Step
 
 def watching(state: State, on_lost: Callable[[Lost], object]) -> Steps[None]:
     """Tells of a loss as soon as it is known, and at the deadline at the latest."""
-    while not (state.ended or state.dropped):
-        if state.lost:
-            on_lost(state.error())
-            return
+    # A loss comes first: a caller that sees it may have ended the lease.
+    while not (state.lost or state.ended or state.dropped):
         yield Pause(state.deadline - clock.now())
+    if state.lost:
+        on_lost(state.error())
 
 
 def ending(state: State, change: str, value: Any = None) -> Steps[None]:
@@ -240,11 +250,11 @@ def ending(state: State, change: str, value: Any = None) -> Steps[None]:
         outcomes: list[str] = ["unknown"] * len(left)
         try:
             outcomes = yield Call(change, [Change(claim, value) for claim in left])
-        except Contention as contention:
-            outcomes, failure = ["busy"] * len(left), contention.__cause__
-        except Outage as outage:
-            failure = outage.__cause__ or outage
-            unanswered |= outage.sent
+        except (Contention, Outage) as error:
+            failure = error.__cause__ or error
+            unanswered |= isinstance(error, Outage) and error.sent
+            if type(error) is Contention:
+                outcomes = ["busy"] * len(left)
         for claim, outcome in zip(tuple(left), outcomes, strict=True):
             if outcome in ("done", "lost"):
                 left.remove(claim)
@@ -257,15 +267,10 @@ def ending(state: State, change: str, value: Any = None) -> Steps[None]:
         key = (left or [state.claim])[0].key
         if left and time_left > 0:
             yield Pause(min(pauses.next(), time_left))
-        elif left and not unanswered and "unknown" in outcomes:
-            raise Unavailable(
-                f"the claim on key {key!r} was not ended, and ends with its lease: {failure}"
-            ) from failure
         elif left and not unanswered:
+            why = failure if "unknown" in outcomes else LOCKED
             raise Unavailable(
-                f"the claim on key {key!r} was not ended, and ends with its lease: another "
-                "transaction has locked its row. One that has confirmed the claim has to commit "
-                "inside the block"
+                f"the claim on key {key!r} was not ended, and ends with its lease: {why}"
             ) from failure
         else:
             raise Unknown(

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import clock
-from .errors import Outage, Refusal
-from .protocol import Acquired, Call, Granted, Steps, Wait
+from .errors import Contention, Outage, Refusal
+from .protocol import Acquired, Call, Granted, Pause, Steps, Wait
 from .steps import Ask, Pauses, acquiring
 from .terms import Terms
 
@@ -19,6 +19,8 @@ from .terms import Terms
 ALIVE = 12
 #: After how many seconds a waiter keeps its ticket alive.
 HEARTBEAT = 4.0
+#: For how many seconds the deletion of a ticket is repeated at most: the caller waits for it.
+LEAVE = 1.0
 #: How many tickets of a queue are read: the front decides the position.
 FRONT = 16
 #: Stands for a task without a ticket.
@@ -71,10 +73,20 @@ class Fair:
             return (yield from acquiring(self.ask, terms, self._wait, pauses, keys, longest))
         finally:
             if self._ticket is not None:
-                try:
-                    yield Call("leave", [(self._ticket,)])
-                except Exception:  # The ticket lapses.
-                    self._ticket = None
+                yield from self._leave(min(LEAVE, terms.lease / 4))
+
+    def _leave(self, seconds: float) -> Steps[None]:
+        """Deletes the ticket, which stops those behind it. One that stays lapses."""
+        until = clock.now() + seconds
+        while True:
+            try:
+                yield Call("leave", [(self._ticket,)])
+            except Exception as error:
+                if not isinstance(error, Contention) or clock.now() >= until:
+                    return
+                yield Pause(0.005)
+            else:
+                return
 
     def ask(self, holder: str) -> Steps[list[Granted] | Refusal]:
         if not self._is_sent:
