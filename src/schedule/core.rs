@@ -227,21 +227,24 @@ pub fn refused(name: &Key, wrong: impl Into<String>) -> Error {
 }
 
 /// Undoes the claim of a run whose work was not begun, or hands it back: the row may not be as it was
-/// before the claim. Returns `false` if the claim did not stand.
+/// before the claim. Returns `false` if the claim did not stand, or no statement succeeds.
 pub async fn undo<DB: Database>(core: &Core<DB>, claim: &Claim) -> bool {
-    put_back(core, claim.holder, std::slice::from_ref(&claim.key)).await || hand_back(core, claim).await
+    match put_back(core, claim.holder, std::slice::from_ref(&claim.key)).await {
+        Some(false) => hand_back(core, claim).await,
+        undone => undone.is_some(),
+    }
 }
 
 /// Undoes a claim of these schedules under which no work was begun. A takeover is left to the next
 /// claim. If no statement succeeds, what was claimed is taken over when its lease ends. Returns
-/// whether a claim was undone, as far as is known.
-pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, names: &[Key]) -> bool {
+/// whether a claim was undone, if that is known.
+pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, names: &[Key]) -> Option<bool> {
     let vacant = Holder::unique();
     let done = answered!(core, Action::Abandon, "schedules", conn => DB::put_back(conn, holder, vacant, names));
-    done.unwrap_or_else(|error| {
+    let warn = |error: &Error| {
         tracing::warn!(?error, "a claim of schedules was not undone; it ends when its lease ends");
-        false
-    })
+    };
+    done.inspect_err(warn).ok()
 }
 
 /// Ends a claim of work that has stopped, so that another instance may take over at once. If no
