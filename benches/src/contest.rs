@@ -20,7 +20,9 @@ pub type Ending<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 /// One way of doing what is compared.
 pub trait Contender: Send + Sync + 'static {
     /// The unit that is counted: done once, by one of the tasks.
-    fn cycle(&self, task: usize) -> Cycling<'_>;
+    fn cycle(&self, _: usize) -> Cycling<'_> {
+        Box::pin(async { Err("it makes whole rounds only".into()) })
+    }
 
     /// This number of tasks repeats it.
     fn round(self: Arc<Self>, tasks: usize, span: Duration) -> Ending<Round> {

@@ -149,7 +149,7 @@ pub async fn at_own_site<DB: Bench>(
 }
 
 /// Creates a database with the table in it.
-pub async fn site<DB: Bench>(server: &str) -> Result<Site, Error> {
+async fn site<DB: Bench>(server: &str) -> Result<Site, Error> {
     let site = DB::create_database(server).await?;
     let pool = pool::<DB>(&site.url, 1).await?;
     rowlock::migrate(&pool).await?;

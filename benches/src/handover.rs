@@ -14,7 +14,8 @@ use tokio::{
 use crate::{
     Error,
     contender::{URL, Word},
-    database::{Bench, Kind, Observer, Site, on, site},
+    database::{Bench, Kind, Observer, Site, at_own_site, on},
+    options::Common,
     statistics::{Summary, millis, now},
 };
 
@@ -26,9 +27,8 @@ const UNNOTICED: i64 = 20_000_000;
 
 #[derive(Args)]
 pub struct Options {
-    /// A database to measure; all four unless given.
-    #[arg(long = "database", value_name = "NAME")]
-    databases: Vec<Kind>,
+    #[command(flatten)]
+    common: Common,
     /// How long each measurement lasts, after as many seconds of warming up as `--warm-up` says.
     #[arg(long, default_value_t = 2)]
     seconds: u64,
@@ -84,18 +84,33 @@ struct Record {
     statements: Option<i64>,
 }
 
+impl Record {
+    /// Adds a report. Returns the token of a claim that was granted.
+    fn add(&mut self, process: usize, word: Word) -> Result<Option<i64>, Error> {
+        match word {
+            Word::Granted { token, asked, acquired } => {
+                self.holders.insert(token, Holder { process, asked, acquired, released: None });
+                return Ok(Some(token));
+            }
+            Word::Released { token, at } => {
+                self.holders.get_mut(&token).ok_or("released what was not granted")?.released = Some(at);
+            }
+            Word::Waiting { asked } => self.waiting.push(asked),
+            Word::Ready => return Err(format!("out of place: {word}").into()),
+        }
+        Ok(None)
+    }
+}
+
 pub async fn run(options: &Options, log: Option<&str>) -> Result<(), Error> {
-    let kinds = if options.databases.is_empty() { &Kind::ALL[..] } else { &options.databases };
     println!(
         "From the call of release to the next acquire's return, in ms; with several processes only where the next holder is another process."
     );
     println!(
         "all: all hand-overs; statements: for each of them, as the server counts (MySQL, MariaDB: of the whole server); longest: a task waited"
     );
-    for kind in kinds {
-        if let Some(server) = kind.url() {
-            on!(*kind, measure(*kind, &server, options, log))?;
-        }
+    for (kind, server) in options.common.servers() {
+        on!(kind, measure(kind, &server, options, log))?;
     }
     Ok(())
 }
@@ -118,10 +133,7 @@ async fn measure<DB: Bench>(kind: Kind, server: &str, options: &Options, log: Op
         "statements",
         "longest"
     );
-    let own = site::<DB>(server).await?;
-    let measured = lines::<DB>(kind, &own, options, log).await;
-    DB::drop_database(server, own).await?;
-    measured
+    at_own_site::<DB>(server, async |site| lines::<DB>(kind, site, options, log).await).await
 }
 
 async fn lines<DB: Bench>(kind: Kind, site: &Site, options: &Options, log: Option<&str>) -> Result<(), Error> {
@@ -210,22 +222,9 @@ impl Contest {
     async fn follow(&mut self, record: &mut Record, until: Instant) -> Result<(), Error> {
         while let Ok(word) = timeout_at(until, self.words.recv()).await {
             let (process, word) = word.ok_or("the processes are gone")?;
-            self.take(record, process, word?).await?;
-        }
-        Ok(())
-    }
-
-    async fn take(&mut self, record: &mut Record, process: usize, word: Word) -> Result<(), Error> {
-        match word {
-            Word::Granted { token, asked, acquired } => {
-                record.holders.insert(token, Holder { process, asked, acquired, released: None });
+            if let Some(token) = record.add(process, word?)? {
                 self.tell(&format!("granted {token}")).await?;
             }
-            Word::Released { token, at } => {
-                record.holders.get_mut(&token).ok_or("released what was not granted")?.released = Some(at);
-            }
-            Word::Waiting { asked } => record.waiting.push(asked),
-            Word::Ready => return Err(format!("out of place: {word}").into()),
         }
         Ok(())
     }
@@ -237,16 +236,7 @@ impl Contest {
         }
         let rest = async {
             while let Some((process, word)) = self.words.recv().await {
-                match word? {
-                    Word::Waiting { asked } => record.waiting.push(asked),
-                    Word::Released { token, at } => {
-                        record.holders.get_mut(&token).ok_or("released what was not granted")?.released = Some(at);
-                    }
-                    Word::Granted { token, asked, acquired } => {
-                        record.holders.insert(token, Holder { process, asked, acquired, released: None });
-                    }
-                    Word::Ready => {}
-                }
+                record.add(process, word?)?;
             }
             for (child, _) in &mut self.children {
                 let status = child.wait().await?;

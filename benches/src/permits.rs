@@ -14,7 +14,7 @@ use crate::{
     ways::{
         Pick, cycle,
         program::Program,
-        rowlock::{Permits, Readers, Rowlock},
+        rowlock::{Places, Rowlock},
     },
 };
 
@@ -66,7 +66,7 @@ async fn entries<DB: Speak>(site: &Site, options: &Options) -> Result<Vec<Entry>
     let keys: Pick = Box::new(move |task| format!("keys/{}", task % size));
     enter("keys", size, "keys", cycle(Rowlock::new(pool.clone(), true, PATIENCE)?, keys));
     let one = |name: &'static str| -> Pick { Box::new(|_| name.to_owned()) };
-    enter("permits", size, "keys", cycle(Permits::new(pool.clone(), permits, PATIENCE)?, one("permits")));
+    enter("permits", size, "keys", cycle(Places::permits(pool.clone(), permits, PATIENCE)?, one("permits")));
     for (name, variable) in [("redis-semaphore", "REDIS_URL"), ("redis-semaphore-durable", "REDIS_DURABLE_URL")] {
         let Some(server) = url(variable) else { continue };
         if let Some(contender) = Program::redis_semaphore(&server, permits)? {
@@ -74,6 +74,6 @@ async fn entries<DB: Speak>(site: &Site, options: &Options) -> Result<Vec<Entry>
         }
     }
     enter("one-key", 1, "one-key", cycle(Rowlock::new(pool.clone(), true, PATIENCE)?, one("one")));
-    enter("readers", 1, "one-key", cycle(Readers::new(pool, PATIENCE)?, one("readers")));
+    enter("readers", 1, "one-key", cycle(Places::readers(pool, PATIENCE)?, one("readers")));
     Ok(entries)
 }

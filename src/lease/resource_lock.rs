@@ -12,7 +12,7 @@ use crate::{
     key::Claim,
     lease::lock::LeaseLock,
     lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock, TransactionTerms},
-    retry::pause,
+    retry::{Repeat, pause},
     session::{time::Instant, timers::timeout_at},
     store::{Confirmed, Database, failure::Failure, fault::Fault},
     transaction::{
@@ -116,9 +116,17 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
         Box::pin(async move {
             let limit = Instant::now() + self.shared.time_limit;
-            // The sessions that are idle may have been lost together with that of the commit.
+            // The sessions that are idle may have been lost together with that of the commit, which a
+            // ping shows. The statement waits for a transaction that is not decided yet.
             let confirms = async |conn: &mut DB::Connection| DB::confirms(conn, claim).await;
-            match self.shared.sessions.send_repeatedly(limit, confirms).await {
+            let mut repeat = Repeat::until(limit);
+            let count = loop {
+                let count = self.shared.sessions.send_once(limit, confirms).await;
+                if let Some(count) = repeat.final_or_pause(count).await {
+                    break count;
+                }
+            };
+            match count {
                 Ok(Some(count)) if count == confirmation.0 => CommitOutcome::Committed,
                 Ok(Some(count)) if count == confirmation.0 - 1 => CommitOutcome::RolledBack,
                 _ => CommitOutcome::Unknown,

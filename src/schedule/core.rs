@@ -230,7 +230,7 @@ pub fn refused(name: &Key, wrong: impl Into<String>) -> Error {
 /// before the claim. Returns `false` if the claim did not stand, or no statement succeeds.
 pub async fn undo<DB: Database>(core: &Core<DB>, claim: &Claim) -> bool {
     match put_back(core, claim.holder, std::slice::from_ref(&claim.key)).await {
-        Some(false) => hand_back(core, claim).await,
+        Some(false) => hand_back(core, claim).await == Some(true),
         undone => undone.is_some(),
     }
 }
@@ -248,12 +248,13 @@ pub async fn put_back<DB: Database>(core: &Core<DB>, holder: Holder, names: &[Ke
 }
 
 /// Ends a claim of work that has stopped, so that another instance may take over at once. If no
-/// statement succeeds, the claim ends with its lease. Returns `false` if the claim did not stand.
-pub async fn hand_back<DB: Database>(core: &Core<DB>, claim: &Claim) -> bool {
+/// statement succeeds, the claim ends with its lease. Returns whether the claim stood, if that is
+/// known.
+pub async fn hand_back<DB: Database>(core: &Core<DB>, claim: &Claim) -> Option<bool> {
     let vacant = Holder::unique();
     let handed = answered!(core, Action::Abandon, &claim.key.quoted(), conn => DB::hand_back(conn, claim, vacant));
-    handed.unwrap_or_else(|error| {
+    let warn = |error: &Error| {
         tracing::warn!(schedule = %claim.key, ?error, "the run was not handed back; another instance takes over when its lease ends");
-        true
-    })
+    };
+    handed.inspect_err(warn).ok()
 }

@@ -177,7 +177,7 @@ async fn begin<DB: Database>(
         }
         let stood = match passed {
             // A pass that is refused is an attempt, so that it is not made for ever.
-            Err(ref error) if is_refusal(error) => hand_back(core, claim).await,
+            Err(ref error) if is_refusal(error) => hand_back(core, claim).await == Some(true),
             // No work was begun. If other times are in effect by then, an instance that has them
             // runs the tick. A pass that had no reply may have ended the claim.
             passed => undo(core, claim).await && passed.is_ok(),
@@ -228,7 +228,7 @@ async fn work_and_end<DB: Database>(
         Stop::HandBack(_) if inner.in_transaction() == InTransaction::Committed => find_success(inner).await,
         Stop::HandBack(ended) => {
             keeper.stop().await;
-            let stood = hand_back(&inner.core, &inner.claim).await;
+            let stood = hand_back(&inner.core, &inner.claim).await != Some(false);
             let found = if stood { None } else { Some(find_success(inner).await) };
             // If it did not succeed, an earlier attempt to hand it back had no reply.
             found.filter(|found| matches!(found.0, TickOutcome::Succeeded)).unwrap_or((ended, None))

@@ -186,14 +186,15 @@ impl<DB: Store> Line<DB> {
                 state.count += 1;
                 drop(state);
                 let opening = open(Arc::downgrade(self), self.application.clone());
-                if self.renewals {
-                    threads::spawn_renewal(opening)
-                } else {
-                    threads::spawn(opening)
-                }
+                self.spawn(opening);
                 Ok(Next::Wait(now + SLOW))
             }
         }
+    }
+
+    /// Starts a task on the threads that drive these sessions.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if self.renewals { threads::spawn_renewal(task) } else { threads::spawn(task) }
     }
 
     pub fn why_none(&self) -> sqlx::Error {

@@ -182,7 +182,7 @@ impl<DB: Store> Loan<DB> {
     pub fn give_back(mut self) {
         match self.conn.take() {
             Some(Conn::Own(conn, line)) if conn.clock_read_at.elapsed() >= DIVERGED => {
-                threads::spawn(Self::own(conn, &line).read_clock());
+                line.spawn(Self::own(conn, &line).read_clock());
             }
             Some(Conn::Own(conn, line)) => line.give_back(conn),
             // The pool takes it back by a task.

@@ -180,7 +180,8 @@ impl<DB: Store> Sessions<DB> {
     }
 
     /// Sends a statement that may be carried out more than once until its reply is final or the
-    /// limit is reached, on a second session too if the first does not answer in time.
+    /// limit is reached, on a second session too if the first does not answer in time. A database
+    /// of one writer answers, or waits for another process, as it would on every session.
     ///
     /// The statement is copied for each attempt. The compiler does not accept the future as `Send`
     /// if one closure with references is called several times.
@@ -197,7 +198,7 @@ impl<DB: Store> Sessions<DB> {
             let reply = tokio::select! {
                 biased;
                 reply = &mut first => reply,
-                () = silent.notified() => tokio::select! {
+                () = silent.notified(), if !DB::ONE_WRITER => tokio::select! {
                     reply = first => reply,
                     reply = self.send(limit, statement) => reply,
                 },

@@ -81,9 +81,10 @@ pub(crate) mod tests {
 
     use super::*;
 
-    static SLEPT: AtomicU64 = AtomicU64::new(0);
+    /// Without this day, a machine that was started just now has no moment an hour ago.
+    static SLEPT: AtomicU64 = AtomicU64::new(24 * 60 * 60);
 
-    /// Returns for how long the machine has slept, as the tests pretend.
+    /// Returns for how many seconds the machine has slept, as the tests pretend.
     pub fn slept() -> Duration {
         Duration::from_secs(SLEPT.load(Ordering::Relaxed))
     }

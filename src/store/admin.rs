@@ -226,6 +226,10 @@ macro_rules! operations {
         }
 
         async fn record(conn: &mut $connection, change: &Change<'_>, detail: &str) -> Reply<()> {
+            const RECORD: &str = sql!(
+                "INSERT INTO t_resource_change (at, who, what, name, detail)"
+                " VALUES (" now ", " [1] ", " [2] ", " [3] ", " [4] ")"
+            );
             let query = sqlx::query(RECORD).bind(change.who).bind(change.what).bind(change.name);
             query.bind(detail).execute(conn).await.map(drop)
         }

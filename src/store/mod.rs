@@ -23,6 +23,8 @@ pub mod queue;
 pub mod run_info;
 #[cfg(feature = "schedule")]
 pub mod schedule;
+#[cfg(all(feature = "schedule", any(feature = "postgres", feature = "mysql", feature = "sqlite")))]
+mod schedule_operations;
 #[cfg(all(feature = "schedule", any(feature = "mysql", feature = "sqlite")))]
 mod schedule_seen;
 pub mod schema;

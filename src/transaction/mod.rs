@@ -2,7 +2,7 @@
 //!
 //! This file has the method of every lock, and its attempts: acquire, begin, run the work, commit or
 //! roll back, release. It also has the check of a transaction that the application has begun.
-//! `steps.rs` begins, confirms and commits, `undo.rs` rolls back, `tx.rs` is what the work receives,
+//! `steps.rs` begins, confirms, commits and rolls back, `tx.rs` is what the work receives,
 //! and `error.rs` has the results.
 //!
 //! A lease is confirmed before the work: its row stays locked to the end, so that no other instance
@@ -13,7 +13,6 @@
 pub(crate) mod error;
 mod steps;
 pub(crate) mod tx;
-mod undo;
 
 use std::time::Duration;
 
@@ -41,9 +40,8 @@ use crate::{
     },
     transaction::{
         error::{RunError, WorkError},
-        steps::{Stop, WorkFailure},
+        steps::{Fenced, Stop, WorkFailure},
         tx::Tx,
-        undo::Fenced,
     },
 };
 
@@ -70,19 +68,13 @@ pub trait ResourceLockExt<DB: Database>: ResourceLock<DB> {
     where
         E: WorkError,
         W: FnOnce(Tx<DB>) -> F + Clone,
-        F: Future<Output = Result<T, E>>;
-}
-
-impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {
-    async fn transaction<T, E, W, F>(&self, key: &str, work: W) -> Result<T, RunError<E>>
-    where
-        E: WorkError,
-        W: FnOnce(Tx<DB>) -> F + Clone,
         F: Future<Output = Result<T, E>>,
     {
-        run(self, key, &|wait| self.acquire(key, wait), work).await
+        async move { run(self, key, &|wait| self.acquire(key, wait), work).await }
     }
 }
+
+impl<DB: Database, L: ResourceLock<DB> + ?Sized> ResourceLockExt<DB> for L {}
 
 /// Waits for a claim, for this long at most.
 pub(crate) type Acquire<'a, DB> = dyn Fn(Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> + Send + Sync + 'a;

@@ -92,10 +92,6 @@ impl<L: Lock> Claim<L> {
 }
 
 impl<L: Lock> Contender for Claim<L> {
-    fn cycle(&self, _: usize) -> Cycling<'_> {
-        Box::pin(async move { self.timed().await.map(|_| 1) })
-    }
-
     /// The rate is that of claims alone.
     fn round(self: Arc<Self>, _: usize, span: Duration) -> Ending<Round> {
         Box::pin(async move {

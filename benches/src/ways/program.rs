@@ -11,7 +11,7 @@ use tokio::{
 
 use crate::{
     Error,
-    contest::{Contender, Cycling, Ending, Round},
+    contest::{Contender, Ending, Round},
     options::url,
     statistics::Summary,
     ways::own_prefix,
@@ -59,10 +59,6 @@ impl Program {
 }
 
 impl Contender for Program {
-    fn cycle(&self, _: usize) -> Cycling<'_> {
-        Box::pin(async { Err("a program makes whole rounds only".into()) })
-    }
-
     fn round(self: Arc<Self>, tasks: usize, span: Duration) -> Ending<Round> {
         Box::pin(async move {
             let mut process = self.0.lock().await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rowlock::{Access, Lease, LeaseLock, ReadWriteLock};
+use rowlock::{Access, Lease, LeaseLock};
 use sqlx::Pool;
 
 use super::{Ask, Lock};
@@ -40,49 +40,31 @@ impl<DB: Bench> Lock for Rowlock<DB> {
     }
 }
 
-pub struct Permits<DB: Bench> {
-    semaphore: Access<DB>,
+/// The permits of a semaphore, or the readers of a read-write lock.
+pub struct Places<DB: Bench> {
+    access: Access<DB>,
     wait: Duration,
 }
 
-impl<DB: Bench> Permits<DB> {
-    pub fn new(pool: Pool<DB>, permits: u32, wait: Duration) -> Result<Self, Error> {
-        Ok(Self { semaphore: lock(pool, true)?.semaphore("permits", permits), wait })
+impl<DB: Bench> Places<DB> {
+    pub fn permits(pool: Pool<DB>, permits: u32, wait: Duration) -> Result<Self, Error> {
+        Ok(Self { access: lock(pool, true)?.semaphore("permits", permits), wait })
+    }
+
+    pub fn readers(pool: Pool<DB>, wait: Duration) -> Result<Self, Error> {
+        Ok(Self { access: lock(pool, true)?.read_write("readers").readers().clone(), wait })
     }
 }
 
-impl<DB: Bench> Lock for Permits<DB> {
+impl<DB: Bench> Lock for Places<DB> {
     type Held = Lease<DB>;
 
     async fn acquire(&self, _: &Ask<'_>) -> Result<Option<Lease<DB>>, Error> {
-        granted(self.semaphore.acquire(self.wait).await)
+        granted(self.access.acquire(self.wait).await)
     }
 
-    async fn release(&self, _: &Ask<'_>, permit: Lease<DB>) -> Result<(), Error> {
-        Ok(permit.release().await?)
-    }
-}
-
-pub struct Readers<DB: Bench> {
-    lock: ReadWriteLock<DB>,
-    wait: Duration,
-}
-
-impl<DB: Bench> Readers<DB> {
-    pub fn new(pool: Pool<DB>, wait: Duration) -> Result<Self, Error> {
-        Ok(Self { lock: lock(pool, true)?.read_write("readers"), wait })
-    }
-}
-
-impl<DB: Bench> Lock for Readers<DB> {
-    type Held = Lease<DB>;
-
-    async fn acquire(&self, _: &Ask<'_>) -> Result<Option<Lease<DB>>, Error> {
-        granted(self.lock.readers().acquire(self.wait).await)
-    }
-
-    async fn release(&self, _: &Ask<'_>, reader: Lease<DB>) -> Result<(), Error> {
-        Ok(reader.release().await?)
+    async fn release(&self, _: &Ask<'_>, place: Lease<DB>) -> Result<(), Error> {
+        Ok(place.release().await?)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{fmt, time::Duration};
 
 use rowlock::{
-    Database, Error, Lease, LeaseLock, Status,
+    Database, Error, Key, Lease, LeaseLock, Status,
     admin::{ListOptions, LockInfo, LockState},
 };
 
@@ -88,7 +88,9 @@ impl<'a, DB: Database> Claiming<'a, DB> {
         for name in &self.keys {
             let prefix = format!("{name}#r");
             let readers = ListOptions::default().claimed().prefix(&prefix).limit(MAX_READERS);
-            let is_in = |row: &LockInfo| row.state == LockState::Held && is_reader(&row.key, &prefix);
+            let lock = self.lock.read_write(name);
+            let is_reader = |key: &str| Key::new(key).is_ok_and(|key| lock.readers().number(&key).is_some());
+            let is_in = |row: &LockInfo| row.state == LockState::Held && is_reader(&row.key);
             if let Some(reader) = self.lock.list(&readers).await?.into_iter().find(is_in) {
                 let why = format!("{name} is read by {}: `rowlock run --exclusive` waits for readers", reader.by);
                 out::print_refusal(why, self.refused);
@@ -153,9 +155,4 @@ impl<'a, DB: Database> Claiming<'a, DB> {
         };
         out::print_error(format_args!("{key}: its end was not recorded: {why}; {next}"));
     }
-}
-
-fn is_reader(key: &str, prefix: &str) -> bool {
-    let number = key.strip_prefix(prefix).filter(|number| !number.starts_with(['0', '+']));
-    number.is_some_and(|number| number.parse().is_ok_and(|number: u32| number <= MAX_READERS))
 }

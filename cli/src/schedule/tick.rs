@@ -153,7 +153,7 @@ fn schedules<DB: Database>(
 
 /// Returns how long to wait before another look: while another instance runs the tick, if it is due
 /// in a moment, and while another transaction has locked its row: for a lease at most. `locked` is
-/// how long that has been so.
+/// how long it was waited for since that has been so.
 async fn pause<DB: Database>(
     schedules: &Schedules<DB>,
     run: &Run,
@@ -163,26 +163,26 @@ async fn pause<DB: Database>(
     let TickOutcome::NotDue { retry_after } = outcome else { return Ok(None) };
     let name = run.key.as_str();
     let info = show::find(schedules, name).await?;
-    Ok(match info.running {
-        true => Some(retry_after.unwrap_or(LOOK).clamp(SHORT, LOOK)),
-        false if !info.paused && *retry_after == Some(Duration::ZERO) => {
-            if *locked >= run.terms.lease {
-                let text = format_args!(
-                    "{name}: another transaction has its row locked for {locked:?}; end it, and run it again"
-                );
-                return Err(Failure::new(exit::UNAVAILABLE, text));
-            }
-            let (pause, is_new) = ((*locked).clamp(SHORT, LOOK), *locked < LOOK);
-            *locked += pause;
-            if is_new && *locked >= LOOK {
-                out::print_info(format_args!(
-                    "{name}: it is due, and another transaction has locked its row; checking again every {LOOK:?}"
-                ));
-            }
-            Some(pause)
-        }
-        false => retry_after.filter(|left| !info.paused && *left <= AHEAD).map(|left| left.max(SHORT)),
-    })
+    if info.running || info.paused || *retry_after != Some(Duration::ZERO) {
+        *locked = Duration::ZERO;
+        return Ok(match info.running {
+            true => Some(retry_after.unwrap_or(LOOK).clamp(SHORT, LOOK)),
+            false => retry_after.filter(|left| !info.paused && *left <= AHEAD).map(|left| left.max(SHORT)),
+        });
+    }
+    if *locked >= run.terms.lease {
+        let text =
+            format_args!("{name}: another transaction has its row locked for {locked:?}; end it, and run it again");
+        return Err(Failure::new(exit::UNAVAILABLE, text));
+    }
+    let (pause, is_new) = ((*locked).clamp(SHORT, LOOK), *locked < LOOK);
+    *locked += pause;
+    if is_new && *locked >= LOOK {
+        out::print_info(format_args!(
+            "{name}: it is due, and another transaction has locked its row; checking again every {LOOK:?}"
+        ));
+    }
+    Ok(Some(pause))
 }
 
 /// Says why nothing was run.

@@ -7,7 +7,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::{
     exit::Failure,
-    ui::{change::Changer, connections::places, looks::Looks},
+    ui::{change::Changer, looks::Looks},
 };
 
 /// Reads what a run of a job has printed, by its slot and attempt.
@@ -31,17 +31,6 @@ pub struct App {
 }
 
 impl App {
-    pub fn new(
-        looks: Looks,
-        outputs: Outputs,
-        changer: Option<Changer>,
-        changes: mpsc::WeakSender<()>,
-        place: &str,
-    ) -> Self {
-        let streams = Arc::new(Semaphore::new(places() / 2));
-        Self { looks, outputs, changer, changes, streams, place: place.to_owned() }
-    }
-
     pub fn allows_changes(&self) -> bool {
         self.changer.is_some()
     }

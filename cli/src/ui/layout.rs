@@ -82,7 +82,7 @@ pub fn state_of(view: &View) -> Markup {
         (None, Some(from)) => html! {
             p.asof { "As of " (from) }
             @for Unread { part, why, .. } in view.snapshot.iter().flat_map(|snapshot| &snapshot.unread) {
-                div.problem role="alert" { strong { (part.name()) " could not be read." } " " (printable(why)) }
+                div.problem role="alert" { strong { (format!("{part:?}")) " could not be read." } " " (printable(why)) }
             }
         },
         (None, None) => html! {},

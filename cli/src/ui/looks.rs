@@ -26,8 +26,6 @@ use crate::{
 /// What is known of the database.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// The number of looks so far.
-    pub number: u64,
     /// When the last look was begun, and how long it stays fresh.
     pub began: Instant,
     pub fresh_for: Duration,
@@ -52,7 +50,7 @@ impl View {
     }
 
     fn is_fresh(&self) -> bool {
-        self.number > 0 && self.began.elapsed() < self.fresh_for
+        self.began.elapsed() < self.fresh_for
     }
 }
 
@@ -82,8 +80,7 @@ impl Looks {
     where
         L: Future<Output = (Result<Snapshot, Failure>, u32)> + Send + 'static,
     {
-        let nothing =
-            View { number: 0, began: Instant::now(), fresh_for: Duration::ZERO, snapshot: None, problem: None };
+        let nothing = View { began: Instant::now(), fresh_for: Duration::ZERO, snapshot: None, problem: None };
         let (sender, view) = watch::channel(nothing);
         let looks = Self { view, wanted: Arc::default(), urgent: Arc::default() };
         let Self { wanted, urgent, .. } = looks.clone();
@@ -97,7 +94,7 @@ impl Looks {
                 let fresh_for = if read.is_ok() { pause(statements, began.elapsed()) } else { AGAIN };
                 let since = sender.borrow().problem.as_ref().map_or_else(Utc::now, |problem| problem.since);
                 sender.send_modify(|view| {
-                    (view.number, view.began, view.fresh_for) = (view.number + 1, began, fresh_for);
+                    (view.began, view.fresh_for) = (began, fresh_for);
                     match read {
                         Ok(snapshot) => (view.snapshot, view.problem) = (Some(Arc::new(snapshot)), None),
                         Err(failure) => view.problem = Some(Problem { text: failure.to_string(), since }),

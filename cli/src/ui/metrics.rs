@@ -214,7 +214,7 @@ mod tests {
             let snapshot = Some(Arc::new(Snapshot::default()));
             let began = Instant::now();
             std::thread::sleep(Duration::from_millis(10));
-            text(&View { number: 1, began, fresh_for, snapshot, problem: None }).unwrap()
+            text(&View { began, fresh_for, snapshot, problem: None }).unwrap()
         };
         let young = numbers(Duration::from_secs(60));
         assert!(young.contains("rowlock_up 1\n") && young.contains("rowlock_readers 0\n"), "{young}");

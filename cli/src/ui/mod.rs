@@ -40,7 +40,10 @@ use axum::{
     middleware::{from_fn, from_fn_with_state},
 };
 use rowlock::{Database, Schedules};
-use tokio::{net::TcpListener, sync::mpsc};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, mpsc},
+};
 
 use crate::{
     args::keys::Ui,
@@ -70,7 +73,8 @@ pub async fn serve<DB: Database>(pool: sqlx::Pool<DB>, place: &str, ui: Ui) -> R
     let changer = ui.allow_changes.then(|| change::changer(pool, ui.judged_by));
     let guard = Arc::new(Guard { hosts: ui.host, passwords, metrics_token, guesses: Guesses::default() });
     let (changes, mut no_changes) = mpsc::channel(1);
-    let app = Arc::new(App::new(looks, outputs, changer, changes.downgrade(), place));
+    let (streams, place) = (Arc::new(Semaphore::new(connections::places() / 2)), place.to_owned());
+    let app = Arc::new(App { looks, outputs, changer, changes: changes.downgrade(), streams, place });
 
     out::say(format_args!("http://{address}/"))?;
     tokio::select! {

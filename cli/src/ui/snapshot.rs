@@ -32,19 +32,6 @@ pub enum Part {
     Changes,
 }
 
-impl Part {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Locks => "Locks",
-            Self::Queues => "Queues",
-            Self::Schedules => "Schedules",
-            Self::Runs => "Runs",
-            Self::Instances => "Instances",
-            Self::Changes => "Changes",
-        }
-    }
-}
-
 /// A part that could not be read, and why.
 #[derive(Clone, Debug)]
 pub struct Unread {

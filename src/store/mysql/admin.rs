@@ -14,7 +14,7 @@ use crate::{
             AdminStore, Change, ChangeInfo, Forced, Forgotten, KeyRange, Listed, Page, STEP, Seen, listed,
             listed_change, old_of, operations,
         },
-        mysql::row::{JOINED, MICROS, Query, ROW, marks, micros, stored},
+        mysql::row::{JOINED, MICROS, Query, ROW, marks, micros, sql, stored},
         unanswered,
     },
 };
@@ -70,9 +70,6 @@ const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
       AND (c.begin_time IS NULL OR c.begin_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
           - INTERVAL GREATEST(?, ?, LEAST(GREATEST(c.time, 0), 500000000) * 60000000) MICROSECOND)
       AND (c.end_time IS NULL OR c.end_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND)";
-
-const RECORD: &str =
-    "INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (UTC_TIMESTAMP(6), ?, ?, ?, ?)";
 
 const CHANGES: &str = "
 SELECT at, CONVERT(who USING utf8mb4) AS who, CONVERT(what USING utf8mb4) AS what, CONVERT(name USING utf8mb4) AS name,

@@ -11,13 +11,13 @@ use crate::{
         Reply,
         instances::{
             Announcement, Beat, Given, InstanceInfo, InstanceStore, Order, TimesChange, What, given, instance,
-            operations,
         },
         mysql::{
-            row::{marks, stored},
+            row::{marks, sql, stored},
             schedule_sql::LOSE,
         },
-        schedule::{LOST, to_stored_count},
+        schedule::{LOST, ListedSchedule, ScheduleStore as _, to_stored_count},
+        schedule_operations::instance_operations,
     },
 };
 
@@ -60,13 +60,6 @@ SET due_at = CASE WHEN holder IS NOT NULL OR attempt > 0 THEN due_at WHEN trigge
     run_slot = IF(? AND holder IS NULL, NULL, run_slot), slot = ?, spec = ?, zone = ?
 WHERE name = ? AND spec = ? AND zone = ? AND run_slot <=> ? AND attempt = ? AND slot = ?";
 
-/// The parameters are whether the last run is forgotten, and the name.
-const AFRESH: &str = "
-UPDATE t_resource_schedule s
-SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot, run_slot = IF(?, NULL, run_slot)
-WHERE name = ? AND (holder IS NULL OR EXISTS (
-    SELECT 1 FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt))";
-
 /// The parameters are the schedule whose place is taken, and the one that takes it. A tick that was
 /// begun goes on there. A pause or a trigger of either stays.
 const INHERIT: &str = "
@@ -78,10 +71,6 @@ SET t.paused = GREATEST(t.paused, o.paused), t.triggered_at = COALESCE(o.trigger
                     THEN t.slot ELSE UTC_TIMESTAMP(6) END
 WHERE t.name = ?";
 
-const EMPTY: &str = "
-UPDATE t_resource_schedule SET paused = 0, holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot
-WHERE name = ?";
-
 /// The parameters are the name, what is known, and whether the times are new ones.
 const REMEMBER: &str = "
 INSERT INTO t_resource_schedule_times (name, known, times_at) VALUES (?, ?, UTC_TIMESTAMP(6))
@@ -90,15 +79,6 @@ ON DUPLICATE KEY UPDATE known = VALUES(known), times_at = IF(?, VALUES(times_at)
 const GONE: &str = "
 INSERT INTO t_resource_schedule_times (name, gone_at)
 SELECT s.name, UTC_TIMESTAMP(6) FROM t_resource_schedule s WHERE s.name IN";
-
-/// Of runs, of what they printed, and of orders to stop them.
-const FORGET_AFTER: [&str; 3] = [
-    "DELETE FROM t_resource_schedule_detail WHERE name = ? AND slot > ?",
-    "DELETE FROM t_resource_order WHERE what = 'stop' AND name = ? AND until > ?",
-    "DELETE FROM t_resource_schedule_run WHERE name = ? AND slot > ?",
-];
-
-const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = ?";
 
 const FORGET: &str = "
 DELETE FROM t_resource_schedule_instance
@@ -109,9 +89,6 @@ SELECT id, CONVERT(label USING utf8mb4) AS label, CONVERT(build USING utf8mb4) A
        beat_at, lives, declares_id, UTC_TIMESTAMP(6) AS now
 FROM t_resource_schedule_instance ORDER BY t_resource_schedule_instance.label, id";
 
-const REMOVE: &str = "DELETE FROM t_resource_schedule WHERE name = ? AND (holder IS NULL OR due_at < UTC_TIMESTAMP(6))";
-const REMOVE_PAST: &str = "DELETE FROM t_resource_schedule_times WHERE name = ?";
-
 const ORDER: &str = "
 INSERT INTO t_resource_order (what, name, since, until, who) VALUES (?, ?, ?, ?, ?)
 ON DUPLICATE KEY UPDATE since = VALUES(since), until = VALUES(until), who = VALUES(who)";
@@ -119,26 +96,19 @@ ON DUPLICATE KEY UPDATE since = VALUES(since), until = VALUES(until), who = VALU
 const ORDERED: &str =
     "SELECT since, until, CONVERT(who USING utf8mb4) AS who FROM t_resource_order WHERE what = ? AND name = ?";
 
-const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ? AND name = ? AND until <= COALESCE(?, until)";
-
 const LATCH: &str = "
 UPDATE t_resource_schedule
 SET token = IF(holder IS NULL, token + 1, token),
     due_at = IF(holder IS NOT NULL AND due_at <= UTC_TIMESTAMP(6), due_at - INTERVAL 1 MICROSECOND, due_at)
 WHERE name = ? AND slot = ? AND attempt = ? AND run_slot <=> ?";
 
-const WAKE: &str = "
-UPDATE t_resource_schedule SET due_at = LEAST(due_at, UTC_TIMESTAMP(6)) WHERE name = ? AND holder IS NULL AND attempt > 0";
-
 const NOTE: &str = "
 INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, note)
 SELECT name, run_slot, attempt, token, ? FROM t_resource_schedule WHERE name = ? AND holder = ? AND token = ?
 ON DUPLICATE KEY UPDATE t_resource_schedule_detail.note = VALUES(note), t_resource_schedule_detail.token = VALUES(token)";
 
-const OUTPUT: &str = "SELECT output FROM t_resource_schedule_detail WHERE name = ? AND slot = ? AND attempt = ?";
-
 impl InstanceStore for MySql {
-    operations!(MySqlConnection);
+    instance_operations!(MySqlConnection);
 
     async fn beat(conn: &mut MySqlConnection, instance: Option<Uuid>) -> Reply<Beat> {
         if let Some(instance) = instance {

@@ -24,6 +24,17 @@ macro_rules! clock_micros {
     };
 }
 
+/// A statement that all databases share: texts, `now` for the database's clock, and the numbers of
+/// parameters in brackets, each of which comes once and in its order.
+macro_rules! sql {
+    (@ now) => { "UTC_TIMESTAMP(6)" };
+    (@ [$number:literal]) => { "?" };
+    (@ $text:literal) => { $text };
+    ($($part:tt)+) => { concat!($($crate::store::mysql::row::sql!(@ $part)),+) };
+}
+
+pub(super) use sql;
+
 pub(super) const MICROS: &str = clock_micros!();
 
 /// The condition that a statement has not passed its limit, which is in microseconds as well. The

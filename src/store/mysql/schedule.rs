@@ -9,26 +9,26 @@ use crate::{
     store::{
         Outcome, Reply, changed, limit_micros,
         mysql::{
-            row::{Query, bind_claim, marks, micros, padded, stored},
+            row::{Query, bind_claim, marks, micros, padded, sql, stored},
             schedule_sql::{
-                COLUMNS, END, EXTEND, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, KEEP, LAST_SUCCESSES, LATEST,
-                LEFT, LIST, LOOK, MAY_BE_HELD, OLD, PASS, PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK,
-                RECORD_LOST, RECORD_PASSED, REGISTERED, SELECTED, TRIGGER, WAS_HANDED_BACK, claim_statement,
-                forget_statement,
+                COLUMNS, END, EXTEND, HISTORY, KEEP, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, MAY_BE_HELD, OLD, PASS,
+                PAUSE, PUT_BACK, RECORD_ENDED, RECORD_HANDED_BACK, RECORD_LOST, RECORD_PASSED, REGISTERED, SELECTED,
+                TRIGGER, claim_statement, forget_statement,
             },
         },
         run_info::{RunInfo, RunOptions, run},
         schedule::{
             DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, STEP,
-            ScheduleStore, listed, operations, to_stored_count, unextended,
+            ScheduleStore, listed, to_stored_count, unextended,
         },
+        schedule_operations::schedule_operations,
         schedule_seen::{SEEN, Seen, SeenStore, claim_due},
         transaction, unanswered,
     },
 };
 
 impl ScheduleStore for MySql {
-    operations!(MySqlConnection);
+    schedule_operations!(MySqlConnection);
 
     async fn registered(conn: &mut MySqlConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
         let query = sqlx::query(AssertSqlSafe(format!("{REGISTERED} ({})", marks("?", names.len().max(1)))));

@@ -3,7 +3,10 @@
 
 use std::sync::LazyLock;
 
-use crate::store::mysql::row::{IN_TIME, NOW};
+use crate::store::{
+    mysql::row::{IN_TIME, NOW},
+    schedule_operations::last_successes,
+};
 
 /// The columns of a row of `s`, with the orders that a claim obeys.
 macro_rules! columns {
@@ -84,8 +87,8 @@ macro_rules! of_lost_run {
 }
 
 /// The parameters are the holder until the next takeover, and the holder of the claim. A slot that
-/// was moved for the claim, or is one of other times by now, is not that of the row before the
-/// claim. The history is read only where there may be a run that was lost: the read locks what it
+/// was moved for the claim, which is a first attempt then, or is one of other times by now, is not
+/// that of the row before the claim. The history is read only where there may be a run that was lost: the read locks what it
 /// finds, or the gap.
 pub(super) const PUT_BACK: &str = concat!(
     "
@@ -101,7 +104,7 @@ SET s.due_at = IF(s.attempt > 1 OR s.triggered_at IS NOT NULL, UTC_TIMESTAMP(6),
     of_lost_run!("client_ip"),
     ", s.client_ip), s.client_ip),
     s.attempt = s.attempt - 1
-WHERE s.holder = ? AND (MICROSECOND(s.run_slot) % 1000 <> 0 OR (s.run_slot = s.slot AND s.missed = 0))
+WHERE s.holder = ? AND (s.attempt > 1 OR MICROSECOND(s.run_slot) % 1000 <> 0 OR (s.run_slot = s.slot AND s.missed = 0))
   AND s.name IN"
 );
 
@@ -115,14 +118,6 @@ SET t.due_at = {NOW} + INTERVAL ? MICROSECOND WHERE {IN_TIME}
   AND (? OR NOT EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = t.name AND o.until = t.run_slot))"
     )
 });
-
-/// The holder until the takeover, and the claim.
-pub(super) const HAND_BACK: &str = "
-UPDATE t_resource_schedule SET due_at = UTC_TIMESTAMP(6), holder = ? WHERE name = ? AND holder = ? AND token = ?";
-
-/// Whether the claim was handed back before.
-pub(super) const WAS_HANDED_BACK: &str =
-    "SELECT 1 FROM t_resource_schedule_run WHERE name = ? AND token = ? AND status = 'L' AND error = ? LIMIT 1";
 
 /// Adds the run of a row to the history as lost. One that is there already stays. The parameters
 /// are the error, the name, and those of the condition.
@@ -142,9 +137,6 @@ pub(super) const RECORD_HANDED_BACK: &str = record_lost!("holder = ? AND token =
 
 /// A run whose lease has ended.
 pub(super) const LOSE: &str = record_lost!("holder IS NOT NULL AND due_at <= UTC_TIMESTAMP(6) FOR UPDATE");
-
-pub(super) const HANDED_BACK_RUNS: &str =
-    "SELECT COUNT(*) FROM t_resource_schedule_run WHERE name = ? AND slot = ? AND status = 'L' AND error = ?";
 
 pub(super) const LEFT: &str = "
 SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), due_at) AS left_micros, UTC_TIMESTAMP(6) AS now,
@@ -181,9 +173,6 @@ pub(super) const RECORD_ENDED: &str = record!("");
 /// A pass that is repeated after a lost reply finds its row.
 pub(super) const RECORD_PASSED: &str =
     record!(" ON DUPLICATE KEY UPDATE t_resource_schedule_run.name = t_resource_schedule_run.name");
-
-pub(super) const HAS_ENDED: &str =
-    "SELECT 1 FROM t_resource_schedule_run WHERE name = ? AND slot = ? AND attempt = ? AND token = ? AND status = ?";
 
 /// A tick that an operator has stopped is not moved, nor one for which the order to skip it was
 /// taken back, unless this move was made before. The last parameters are who has ordered that, if
@@ -224,7 +213,7 @@ WHERE name = ? AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
 /// The columns of a run.
 macro_rules! select_runs {
-    ($rest:literal) => {
+    ($rest:expr) => {
         concat!(
             "SELECT CONVERT(r.name USING utf8mb4) AS name, r.slot, r.attempt, r.token, CONVERT(r.client_ip USING utf8mb4) AS client_ip,
                     r.begin_time, r.end_time, CONVERT(r.status USING utf8mb4) AS status, r.missed,
@@ -255,11 +244,7 @@ pub(super) const LATEST: &str = select_runs!(
                                ORDER BY x.slot DESC, x.attempt DESC LIMIT 1 OFFSET ?), '0001-01-01')"
 );
 
-pub(super) const LAST_SUCCESSES: &str = select_runs!(
-    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
-     WHERE r.status = 'S' AND r.slot = (SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name AND x.status = 'S'
-                                        ORDER BY x.slot DESC LIMIT 1)"
-);
+pub(super) const LAST_SUCCESSES: &str = select_runs!(last_successes!());
 
 pub(super) const SELECTED: &str = select_runs!(
     "FROM t_resource_schedule_run r

@@ -17,7 +17,7 @@ use crate::{
         micros,
         postgres::{
             change::notified,
-            row::{ROW, finite},
+            row::{ROW, finite, sql},
         },
     },
 };
@@ -114,9 +114,6 @@ WITH found AS MATERIALIZED (
 SELECT (SELECT count(*) FROM forgotten) AS rows, (SELECT max(key_resource)::text FROM found) AS last"
     )
 });
-
-const RECORD: &str =
-    "INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (clock_timestamp(), $1, $2, $3, $4)";
 
 const CHANGES: &str = "
 SELECT at, who::text AS who, what::text AS what, name::text AS name, detail FROM t_resource_change

@@ -10,13 +10,13 @@ use crate::{
         Reply,
         instances::{
             Announcement, Beat, Given, InstanceInfo, InstanceStore, Order, TimesChange, What, given, instance,
-            operations,
         },
         postgres::{
-            row::{finite, names, stored},
+            row::{finite, names, sql, stored},
             schedule_sql::LOSE,
         },
-        schedule::{LOST, to_stored_count},
+        schedule::{LOST, ListedSchedule, ScheduleStore as _, to_stored_count},
+        schedule_operations::{instance_operations, statements_with_on_conflict},
     },
 };
 
@@ -68,12 +68,7 @@ WITH me AS (
 const DECLARES: &str = "
 SELECT declares_id, min(declares) FROM t_resource_schedule_instance WHERE declares_id = ANY ($1::bigint[]) GROUP BY declares_id";
 
-/// $1 to $3 the times, $4 the slot.
-const CREATE: &str = "
-INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES ($1, $2, $3, $4, $4)
-ON CONFLICT (name) DO NOTHING";
-
-/// As above; $5 to $9 what was seen, $10 whether the last run is forgotten.
+/// $1 to $3 the times, $4 the slot, $5 to $9 what was seen, $10 whether the last run is forgotten.
 ///
 /// Another trigger may have replaced that of a run that waits for its next attempt.
 const CHANGE: &str = concat!(
@@ -89,20 +84,6 @@ WHERE name = $1 AND spec = $5 AND zone = $6 AND attempt = $8 AND ",
     " = $9"
 );
 
-/// $1 the name, $2 what is known, $3 whether the times are new ones.
-const REMEMBER: &str = "
-INSERT INTO t_resource_schedule_times AS p (name, known, times_at) VALUES ($1, $2, clock_timestamp())
-ON CONFLICT (name) DO UPDATE
-SET known = excluded.known, times_at = CASE WHEN $3 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL";
-
-/// $1 whether the last run is forgotten, $2 the name.
-const AFRESH: &str = "
-UPDATE t_resource_schedule s
-SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot,
-    run_slot = CASE WHEN $1 THEN NULL ELSE run_slot END
-WHERE name = $2 AND (holder IS NULL OR EXISTS (
-    SELECT FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt))";
-
 /// $1 the schedule whose place is taken, $2 the one that takes it. A tick that was begun goes on
 /// there. A pause or a trigger of either stays.
 const INHERIT: &str = "
@@ -114,23 +95,10 @@ SET paused = t.paused OR o.paused, triggered_at = coalesce(o.triggered_at, t.tri
                   THEN t.slot ELSE clock_timestamp() END
 FROM t_resource_schedule o WHERE o.name = $1 AND t.name = $2";
 
-const EMPTY: &str = "
-UPDATE t_resource_schedule SET paused = false, holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot
-WHERE name = $1";
-
 const GONE: &str = "
 INSERT INTO t_resource_schedule_times AS p (name, gone_at)
 SELECT name, clock_timestamp() FROM t_resource_schedule WHERE name = ANY ($1::text[])
 ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)";
-
-/// Of runs, of what they printed, and of orders to stop them.
-const FORGET_AFTER: [&str; 3] = [
-    "DELETE FROM t_resource_schedule_detail WHERE name = $1 AND slot > $2",
-    "DELETE FROM t_resource_order WHERE what = 'stop' AND name = $1 AND until > $2",
-    "DELETE FROM t_resource_schedule_run WHERE name = $1 AND slot > $2",
-];
-
-const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = $1";
 
 const FORGET: &str = "
 DELETE FROM t_resource_schedule_instance
@@ -141,14 +109,6 @@ const LIST: &str = "
 SELECT id, label::text AS label, build::text AS build, calls, since, beat_at, lives, declares_id, clock_timestamp() AS now
 FROM t_resource_schedule_instance ORDER BY label, id";
 
-const REMOVE: &str =
-    "DELETE FROM t_resource_schedule WHERE name = $1 AND (holder IS NULL OR due_at < clock_timestamp())";
-const REMOVE_PAST: &str = "DELETE FROM t_resource_schedule_times WHERE name = $1";
-
-const ORDER: &str = "
-INSERT INTO t_resource_order (what, name, since, until, who) VALUES ($1, $2, $3, $4, $5)
-ON CONFLICT (what, name) DO UPDATE SET since = excluded.since, until = excluded.until, who = excluded.who";
-
 const ORDERED: &str = concat!(
     "SELECT ",
     finite!("since"),
@@ -156,9 +116,6 @@ const ORDERED: &str = concat!(
     finite!("until"),
     " AS until, who::text AS who FROM t_resource_order WHERE what = $1 AND name = $2"
 );
-
-const CANCEL: &str =
-    "DELETE FROM t_resource_order WHERE what = $1 AND name = $2 AND until <= coalesce($3::timestamptz, until)";
 
 const LATCH: &str = concat!(
     "UPDATE t_resource_schedule SET token = CASE WHEN holder IS NULL THEN token + 1 ELSE token END,
@@ -170,18 +127,10 @@ const LATCH: &str = concat!(
     " IS NOT DISTINCT FROM $4"
 );
 
-const WAKE: &str = "
-UPDATE t_resource_schedule SET due_at = least(due_at, clock_timestamp()) WHERE name = $1 AND holder IS NULL AND attempt > 0";
-
-const NOTE: &str = "
-INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, note)
-SELECT name, run_slot, attempt, token, $1 FROM t_resource_schedule WHERE name = $2 AND holder = $3 AND token = $4
-ON CONFLICT (name, slot, attempt) DO UPDATE SET note = excluded.note, token = excluded.token";
-
-const OUTPUT: &str = "SELECT output FROM t_resource_schedule_detail WHERE name = $1 AND slot = $2 AND attempt = $3";
+statements_with_on_conflict!(PgConnection);
 
 impl InstanceStore for Postgres {
-    operations!(PgConnection);
+    instance_operations!(PgConnection);
 
     async fn beat(conn: &mut PgConnection, instance: Option<Uuid>) -> Reply<Beat> {
         let query = instance.map_or(sqlx::query(SETS), |instance| sqlx::query(BEAT).bind(instance));
@@ -195,18 +144,4 @@ impl InstanceStore for Postgres {
     async fn mark_gone(conn: &mut PgConnection, keys: &[Key]) -> Reply<()> {
         sqlx::query(GONE).bind(names(keys)).execute(conn).await.map(drop)
     }
-}
-
-async fn change_row(conn: &mut PgConnection, change: &TimesChange) -> Reply<bool> {
-    let times = &change.times;
-    let sql = if change.seen.is_some() { CHANGE } else { CREATE };
-    let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone).bind(change.slot);
-    let query = match &change.seen {
-        None => query,
-        Some(seen) => {
-            let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot);
-            query.bind(to_stored_count(seen.attempt)).bind(seen.slot).bind(change.run_ahead)
-        }
-    };
-    Ok(query.execute(conn).await?.rows_affected() > 0)
 }

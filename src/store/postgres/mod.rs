@@ -28,16 +28,6 @@ use crate::store::{Reply, Store};
 /// or omits it. There nothing is set that lasts, and nothing listens.
 const OWN_SESSION: (&str, &str) = ("rowlock.own_session", "on");
 
-/// The level of an own session, whatever the default of the database, the role or a hook of the
-/// pool is. At SERIALIZABLE, the statements of locks and schedules would conflict with transactions
-/// of the application.
-macro_rules! read_committed {
-    () => {
-        "CASE WHEN current_setting('rowlock.own_session', true) = 'on'
-              THEN set_config('default_transaction_isolation', 'read committed', false) END"
-    };
-}
-
 /// In statements sent as one text, `statement_timestamp` is the time at which the text arrived, and
 /// `now` that of the text that began the transaction. They differ exactly if the transaction was
 /// begun before.
@@ -45,18 +35,17 @@ const ALONE: &str = "SELECT now() = statement_timestamp()";
 const LEAVE: &str = "ROLLBACK";
 /// Settings that the start of a session cannot set: names that not all supported servers have,
 /// those that a hook of the pool has set since, and a value to keep unless it lets the server
-/// forget a commit. Behind a pooler that shares sessions nothing is set.
-const BEGIN_SESSION: &str = concat!(
-    "ROLLBACK; SELECT set_config(name, value, false) FROM (VALUES
+/// forget a commit. Behind a pooler that shares sessions nothing is set. At SERIALIZABLE, the
+/// statements of locks and schedules would conflict with transactions of the application.
+const BEGIN_SESSION: &str = "
+ROLLBACK; SELECT set_config(name, value, false) FROM (VALUES
         ('statement_timeout', '0'), ('lock_timeout', '10s'), ('idle_in_transaction_session_timeout', '10s'),
-        ('idle_session_timeout', '0'), ('transaction_timeout', '0'), ('jit', 'off'), ('client_min_messages', 'error')
+        ('idle_session_timeout', '0'), ('transaction_timeout', '0'), ('jit', 'off'), ('client_min_messages', 'error'),
+        ('default_transaction_isolation', 'read committed')
     ) AS settings (name, value)
     WHERE current_setting('rowlock.own_session', true) = 'on' AND current_setting(name, true) IS NOT NULL;
-    SELECT ",
-    read_committed!(),
-    "; SELECT set_config('synchronous_commit', 'on', false)
-    WHERE current_setting('rowlock.own_session', true) = 'on' AND current_setting('synchronous_commit') = 'off'"
-);
+    SELECT set_config('synchronous_commit', 'on', false)
+    WHERE current_setting('rowlock.own_session', true) = 'on' AND current_setting('synchronous_commit') = 'off'";
 /// Settings of an own session, which travel with its start and stay whatever the defaults of the
 /// database and the role are. The server ends a session whose client stands still in a transaction,
 /// and with it the locks on rows.

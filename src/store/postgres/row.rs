@@ -37,7 +37,16 @@ macro_rules! in_time {
     };
 }
 
-pub(super) use {finite, in_time};
+/// A statement that all databases share: texts, `now` for the database's clock, and the numbers of
+/// parameters in brackets.
+macro_rules! sql {
+    (@ now) => { "clock_timestamp()" };
+    (@ [$number:literal]) => { concat!("$", $number) };
+    (@ $text:literal) => { $text };
+    ($($part:tt)+) => { concat!($($crate::store::postgres::row::sql!(@ $part)),+) };
+}
+
+pub(super) use {finite, in_time, sql};
 
 /// A row in the form of `rules::Row`, in types that do not depend on the table's.
 pub(super) const ROW: &str = concat!(

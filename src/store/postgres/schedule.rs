@@ -9,23 +9,24 @@ use crate::{
     store::{
         Outcome, Reply, TooLate, changed,
         postgres::{
-            row::{bind_claim, names, once_ended, stored},
+            row::{bind_claim, names, once_ended, sql, stored},
             schedule_sql::{
-                CLAIM, END, EXTEND, FORGET, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED, HISTORY, LAST_SUCCESSES, LATEST,
-                LIST, LOCK, PASS, PAUSE, PUT_BACK, RECORD_HANDED_BACK, REGISTERED, SELECTED, TRIGGER, WAS_HANDED_BACK,
+                CLAIM, END, EXTEND, FORGET, HISTORY, LAST_SUCCESSES, LATEST, LIST, LOCK, PASS, PAUSE, PUT_BACK,
+                RECORD_HANDED_BACK, REGISTERED, SELECTED, TRIGGER,
             },
         },
         run_info::{RunInfo, RunOptions, run},
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, Pass, STEP,
-            ScheduleStore, Times, listed, named, operations, to_stored_count, unextended,
+            ScheduleStore, Times, listed, named, to_stored_count, unextended,
         },
+        schedule_operations::schedule_operations,
         stored_row::StoredRow as _,
     },
 };
 
 impl ScheduleStore for Postgres {
-    operations!(PgConnection);
+    schedule_operations!(PgConnection);
 
     async fn registered(conn: &mut PgConnection, keys: &[Key]) -> Reply<Vec<ListedSchedule>> {
         let rows = sqlx::query(REGISTERED).bind(names(keys)).fetch_all(conn).await?;

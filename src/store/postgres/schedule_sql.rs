@@ -1,6 +1,9 @@
 //! The statements of schedules. All assignments of an UPDATE see the row as it was.
 
-use crate::store::postgres::row::{finite, in_time};
+use crate::store::{
+    postgres::row::{finite, in_time},
+    schedule_operations::last_successes,
+};
 
 macro_rules! select {
     ($rest:literal) => {
@@ -81,8 +84,8 @@ FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON 
 LEFT JOIN claimed t ON true"
 );
 
-/// $3 the holder until the next takeover. A slot that was moved for the claim, or is one of other
-/// times by now, is not that of the row before the claim.
+/// $3 the holder until the next takeover. A slot that was moved for the claim, which is a first
+/// attempt then, or is one of other times by now, is not that of the row before the claim.
 pub(super) const PUT_BACK: &str = "
 UPDATE t_resource_schedule s
 SET (holder, begin_time, client_ip) = (
@@ -91,7 +94,7 @@ SET (holder, begin_time, client_ip) = (
         ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'),
     attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN clock_timestamp() ELSE slot END
 WHERE holder = $1 AND name = ANY ($2::text[])
-  AND (date_trunc('milliseconds', run_slot) <> run_slot OR (run_slot = slot AND missed = 0))";
+  AND (attempt > 1 OR date_trunc('milliseconds', run_slot) <> run_slot OR (run_slot = slot AND missed = 0))";
 
 /// $5 the limit, $6 whether it is extended although an operator has stopped the tick.
 pub(super) const EXTEND: &str = concat!(
@@ -109,14 +112,6 @@ SELECT EXISTS (SELECT FROM extended) AS done, coalesce((SELECT stopped FROM lock
     finite!("due_at"),
     " - clock_timestamp()) * 1000000)::bigint FROM t_resource_schedule WHERE name = $1 AND holder = $2 AND token = $3) AS left_micros"
 );
-
-/// $1 the holder until the takeover, and the claim.
-pub(super) const HAND_BACK: &str = "
-UPDATE t_resource_schedule SET holder = $1, due_at = clock_timestamp() WHERE name = $2 AND holder = $3 AND token = $4";
-
-/// Whether the claim was handed back before.
-pub(super) const WAS_HANDED_BACK: &str =
-    "SELECT FROM t_resource_schedule_run WHERE name = $1 AND token = $2 AND status = 'L' AND error = $3 LIMIT 1";
 
 /// Adds the run of a row to the history as lost. One that is there already stays. $1 the error, $2
 /// the name.
@@ -136,9 +131,6 @@ pub(super) const RECORD_HANDED_BACK: &str = record_lost!("holder = $3 AND token 
 
 /// A run whose lease has ended.
 pub(super) const LOSE: &str = record_lost!("holder IS NOT NULL AND due_at <= clock_timestamp() FOR UPDATE");
-
-pub(super) const HANDED_BACK_RUNS: &str =
-    "SELECT count(*) FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND status = 'L' AND error = $3";
 
 /// $4 the slot, $5 and $6 the times with which it was computed, $7 whether it is run, $8 missed, $9
 /// skipped, $10 the slot before, $11 who has ordered to skip them, if anyone. A tick that an
@@ -191,9 +183,6 @@ WITH ended AS (
 )
 SELECT EXISTS (SELECT FROM ended)";
 
-pub(super) const HAS_ENDED: &str = "
-SELECT FROM t_resource_schedule_run WHERE name = $1 AND slot = $2 AND attempt = $3 AND token = $4 AND status = $5";
-
 pub(super) const PAUSE: &str = "
 UPDATE t_resource_schedule SET due_at = CASE WHEN paused AND NOT $1 THEN greatest(due_at, clock_timestamp()) ELSE due_at END, paused = $2
 WHERE name = $3 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
@@ -210,7 +199,7 @@ pub(super) const LIST: &str = select!("WHERE s.name > $1 ORDER BY s.name LIMIT $
 
 /// The columns of a run.
 macro_rules! select_runs {
-    ($rest:literal) => {
+    ($rest:expr) => {
         concat!(
             "SELECT r.name::text AS name, r.attempt, r.token, r.client_ip::text AS client_ip, r.status::text AS status, r.missed,
                     r.error, ",
@@ -234,11 +223,7 @@ pub(super) const LATEST: &str = select_runs!(
                                ORDER BY x.slot DESC, x.attempt DESC LIMIT 1 OFFSET $1), '-infinity')"
 );
 
-pub(super) const LAST_SUCCESSES: &str = select_runs!(
-    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
-     WHERE r.status = 'S' AND r.slot = (SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name AND x.status = 'S'
-                                        ORDER BY x.slot DESC LIMIT 1)"
-);
+pub(super) const LAST_SUCCESSES: &str = select_runs!(last_successes!());
 
 pub(super) const SELECTED: &str = select_runs!(
     "FROM t_resource_schedule_run r

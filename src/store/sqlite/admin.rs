@@ -63,9 +63,6 @@ const FORGET: &str = sql!(
      WHERE key_resource IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?4)) AND " {forgettable!()}
 );
 
-const RECORD: &str =
-    sql!("INSERT INTO t_resource_change (at, who, what, name, detail) VALUES (" now ", ?1, ?2, ?3, ?4)");
-
 const CHANGES: &str = "
 SELECT at, who, what, name, detail FROM t_resource_change WHERE ?1 IS NULL OR name = ?2 ORDER BY id DESC LIMIT ?3";
 

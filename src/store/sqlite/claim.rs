@@ -16,9 +16,9 @@ use crate::{
         hex, is_apart, limit_micros,
         sqlite::{
             free,
-            row::{as_micros, is_listed, json, kept, keys, listed, look, micros, read_rows, sql},
+            row::{as_micros, is_listed, json, kept, keys, listed, micros, read_rows, sql},
         },
-        stored_row::{StoredRow as _, by_key, previous, read},
+        stored_row::{StoredRow as _, by_key, previous, read, seen_each},
         unanswered,
     },
 };
@@ -105,7 +105,8 @@ impl ClaimStore for Sqlite {
     }
 
     async fn look(conn: &mut SqliteConnection, requests: &[ClaimRequest], terms: &Terms) -> Reply<Vec<ClaimReply>> {
-        look(conn, requests, terms).await
+        let keys = keys(requests.iter().map(|request| &request.key));
+        seen_each(&sqlx::query(read_rows!()).bind(keys).fetch_all(conn).await?, requests, terms)
     }
 }
 
@@ -192,7 +193,7 @@ async fn claim_judged(
         // Another connection writes. Requests that are refused still get the reason.
         Err(error) if apart && fault(&error) == Fault::Contention => HashMap::new(),
         // It was too late, or the rows have changed since they were judged.
-        Ok(taken) if taken.is_empty() => return look(conn, requests, terms).await,
+        Ok(taken) if taken.is_empty() => return Sqlite::look(conn, requests, terms).await,
         taken => taken?,
     };
     let is_kept = take.is_kept(&taken);

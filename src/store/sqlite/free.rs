@@ -14,8 +14,8 @@ use crate::{
     key::Token,
     rules::{Rules, Terms},
     store::{
-        ClaimReply, ClaimRequest, Reply, Store as _, hex, is_apart,
-        sqlite::row::{as_micros, is_listed, json, listed, look, micros, read_from, sql},
+        ClaimReply, ClaimRequest, ClaimStore as _, Reply, Store as _, hex, is_apart,
+        sqlite::row::{as_micros, is_listed, json, listed, micros, read_from, sql},
         stored_row::seen,
         unanswered,
     },
@@ -95,7 +95,7 @@ pub(super) async fn claim(
     let existing: i64 = last.try_get(1).map_err(failed)?;
     let others = if (replies.iter().flatten().count() as i64) < existing {
         // More rows are locked than were returned, a trigger has skipped a row, or it was too late.
-        look(conn, requests, terms).await.map_err(failed)?
+        Sqlite::look(conn, requests, terms).await.map_err(failed)?
     } else {
         vec![ClaimReply::Seen { row: None, now: DateTime::UNIX_EPOCH }; requests.len()]
     };

@@ -10,9 +10,9 @@ use crate::{
         Reply,
         instances::{
             Announcement, Beat, Given, InstanceInfo, InstanceStore, Order, TimesChange, What, given, instance,
-            operations,
         },
-        schedule::{LOST, to_stored_count},
+        schedule::{LOST, ListedSchedule, ScheduleStore as _, to_stored_count},
+        schedule_operations::{instance_operations, statements_with_on_conflict},
         sqlite::{
             row::{json, keys, sql, stored},
             schedule_sql::LOSE,
@@ -49,31 +49,12 @@ const DECLARES: &str = "
 SELECT declares_id, min(declares) FROM t_resource_schedule_instance
 WHERE declares_id IN (SELECT value FROM json_each(?1)) GROUP BY declares_id";
 
-/// ?1 to ?3 the times, ?4 the slot.
-const CREATE: &str = "
-INSERT INTO t_resource_schedule (name, spec, zone, slot, due_at) VALUES (?1, ?2, ?3, ?4, ?4)
-ON CONFLICT (name) DO NOTHING";
-
-/// As above; ?5 to ?9 what was seen, ?10 whether the last run is forgotten.
+/// ?1 to ?3 the times, ?4 the slot, ?5 to ?9 what was seen, ?10 whether the last run is forgotten.
 const CHANGE: &str = sql!("
 UPDATE t_resource_schedule
 SET spec = ?2, zone = ?3, slot = ?4, run_slot = CASE WHEN ?10 AND holder IS NULL THEN NULL ELSE run_slot END,
     due_at = CASE WHEN holder IS NOT NULL OR attempt > 0 THEN due_at WHEN triggered_at IS NOT NULL THEN " now " ELSE ?4 END
 WHERE name = ?1 AND spec = ?5 AND zone = ?6 AND run_slot IS ?7 AND attempt = ?8 AND slot = ?9");
-
-/// ?1 the name, ?2 what is known, ?3 whether the times are new ones.
-const REMEMBER: &str = sql!("
-INSERT INTO t_resource_schedule_times AS p (name, known, times_at) VALUES (?1, ?2, " now ")
-ON CONFLICT (name) DO UPDATE
-SET known = excluded.known, times_at = CASE WHEN ?3 THEN excluded.times_at ELSE p.times_at END, gone_at = NULL");
-
-/// ?1 whether the last run is forgotten, ?2 the name.
-const AFRESH: &str = "
-UPDATE t_resource_schedule AS s
-SET holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot,
-    run_slot = CASE WHEN ?1 THEN NULL ELSE run_slot END
-WHERE name = ?2 AND (holder IS NULL OR EXISTS (
-    SELECT 1 FROM t_resource_schedule_run r WHERE r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt))";
 
 /// ?1 the schedule whose place is taken, ?2 the one that takes it. A tick that was begun goes on
 /// there. A pause or a trigger of either stays.
@@ -86,23 +67,10 @@ SET paused = max(t.paused, o.paused), triggered_at = coalesce(o.triggered_at, t.
                   THEN t.slot ELSE " now " END
 FROM t_resource_schedule AS o WHERE o.name = ?1 AND t.name = ?2");
 
-const EMPTY: &str = "
-UPDATE t_resource_schedule SET paused = 0, holder = NULL, attempt = 0, missed = 0, triggered_at = NULL, due_at = slot
-WHERE name = ?1";
-
 const GONE: &str = sql!("
 INSERT INTO t_resource_schedule_times AS p (name, gone_at)
 SELECT name, " now " FROM t_resource_schedule WHERE name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))
 ON CONFLICT (name) DO UPDATE SET gone_at = coalesce(p.gone_at, excluded.gone_at)");
-
-/// Of runs, of what they printed, and of orders to stop them.
-const FORGET_AFTER: [&str; 3] = [
-    "DELETE FROM t_resource_schedule_detail WHERE name = ?1 AND slot > ?2",
-    "DELETE FROM t_resource_order WHERE what = 'stop' AND name = ?1 AND until > ?2",
-    "DELETE FROM t_resource_schedule_run WHERE name = ?1 AND slot > ?2",
-];
-
-const LEAVE: &str = "DELETE FROM t_resource_schedule_instance WHERE id = ?1";
 
 const FORGET: &str =
     sql!("DELETE FROM t_resource_schedule_instance WHERE beat_at + 2 * lives < " now " OR beat_at > 2 * lives + " now);
@@ -111,16 +79,7 @@ const LIST: &str = sql!("
 SELECT id, label, build, calls, since, beat_at, lives, declares_id, " now " AS now
 FROM t_resource_schedule_instance ORDER BY label, id");
 
-const REMOVE: &str = sql!("DELETE FROM t_resource_schedule WHERE name = ?1 AND (holder IS NULL OR due_at < " now ")");
-const REMOVE_PAST: &str = "DELETE FROM t_resource_schedule_times WHERE name = ?1";
-
-const ORDER: &str = "
-INSERT INTO t_resource_order (what, name, since, until, who) VALUES (?1, ?2, ?3, ?4, ?5)
-ON CONFLICT (what, name) DO UPDATE SET since = excluded.since, until = excluded.until, who = excluded.who";
-
 const ORDERED: &str = "SELECT since, until, who FROM t_resource_order WHERE what = ?1 AND name = ?2";
-
-const CANCEL: &str = "DELETE FROM t_resource_order WHERE what = ?1 AND name = ?2 AND until <= coalesce(?3, until)";
 
 const LATCH: &str = sql!("
 UPDATE t_resource_schedule
@@ -128,18 +87,10 @@ SET token = iif(holder IS NULL, token + 1, token),
     due_at = iif(holder IS NOT NULL AND due_at <= " now ", due_at - 1, due_at)
 WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND run_slot IS ?4");
 
-const WAKE: &str = sql!("
-UPDATE t_resource_schedule SET due_at = min(due_at, " now ") WHERE name = ?1 AND holder IS NULL AND attempt > 0");
-
-const NOTE: &str = "
-INSERT INTO t_resource_schedule_detail (name, slot, attempt, token, note)
-SELECT name, run_slot, attempt, token, ?1 FROM t_resource_schedule WHERE name = ?2 AND holder = ?3 AND token = ?4
-ON CONFLICT (name, slot, attempt) DO UPDATE SET note = excluded.note, token = excluded.token";
-
-const OUTPUT: &str = "SELECT output FROM t_resource_schedule_detail WHERE name = ?1 AND slot = ?2 AND attempt = ?3";
+statements_with_on_conflict!(SqliteConnection);
 
 impl InstanceStore for Sqlite {
-    operations!(SqliteConnection);
+    instance_operations!(SqliteConnection);
 
     async fn beat(conn: &mut SqliteConnection, instance: Option<Uuid>) -> Reply<Beat> {
         if let Some(instance) = instance {
@@ -156,19 +107,4 @@ impl InstanceStore for Sqlite {
     async fn mark_gone(conn: &mut SqliteConnection, names: &[Key]) -> Reply<()> {
         sqlx::query(GONE).bind(keys(names)).execute(conn).await.map(drop)
     }
-}
-
-async fn change_row(conn: &mut SqliteConnection, change: &TimesChange) -> Reply<bool> {
-    let times = &change.times;
-    let sql = if change.seen.is_some() { CHANGE } else { CREATE };
-    let query = sqlx::query(sql).bind(times.name.as_str()).bind(&times.spec).bind(&times.zone);
-    let query = query.bind(stored(change.slot));
-    let query = match &change.seen {
-        None => query,
-        Some(seen) => {
-            let query = query.bind(&seen.times.spec).bind(&seen.times.zone).bind(seen.run_slot.map(stored));
-            query.bind(to_stored_count(seen.attempt)).bind(stored(seen.slot)).bind(change.run_ahead)
-        }
-    };
-    Ok(query.execute(conn).await?.rows_affected() > 0)
 }

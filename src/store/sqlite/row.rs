@@ -9,16 +9,17 @@ use sqlx::{
 pub(super) use crate::store::micros;
 use crate::{
     key::{Claim, Key},
-    rules::Terms,
     store::{
-        ClaimReply, ClaimRequest, Reply, hex,
-        stored_row::{StoredRow, plain_columns, seen_each},
+        Reply, hex,
+        stored_row::{StoredRow, plain_columns},
     },
 };
 
-/// A statement, or a part of one: texts, `now` for the database's clock, and other parts in braces.
+/// A statement, or a part of one: texts, `now` for the database's clock, the numbers of parameters in
+/// brackets, and other parts in braces.
 macro_rules! sql {
     (@ now) => { "CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000" };
+    (@ [$number:literal]) => { concat!("?", $number) };
     (@ { $($part:tt)+ }) => { $($part)+ };
     (@ $text:literal) => { $text };
     ($($part:tt)+) => { concat!($($crate::store::sqlite::row::sql!(@ $part)),+) };
@@ -135,14 +136,4 @@ pub(super) fn keys<'a>(keys: impl IntoIterator<Item = &'a Key>) -> String {
 /// text. When they are more than the arguments, it binds no further ones.
 pub(super) async fn written(query: Query<'_>, conn: &mut SqliteConnection) -> Reply<Option<SqliteRow>> {
     Ok(query.fetch_all(conn).await?.pop())
-}
-
-/// Reads the rows, and takes no lock.
-pub(super) async fn look(
-    conn: &mut SqliteConnection,
-    requests: &[ClaimRequest],
-    terms: &Terms,
-) -> Reply<Vec<ClaimReply>> {
-    let keys = keys(requests.iter().map(|request| &request.key));
-    seen_each(&sqlx::query(read_rows!()).bind(keys).fetch_all(conn).await?, requests, terms)
 }

@@ -11,15 +11,15 @@ use crate::{
         run_info::{RunInfo, RunOptions, run},
         schedule::{
             DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, Known, LOST, ListedSchedule, Pass, STEP,
-            ScheduleStore, listed, operations, to_stored_count, unextended,
+            ScheduleStore, listed, to_stored_count, unextended,
         },
+        schedule_operations::schedule_operations,
         schedule_seen::{SEEN, Seen, SeenStore, claim_due},
         sqlite::{
-            row::{Query, bind_claim, json, keys, micros, stored, written},
+            row::{Query, bind_claim, json, keys, micros, sql, stored, written},
             schedule_sql::{
-                CLAIM, END, END_WITHIN, EXTEND, FORGET, FORGET_DETAILS, HAND_BACK, HANDED_BACK_RUNS, HAS_ENDED,
-                HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST, LOOK, PASS, PAUSE, PUT_BACK, RECORD_HANDED_BACK,
-                RECORD_LOST, REGISTERED, SELECTED, TRIGGER, WAS_HANDED_BACK,
+                CLAIM, END, END_WITHIN, EXTEND, FORGET, FORGET_DETAILS, HISTORY, LAST_SUCCESSES, LATEST, LEFT, LIST,
+                LOOK, PASS, PAUSE, PUT_BACK, RECORD_HANDED_BACK, RECORD_LOST, REGISTERED, SELECTED, TRIGGER,
             },
         },
         stored_row::StoredRow as _,
@@ -27,7 +27,7 @@ use crate::{
 };
 
 impl ScheduleStore for Sqlite {
-    operations!(SqliteConnection);
+    schedule_operations!(SqliteConnection);
 
     async fn registered(conn: &mut SqliteConnection, names: &[Key]) -> Reply<Vec<ListedSchedule>> {
         let rows = sqlx::query(REGISTERED).bind(keys(names)).fetch_all(conn).await?;

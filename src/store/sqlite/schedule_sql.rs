@@ -1,6 +1,9 @@
 //! The statements of schedules. All assignments of an UPDATE see the row as it was.
 
-use crate::store::sqlite::row::{listed, sql};
+use crate::store::{
+    schedule_operations::last_successes,
+    sqlite::row::{listed, sql},
+};
 
 /// The columns of `s`, with the orders that a claim obeys.
 macro_rules! select {
@@ -78,8 +81,8 @@ pub(super) const RECORD_LOST: &str = sql!("
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, " now ", 'L', ?7, ?8) ON CONFLICT DO NOTHING");
 
-/// ?3 the holder until the next takeover. A slot that was moved for the claim, or is one of other
-/// times by now, is not that of the row before the claim.
+/// ?3 the holder until the next takeover. A slot that was moved for the claim, which is a first
+/// attempt then, or is one of other times by now, is not that of the row before the claim.
 pub(super) const PUT_BACK: &str = sql!("
 UPDATE t_resource_schedule AS s
 SET (holder, begin_time, client_ip) = (
@@ -88,22 +91,13 @@ SET (holder, begin_time, client_ip) = (
         ON r.name = s.name AND r.slot = s.run_slot AND r.attempt = s.attempt - 1 AND r.status = 'L'),
     attempt = attempt - 1, due_at = CASE WHEN attempt > 1 OR triggered_at IS NOT NULL THEN " now " ELSE slot END
 WHERE holder = ?1 AND name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?2))
-  AND (run_slot % 1000 <> 0 OR (run_slot = slot AND missed = 0))");
+  AND (attempt > 1 OR run_slot % 1000 <> 0 OR (run_slot = slot AND missed = 0))");
 
 /// ?5 is the limit. An operator may have stopped the tick, unless ?6.
 pub(super) const EXTEND: &str = sql!("
 UPDATE t_resource_schedule AS s SET due_at = " now " + ?4
 WHERE " {held!()} " AND " now " <= ?5 AND (?6 OR NOT EXISTS (
     SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot))");
-
-/// ?1 the holder until the takeover, and the claim.
-pub(super) const HAND_BACK: &str = sql!(
-    "UPDATE t_resource_schedule SET holder = ?1, due_at = " now " WHERE name = ?2 AND holder = ?3 AND token = ?4"
-);
-
-/// Whether the claim was handed back before.
-pub(super) const WAS_HANDED_BACK: &str =
-    "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND token = ?2 AND status = 'L' AND error = ?3 LIMIT 1";
 
 /// ?1 the error, and the claim with the holder until the takeover.
 pub(super) const RECORD_HANDED_BACK: &str =
@@ -115,15 +109,10 @@ pub(super) const LOSE: &str = record!(
     sql!("name = ?2 AND holder IS NOT NULL AND due_at <= " now " ON CONFLICT DO NOTHING")
 );
 
-pub(super) const HANDED_BACK_RUNS: &str =
-    "SELECT count(*) FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND status = 'L' AND error = ?3";
-
 pub(super) const LEFT: &str = sql!("
 SELECT due_at - " now " AS left_micros, " now " AS now,
     EXISTS (SELECT 1 FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name AND o.until = s.run_slot) AS stopped
 FROM t_resource_schedule AS s WHERE " {held!()});
-
-pub(super) const HAS_ENDED: &str = "SELECT 1 FROM t_resource_schedule_run WHERE name = ?1 AND slot = ?2 AND attempt = ?3 AND token = ?4 AND status = ?5";
 
 /// The claim of a slot that may be moved, unless an operator has stopped the tick, or has taken
 /// back the order to skip it, for which ?11 is set, and the move was not made before. Once other
@@ -208,11 +197,7 @@ pub(super) const LATEST: &str = select_runs!(
                                ORDER BY x.slot DESC, x.attempt DESC LIMIT 1 OFFSET ?1), -9223372036854775808)"
 );
 
-pub(super) const LAST_SUCCESSES: &str = select_runs!(
-    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
-     WHERE r.status = 'S' AND r.slot = (SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name AND x.status = 'S'
-                                        ORDER BY x.slot DESC LIMIT 1)"
-);
+pub(super) const LAST_SUCCESSES: &str = select_runs!(last_successes!());
 
 pub(super) const SELECTED: &str = select_runs!(sql!(
     "FROM t_resource_schedule_run r

@@ -22,7 +22,7 @@ use proptest::{
     strategy::Strategy,
     test_runner::{Config, TestCaseError, TestRunner},
 };
-use rowlock::{Attempt, Lease, LeaseLock, LeaseSet, Refusal, leases::LeaseLockBuilder, strategy::Grant};
+use rowlock::{Attempt, Lease, LeaseLock, Refusal, leases::LeaseLockBuilder, strategy::Grant};
 use sqlx::{
     Pool,
     pool::{PoolConnection, PoolOptions},
@@ -139,10 +139,10 @@ impl<G: Debug> Answer for Result<Attempt<G>, rowlock::Error> {
     }
 }
 
-impl<DB: TestDatabase> Answer for Result<Lease<DB>, rowlock::Error> {
-    type Granted = Lease<DB>;
+impl<DB: TestDatabase, K> Answer for Result<Lease<DB, K>, rowlock::Error> {
+    type Granted = Lease<DB, K>;
 
-    fn answer(self) -> Result<Result<Lease<DB>, Refusal>, rowlock::Error> {
+    fn answer(self) -> Result<Result<Lease<DB, K>, Refusal>, rowlock::Error> {
         answered(self)
     }
 }
@@ -151,14 +151,6 @@ impl<DB: TestDatabase> Answer for Result<Grant<DB>, rowlock::Error> {
     type Granted = Grant<DB>;
 
     fn answer(self) -> Result<Result<Grant<DB>, Refusal>, rowlock::Error> {
-        answered(self)
-    }
-}
-
-impl<DB: TestDatabase> Answer for Result<LeaseSet<DB>, rowlock::Error> {
-    type Granted = LeaseSet<DB>;
-
-    fn answer(self) -> Result<Result<LeaseSet<DB>, Refusal>, rowlock::Error> {
         answered(self)
     }
 }
