@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
 import time
 from typing import Any
 
 import pytest
-from fakes import Fake, acquiring, carry_out, granted, hold, state
+from fakes import Fake, acquiring, carry_out, database, granted, hold, state, together
 
 import rowlock
 from rowlock import clock
 from rowlock.database import Database
 from rowlock.errors import Contention, Outage
 from rowlock.kinds import Permit
-from rowlock.protocol import Acquired, Call, Steps, Wait
+from rowlock.protocol import Acquired, Call, State, Steps, Wait
+from rowlock.result import Result
 from rowlock.sources import Place
-from rowlock.steps import Pauses, ending, renewing
+from rowlock.steps import Pauses, ending, extending, renewing
 from rowlock.terms import Terms
 
 
@@ -71,6 +73,39 @@ def test_the_shortest_lease_decides_how_long_the_session_waits() -> None:
     on.close()
     assert waits == [5.0, 1.0, 3.0]
     assert len(sessions) == 1
+
+
+def test_an_extension_is_not_sent_after_the_end_of_its_claim() -> None:
+    """As if a task is cancelled that extends a lease in its block: the abandon would be undone."""
+    for answer in ("busy", Outage(sent=True)):
+        held = state()
+        fake = Fake(functools.partial(lambda answer, *_: answer, answer))
+
+        def end(_: float, held: State = held) -> None:
+            held.end()
+
+        with pytest.raises(rowlock.Lost, match="was ended"):
+            carry_out(extending(held, 3600.0), fake, end)
+        assert [kind for kind, _ in fake.requests] == ["renew"]
+
+
+def test_an_extension_precedes_the_abandon_of_its_claim() -> None:
+    """Also if an abandon of another claim, with which it travels, comes before both."""
+    fake = Fake(lambda *_: "done")
+    on = database(fake)
+    other, held = state(), state()
+    ends: list[Result[None]] = []
+    with together(on):
+        ends.append(on.end(other, "abandon"))
+        extension = on.extend(held, 3600.0)
+        # After the extension has begun, and before it is sent.
+        on.requests._inbox.put(lambda: ends.append(on.end(held, "abandon")))
+    with pytest.raises(rowlock.Lost):
+        extension.result(30)
+    for end in ends:
+        end.result(30)
+    kinds = [(kind, change.claim is held.claim) for kind, change in fake.requests]
+    assert kinds == [("renew", True), ("abandon", False), ("abandon", True)]
 
 
 def test_an_outcome_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:

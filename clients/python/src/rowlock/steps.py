@@ -296,6 +296,8 @@ def extending(state: State, length: float) -> Steps[None]:
     pauses = Pauses(0.002, 0.5)
     unanswered = False
     while True:
+        if state.ended or state.lost:  # It would undo an abandon.
+            raise state.error()
         sent = clock.now()
         failure: BaseException | str | None = "another transaction has locked its row"
         try:
