@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from . import clock
-from .errors import Lost, Refusal, Unavailable
+from .errors import Lost, Refusal, Unavailable, Unknown
 from .kinds import Kind
 from .listener import Listener
 from .loop import Loop, Task
@@ -199,6 +199,8 @@ class Database:
         result: Result[None] = Result()
 
         def done(_: None, error: BaseException | None) -> None:
+            if isinstance(error, (Unavailable, Unknown)):
+                state.not_ended()
             self.requests.released([claim.key for claim in state.claims])
             self._ends.discard(result)
             result.deliver(None, error)
@@ -211,6 +213,7 @@ class Database:
             )
         except RuntimeError as error:  # As at the end of the process.
             self._ends.discard(result)
+            state.not_ended()
             key = state.claim.key
             raise Unavailable(f"the claim on key {key!r} ends with its lease: {error}") from error
         return result

@@ -143,7 +143,8 @@ class Lease(BaseLease):
         """Ends the claim after work that is complete: ``S`` for a success, ``F`` for a failure.
 
         Raises :class:`Lost` if the claim did not stand, :class:`Unknown` if there is no reply, and
-        :class:`Unavailable` if another transaction has locked its row for five seconds.
+        :class:`Unavailable` if another transaction has locked its row for five seconds. After the
+        last two it may be called again: the claim is not renewed, and stands until its lease ends.
         """
         ended_of(self._on, self._ending("release", status))
 
