@@ -15,8 +15,8 @@ import rowlock
 from rowlock import clock
 from rowlock.database import Database
 from rowlock.errors import Contention, Outage
-from rowlock.kinds import Permit
-from rowlock.protocol import Acquired, Call, State, Steps, Wait
+from rowlock.kinds import Permit, Reader, Writer
+from rowlock.protocol import Acquired, Call, Seen, State, Steps, Wait
 from rowlock.result import Result
 from rowlock.sources import Place
 from rowlock.steps import Pauses, ending, extending, renewing
@@ -123,6 +123,30 @@ def test_a_wait_outlives_an_outage() -> None:
     replies = iter([Outage(sent=False)] * 3)
     fake = Fake(lambda _, request: next(replies, None) or granted(request))
     assert carry_out(acquiring(Terms("k"), 10.0), fake)
+
+
+@pytest.mark.parametrize("kind", [Reader, Writer])
+def test_a_wait_outlives_a_claim_of_a_readers_key_without_a_reply(
+    kind: type[Reader | Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader claims one, and a writer that of a reader whose lease is over."""
+    monkeypatch.setattr("rowlock.steps.TIME_LIMIT", 0.3)
+    expired = Seen("k#r1", "expired", 5, "h", "reader", None, None)
+    name = Seen("k", "free", 5, None, "", None, None)
+    unanswered: set[str] = set()
+
+    def answer(kind: str, request: Any) -> Any:
+        if kind == "look":
+            return [name] if request.last == "k" else [expired]
+        if kind != "claim":
+            return "done"
+        if "#" in request[0].key and not unanswered:
+            unanswered.add(request[1])
+        return Outage(sent=True) if request[1] in unanswered else granted(request)
+
+    wait = Wait(clock.now() + 60)
+    steps = kind(Terms("k")).acquiring(wait, lambda: Pauses(0.02, 1.0), lambda _: None)
+    assert isinstance(carry_out(steps, Fake(answer)), Acquired)
 
 
 def test_a_wait_ends_before_a_min_interval_that_outlasts_it() -> None:

@@ -207,10 +207,11 @@ class Reader(_Named):
                     refusal = entered if isinstance(entered, Refusal) else refusal
                 if isinstance(entered, Acquired):
                     return entered
-            except Unavailable as unavailable:
-                if unavailable.permanent or wait.until <= clock.now():
+            except (Unavailable, Unknown) as failure:
+                permanent = isinstance(failure, Unavailable) and failure.permanent
+                if permanent or wait.until <= clock.now():
                     raise
-                wait.failed(str(unavailable))
+                wait.failed(str(failure))
             left = wait.until - clock.now()
             if left <= 0:
                 if isinstance(refusal, Refusal):
@@ -339,9 +340,7 @@ class Writer(_Named):
         one = One(replace(self.terms, key=row.key))
         try:
             taken = yield from one.acquiring(Wait(0.0), polls, lambda _: None)
-        except Unavailable as unavailable:
-            if unavailable.permanent:
-                raise
+        except (Unavailable, Unknown):
             return False  # The reader is waited for until another look.
         if isinstance(taken, Refusal):
             return False
