@@ -25,7 +25,7 @@ import rowlock.aio
 from rowlock import clock, confirm
 from rowlock.database import Request, wait_of
 from rowlock.errors import Outage
-from rowlock.kinds import One
+from rowlock.kinds import One, Reader, Writer
 from rowlock.protocol import Acquired
 from rowlock.terms import Terms
 
@@ -446,6 +446,28 @@ def test_semaphores_and_readers_wait_through_an_outage() -> None:
         on.acquire(kind, request)
         assert not isinstance(request.asking.result.result(30), rowlock.Refusal)
         request.leave()
+
+
+@pytest.mark.parametrize("kind", [Reader, Writer])
+def test_a_caller_that_leaves_ends_a_look_at_a_server_that_is_away(
+    kind: type[Reader | Writer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The claim was granted: it has to be put back, before the process ends."""
+
+    def answer(kind: str, request: Any) -> Any:
+        if kind == "look":
+            return Outage(sent=False)
+        return granted(request) if kind == "claim" else "done"
+
+    fake = Fake(answer)
+    on = database(fake)
+    request = Request(wait_of(None))
+    on.acquire(kind(Terms("k")), request)
+    eventually(lambda: "'k' cannot be asked for" in caplog.text)
+    request.leave()
+    with pytest.raises(rowlock.Unavailable):
+        request.asking.result.result(30)
+    assert fake.requests[-1][0] == "put back"
 
 
 def test_a_waiter_leaves_no_memory_of_its_key() -> None:

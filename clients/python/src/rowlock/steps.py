@@ -155,16 +155,26 @@ def _is_free(refusal: Refusal, keys: Sequence[str]) -> Steps[bool]:
     return any(are_free)
 
 
-def reading(read: Callable[[], Steps[T]], until: float) -> Steps[T]:
-    """Repeats what changes nothing, or may be sent twice, while it has no reply."""
+def reading(read: Callable[[], Steps[T]], wait: Wait, least: float = 0.0) -> Steps[T]:
+    """Repeats what changes nothing, or may be sent twice, while it has no reply.
+
+    It gives up when the wait is over, and ``least`` seconds have passed.
+    """
     pauses = Pauses(0.002, 0.5)
+    until = clock.now() + least
     while True:
         try:
-            return (yield from read())
+            result = yield from read()
         except (Contention, Outage) as error:
             cause = error.__cause__ or error
-            if clock.now() >= until or (isinstance(error, Outage) and error.permanent):
+            permanent = isinstance(error, Outage) and error.permanent
+            if permanent or clock.now() >= max(until, wait.until):
                 raise Unavailable(f"the database could not be read: {cause}") from cause
+            if type(error) is not Contention:
+                wait.failed(str(cause))
+        else:
+            wait.failed(None)
+            return result
         yield Pause(pauses.next())
 
 
