@@ -25,7 +25,7 @@ import rowlock.aio
 from rowlock import clock, confirm
 from rowlock.database import Request, wait_of
 from rowlock.errors import Outage
-from rowlock.kinds import One, Reader, Writer
+from rowlock.kinds import All, One, Reader, Writer
 from rowlock.protocol import Acquired
 from rowlock.terms import Terms
 
@@ -304,6 +304,21 @@ def test_a_takeover_that_is_left_is_told_to_the_next_holder(db: Database) -> Non
     with locks.lock("k", wait=60, min_interval=3600) as lease:
         assert lease.taken_over_from is not None
         assert lease.taken_over_from.label == "left"
+
+
+def test_a_set_that_is_left_is_a_takeover_of_those_keys_alone_that_were(db: Database) -> None:
+    """No work was begun under the claims on the others."""
+    locks = rowlock.connect(db.url)
+    acquired(locks.lock("b", label="crashed").acquire()).abandon()
+    request = Request(wait_of(60))
+    on = locks.lock("b")._access.database()
+    on.acquire(All(Terms("a", label="left"), ["a", "b", "c"]), request)
+    request.asking.result.result(60)
+    request.leave()
+    for key in ("a", "b", "c"):
+        with locks.lock(key, wait=60) as lease:
+            previous = lease.taken_over_from
+            assert (previous and previous.label) == ("left" if key == "b" else None)
 
 
 @MYSQL

@@ -179,8 +179,7 @@ class Database:
     def put_back(self, result: Acquired | Refusal) -> None:
         """Ends a claim whose caller has gone, as if it had never been made."""
         if isinstance(result, Acquired) and result.state.end():
-            change = "abandon" if result.state.took_over else "put back"
-            self._run_end(result.state, change, None)
+            self._run_end(result.state, "put back", None)
 
     def end(self, state: State, change: str, value: Any = None) -> Result[None]:
         """Ends a lease. What has begun goes on though its caller goes away."""

@@ -142,8 +142,6 @@ class State:
     deadline: float = field(init=False)
     why_lost: str | None = field(default=None, init=False)
     ended: bool = field(default=False, init=False)
-    #: It was taken over from a holder that did not end it.
-    took_over: bool = False
     #: A lease has it. Until then, a claim that is dropped is put back.
     delivered: bool = field(default=False, init=False)
     #: No variable has the lease any more: it is renewed no more.

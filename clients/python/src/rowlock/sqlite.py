@@ -101,6 +101,8 @@ RETURNING token, prior_token, prior_client_ip"""
 OURS = """key_resource = :key AND holder = :holder AND token = :token
   AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL"""
 
+TOOK_OVER = f"SELECT 1 FROM t_resource_lock WHERE {OURS} AND prior_token IS NOT NULL"
+
 LOOK = f"""
 SELECT key_resource, CASE
            WHEN lock_flag = 1 AND holder IS NOT NULL AND claimed_at = begin_time
@@ -255,6 +257,8 @@ class SqliteSession:
         claim, value = change.claim, change.value
         if kind == "renew":
             value = _micros_of(value)
+        if kind == "put back" and self._run(TOOK_OVER, parameters(claim)):
+            kind = "abandon"  # The next holder is told of a takeover too.
         if self._run(change_statement(kind), parameters(claim, value)):
             return "done"
         row = self._first(READ, (claim.key,))

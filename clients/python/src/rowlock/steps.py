@@ -102,7 +102,6 @@ def acquiring(
             if now < deadline(sent, lease):
                 state = State(tuple(one.claim for one in reply), lease, sent)
                 taken_over = [one.previous for one in reply if one.previous]
-                state.took_over = bool(taken_over)
                 return Acquired(state, taken_over[0] if taken_over else None)
             unanswered_since = sent if unanswered_since is None else unanswered_since
         elif reply is not None and (unanswered_since is None or reply.reason != "busy"):
@@ -292,10 +291,10 @@ def ending(state: State, change: str, value: Any = None) -> Steps[None]:
 def undoing(state: State) -> Steps[None]:
     """Puts a claim back, under which no work was begun. What fails ends with its lease.
 
-    One that was taken over is abandoned: the next holder is told of the one that did not end it.
+    One that took over a claim is abandoned by that: the next holder is told of a takeover too.
     """
     try:
-        yield from ending(state, "abandon" if state.took_over else "put back")
+        yield from ending(state, "put back")
     except (Lost, Unknown, Unavailable):
         return
 
