@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -19,10 +21,11 @@ from conftest import MYSQL, POSTGRES, SQLITE, Database, acquired, eventually, re
 from fakes import Fake, database, granted, hold, state, together
 
 import rowlock
-from rowlock import clock
+import rowlock.aio
+from rowlock import clock, confirm
 from rowlock.database import Request, wait_of
 from rowlock.errors import Outage
-from rowlock.kinds import One
+from rowlock.kinds import All, One, Reader, Writer
 from rowlock.protocol import Acquired
 from rowlock.terms import Terms
 
@@ -97,6 +100,100 @@ print("end")
 """
     done = run(db, program)
     assert done.stdout == "end\n", done.stderr
+
+
+@pytest.mark.parametrize("left", [ValueError, KeyboardInterrupt, None])
+def test_a_term_whose_body_leaves_the_loop_is_abandoned(db: Database, left: Any) -> None:
+    """Else work that has failed, or that was interrupted, would be recorded as a success."""
+    locks = rowlock.connect(db.url)
+    tokens: list[int] = []
+
+    def lead() -> None:
+        for lease in locks.leader("scheduler", rules="article"):
+            tokens.append(lease.token)
+            assert lease.taken_over_from is None
+            if len(tokens) < 3:
+                continue
+            if left is None:
+                break
+            raise left
+
+    with contextlib.suppress(ValueError, KeyboardInterrupt):
+        lead()
+    assert len(tokens) == 3
+    assert db.show("scheduler")["state"] == "expired"
+    assert refused(locks.lock("scheduler", rules="article").try_acquire()).key == "scheduler"
+
+
+@pytest.mark.parametrize("left", [ValueError, asyncio.CancelledError, None])
+def test_a_term_of_a_task_whose_body_leaves_the_loop_is_abandoned(db: Database, left: Any) -> None:
+    async def lead() -> None:
+        locks = rowlock.aio.connect(db.url)
+        async with contextlib.aclosing(locks.leader("scheduler", rules="article")) as terms:
+            number = 0
+            async for lease in terms:
+                assert lease.taken_over_from is None
+                number += 1
+                if number < 3:
+                    continue
+                if left is None:
+                    break
+                raise left
+
+    with contextlib.suppress(ValueError, asyncio.CancelledError):
+        asyncio.run(lead())
+    assert db.show("scheduler")["state"] == "expired"
+
+
+def test_a_term_that_was_released_in_the_body_is_not_abandoned(db: Database) -> None:
+    for lease in rowlock.connect(db.url).leader("scheduler"):
+        lease.release()
+        break
+    assert (db.show("scheduler")["state"], db.show("scheduler")["status"]) == ("free", "S")
+
+
+@pytest.mark.parametrize("kind", ["thread", "task"])
+def test_a_term_whose_end_fails_is_logged_and_the_next_one_begins(
+    db: Database, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A transaction that has confirmed it is open."""
+    told = "has not ended as it should"
+    connection = db.connect()
+
+    def end() -> None:
+        eventually(lambda: told in caplog.text)
+        connection.rollback()
+
+    ends = threading.Thread(target=end)
+    tokens: list[int] = []
+
+    def work(lease: Any) -> None:
+        tokens.append(lease.token)
+        if len(tokens) == 1:
+            cursor = connection.cursor()
+            sql, values = confirm.confirm_statement(cursor, lease.claim, None)
+            cursor.execute(sql, values)
+            ends.start()
+
+    async def lead() -> None:
+        locks = rowlock.aio.connect(db.url)
+        async with contextlib.aclosing(locks.leader("scheduler", lease=3)) as terms:
+            async for lease in terms:
+                work(lease)
+                if len(tokens) == 2:
+                    break
+
+    if kind == "task":
+        asyncio.run(lead())
+    else:
+        for lease in rowlock.connect(db.url).leader("scheduler", lease=3):
+            work(lease)
+            if len(tokens) == 2:
+                break
+    ends.join(60)
+    connection.close()
+    assert tokens[1] > tokens[0]
+    assert caplog.text.count(told) == 1
 
 
 def test_a_block_that_is_collected_on_a_thread_of_the_library_hangs_nothing() -> None:
@@ -207,6 +304,21 @@ def test_a_takeover_that_is_left_is_told_to_the_next_holder(db: Database) -> Non
     with locks.lock("k", wait=60, min_interval=3600) as lease:
         assert lease.taken_over_from is not None
         assert lease.taken_over_from.label == "left"
+
+
+def test_a_set_that_is_left_is_a_takeover_of_those_keys_alone_that_were(db: Database) -> None:
+    """No work was begun under the claims on the others."""
+    locks = rowlock.connect(db.url)
+    acquired(locks.lock("b", label="crashed").acquire()).abandon()
+    request = Request(wait_of(60))
+    on = locks.lock("b")._access.database()
+    on.acquire(All(Terms("a", label="left"), ["a", "b", "c"]), request)
+    request.asking.result.result(60)
+    request.leave()
+    for key in ("a", "b", "c"):
+        with locks.lock(key, wait=60) as lease:
+            previous = lease.taken_over_from
+            assert (previous and previous.label) == ("left" if key == "b" else None)
 
 
 @MYSQL
@@ -349,6 +461,28 @@ def test_semaphores_and_readers_wait_through_an_outage() -> None:
         on.acquire(kind, request)
         assert not isinstance(request.asking.result.result(30), rowlock.Refusal)
         request.leave()
+
+
+@pytest.mark.parametrize("kind", [Reader, Writer])
+def test_a_caller_that_leaves_ends_a_look_at_a_server_that_is_away(
+    kind: type[Reader | Writer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The claim was granted: it has to be put back, before the process ends."""
+
+    def answer(kind: str, request: Any) -> Any:
+        if kind == "look":
+            return Outage(sent=False)
+        return granted(request) if kind == "claim" else "done"
+
+    fake = Fake(answer)
+    on = database(fake)
+    request = Request(wait_of(None))
+    on.acquire(kind(Terms("k")), request)
+    eventually(lambda: "'k' cannot be asked for" in caplog.text)
+    request.leave()
+    with pytest.raises(rowlock.Unavailable):
+        request.asking.result.result(30)
+    assert fake.requests[-1][0] == "put back"
 
 
 def test_a_waiter_leaves_no_memory_of_its_key() -> None:

@@ -50,7 +50,7 @@ def test_a_ticket_is_drawn_once_though_that_of_another_is_drawn_again() -> None:
         never: Any = None
         fair = Fair(never, "k", Wait(float("inf")))
         fair._was_refused = True
-        return reading(fair._stay, float("inf"))
+        return reading(fair._stay, Wait(float("inf")))
 
     on = database(Fake(answer))
     with together(on):

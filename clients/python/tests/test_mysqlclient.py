@@ -41,6 +41,19 @@ def test_a_function_that_connects_with_mysqlclient(db: Database) -> None:
         rowlock.try_acquire(connection, "k")
 
 
+def test_a_confirmation_needs_a_transaction(db: Database) -> None:
+    connection = MySQLdb.connect(**parameters(db.url))
+    cursor = connection.cursor()
+    with rowlock.lock(db.url, "k") as lease:
+        connection.autocommit(True)
+        with pytest.raises(rowlock.Error, match="needs a transaction"):
+            lease.confirm(cursor)
+        connection.begin()
+        lease.confirm(cursor)
+        connection.commit()
+    connection.close()
+
+
 def parameters(url: str) -> dict[str, Any]:
     place = urlsplit(url)
     named = {"host": place.hostname, "port": place.port, "user": place.username}

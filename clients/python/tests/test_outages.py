@@ -325,8 +325,26 @@ def test_a_transaction_of_ones_own_that_outlasts_the_block_is_named(db: Database
     error = within(30, held.release)
     assert isinstance(error, rowlock.Unavailable)
     assert "commit inside the block" in str(error)
+    with pytest.raises(rowlock.Lost, match="was ended"):
+        held.check()
     connection.rollback()
     connection.close()
+    # The caller may repeat the release. The claim would stand for the rest of the minute.
+    held.release()
+    assert (db.show("k")["state"], db.show("k")["status"]) == ("free", "S")
+    with pytest.raises(rowlock.Lost, match="was ended before"):
+        held.release()
+
+
+def test_an_end_without_a_reply_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rowlock.steps.TIME_LIMIT", 0.3)
+    replies: list[Any] = [Outage(sent=True)]
+    held = hold(Fake(lambda *_: replies[0]), state(600.0))
+    for repeated in (held.release, held.abandon):
+        with pytest.raises(rowlock.Unknown):
+            repeated()
+    replies[0] = "done"
+    held.release()
 
 
 def test_an_abandon_waits_for_a_renewal_in_flight() -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
 import time
 from typing import Any
 
 import pytest
-from fakes import Fake, acquiring, carry_out, granted, hold, state
+from fakes import Fake, acquiring, carry_out, database, granted, hold, state, together
 
 import rowlock
 from rowlock import clock
 from rowlock.database import Database
 from rowlock.errors import Contention, Outage
-from rowlock.kinds import Permit
-from rowlock.protocol import Acquired, Call, Steps, Wait
+from rowlock.kinds import Permit, Reader, Writer
+from rowlock.protocol import Acquired, Call, Seen, State, Steps, Wait
+from rowlock.result import Result
 from rowlock.sources import Place
-from rowlock.steps import Pauses, ending, renewing
+from rowlock.steps import Pauses, ending, extending, renewing
 from rowlock.terms import Terms
 
 
@@ -73,6 +75,39 @@ def test_the_shortest_lease_decides_how_long_the_session_waits() -> None:
     assert len(sessions) == 1
 
 
+def test_an_extension_is_not_sent_after_the_end_of_its_claim() -> None:
+    """As if a task is cancelled that extends a lease in its block: the abandon would be undone."""
+    for answer in ("busy", Outage(sent=True)):
+        held = state()
+        fake = Fake(functools.partial(lambda answer, *_: answer, answer))
+
+        def end(_: float, held: State = held) -> None:
+            held.end()
+
+        with pytest.raises(rowlock.Lost, match="was ended"):
+            carry_out(extending(held, 3600.0), fake, end)
+        assert [kind for kind, _ in fake.requests] == ["renew"]
+
+
+def test_an_extension_precedes_the_abandon_of_its_claim() -> None:
+    """Also if an abandon of another claim, with which it travels, comes before both."""
+    fake = Fake(lambda *_: "done")
+    on = database(fake)
+    other, held = state(), state()
+    ends: list[Result[None]] = []
+    with together(on):
+        ends.append(on.end(other, "abandon"))
+        extension = on.extend(held, 3600.0)
+        # After the extension has begun, and before it is sent.
+        on.requests._inbox.put(lambda: ends.append(on.end(held, "abandon")))
+    with pytest.raises(rowlock.Lost):
+        extension.result(30)
+    for end in ends:
+        end.result(30)
+    kinds = [(kind, change.claim is held.claim) for kind, change in fake.requests]
+    assert kinds == [("renew", True), ("abandon", False), ("abandon", True)]
+
+
 def test_an_outcome_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rowlock.steps.TIME_LIMIT", 0.2)
     with pytest.raises(rowlock.Unknown):
@@ -88,6 +123,30 @@ def test_a_wait_outlives_an_outage() -> None:
     replies = iter([Outage(sent=False)] * 3)
     fake = Fake(lambda _, request: next(replies, None) or granted(request))
     assert carry_out(acquiring(Terms("k"), 10.0), fake)
+
+
+@pytest.mark.parametrize("kind", [Reader, Writer])
+def test_a_wait_outlives_a_claim_of_a_readers_key_without_a_reply(
+    kind: type[Reader | Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader claims one, and a writer that of a reader whose lease is over."""
+    monkeypatch.setattr("rowlock.steps.TIME_LIMIT", 0.3)
+    expired = Seen("k#r1", "expired", 5, "h", "reader", None, None)
+    name = Seen("k", "free", 5, None, "", None, None)
+    unanswered: set[str] = set()
+
+    def answer(kind: str, request: Any) -> Any:
+        if kind == "look":
+            return [name] if request.last == "k" else [expired]
+        if kind != "claim":
+            return "done"
+        if "#" in request[0].key and not unanswered:
+            unanswered.add(request[1])
+        return Outage(sent=True) if request[1] in unanswered else granted(request)
+
+    wait = Wait(clock.now() + 60)
+    steps = kind(Terms("k")).acquiring(wait, lambda: Pauses(0.02, 1.0), lambda _: None)
+    assert isinstance(carry_out(steps, Fake(answer)), Acquired)
 
 
 def test_a_wait_ends_before_a_min_interval_that_outlasts_it() -> None:

@@ -115,6 +115,29 @@ def dictionaries(db: Database) -> Any:
     return pymysql.connect(**mysql_place(db), cursorclass=pymysql.cursors.DictCursor)
 
 
+@pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, KeyboardInterrupt])
+def test_a_function_that_would_end_its_thread_ends_no_renewal(
+    db: Database, error: type[BaseException]
+) -> None:
+    """As that of a portal, or of a library with a deadline, may do."""
+    calls = itertools.count()
+
+    def connect() -> Any:
+        if next(calls) == 1:  # Of the session of the renewals.
+            raise error
+        return db.connect()
+
+    def fail() -> Any:
+        raise error
+
+    with rowlock.lock(connect, "k", lease=6) as lease:
+        sent = lease._state.sent
+        eventually(lambda: lease._state.sent > sent or lease.lost)
+        assert not lease.lost
+    with pytest.raises(rowlock.Unavailable, match=error.__name__):
+        rowlock.try_acquire(fail, "other")
+
+
 def test_rows_of_another_kind(db: Database) -> None:
     connection = dictionaries(db)
     for source in (connection, lambda: dictionaries(db)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,22 @@ def test_a_missing_column_is_no_wrong_one(db: Database) -> None:
     create(db, "prior_token     INTEGER,", "")
     with pytest.raises(rowlock.NotInstalled, match="prior_token"):
         rowlock.try_acquire(db.url, "k")
+
+
+def test_a_connection_to_a_file_that_is_gone_is_closed(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite.connect
+
+    def deleted(file: str) -> sqlite3.Connection:
+        opened.append(connect(file))
+        Path(file).unlink()
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite, "connect", deleted)
+    with pytest.raises(rowlock.Unavailable):
+        rowlock.try_acquire(db.url, "k")
+    for connection in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            connection.execute("SELECT 1")

@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from . import confirm
-from .database import told
-from .errors import Lost, Refusal, Refused, note
+from .database import log, told
+from .errors import Error, Lost, Refusal, Refused, note
 from .jobs import KeyOf, check_work, shown_as
 from .kinds import One
 from .lease import BaseLease
@@ -228,7 +228,7 @@ class Locks(BaseLocks[Lock]):
         return Lock(self._access, wanted)
 
     async def leader(self, name: str, **asked: Unpack[Asked]) -> AsyncGenerator[Lease, None]:
-        """Waits to be the leader, again and again, and yields the lease of each term."""
+        """Waits to be the leader, again and again, as :meth:`rowlock.Locks.leader` does."""
         asked.setdefault("wait", None)
         lock = self.lock(name, **asked)
         while True:
@@ -236,11 +236,10 @@ class Locks(BaseLocks[Lock]):
             if isinstance(acquired, Refusal):
                 return
             try:
-                yield acquired
-            finally:
-                if not acquired._is_over:
-                    with contextlib.suppress(Lost):
-                        await acquired.release()
+                async with acquired:
+                    yield acquired
+            except Error as error:
+                log.warning("a term of leader %r has not ended as it should: %s", name, error)
 
     def job(
         self, key: str, **asked: Unpack[Asked]

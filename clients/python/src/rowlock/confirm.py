@@ -13,6 +13,7 @@ from .sources import driver_of
 from .sqlite import change_statement, parameters
 
 _IN_TRANSACTION = 1  # the flag SERVER_STATUS_IN_TRANS of MySQL's protocol
+_NO_SAVEPOINT = 1305  # there is none of this name, or the last statement was committed by itself
 _SQLITE = ("sqlite3", "aiosqlite")
 
 
@@ -51,7 +52,7 @@ def confirming(cursor: Any, claim: Claim) -> Generator[None, None, None]:
         if getattr(error, "sqlstate", None) == "RL001" or "is lost: roll" in str(error):
             raise lost(claim) from error
         raise
-    if not _in_transaction(driver_of(cursor), connection_of(cursor)):
+    if not _in_transaction(cursor):
         raise Error("a confirmation needs a transaction: this connection commits each statement")
 
 
@@ -82,12 +83,26 @@ def connection_of(cursor: Any) -> Any:
     return cursor._conn if driver_of(cursor) == "aiosqlite" else cursor.connection
 
 
-def _in_transaction(driver: str, connection: Any) -> bool:
+def _in_transaction(cursor: Any) -> bool:
+    driver, connection = driver_of(cursor), connection_of(cursor)
     if driver in _SQLITE:
         return bool(connection.in_transaction)
     if driver == "psycopg":
         return bool(connection.info.transaction_status)
+    if driver == "MySQLdb":
+        return _keeps_savepoints(cursor)
     if driver in ("aiomysql", "asyncmy"):
         return bool(connection.get_transaction_status())
-    # mysqlclient does not tell.
-    return driver != "pymysql" or bool(connection.server_status & _IN_TRANSACTION)
+    return bool(connection.server_status & _IN_TRANSACTION)
+
+
+def _keeps_savepoints(cursor: Any) -> bool:
+    """Asks the server: mysqlclient does not tell what state it is in."""
+    cursor.execute("SAVEPOINT rowlock")
+    try:
+        cursor.execute("RELEASE SAVEPOINT rowlock")
+    except Exception as error:
+        if error.args[:1] == (_NO_SAVEPOINT,):
+            return False
+        raise
+    return True

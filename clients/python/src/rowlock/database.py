@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from . import clock
-from .errors import Lost, Refusal, Unavailable
+from .errors import Lost, Refusal, Unavailable, Unknown
 from .kinds import Kind
 from .listener import Listener
 from .loop import Loop, Task
@@ -179,8 +179,7 @@ class Database:
     def put_back(self, result: Acquired | Refusal) -> None:
         """Ends a claim whose caller has gone, as if it had never been made."""
         if isinstance(result, Acquired) and result.state.end():
-            change = "abandon" if result.state.took_over else "put back"
-            self._run_end(result.state, change, None)
+            self._run_end(result.state, "put back", None)
 
     def end(self, state: State, change: str, value: Any = None) -> Result[None]:
         """Ends a lease. What has begun goes on though its caller goes away."""
@@ -199,6 +198,8 @@ class Database:
         result: Result[None] = Result()
 
         def done(_: None, error: BaseException | None) -> None:
+            if isinstance(error, (Unavailable, Unknown)):
+                state.not_ended()
             self.requests.released([claim.key for claim in state.claims])
             self._ends.discard(result)
             result.deliver(None, error)
@@ -211,6 +212,7 @@ class Database:
             )
         except RuntimeError as error:  # As at the end of the process.
             self._ends.discard(result)
+            state.not_ended()
             key = state.claim.key
             raise Unavailable(f"the claim on key {key!r} ends with its lease: {error}") from error
         return result

@@ -129,8 +129,11 @@ class Overload(Contention):
 
 
 def note(error: BaseException, problem: Exception) -> None:
-    """Adds a problem of the block's end to the exception that ended the block."""
-    if sys.version_info >= (3, 11):
+    """Adds a problem of the block's end to the exception that ended the block.
+
+    One that closes a generator is not shown.
+    """
+    if sys.version_info >= (3, 11) and not isinstance(error, GeneratorExit):
         error.add_note(f"rowlock: {problem}")
     else:
         logging.getLogger("rowlock").error("%s", problem)

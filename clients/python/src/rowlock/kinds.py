@@ -46,9 +46,9 @@ def looking_at(keys: Range) -> Steps[list[Seen]]:
     return list(rows)
 
 
-def read_rows(keys: Range, until: float = 0.0) -> Steps[list[Seen]]:
+def read_rows(keys: Range, wait: Wait | None = None) -> Steps[list[Seen]]:
     """Looks at the rows of these keys, and repeats that for a second at least."""
-    return (yield from reading(lambda: looking_at(keys), max(until, clock.now() + 1.0)))
+    return (yield from reading(lambda: looking_at(keys), wait or Wait(0.0), 1.0))
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,11 @@ class Reader(_Named):
                     refusal = entered if isinstance(entered, Refusal) else refusal
                 if isinstance(entered, Acquired):
                     return entered
-            except Unavailable as unavailable:
-                if unavailable.permanent or wait.until <= clock.now():
+            except (Unavailable, Unknown) as failure:
+                permanent = isinstance(failure, Unavailable) and failure.permanent
+                if permanent or wait.until <= clock.now():
                     raise
-                wait.failed(str(unavailable))
+                wait.failed(str(failure))
             left = wait.until - clock.now()
             if left <= 0:
                 if isinstance(refusal, Refusal):
@@ -225,7 +226,7 @@ class Reader(_Named):
         key = self.terms.key
         is_in = False
         try:
-            name = next(iter((yield from read_rows(Range(key, key), wait.until))), None)
+            name = next(iter((yield from read_rows(Range(key, key), wait))), None)
             # A row without a token was never claimed: it fences nothing.
             is_open = name is not None and name.state == "free" and name.token > 0
             is_in = is_open and not reader.state.lost
@@ -312,7 +313,7 @@ class Writer(_Named):
         before: set[tuple[str, int]] | None = None
         pauses = polls()
         while not state.lost:
-            rows = yield from read_rows(self._readers, wait.until)
+            rows = yield from read_rows(self._readers, wait)
             readers = [row for row in rows if self._number(row.key) and row.state != "free"]
             if before is not None:
                 readers = [row for row in readers if (row.key, row.token) in before]
@@ -339,9 +340,7 @@ class Writer(_Named):
         one = One(replace(self.terms, key=row.key))
         try:
             taken = yield from one.acquiring(Wait(0.0), polls, lambda _: None)
-        except Unavailable as unavailable:
-            if unavailable.permanent:
-                raise
+        except (Unavailable, Unknown):
             return False  # The reader is waited for until another look.
         if isinstance(taken, Refusal):
             return False

@@ -11,7 +11,7 @@ from . import confirm
 from .database import Database, ended_of, result_of
 from .errors import note
 from .kinds import looking_at
-from .protocol import Acquired, Claim, Range, State, Steps
+from .protocol import Acquired, Claim, Range, State, Steps, Wait
 from .result import Result
 from .steps import reading
 from .terms import Seconds, seconds
@@ -81,7 +81,7 @@ class BaseLease:
     def _owning(self) -> Result[bool]:
         if self._state.is_copy:
             raise self._state.error()
-        return self._on.ask(reading(lambda: _stands(self._state), 0.0), self._state.lease)
+        return self._on.ask(reading(lambda: _stands(self._state), Wait(0.0)), self._state.lease)
 
     def _confirming(self) -> None:
         if self._state.is_copy:
@@ -143,7 +143,8 @@ class Lease(BaseLease):
         """Ends the claim after work that is complete: ``S`` for a success, ``F`` for a failure.
 
         Raises :class:`Lost` if the claim did not stand, :class:`Unknown` if there is no reply, and
-        :class:`Unavailable` if another transaction has locked its row for five seconds.
+        :class:`Unavailable` if another transaction has locked its row for five seconds. After the
+        last two it may be called again: the claim is not renewed, and stands until its lease ends.
         """
         ended_of(self._on, self._ending("release", status))
 

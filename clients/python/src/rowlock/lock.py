@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -12,8 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar
 
 from . import database
-from .database import Database, Request, result_of
-from .errors import Lost, Refusal, Refused
+from .database import Database, Request, log, result_of
+from .errors import Error, Lost, Refusal, Refused
 from .jobs import KeyOf, check_work, shown_as
 from .kinds import All, Kind, One, Permit, Reader, Writer
 from .lease import Lease
@@ -290,7 +289,8 @@ class Locks(BaseLocks[Lock]):
     def leader(self, name: str, **asked: Unpack[Asked]) -> Generator[Lease, None, None]:
         """Waits to be the leader, again and again, and yields the lease of each term.
 
-        A term ends with the loop's body, which returns when ``lease.lost`` is true.
+        A term ends with the loop's body, which returns when ``lease.lost`` is true. It is released
+        with S, or abandoned if the body leaves the loop, by an exception or by ``break``.
         """
         asked.setdefault("wait", None)
         return _terms(self.lock(name, **asked))
@@ -339,11 +339,12 @@ def _terms(lock: Lock) -> Generator[Lease, None, None]:
         if isinstance(acquired, Refusal):
             return
         try:
-            yield acquired
-        finally:
-            if not acquired._is_over:
-                with contextlib.suppress(Lost):
-                    acquired.release()
+            # A body that leaves the loop closes the generator, which is not told why: the block
+            # abandons the term.
+            with acquired:
+                yield acquired
+        except Error as error:
+            log.warning("a term of leader %r has not ended as it should: %s", lock.key, error)
 
 
 def connect(source: Source, *, label: str | None = None) -> Locks:

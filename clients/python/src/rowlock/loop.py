@@ -241,7 +241,8 @@ class Loop:
 
     def _send_some(self) -> None:
         """Sends what waits: those of each kind together, and then one that travels alone."""
-        groups: dict[str, list[tuple[Task, Call]]] = {}
+        # Renewals go first: one that is sent after the abandon of its claim would undo it.
+        groups: dict[str, list[tuple[Task, Call]]] = {"renew": []}
         alone: deque[tuple[Task, Call]] = deque()
         for task, call in self._calls:
             if call.alone:

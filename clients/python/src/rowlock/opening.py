@@ -53,7 +53,7 @@ class Opening:
         self._connect = connect
         self._threads: list[threading.Thread] = []
         self._begun = 0.0
-        self._outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def connection(self, patience: float) -> Any:
         """Returns a connection. Raises :class:`TimeoutError` if there is none in time."""
@@ -96,8 +96,10 @@ class Opening:
         def work() -> None:
             try:
                 outcomes.put((self._connect(patience), None))
-            except BaseException as error:
+            except Exception as error:
                 outcomes.put((None, error))
+            except BaseException as error:  # It is to end no thread that waits for this one.
+                outcomes.put((None, RuntimeError(repr(error))))
             if self._outcomes is not outcomes:
                 _close(outcomes)
 
@@ -111,7 +113,7 @@ class Opening:
             self._threads.append(thread)
 
 
-def _close(outcomes: queue.SimpleQueue[tuple[Any, BaseException | None]]) -> None:
+def _close(outcomes: queue.SimpleQueue[tuple[Any, Exception | None]]) -> None:
     with contextlib.suppress(queue.Empty):
         while True:
             connection, _ = outcomes.get_nowait()

@@ -142,8 +142,6 @@ class State:
     deadline: float = field(init=False)
     why_lost: str | None = field(default=None, init=False)
     ended: bool = field(default=False, init=False)
-    #: It was taken over from a holder that did not end it.
-    took_over: bool = False
     #: A lease has it. Until then, a claim that is dropped is put back.
     delivered: bool = field(default=False, init=False)
     #: No variable has the lease any more: it is renewed no more.
@@ -159,7 +157,7 @@ class State:
     #: The process that holds the lease. A forked child has a copy that is renewed by no thread.
     process: int = field(default_factory=os.getpid, init=False)
     # No mutex: a signal handler may wait for a thread that would wait for the interrupted code.
-    #: Taken once, by what ends the lease.
+    #: Taken by what ends the lease.
     _end: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -197,6 +195,10 @@ class State:
         self.ended = True
         self.wake()
         return is_first
+
+    def not_ended(self) -> None:
+        """Lets an end that failed be repeated."""
+        self._end = threading.Lock()
 
     def drop(self) -> None:
         """Ends the renewals. It takes no mutex that the interrupted code may hold."""

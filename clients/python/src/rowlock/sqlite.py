@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .errors import Contention, Error, NotInstalled, Outage, Overload, Refusal, from_micros
+from .errors import Contention, Error, NotInstalled, Overload, Refusal, from_micros
 from .functions import read_row
 from .opening import opened
 from .protocol import BUSY, PATIENCE, Change, Claim, Granted, Previous, Range, Seen
@@ -100,6 +100,8 @@ RETURNING token, prior_token, prior_client_ip"""
 
 OURS = """key_resource = :key AND holder = :holder AND token = :token
   AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL"""
+
+TOOK_OVER = f"SELECT 1 FROM t_resource_lock WHERE {OURS} AND prior_token IS NOT NULL"
 
 LOOK = f"""
 SELECT key_resource, CASE
@@ -255,6 +257,8 @@ class SqliteSession:
         claim, value = change.claim, change.value
         if kind == "renew":
             value = _micros_of(value)
+        if kind == "put back" and self._run(TOOK_OVER, parameters(claim)):
+            kind = "abandon"  # The next holder is told of a takeover too.
         if self._run(change_statement(kind), parameters(claim, value)):
             return "done"
         row = self._first(READ, (claim.key,))
@@ -299,20 +303,18 @@ class SqliteSession:
     def _open(self) -> sqlite3.Connection:
         if sqlite3.sqlite_version_info < (3, 37):
             raise Error(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 or later is needed")
+        connection = opened(self._connect)
         try:
-            connection = opened(self._connect)
-            connection.isolation_level = None
-            connection.row_factory = None
-            connection.execute("PRAGMA busy_timeout = 50")
-            self._file = _identity(connection)
-        except (OSError, sqlite3.Error) as error:
-            raise Outage(sent=False) from error
-        if self._file in _of_parent:
+            self._file = opened(lambda: _identity(connection))
+            if self._file in _of_parent:
+                raise Error(
+                    "the database file was in use when this process was forked, so that SQLite "
+                    "would lose its locks: make the first call after the fork, or start the "
+                    "process anew"
+                )
+        except BaseException:
             connection.close()
-            raise Error(
-                "the database file was in use when this process was forked, so that SQLite would "
-                "lose its locks: make the first call after the fork, or start the process anew"
-            )
+            raise
         _files.append(self._file)
         return connection
 
@@ -375,6 +377,8 @@ def connect(file: str) -> sqlite3.Connection:
     path = file.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     uri = f"file:{path}?mode=rw"
     try:
-        return sqlite3.connect(uri, uri=True, timeout=0.05, check_same_thread=False)
+        return sqlite3.connect(
+            uri, uri=True, timeout=0.05, isolation_level=None, check_same_thread=False
+        )
     except sqlite3.OperationalError as error:
         raise sqlite3.OperationalError(f"{error} {file!r}") from None

@@ -102,7 +102,6 @@ def acquiring(
             if now < deadline(sent, lease):
                 state = State(tuple(one.claim for one in reply), lease, sent)
                 taken_over = [one.previous for one in reply if one.previous]
-                state.took_over = bool(taken_over)
                 return Acquired(state, taken_over[0] if taken_over else None)
             unanswered_since = sent if unanswered_since is None else unanswered_since
         elif reply is not None and (unanswered_since is None or reply.reason != "busy"):
@@ -155,16 +154,26 @@ def _is_free(refusal: Refusal, keys: Sequence[str]) -> Steps[bool]:
     return any(are_free)
 
 
-def reading(read: Callable[[], Steps[T]], until: float) -> Steps[T]:
-    """Repeats what changes nothing, or may be sent twice, while it has no reply."""
+def reading(read: Callable[[], Steps[T]], wait: Wait, least: float = 0.0) -> Steps[T]:
+    """Repeats what changes nothing, or may be sent twice, while it has no reply.
+
+    It gives up when the wait is over, and ``least`` seconds have passed.
+    """
     pauses = Pauses(0.002, 0.5)
+    until = clock.now() + least
     while True:
         try:
-            return (yield from read())
+            result = yield from read()
         except (Contention, Outage) as error:
             cause = error.__cause__ or error
-            if clock.now() >= until or (isinstance(error, Outage) and error.permanent):
+            permanent = isinstance(error, Outage) and error.permanent
+            if permanent or clock.now() >= max(until, wait.until):
                 raise Unavailable(f"the database could not be read: {cause}") from cause
+            if type(error) is not Contention:
+                wait.failed(str(cause))
+        else:
+            wait.failed(None)
+            return result
         yield Pause(pauses.next())
 
 
@@ -282,10 +291,10 @@ def ending(state: State, change: str, value: Any = None) -> Steps[None]:
 def undoing(state: State) -> Steps[None]:
     """Puts a claim back, under which no work was begun. What fails ends with its lease.
 
-    One that was taken over is abandoned: the next holder is told of the one that did not end it.
+    One that took over a claim is abandoned by that: the next holder is told of a takeover too.
     """
     try:
-        yield from ending(state, "abandon" if state.took_over else "put back")
+        yield from ending(state, "put back")
     except (Lost, Unknown, Unavailable):
         return
 
@@ -296,6 +305,8 @@ def extending(state: State, length: float) -> Steps[None]:
     pauses = Pauses(0.002, 0.5)
     unanswered = False
     while True:
+        if state.ended or state.lost:  # It would undo an abandon.
+            raise state.error()
         sent = clock.now()
         failure: BaseException | str | None = "another transaction has locked its row"
         try:
