@@ -36,7 +36,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
     };
     println!("Acquire and release by the locks of other crates: medians of {} rounds.", options.rounds.rounds);
     durability::show_redis().await?;
-    for (kind, server) in options.rounds.common.servers() {
+    for (kind, server) in options.rounds.common.on.servers() {
         on!(kind, measure(kind, &server, &program, options, &mut report))?;
     }
     Ok(())

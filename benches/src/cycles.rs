@@ -29,7 +29,7 @@ pub struct Options {
 pub async fn run(options: &Options) -> Result<(), Error> {
     let shown = Shown { counted: "cycles", base: "rowlock", ..Shown::default() };
     let mut report = Report::new(options.rounds.common.csv.as_deref(), shown)?;
-    let servers = options.rounds.common.servers();
+    let servers = options.rounds.common.on.servers();
     println!("Acquire and release without contention: medians of {} rounds.", options.rounds.rounds);
     durability::show_redis().await?;
     println!("etcd: {}", if url("ETCD_URL").is_some() { "v3lock over gRPC" } else { "skipped, ETCD_URL is not set" });

@@ -47,7 +47,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
     println!(
         "rowlock: VersionedTable::deduct; single: one UPDATE that takes it if it is there; for-update: SELECT FOR UPDATE and UPDATE in a transaction."
     );
-    for (kind, server) in options.rounds.common.servers() {
+    for (kind, server) in options.rounds.common.on.servers() {
         on!(kind, measure(kind, &server, options, &mut report))?;
     }
     Ok(())

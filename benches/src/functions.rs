@@ -23,7 +23,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
     let shown = Shown { counted: "claims", base: "rowlock", ..Shown::default() };
     let mut report = Report::new(options.rounds.common.csv.as_deref(), shown)?;
     println!("Claims by one task; the releases are not timed: medians of {} rounds.", options.rounds.rounds);
-    for (kind, server) in options.rounds.common.servers() {
+    for (kind, server) in options.rounds.common.on.servers() {
         on!(kind, measure(kind, &server, options, &mut report))?;
     }
     Ok(())

@@ -15,7 +15,7 @@ use crate::{
     Error,
     contender::{URL, Word},
     database::{Bench, Kind, Observer, Site, at_own_site, on},
-    options::Common,
+    options::Databases,
     statistics::{Summary, millis, now},
 };
 
@@ -28,7 +28,7 @@ const UNNOTICED: i64 = 20_000_000;
 #[derive(Args)]
 pub struct Options {
     #[command(flatten)]
-    common: Common,
+    on: Databases,
     /// How long each measurement lasts, after as many seconds of warming up as `--warm-up` says.
     #[arg(long, default_value_t = 2)]
     seconds: u64,
@@ -109,7 +109,7 @@ pub async fn run(options: &Options, log: Option<&str>) -> Result<(), Error> {
     println!(
         "all: all hand-overs; statements: for each of them, as the server counts (MySQL, MariaDB: of the whole server); longest: a task waited"
     );
-    for (kind, server) in options.common.servers() {
+    for (kind, server) in options.on.servers() {
         on!(kind, measure(kind, &server, options, log))?;
     }
     Ok(())

@@ -55,7 +55,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
         "| server | keys | connections | bytes a lease | renewals/s | statements for 100 renewals | processor % | µs a renewal |"
     );
     println!("|---|---:|---:|---:|---:|---:|---:|---:|");
-    for (kind, server) in options.common.servers() {
+    for (kind, server) in options.common.on.servers() {
         on!(kind, measure(kind, &server, options, &mut report))?;
     }
     Ok(())

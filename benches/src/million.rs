@@ -31,7 +31,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
     let shown = Shown { counted: "cycles", size: Some("rows"), base: "few rows", ..Shown::default() };
     let mut report = Report::new(options.rounds.common.csv.as_deref(), shown)?;
     println!("Acquire and release of any of so many rows: medians of {} rounds.", options.rounds.rounds);
-    for (kind, server) in options.rounds.common.servers() {
+    for (kind, server) in options.rounds.common.on.servers() {
         on!(kind, measure(kind, &server, options, &mut report))?;
     }
     Ok(())

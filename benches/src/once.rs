@@ -37,7 +37,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
         "A new key in each cycle, while the table grows from nothing: medians of {} rounds, by its rows before them.",
         options.rounds.rounds
     );
-    for (kind, server) in options.rounds.common.servers() {
+    for (kind, server) in options.rounds.common.on.servers() {
         on!(kind, measure(kind, &server, options, &mut report))?;
     }
     Ok(())

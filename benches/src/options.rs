@@ -6,23 +6,30 @@ use clap::Args;
 
 use crate::database::Kind;
 
-/// The databases, and the file for the raw figures.
+/// The databases.
 #[derive(Args, Clone)]
-pub struct Common {
+pub struct Databases {
     /// A database to measure; all four unless given.
     #[arg(long = "database", value_name = "NAME")]
     pub databases: Vec<Kind>,
-    /// Appends the figures of each round to this file.
-    #[arg(long, value_name = "FILE")]
-    pub csv: Option<PathBuf>,
 }
 
-impl Common {
+impl Databases {
     /// The selected databases that are available, with their servers.
     pub fn servers(&self) -> Vec<(Kind, String)> {
         let kinds = if self.databases.is_empty() { &Kind::ALL[..] } else { &self.databases };
         kinds.iter().filter_map(|&kind| Some((kind, kind.url()?))).collect()
     }
+}
+
+/// The databases, and the file for the raw figures.
+#[derive(Args, Clone)]
+pub struct Common {
+    #[command(flatten)]
+    pub on: Databases,
+    /// Appends the figures of each round to this file.
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
 }
 
 /// How contenders alternate.

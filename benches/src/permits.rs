@@ -34,7 +34,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
     let shown = Shown { counted: "cycles", size: Some("permits"), base: "plain claims", ..Shown::default() };
     let mut report = Report::new(options.rounds.common.csv.as_deref(), shown)?;
     println!("Acquire and release of permits and by readers: medians of {} rounds.", options.rounds.rounds);
-    for (kind, server) in options.rounds.common.servers() {
+    for (kind, server) in options.rounds.common.on.servers() {
         on!(kind, measure(kind, &server, options, &mut report))?;
     }
     Ok(())

@@ -39,7 +39,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
     println!("Tries for a key that another lock holds: medians of {} rounds.", options.rounds.rounds);
     println!("WAL bytes: by which PostgreSQL's log grew, for each refusal. Other writers count too.");
     durability::show_redis().await?;
-    for (kind, server) in options.rounds.common.servers() {
+    for (kind, server) in options.rounds.common.on.servers() {
         on!(kind, measure(kind, &server, options, &mut report))?;
     }
     Ok(())

@@ -21,7 +21,7 @@ use crate::{
     contender::URL,
     database::{Kind, Observer, Site, at_own_site, on, patient_pool, pool},
     durability,
-    options::{Common, seconds},
+    options::{Databases, seconds},
     report::shown,
     speak::{Speak, fill},
     statistics::{Summary, millis, ratio},
@@ -46,7 +46,7 @@ const FAR: i64 = 4_070_908_800;
 #[derive(Args)]
 pub struct Options {
     #[command(flatten)]
-    common: Common,
+    on: Databases,
     /// How long each part is, in seconds.
     #[arg(long, default_value = "5", value_parser = seconds)]
     seconds: Duration,
@@ -73,7 +73,7 @@ pub async fn run(options: &Options) -> Result<(), Error> {
     println!(
         "start: from the tick to the first start of its work, in ms, of {TICKING} schedules a second beside a SIGKILL every {every:?}."
     );
-    for (kind, server) in options.common.servers() {
+    for (kind, server) in options.on.servers() {
         on!(kind, measure(kind, &server, options))?;
     }
     Ok(())

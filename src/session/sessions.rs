@@ -112,12 +112,13 @@ impl<DB: Store> Sessions<DB> {
         })
     }
 
-    /// Waits for a session that has just answered a ping, for a statement that is not sent again.
+    /// Waits for a session that has just answered a ping, for a statement that is sent on no second
+    /// session.
     pub async fn answering(&self, limit: Instant) -> Result<Loan<DB>, Failure> {
         loop {
             let mut conn = self.take(limit).await?;
             // A session that is silent is given up in time for another one.
-            let soon = limit.min(Instant::now() + (limit - Instant::now()) / 4);
+            let soon = limit.min(Instant::now() + ((limit - Instant::now()) / 4).max(LEAST));
             let error = match timeout_at(soon, conn.get().ping()).await {
                 Ok(Ok(())) => return Ok(conn),
                 Ok(Err(error)) => error,
@@ -144,7 +145,7 @@ impl<DB: Store> Sessions<DB> {
         conn.settle(reply)
     }
 
-    /// Sends one statement that is not sent again, on a session that has just answered a ping.
+    /// Sends one statement, on a session that has just answered a ping.
     pub async fn send_once<T>(
         &self,
         limit: Instant,

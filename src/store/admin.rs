@@ -214,8 +214,8 @@ pub trait AdminStore: Store {
     fn forget_changes(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
 
-/// Implements those operations that are the same on every database except for the statements, which
-/// are constants beside them, and the types of its driver.
+/// Implements those operations that are the same on every database except for the types of its
+/// driver, and for statements that are constants beside them.
 macro_rules! operations {
     ($connection:ty) => {
         async fn list(conn: &mut $connection, page: &Page, terms: &Terms) -> Reply<Vec<Listed>> {

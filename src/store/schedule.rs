@@ -261,8 +261,8 @@ pub trait ScheduleStore: Store {
     fn claim_due(conn: &mut Self::Connection, ask: &DueRequest<'_>) -> impl Future<Output = Reply<DueReply>> + Send;
 
     /// Undoes a claim of these schedules under which no work was begun: they are due again, and the
-    /// attempt does not count. Returns whether one was undone. A claim stands whose slot was moved
-    /// for it, or is one of other times by now.
+    /// attempt does not count. Returns whether one was undone. The claim of a first attempt stands
+    /// whose slot was moved for it, or is one of other times by now.
     ///
     /// If it was a takeover, `vacant` holds the row until the next one. The row shows the run that
     /// was lost again, since its beginning decides which ticks the next claim skips.

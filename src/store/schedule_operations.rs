@@ -16,8 +16,8 @@ macro_rules! last_successes {
     };
 }
 
-/// Implements those operations that are the same on every database except for the statements, which
-/// are constants beside them, and the types of its driver.
+/// Implements those operations that are the same on every database except for the types of its
+/// driver, and for statements that are constants beside them.
 macro_rules! schedule_operations {
     ($connection:ty) => {
         async fn handed_back_runs(conn: &mut $connection, name: &Key, slot: DateTime<Utc>) -> Reply<i64> {
@@ -101,8 +101,8 @@ macro_rules! schedule_operations {
     };
 }
 
-/// Implements those operations that are the same on every database except for the statements, which
-/// are constants beside them, and the types of its driver. `change_row` stands beside them too.
+/// Implements those operations that are the same on every database except for the types of its
+/// driver, and for statements that are constants beside them. `change_row` stands beside them too.
 macro_rules! instance_operations {
     ($connection:ty) => {
         async fn change_within(conn: &mut $connection, change: &TimesChange) -> Reply<bool> {

@@ -337,7 +337,7 @@ fn paused() -> Runtime {
 
 /// Makes each kind of call.
 async fn calls<DB: TestDatabase>(lock: &LeaseLock<DB>, pool: &Pool<DB>) {
-    const WAIT: Duration = Duration::from_millis(300);
+    const WAIT: Duration = Duration::from_secs(1);
     let lease = acquired(lock.try_acquire("k").await);
     lease.renew().await.unwrap();
     let since = Instant::now();

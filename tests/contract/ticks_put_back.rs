@@ -194,14 +194,18 @@ async fn a_claim_that_is_undone_twice_leaves_the_run_of_another_instance_alone<D
         eventually("it is undone", || async { !info(&db, &name).await.running }).await;
         let asked = proxy.seen(Way::Requests);
         let other = Run::begin_named(instance(&db, "other").lease(LONG / 10), schedule, &name).await;
-        eventually("it is undone again", async || proxy.seen(Way::Requests) > asked).await;
+        // On a busy machine, that may have been before.
+        let again = eventually("it is undone again", async || proxy.seen(Way::Requests) > asked);
+        let is_undone_again = timeout(4 * LIMIT, again).await.is_ok();
         // The request is on its way to the server.
         sleep(SHORT).await;
         let row = info(&db, &name).await;
         assert!(row.running && row.by == "other" && row.attempt == 1, "{row:?}");
         assert_eq!(other.end().await, TickOutcome::Succeeded);
         assert_eq!(told(&db, &name).await, "S1");
-        return;
+        if is_undone_again {
+            return;
+        }
     }
 }
 

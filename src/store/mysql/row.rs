@@ -24,7 +24,7 @@ macro_rules! clock_micros {
     };
 }
 
-/// A statement that all databases share: texts, `now` for the database's clock, and the numbers of
+/// A statement that databases share: texts, `now` for the database's clock, and the numbers of
 /// parameters in brackets, each of which comes once and in its order.
 macro_rules! sql {
     (@ now) => { "UTC_TIMESTAMP(6)" };

@@ -37,7 +37,7 @@ macro_rules! in_time {
     };
 }
 
-/// A statement that all databases share: texts, `now` for the database's clock, and the numbers of
+/// A statement that databases share: texts, `now` for the database's clock, and the numbers of
 /// parameters in brackets.
 macro_rules! sql {
     (@ now) => { "clock_timestamp()" };

@@ -84,8 +84,8 @@ FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON 
 LEFT JOIN claimed t ON true"
 );
 
-/// $3 the holder until the next takeover. A slot that was moved for the claim, which is a first
-/// attempt then, or is one of other times by now, is not that of the row before the claim.
+/// $3 the holder until the next takeover. A slot of a first attempt that was moved for the claim,
+/// or is one of other times by now, is not that of the row before the claim.
 pub(super) const PUT_BACK: &str = "
 UPDATE t_resource_schedule s
 SET (holder, begin_time, client_ip) = (

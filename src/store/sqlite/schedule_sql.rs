@@ -81,8 +81,8 @@ pub(super) const RECORD_LOST: &str = sql!("
 INSERT INTO t_resource_schedule_run (name, slot, attempt, token, client_ip, begin_time, end_time, status, missed, error)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, " now ", 'L', ?7, ?8) ON CONFLICT DO NOTHING");
 
-/// ?3 the holder until the next takeover. A slot that was moved for the claim, which is a first
-/// attempt then, or is one of other times by now, is not that of the row before the claim.
+/// ?3 the holder until the next takeover. A slot of a first attempt that was moved for the claim,
+/// or is one of other times by now, is not that of the row before the claim.
 pub(super) const PUT_BACK: &str = sql!("
 UPDATE t_resource_schedule AS s
 SET (holder, begin_time, client_ip) = (

@@ -98,9 +98,9 @@ def _in_transaction(cursor: Any) -> bool:
 
 def _keeps_savepoints(cursor: Any) -> bool:
     """Asks the server: mysqlclient does not tell what state it is in."""
-    cursor.execute("SAVEPOINT rowlock")
+    cursor.execute("SAVEPOINT rowlock_confirmed")
     try:
-        cursor.execute("RELEASE SAVEPOINT rowlock")
+        cursor.execute("RELEASE SAVEPOINT rowlock_confirmed")
     except Exception as error:
         if error.args[:1] == (_NO_SAVEPOINT,):
             return False

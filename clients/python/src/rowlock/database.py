@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from . import clock
-from .errors import Lost, Refusal, Unavailable, Unknown
+from .errors import Error, Lost, Refusal, Unavailable
 from .kinds import Kind
 from .listener import Listener
 from .loop import Loop, Task
@@ -182,7 +182,7 @@ class Database:
             self._run_end(result.state, "put back", None)
 
     def end(self, state: State, change: str, value: Any = None) -> Result[None]:
-        """Ends a lease. What has begun goes on though its caller goes away."""
+        """Ends a lease. That goes on though its caller goes away, or hears of a failure."""
         lost = state.lost
         if not state.end():
             raise Lost(state.claim.key, state.claim.token, "it was ended before")
@@ -198,21 +198,22 @@ class Database:
         result: Result[None] = Result()
 
         def done(_: None, error: BaseException | None) -> None:
-            if isinstance(error, (Unavailable, Unknown)):
-                state.not_ended()
             self.requests.released([claim.key for claim in state.claims])
             self._ends.discard(result)
+            if not result.done():
+                result.deliver(None, error)
+
+        def tell(error: Error) -> None:
             result.deliver(None, error)
 
         self._ends.add(result)
         try:
             run_on_one(
                 (self.requests, self.renewals),
-                lambda: Task(ending(state, change, value), patience(state.lease), done),
+                lambda: Task(ending(state, change, value, tell), patience(state.lease), done),
             )
         except RuntimeError as error:  # As at the end of the process.
             self._ends.discard(result)
-            state.not_ended()
             key = state.claim.key
             raise Unavailable(f"the claim on key {key!r} ends with its lease: {error}") from error
         return result

@@ -144,7 +144,7 @@ class Lease(BaseLease):
 
         Raises :class:`Lost` if the claim did not stand, :class:`Unknown` if there is no reply, and
         :class:`Unavailable` if another transaction has locked its row for five seconds. After the
-        last two it may be called again: the claim is not renewed, and stands until its lease ends.
+        last two, a thread goes on to end the claim until its lease ends.
         """
         ended_of(self._on, self._ending("release", status))
 

@@ -157,7 +157,7 @@ class State:
     #: The process that holds the lease. A forked child has a copy that is renewed by no thread.
     process: int = field(default_factory=os.getpid, init=False)
     # No mutex: a signal handler may wait for a thread that would wait for the interrupted code.
-    #: Taken by what ends the lease.
+    #: Taken once, by what ends the lease.
     _end: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -195,10 +195,6 @@ class State:
         self.ended = True
         self.wake()
         return is_first
-
-    def not_ended(self) -> None:
-        """Lets an end that failed be repeated."""
-        self._end = threading.Lock()
 
     def drop(self) -> None:
         """Ends the renewals. It takes no mutex that the interrupted code may hold."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from . import clock
-from .errors import Contention, Lost, Outage, Overload, Refusal, Unavailable, Unknown
+from .errors import Contention, Error, Lost, Outage, Overload, Refusal, Unavailable, Unknown
 from .protocol import (
     BUSY,
     Acquired,
@@ -243,13 +243,20 @@ def watching(state: State, on_lost: Callable[[Lost], object]) -> Steps[None]:
         on_lost(state.error())
 
 
-def ending(state: State, change: str, value: Any = None) -> Steps[None]:
+def ending(
+    state: State,
+    change: str,
+    value: Any = None,
+    tell: Callable[[Error], object] | None = None,
+) -> Steps[None]:
     """Ends claims: sends ``release``, ``abandon`` or ``put back`` until each has a reply.
 
-    It gives up when the lease ends, and after :data:`TIME_LIMIT`.
+    It fails when the lease ends, and after :data:`TIME_LIMIT`. With ``tell``, it tells of that
+    failure, and goes on until the lease ends.
     """
     yield from _renewed_before(state, change)
-    until = min(state.deadline, clock.now() + TIME_LIMIT)
+    soon = min(state.deadline, clock.now() + TIME_LIMIT)
+    until = state.deadline if tell else soon
     left = list(state.claims)
     lost: Claim | None = None
     unanswered = False
@@ -272,20 +279,29 @@ def ending(state: State, change: str, value: Any = None) -> Steps[None]:
             return
         if not left and lost is not None and not unanswered:
             raise Lost(lost.key, lost.token, "its row was seen without the claim")
-        time_left = until - clock.now()
+        now = clock.now()
+        if left and now < soon:
+            yield Pause(min(pauses.next(), soon - now))
+            continue
         key = (left or [state.claim])[0].key
-        if left and time_left > 0:
-            yield Pause(min(pauses.next(), time_left))
-        elif left and not unanswered:
+        told: Unavailable | Unknown
+        if left and not unanswered:
             why = failure if "unknown" in outcomes else LOCKED
-            raise Unavailable(
+            told = Unavailable(
                 f"the claim on key {key!r} was not ended, and ends with its lease: {why}"
-            ) from failure
+            )
         else:
-            raise Unknown(
+            told = Unknown(
                 f"it is not known whether the claim on key {key!r} was ended: "
                 "it ends with its lease"
-            ) from failure
+            )
+        told.__cause__ = failure
+        if not left or now >= until:
+            raise told
+        if tell:
+            tell(told)
+            tell = None
+        yield Pause(min(pauses.next(), until - now))
 
 
 def undoing(state: State) -> Steps[None]:
