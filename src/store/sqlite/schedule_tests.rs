@@ -426,3 +426,23 @@ async fn a_schedule_that_is_marked_as_gone_again_is_gone_since_the_first_time() 
     Sqlite::mark_gone(&mut conn, &[times().name]).await.unwrap();
     assert_eq!(gone_at(&mut conn).await, Some(SLOT + TimeDelta::microseconds(5)));
 }
+
+/// An operator has paused the heir without an end since both rows were read.
+#[tokio::test]
+async fn a_rename_gives_no_end_to_a_pause_that_has_none() {
+    let mut conn = due().await;
+    let heir = Times { name: Key::new("heir").unwrap(), ..times() };
+    assert!(Sqlite::change_times(&mut conn, &TimesChange::creation(heir.clone(), SLOT)).await.unwrap());
+    let change = |times: Times| {
+        let seen = Some(Box::new(ListedSchedule::unrun(times.clone(), SLOT)));
+        TimesChange { seen, ..TimesChange::creation(times, SLOT) }
+    };
+    let changes = [change(times()), change(heir.clone())];
+    order(&mut conn, What::Pause, SLOT + TimeDelta::minutes(1)).await;
+    for name in [&times().name, &heir.name] {
+        assert!(Sqlite::pause(&mut conn, name, true).await.unwrap());
+    }
+    assert!(Sqlite::rename(&mut conn, &changes[0], &changes[1]).await.unwrap());
+    let row = Sqlite::registered(&mut conn, &[heir.name]).await.unwrap().remove(0);
+    assert!(row.paused && row.paused_until.is_none(), "{row:?}");
+}
