@@ -4,10 +4,11 @@
 //! It reads commands on stdin: `go` and `granted TOKEN` (from any process). The end of the input
 //! stops it.
 
-use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use clap::Args;
 use rowlock::LeaseLock;
+use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, stdin},
     sync::watch,
@@ -43,7 +44,7 @@ pub struct Options {
 }
 
 /// The reports of a contender, one per line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Word {
     Ready,
     Granted {
@@ -61,32 +62,10 @@ pub enum Word {
     },
 }
 
-impl fmt::Display for Word {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ready => write!(f, "ready"),
-            Self::Granted { token, asked, acquired } => write!(f, "granted {token} {asked} {acquired}"),
-            Self::Released { token, at } => write!(f, "released {token} {at}"),
-            Self::Waiting { asked } => write!(f, "waiting {asked}"),
-        }
-    }
-}
-
-impl FromStr for Word {
-    type Err = Error;
-
-    fn from_str(line: &str) -> Result<Self, Error> {
-        let mut words = line.split(' ');
-        let kind = words.next();
-        let numbers = words.map(str::parse).collect::<Result<Vec<i64>, _>>()?;
-        Ok(match (kind, numbers[..].as_ref()) {
-            (Some("ready"), []) => Self::Ready,
-            (Some("granted"), &[token, asked, acquired]) => Self::Granted { token, asked, acquired },
-            (Some("released"), &[token, at]) => Self::Released { token, at },
-            (Some("waiting"), &[asked]) => Self::Waiting { asked },
-            _ => return Err(format!("a contender says {line:?}").into()),
-        })
-    }
+/// Tells the process that started this one, in one line.
+pub fn tell(word: &impl Serialize) -> Result<(), Error> {
+    println!("{}", serde_json::to_string(word)?);
+    Ok(())
 }
 
 /// What the tasks of a process share.
@@ -112,7 +91,7 @@ async fn contend<DB: Bench>(options: &Options) -> Result<(), Error> {
         granted: watch::Sender::new(0),
     });
     let mut tasks = JoinSet::new();
-    println!("{}", Word::Ready);
+    tell(&Word::Ready)?;
     let mut lines = BufReader::new(stdin()).lines();
     while let Some(line) = lines.next_line().await? {
         match line.split_once(' ') {
@@ -142,18 +121,17 @@ async fn ask_again_and_again<DB: Bench>(lock: LeaseLock<DB>, contest: Arc<Contes
         let attempt = tokio::select! {
             attempt = lock.acquire(&contest.key, Duration::MAX) => attempt?,
             () = contest.stop.cancelled() => {
-                println!("{}", Word::Waiting { asked });
-                return Ok(());
+                return tell(&Word::Waiting { asked });
             }
         };
         let acquired = now();
         let lease = attempt;
         let token = lease.token().get();
-        println!("{}", Word::Granted { token, asked, acquired });
+        tell(&Word::Granted { token, asked, acquired })?;
         sleep(contest.hold).await;
         let at = now();
         lease.release().await?;
-        println!("{}", Word::Released { token, at });
+        tell(&Word::Released { token, at })?;
         // Another task acquires the key first, so that two tasks hand it over to each other as two
         // hundred do.
         tokio::select! {

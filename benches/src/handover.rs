@@ -96,7 +96,7 @@ impl Record {
                 self.holders.get_mut(&token).ok_or("released what was not granted")?.released = Some(at);
             }
             Word::Waiting { asked } => self.waiting.push(asked),
-            Word::Ready => return Err(format!("out of place: {word}").into()),
+            Word::Ready => return Err(format!("out of place: {word:?}").into()),
         }
         Ok(None)
     }
@@ -193,7 +193,7 @@ impl Contest {
             let word = timeout(PATIENCE, contest.words.recv()).await?;
             match word.ok_or("the processes are gone")?.1? {
                 Word::Ready => {}
-                other => return Err(format!("instead of being ready: {other}").into()),
+                other => return Err(format!("instead of being ready: {other:?}").into()),
             }
         }
         Ok(contest)
@@ -255,7 +255,7 @@ async fn listen(process: usize, stdout: ChildStdout, sender: mpsc::Sender<(usize
     let mut lines = BufReader::new(stdout).lines();
     loop {
         let word = match lines.next_line().await {
-            Ok(Some(line)) => line.parse(),
+            Ok(Some(line)) => serde_json::from_str(&line).map_err(Into::into),
             Ok(None) => return,
             Err(error) => Err(error.into()),
         };

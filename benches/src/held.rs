@@ -113,13 +113,14 @@ async fn held<DB: Speak>(kind: Kind, site: &Site, options: &Options) -> Result<S
         command.env(URL, &site.url).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
     let mut lines = BufReader::new(child.stdout.take().ok_or("the process has no stdout")?).lines();
     let (observer, pool) = (Observer::<DB>::new(site).await?, pool::<DB>(&site.url, 1).await?);
-    let taken = timeout(PATIENCE, lines.next_line()).await??.ok_or("the process holds nothing")?.parse()?;
+    let line = timeout(PATIENCE, lines.next_line()).await??.ok_or("the process holds nothing")?;
+    let taken = serde_json::from_str(&line)?;
     let (before, mut looks) = (observer.statements().await?, 0);
     let mut most: Option<i64> = None;
     let renewed = loop {
         // The connections that acquired the keys are closed first.
         tokio::select! {
-            line = lines.next_line() => break line?.ok_or("the process renewed nothing")?.parse()?,
+            line = lines.next_line() => break serde_json::from_str(&line?.ok_or("the process renewed nothing")?)?,
             () = sleep(LOOK) => {}
         }
         most = most.max(connections(&pool).await?);

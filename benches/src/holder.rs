@@ -1,14 +1,15 @@
 //! The process of `held`: acquires many keys, holds them, and reports the results on stdout.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::time::Duration;
 
 use clap::Args;
 use rowlock::{Lease, LeaseLock};
+use serde::{Deserialize, Serialize};
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
     Error,
-    contender::URL,
+    contender::{URL, tell},
     database::{Bench, Kind, on, patient_pool},
     options::seconds,
     renewals::Renewals,
@@ -35,7 +36,7 @@ pub struct Options {
 }
 
 /// All keys are held: the process's memory before and after, in kilobytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
     before: i64,
     after: i64,
@@ -49,47 +50,11 @@ impl Taken {
 }
 
 /// The keys have been held for the whole time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Renewed {
     pub renewals: i64,
     /// Nanoseconds of processor time of the process.
     pub processor: i64,
-}
-
-impl fmt::Display for Taken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "taken {} {}", self.before, self.after)
-    }
-}
-
-impl FromStr for Taken {
-    type Err = Error;
-
-    fn from_str(line: &str) -> Result<Self, Error> {
-        let [before, after] = numbers(line, "taken")?;
-        Ok(Self { before, after })
-    }
-}
-
-impl fmt::Display for Renewed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "renewed {} {}", self.renewals, self.processor)
-    }
-}
-
-impl FromStr for Renewed {
-    type Err = Error;
-
-    fn from_str(line: &str) -> Result<Self, Error> {
-        let [renewals, processor] = numbers(line, "renewed")?;
-        Ok(Self { renewals, processor })
-    }
-}
-
-fn numbers<const N: usize>(line: &str, word: &str) -> Result<[i64; N], Error> {
-    let rest = line.strip_prefix(word).unwrap_or_default();
-    let numbers = rest.split_whitespace().map(str::parse).collect::<Result<Vec<i64>, _>>()?;
-    numbers.try_into().map_err(|_| format!("the process says {line:?}").into())
 }
 
 pub async fn run(options: &Options, renewals: &Renewals) -> Result<(), Error> {
@@ -104,14 +69,14 @@ async fn hold<DB: Bench>(options: &Options, renewals: &Renewals) -> Result<(), E
     let before = resident();
     let leases = take(&lock, "held", options.keys).await?;
     let after = resident();
-    println!("{}", Taken { before, after });
+    tell(&Taken { before, after })?;
     let (so_far, processor) = (renewals.so_far(), processor_time());
     sleep(options.seconds).await;
     let (renewals, processor) = (renewals.so_far() - so_far, processor_time() - processor);
     if let Some(lost) = leases.iter().find(|lease| !lease.is_held()) {
         return Err(format!("lost {}", lost.claim().key).into());
     }
-    println!("{}", Renewed { renewals, processor });
+    tell(&Renewed { renewals, processor })?;
     for lease in leases {
         lease.detach();
     }
@@ -152,13 +117,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_process_tells_is_read_as_it_was_told() -> Result<(), Error> {
-        let taken = Taken { before: 10_240, after: 20_480 };
-        assert_eq!((taken.to_string().parse::<Taken>()?, taken.bytes()), (taken, Some(10_485_760.0)));
-        let renewed = Renewed { renewals: 1000, processor: 7 };
-        assert_eq!(renewed.to_string().parse::<Renewed>()?, renewed);
-        assert!("renewed 1".parse::<Renewed>().is_err());
-        Ok(())
+    fn memory_is_told_in_bytes() {
+        assert_eq!(Taken { before: 10_240, after: 20_480 }.bytes(), Some(10_485_760.0));
+        assert_eq!(Taken { before: 0, after: 0 }.bytes(), None);
     }
 
     #[test]

@@ -295,7 +295,7 @@ impl<'a> Crew<'a> {
         tokio::spawn(async move {
             let mut lines = BufReader::new(stdout).lines();
             while let Ok(Some(line)) = lines.next_line().await {
-                if sender.send(line.parse()).await.is_err() {
+                if sender.send(serde_json::from_str(&line).map_err(Into::into)).await.is_err() {
                     return;
                 }
             }

@@ -4,8 +4,6 @@
 //! It reads commands on stdin: `count`, and the end of the input, which ends it.
 
 use std::{
-    fmt,
-    str::FromStr,
     sync::{
         Arc,
         atomic::{AtomicI64, Ordering::Relaxed},
@@ -15,6 +13,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use rowlock::{Attempt, LeaseLock, Schedule, Schedules, Tick, jobs::CatchUp};
+use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, stdin},
     time::sleep,
@@ -22,7 +21,7 @@ use tokio::{
 
 use crate::{
     Error,
-    contender::URL,
+    contender::{URL, tell},
     database::{Bench, Kind, on, patient_pool},
 };
 
@@ -57,7 +56,7 @@ pub struct Options {
 }
 
 /// The reports of a process, one per line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Word {
     Ready,
     /// A run begins this many microseconds after its tick, which is in milliseconds.
@@ -70,34 +69,6 @@ pub enum Word {
     Counted {
         runs: i64,
     },
-}
-
-impl fmt::Display for Word {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ready => write!(f, "ready"),
-            Self::Begins { schedule, slot, late } => write!(f, "begins {schedule} {slot} {late}"),
-            Self::Counted { runs } => write!(f, "counted {runs}"),
-        }
-    }
-}
-
-impl FromStr for Word {
-    type Err = Error;
-
-    fn from_str(line: &str) -> Result<Self, Error> {
-        let mut words = line.split(' ');
-        let kind = words.next();
-        let numbers = words.map(str::parse).collect::<Result<Vec<i64>, _>>()?;
-        Ok(match (kind, numbers[..].as_ref()) {
-            (Some("ready"), []) => Self::Ready,
-            (Some("begins"), &[schedule, slot, late]) => {
-                Self::Begins { schedule: usize::try_from(schedule)?, slot, late }
-            }
-            (Some("counted"), &[runs]) => Self::Counted { runs },
-            _ => return Err(format!("a process says {line:?}").into()),
-        })
-    }
 }
 
 /// The schedule of this number.
@@ -128,10 +99,10 @@ async fn work<DB: Bench>(options: &Options) -> Result<(), Error> {
         }
     }
     let running = if cycling.is_none() { Some(schedules.start().await?) } else { None };
-    println!("{}", Word::Ready);
+    tell(&Word::Ready)?;
     let mut lines = BufReader::new(stdin()).lines();
     while lines.next_line().await?.is_some() {
-        println!("{}", Word::Counted { runs: runs.load(Relaxed) });
+        tell(&Word::Counted { runs: runs.load(Relaxed) })?;
     }
     if let Some(running) = running {
         running.shutdown(Duration::from_secs(10)).await;
@@ -146,7 +117,7 @@ async fn tick_of<DB: Bench>(job: Job, schedule: usize, runs: Arc<AtomicI64>, tic
         // The servers are on this machine, so this is their clock.
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_micros();
         let late = i64::try_from(now)? - tick.slot().timestamp_micros();
-        println!("{}", Word::Begins { schedule, slot: tick.slot().timestamp_millis(), late });
+        tell(&Word::Begins { schedule, slot: tick.slot().timestamp_millis(), late })?;
         sleep(Duration::from_millis(fastrand::u64(5..100))).await;
     }
     Ok(())
@@ -159,19 +130,5 @@ async fn cycles<DB: Bench>(lock: LeaseLock<DB>, runs: Arc<AtomicI64>) -> Result<
         };
         lease.release().await?;
         runs.fetch_add(1, Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_the_process_tells_is_read_as_it_was_told() -> Result<(), Error> {
-        for word in [Word::Ready, Word::Begins { schedule: 3, slot: 1_000, late: -5 }, Word::Counted { runs: 7 }] {
-            assert_eq!(word.to_string().parse::<Word>()?, word);
-        }
-        assert!("counted".parse::<Word>().is_err());
-        Ok(())
     }
 }
