@@ -124,12 +124,12 @@ impl<DB: Store> Sessions<DB> {
                 Ok(Err(error)) => error,
                 Err(Elapsed) => sqlx::Error::PoolTimedOut,
             };
-            if Instant::now() >= limit {
-                return Err(Failure::NoConnection(error));
-            }
             // The session was closed while it was idle, or is silent. So may the other idle ones.
             conn.line().iter().for_each(|line| line.suspect(Instant::now()));
             drop(conn);
+            if Instant::now() >= limit {
+                return Err(Failure::NoConnection(error));
+            }
             outage_pause().await;
         }
     }

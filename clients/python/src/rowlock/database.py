@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 from . import clock
-from .errors import Error, Lost, Refusal, Unavailable
+from .errors import Lost, Refusal, Unavailable
 from .kinds import Kind
 from .listener import Listener
 from .loop import Loop, Task
@@ -97,7 +97,7 @@ class Database:
         #: gone, leases that were dropped before a caller had them, and ends.
         self._asked: set[Asking] = set()
         self._held: dict[int, State] = {}
-        self._ends: set[Result[None]] = set()
+        self._ends: set[object] = set()
 
     def _session(self) -> Any:
         session = self._place.session()
@@ -196,24 +196,29 @@ class Database:
 
     def _run_end(self, state: State, change: str, value: Any) -> Result[None]:
         result: Result[None] = Result()
+        # An error that was raised has the variables of its caller, such as a connection whose
+        # transaction is in the way. It is not kept while the end goes on.
+        untold, end = [result], object()
+
+        def tell(error: BaseException | None) -> None:
+            if untold:
+                untold.pop().deliver(None, error)
+            elif isinstance(error, Lost):
+                _warn("an end of the claim on key %r came too late: %s", state.claim.key, error)
 
         def done(_: None, error: BaseException | None) -> None:
             self.requests.released([claim.key for claim in state.claims])
-            self._ends.discard(result)
-            if not result.done():
-                result.deliver(None, error)
+            self._ends.discard(end)
+            tell(error)
 
-        def tell(error: Error) -> None:
-            result.deliver(None, error)
-
-        self._ends.add(result)
+        self._ends.add(end)
         try:
             run_on_one(
                 (self.requests, self.renewals),
                 lambda: Task(ending(state, change, value, tell), patience(state.lease), done),
             )
         except RuntimeError as error:  # As at the end of the process.
-            self._ends.discard(result)
+            self._ends.discard(end)
             key = state.claim.key
             raise Unavailable(f"the claim on key {key!r} ends with its lease: {error}") from error
         return result

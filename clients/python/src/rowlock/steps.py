@@ -259,13 +259,14 @@ def ending(
     until = state.deadline if tell else soon
     left = list(state.claims)
     lost: Claim | None = None
-    unanswered = False
+    unanswered = was_told = False
     pauses = Pauses(0.002, min(state.lease / 12, 1.0))
     while True:
         failure: BaseException | None = None
         outcomes: list[str] = ["unknown"] * len(left)
         try:
-            outcomes = yield Call(change, [Change(claim, value) for claim in left])
+            requests = [Change(claim, value) for claim in left]
+            outcomes = yield Call(change, requests, alone=was_told)
         except (Contention, Outage) as error:
             failure = error.__cause__ or error
             unanswered |= isinstance(error, Outage) and error.sent
@@ -298,9 +299,11 @@ def ending(
         told.__cause__ = failure
         if not left or now >= until:
             raise told
-        if tell:
+        if tell and not was_told:
             tell(told)
-            tell = None
+            # From here on it holds up no other request.
+            was_told, pauses = True, Pauses(0.5, min(state.lease / 12, 5.0))
+        del told
         yield Pause(min(pauses.next(), until - now))
 
 
