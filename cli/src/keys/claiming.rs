@@ -78,7 +78,11 @@ impl<'a, DB: Database> Claiming<'a, DB> {
         lease: Lease<DB, K>,
         stop: &mut StopSignals,
     ) -> Result<Lease<DB, K>, Failure> {
-        match self.refuse_beside_readers().await {
+        let alone = tokio::select! {
+            alone = self.refuse_beside_readers() => alone,
+            signal = stop.next() => Err(Failure::silent(exit_code(signal))),
+        };
+        match alone {
             Ok(()) => Ok(lease),
             Err(failure) => Err(self.put_back(lease, stop, failure).await),
         }

@@ -104,6 +104,10 @@ pub enum End {
     Lost,
 }
 
+/// The variables of claims. Those of a program around this one are not the command's.
+const OF_CLAIMS: [&str; 6] =
+    ["ROWLOCK_KEY", "ROWLOCK_TOKEN", "ROWLOCK_HOLDER", "ROWLOCK_TOKENS", "ROWLOCK_PERMIT", "ROWLOCK_WRITER_TOKEN"];
+
 pub struct Work {
     /// What its messages begin with. It is empty below `rowlock cron`, which adds the job's name.
     key: String,
@@ -146,8 +150,13 @@ impl Work {
             .arg(program)
             .args(beginning.words())
             .arg("--")
-            .args(words)
-            .envs(environment.iter().map(|(name, value)| (name, value)));
+            .args(words);
+        if !environment.is_empty() {
+            for name in OF_CLAIMS {
+                command.env_remove(name);
+            }
+        }
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
         let group = front.map(|front| getpgid(Some(front))).transpose().map_err(|error| cannot(error.into()))?;
         command.process_group(group.map_or(0, |group| group.as_raw_nonzero().get()));
         let child = command.spawn().map_err(cannot)?;

@@ -143,7 +143,7 @@ impl Started {
     }
 
     /// Asks the process above the command to stop it.
-    pub fn terminate(&self) {
+    fn terminate(&self) {
         self.send(Signal::TERM);
         // A stopped process handles other signals only after SIGCONT.
         self.send(Signal::CONT);

@@ -133,7 +133,6 @@ impl<DB: Database> Run<DB> {
             // Without a reply, the run is not recorded.
             () = self.shared.to_stop() => Ok(command.stop().await?),
             () = reply.closed() => {
-                command.terminate();
                 let is_stopped = self.tick.is_stopped();
                 let why = if is_stopped { STOPPED } else { "lost" };
                 out::print_error(format_args!("{name}: {why}; stopping the command"));
@@ -153,7 +152,11 @@ impl<DB: Database> Run<DB> {
         };
         // Of a command that was stopped, the cause is known.
         let result = result.map_err(|error| if is_told { command.with_last_line(error) } else { error });
-        reply.send(result.clone()).ok().map(|()| result)
+        match reply.send(result.clone()) {
+            Ok(()) => Some(result),
+            // The run was lost since, or stopped.
+            Err(_) => self.tick.is_stopped().then(|| Err(STOPPED.to_owned())),
+        }
     }
 
     fn keep_output(&self, command: &Started) {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use harness::{TestDatabase, TestDb, eventually};
 use serde_json::Value;
 
-use crate::program::{Program as _, STAYS, Stage};
+use crate::program::{PROGRAM, Program as _, STAYS, Stage};
 
 harness::tests!(
     everywhere(
@@ -15,7 +15,7 @@ harness::tests!(
         fair_waiters_are_served_in_order
     ),
     everywhere.each(a_command_that_takes_too_long_is_stopped_and_has_failed),
-    sqlite(a_text_is_run_by_a_shell)
+    sqlite(a_text_is_run_by_a_shell, a_run_within_another_one_has_variables_of_its_own)
 );
 
 async fn several_keys_are_taken_together_or_not_at_all<DB: TestDatabase>(db: TestDb<DB>) {
@@ -120,4 +120,11 @@ async fn a_text_is_run_by_a_shell<DB: TestDatabase>(db: TestDb<DB>) {
     }
     let both = db.rowlock("run k -c true -- true", &[]).await.with(2);
     assert!(both.err.contains("cannot be used with"), "{both:?}");
+}
+
+async fn a_run_within_another_one_has_variables_of_its_own<DB: TestDatabase>(db: TestDb<DB>) {
+    let script = r#"echo "$ROWLOCK_KEY $ROWLOCK_TOKENS.""#;
+    let words = ["--", PROGRAM, "run", "c", "--", "sh", "-c", script];
+    let ended = db.rowlock("run a --also b", &words).await.with(0);
+    assert_eq!(ended.out.trim_end(), "c .");
 }
