@@ -226,8 +226,8 @@ pub fn refused(name: &Key, wrong: impl Into<String>) -> Error {
     Error::Setup(Setup::ScheduleUnfit { name: name.clone(), wrong: wrong.into() })
 }
 
-/// Undoes the claim of a run whose work was not begun, or hands it back: the row may not be as it was
-/// before the claim. Returns `false` if the claim did not stand, or no statement succeeds.
+/// Undoes the claim of a run whose work was not begun, or hands it back: the row may not be as it
+/// was before the claim. Returns `false` if the claim did not stand, or no statement succeeds.
 pub async fn undo<DB: Database>(core: &Core<DB>, claim: &Claim) -> bool {
     match put_back(core, claim.holder, std::slice::from_ref(&claim.key)).await {
         Some(false) => hand_back(core, claim).await == Some(true),

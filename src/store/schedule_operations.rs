@@ -158,7 +158,7 @@ macro_rules! instance_operations {
                 for name in [from, to] {
                     sqlx::query(LOSE).bind(LOST).bind(name).execute(&mut *conn).await?;
                 }
-                // Both rows are locked. An operator may have paused one of them since they were seen.
+                // Both rows are locked. An operator may have paused one of them since.
                 let names = [old.times.name.clone(), new.times.name.clone()];
                 let has_no_end = |row: &ListedSchedule| row.paused && row.paused_until.is_none();
                 let is_endless = Self::registered(conn, &names).await?.iter().any(has_no_end);

@@ -23,8 +23,8 @@ use crate::{
 
 /// The interval at which the process looks for its parent.
 const ORPHAN_INTERVAL: Duration = Duration::from_millis(200);
-/// The exit code if the command was stopped: one that no command is known to use. A command that had
-/// ended by itself keeps its own.
+/// The exit code if the command was stopped: one that no command is known to use. A command that
+/// had ended by itself keeps its own.
 pub const STOPPED: u8 = 209;
 
 /// Runs the command to its end, or stops it at a signal. The exit code is the command's, or

@@ -88,8 +88,8 @@ macro_rules! of_lost_run {
 
 /// The parameters are the holder until the next takeover, and the holder of the claim. A slot of a
 /// first attempt that was moved for the claim, or is one of other times by now, is not that of the
-/// row before the claim. The history is read only where there may be a run that was lost: the read locks what it
-/// finds, or the gap.
+/// row before the claim. The history is read only where there may be a run that was lost: the read
+/// locks what it finds, or the gap.
 pub(super) const PUT_BACK: &str = concat!(
     "
 UPDATE t_resource_schedule s FORCE INDEX (PRIMARY)

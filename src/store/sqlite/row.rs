@@ -15,8 +15,8 @@ use crate::{
     },
 };
 
-/// A statement, or a part of one: texts, `now` for the database's clock, the numbers of parameters in
-/// brackets, and other parts in braces.
+/// A statement, or a part of one: texts, `now` for the database's clock, the numbers of parameters
+/// in brackets, and other parts in braces.
 macro_rules! sql {
     (@ now) => { "CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000" };
     (@ [$number:literal]) => { concat!("?", $number) };
