@@ -116,8 +116,8 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     fn commit_outcome<'a>(&'a self, claim: &'a Claim, confirmation: Confirmation) -> BoxFuture<'a, CommitOutcome> {
         Box::pin(async move {
             let limit = Instant::now() + self.shared.time_limit;
-            // The sessions that are idle may have been lost together with that of the commit, which a
-            // ping shows. The statement waits for a transaction that is not decided yet.
+            // The sessions that are idle may have been lost together with that of the commit, which
+            // a ping shows. The statement waits for a transaction that is not decided yet.
             let confirms = async |conn: &mut DB::Connection| DB::confirms(conn, claim).await;
             let mut repeat = Repeat::until(limit);
             let count = loop {

@@ -1,6 +1,6 @@
 //! The operations of schedules that are the same on every database except for the types of its
-//! driver, and for statements that stand beside them as constants. The others are written once, with
-//! the macro `sql!` of each database.
+//! driver, and for statements that stand beside them as constants. The others are written once,
+//! with the macro `sql!` of each database.
 
 use crate::store::{
     Reply,
@@ -299,8 +299,8 @@ macro_rules! statements_with_on_conflict {
 pub(super) use statements_with_on_conflict;
 pub(super) use {instance_operations, last_successes, schedule_operations};
 
-/// Gives the orders for a schedule to another one, within a transaction. Of two pauses, the one that
-/// ends later counts, unless one has no end.
+/// Gives the orders for a schedule to another one, within a transaction. Of two pauses, the one
+/// that ends later counts, unless one has no end.
 pub async fn pass_orders<DB: InstanceStore>(
     conn: &mut DB::Connection,
     from: &str,

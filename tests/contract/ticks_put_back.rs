@@ -100,8 +100,8 @@ async fn a_tick_that_stands_for_others_precedes_a_trigger<DB: TestDatabase>(db: 
     assert_eq!(told(&db, "k").await, "L1(10) S2(10) S1");
 }
 
-/// The first attempt has failed, for which the slot was moved. The first attempt at another tick was
-/// lost.
+/// The first attempt has failed, for which the slot was moved. The first attempt at another tick
+/// was lost.
 async fn a_second_attempt_that_is_put_back_is_no_takeover<DB: TestDatabase>(db: TestDb<DB>) {
     let mut one = work(&db, "one", due_with_key(&db).await.catch_up(CatchUp::Once).retry(3, Duration::ZERO));
     back(&db, "k", 10 * LONG).await;

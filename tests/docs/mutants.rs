@@ -35,8 +35,8 @@ fn the_mutated_statements_are_those_of_the_sources() {
     assert_none(&problems);
 }
 
-/// Returns a source as the executables have it: in a file that the databases share, which lies above
-/// a folder of one, the macro `sql!` writes the clock and the parameters.
+/// Returns a source as the executables have it: in a file that the databases share, which lies
+/// above a folder of one, the macro `sql!` writes the clock and the parameters.
 fn of_database(mut source: String, file: &str) -> String {
     let Some((database, _)) = file.split_once("/../") else { return source };
     let (now, mark) = match database {
