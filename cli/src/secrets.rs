@@ -3,6 +3,7 @@
 
 use std::{
     borrow::Cow,
+    cmp::Reverse,
     sync::{PoisonError, RwLock},
 };
 
@@ -11,15 +12,22 @@ const MASK: &str = "***";
 /// Shorter passwords are not masked: they are parts of other words.
 const SHORTEST: usize = 4;
 
+/// How many passwords are known. One that changes every quarter of an hour stays known for ten
+/// days.
+const MOST: usize = 1_000;
+
+/// The passwords, each once, in the order in which they were last used.
 static KNOWN: RwLock<Vec<String>> = RwLock::new(Vec::new());
 
 /// Adds passwords to those that are known.
 pub fn keep(passwords: impl Iterator<Item = String>) {
     let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
-    known.extend(passwords.filter(|secret| secret.chars().count() >= SHORTEST));
-    // One may contain another. Equal ones have to be neighbours.
-    known.sort_by(|one, other| other.len().cmp(&one.len()).then_with(|| one.cmp(other)));
-    known.dedup();
+    for secret in passwords.filter(|secret| secret.chars().count() >= SHORTEST) {
+        known.retain(|one| *one != secret);
+        known.push(secret);
+    }
+    let over = known.len().saturating_sub(MOST);
+    known.drain(..over);
 }
 
 /// Returns a text without the passwords.
@@ -47,8 +55,10 @@ pub fn begun_of(text: &[u8], word: &[u8]) -> usize {
 }
 
 fn without<'a>(text: &'a str, known: &[String]) -> Cow<'a, str> {
-    let found = known.iter().filter(|secret| text.contains(secret.as_str()));
-    found.fold(Cow::Borrowed(text), |text, secret| text.replace(secret, MASK).into())
+    let mut found: Vec<&String> = known.iter().filter(|secret| text.contains(secret.as_str())).collect();
+    // One may contain another.
+    found.sort_by_key(|secret| Reverse(secret.len()));
+    found.into_iter().fold(Cow::Borrowed(text), |text, secret| text.replace(secret, MASK).into())
 }
 
 #[cfg(test)]
@@ -57,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_password_is_masked_wherever_it_stands() {
-        let known = ["a secret", "word"].map(str::to_owned);
+        let known = ["word", "secret", "a secret"].map(str::to_owned);
         assert_eq!(without("of a secret, wordword", &known), "of ***, ******");
         assert!(matches!(without("nothing of it", &known), Cow::Borrowed(_)));
     }

@@ -14,7 +14,6 @@ use crate::{
     keys::{
         claiming::Claiming,
         run::{Job, LOST, environment},
-        waiting::show_during,
     },
     out::{self, printable},
     process::{
@@ -36,15 +35,7 @@ pub async fn lead<DB: Database>(lock: LeaseLock<DB>, lead: Lead, front: Option<P
     let job = Job { claiming: &claiming, program, words: &lead.command, front, timeout: None, lock_delay };
     let election = lock.election(key);
     loop {
-        let leadership = tokio::select! {
-            biased;
-            signal = async { if let Some(signal) = stop.asked() { signal } else { stop.next().await } } => {
-                claiming.settle(&mut stop).await;
-                return Ok(exit_code(signal));
-            }
-            leadership = show_during(&lock, &claiming.keys, election.campaign()) => leadership?,
-        };
-        let lease = leadership.into_lease();
+        let lease = claiming.wait_for(election.campaign(), &mut stop).await?.into_lease();
         // The process may have been suspended since the grant.
         if !lease.is_held() {
             continue;
@@ -56,6 +47,9 @@ pub async fn lead<DB: Database>(lock: LeaseLock<DB>, lead: Lead, front: Option<P
             }
             (_, LOST) => {}
             (code, _) => return Ok(code),
+        }
+        if let Some(signal) = stop.asked() {
+            return Ok(exit_code(signal));
         }
     }
 }

@@ -13,6 +13,10 @@ use crate::{
 /// The variables that lead to the database, with its password.
 const OF_DATABASE: [&str; 4] = ["DATABASE_URL", "DATABASE_URL_FILE", "PGPASSWORD", "PGPASSFILE"];
 
+/// The variables of claims. Those of a program around this one are not the command's.
+pub const OF_CLAIMS: [&str; 6] =
+    ["ROWLOCK_KEY", "ROWLOCK_TOKEN", "ROWLOCK_HOLDER", "ROWLOCK_TOKENS", "ROWLOCK_PERMIT", "ROWLOCK_WRITER_TOKEN"];
+
 #[derive(Clone, Debug, Default)]
 pub struct Surroundings {
     pub variables: BTreeMap<String, String>,
@@ -47,7 +51,7 @@ impl Surroundings {
             command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         }
         // A command does not speak for the service either.
-        for name in OF_DATABASE.into_iter().chain(service::VARIABLES) {
+        for name in OF_DATABASE.into_iter().chain(OF_CLAIMS).chain(service::VARIABLES) {
             command.env_remove(name);
         }
         command.envs(database_url.map(|url| ("DATABASE_URL", url)));

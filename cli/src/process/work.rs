@@ -31,6 +31,7 @@ use crate::{
         descendants::{self, Process},
         find::this_program,
         signals::{SOON, StopSignals, listen, received},
+        surroundings::OF_CLAIMS,
     },
 };
 
@@ -103,10 +104,6 @@ pub enum End {
     /// Its claim was lost, and it was stopped.
     Lost,
 }
-
-/// The variables of claims. Those of a program around this one are not the command's.
-const OF_CLAIMS: [&str; 6] =
-    ["ROWLOCK_KEY", "ROWLOCK_TOKEN", "ROWLOCK_HOLDER", "ROWLOCK_TOKENS", "ROWLOCK_PERMIT", "ROWLOCK_WRITER_TOKEN"];
 
 pub struct Work {
     /// What its messages begin with. It is empty below `rowlock cron`, which adds the job's name.
@@ -192,24 +189,22 @@ impl Work {
                 self.stop_because(too_long(limit), stop).await?;
                 return Ok(End::TooLong(limit));
             }
-            why = &mut lost => return self.stop_lost(why, stop).await,
+            why = &mut lost => {
+                self.stop_because(format_args!("{why}; stopping the command"), stop).await?;
+                return Ok(End::Lost);
+            }
         };
         if let Some(failure) = self.failure() {
             return Ok(End::NotStarted(failure));
         }
         let code = code(status);
         let is_stopped = code != exit::OK && stop.has_stopped_the_command(stop_timeout).await;
-        tokio::select! {
-            biased;
-            () = self.wait_or_stop_leftovers(stop) => {}
-            why = &mut lost => return self.stop_lost(why, stop).await,
-        }
-        Ok(if is_stopped { End::Stopped(code) } else { End::Exited(code) })
-    }
-
-    async fn stop_lost(&mut self, why: &str, stop: &mut StopSignals) -> Result<End, Failure> {
-        self.stop_because(format_args!("{why}; stopping the command"), stop).await?;
-        Ok(End::Lost)
+        let is_lost = self.wait_or_stop_leftovers(stop, lost).await;
+        Ok(match is_stopped {
+            _ if is_lost => End::Lost,
+            true => End::Stopped(code),
+            false => End::Exited(code),
+        })
     }
 
     /// Stops the command, and says why.
@@ -226,9 +221,14 @@ impl Work {
     }
 
     /// Waits for the processes that the command has left behind in its session. After the stop
-    /// timeout, or at a signal, those processes are stopped. Daemons are not affected. The command
-    /// has ended, and nothing that happens here changes how.
-    pub async fn wait_or_stop_leftovers(&mut self, stop: &mut StopSignals) {
+    /// timeout, at a signal, or at the loss of the claim, those processes are stopped. Daemons are
+    /// not affected. Returns whether the claim was lost. The command has ended, and nothing else
+    /// that happens here changes how.
+    pub async fn wait_or_stop_leftovers(
+        &mut self,
+        stop: &mut StopSignals,
+        lost: impl Future<Output = &'static str>,
+    ) -> bool {
         let of_session = |process: &Process| !process.is_daemon();
         let (target, stop_timeout) = (self.target, self.stop_timeout);
         let gone = async || {
@@ -241,13 +241,19 @@ impl Work {
                 let _ = stop.next().await;
             }
         };
+        let mut is_lost = false;
         let are_gone = tokio::select! {
             biased;
             gone = timeout(stop_timeout, gone()) => gone.is_ok(),
             () = has_to_stop => false,
+            why = lost => {
+                is_lost = true;
+                self.say(format_args!("{why} after the command had ended: stopping what it had left running"));
+                false
+            }
         };
         if are_gone {
-            return;
+            return false;
         }
         let refused = target.send_to(Signal::TERM, of_session);
         target.send_to(Signal::CONT, of_session);
@@ -259,6 +265,7 @@ impl Work {
             true => "what the command had left running has ended",
             false => "stopped what the command had left running",
         });
+        is_lost
     }
 
     /// Returns why the command did not start, if it did not.

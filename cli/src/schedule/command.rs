@@ -14,10 +14,10 @@ use serde_json::json;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader},
     process::{Child, Command},
-    sync::{mpsc, watch},
     task::JoinSet,
     time::timeout,
 };
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     database::Source,
@@ -63,17 +63,10 @@ pub struct Shared {
     pub source: Arc<Source>,
     /// How long a command that is to stop may take.
     pub stop_timeout: Duration,
-    /// Turns true when all commands are to stop.
-    pub stop: watch::Receiver<bool>,
-    /// Each command holds a sender, so that the channel closes after the last one.
-    pub commands: mpsc::WeakSender<()>,
-}
-
-impl Shared {
-    /// Waits until all commands are to stop.
-    pub async fn to_stop(&self) {
-        drop(self.stop.clone().wait_for(|stop| *stop).await);
-    }
+    /// All commands are to stop.
+    pub stop: CancellationToken,
+    /// The commands, and what follows them.
+    pub commands: TaskTracker,
 }
 
 /// A command, and the process above it.

@@ -6,10 +6,10 @@ use rowlock::{Database, Schedules, Tick, jobs::Running};
 use sqlx::Pool;
 use tokio::{
     signal::unix::{Signal as Signals, SignalKind},
-    sync::{mpsc, watch},
     task::{JoinSet, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout},
 };
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     args::schedules::Cron,
@@ -85,24 +85,17 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     if let Some(address) = cron.listen {
         crate::ui::serve_numbers(pool.clone(), address, cron.metrics_token_file.as_deref()).await?;
     }
-    let (stop, stopped) = watch::channel(false);
-    let (commands, no_commands) = mpsc::channel(1);
-    let (works, no_works) = mpsc::channel(1);
-    let (ordered, mut is_ordered) = watch::channel(false);
-    let shared = Shared { source, stop_timeout: cron.stop_timeout, stop: stopped, commands: commands.downgrade() };
+    let (stop, commands) = (CancellationToken::new(), TaskTracker::new());
     let mut instance = Instance {
         pool,
         cron: &cron,
-        ordered,
-        shared,
-        stop,
-        commands,
-        no_commands,
-        works,
-        no_works,
+        ordered: CancellationToken::new(),
+        shared: Shared { source, stop_timeout: cron.stop_timeout, stop, commands },
+        works: TaskTracker::new(),
         jobs: Jobs::default(),
         running: None,
         ending: JoinSet::new(),
+        failed: String::new(),
     };
     tokio::select! {
         started = until_it_passes(async || instance.start(jobs.clone()).await) => started?,
@@ -117,7 +110,7 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     let why = loop {
         tokio::select! {
             signal = signals.stop.received() => break signal,
-            () = drained(instance.running.as_ref(), &mut is_ordered) => {
+            () = drained(instance.running.as_ref(), &instance.ordered) => {
                 break "an operator has ordered that this instance ends";
             }
             () = received(&mut signals.hang_up) => {
@@ -167,11 +160,11 @@ async fn until(at: Option<Instant>) {
 }
 
 /// Waits until an operator has ordered that the instance ends, or one before a reload.
-async fn drained(running: Option<&Running>, before: &mut watch::Receiver<bool>) {
+async fn drained(running: Option<&Running>, before: &CancellationToken) {
     let Some(running) = running else { return std::future::pending().await };
     tokio::select! {
         () = running.drained() => {}
-        _ = before.wait_for(|is_ordered| *is_ordered) => {}
+        () = before.cancelled() => {}
     }
 }
 
@@ -234,23 +227,18 @@ impl Stop {
 struct Instance<'a, DB: Database> {
     pool: Pool<DB>,
     cron: &'a Cron,
-    /// Turns true when an operator has ordered that an instance of before a reload ends.
-    ordered: watch::Sender<bool>,
+    /// An operator has ordered that an instance of before a reload ends.
+    ordered: CancellationToken,
     shared: Shared,
-    /// Has all commands stop.
-    stop: watch::Sender<bool>,
-    /// What commands take their senders from.
-    commands: mpsc::Sender<()>,
-    no_commands: mpsc::Receiver<()>,
-    /// The works of all jobs have a clone, so that the channel closes when no instance of the
-    /// library is left.
-    works: mpsc::Sender<()>,
-    no_works: mpsc::Receiver<()>,
+    /// The work of each job counts, so that none is left when no instance of the library is.
+    works: TaskTracker,
     /// The file whose jobs run.
     jobs: Jobs,
     running: Option<Running>,
     /// The jobs of earlier files, whose runs end.
     ending: JoinSet<()>,
+    /// Why the last reload failed.
+    failed: String,
 }
 
 impl<DB: Database> Instance<'_, DB> {
@@ -301,7 +289,7 @@ impl<DB: Database> Instance<'_, DB> {
             schedules = schedules.removed(name.as_str());
         }
         for job in jobs.jobs.iter().filter(|job| job.unable.is_none()) {
-            let (job, shared, works) = (Arc::new(job.clone()), self.shared.clone(), self.works.clone());
+            let (job, shared, works) = (Arc::new(job.clone()), self.shared.clone(), self.works.token());
             let schedule = job.schedule.clone().description(&job.about());
             schedules = schedules.on(schedule, move |tick: Tick<DB>| {
                 let (job, shared, works) = (job.clone(), shared.clone(), works.clone());
@@ -323,7 +311,7 @@ impl<DB: Database> Instance<'_, DB> {
                 let mut shutdown = std::pin::pin!(running.shutdown(Duration::MAX));
                 tokio::select! {
                     biased;
-                    () = drained => drop(ordered.send_replace(true)),
+                    () = drained => ordered.cancel(),
                     _ = &mut shutdown => return,
                 }
                 shutdown.await;
@@ -342,13 +330,12 @@ impl<DB: Database> Instance<'_, DB> {
                 return false;
             }
         };
-        match self.start(jobs).await {
-            Ok(()) => false,
-            Err(failure) => {
-                out::print_warning(format_args!("{failure}; the file is read again in {AGAIN:?}"));
-                true
-            }
+        let failed = self.start(jobs).await.err().map(|failure| failure.to_string()).unwrap_or_default();
+        if !failed.is_empty() && failed != self.failed {
+            out::print_warning(format_args!("{failed}; the file is read again every {AGAIN:?}"));
         }
+        self.failed = failed;
+        !self.failed.is_empty()
     }
 
     /// How long runs may go on at the end of the program.
@@ -358,8 +345,7 @@ impl<DB: Database> Instance<'_, DB> {
 
     /// Says why the program ends, and what it waits for.
     fn say_end(&self, why: &str) {
-        // One sender is this one.
-        let runs = match self.commands.strong_count().saturating_sub(1) {
+        let runs = match self.shared.commands.len() {
             0 => return out::print_info(format_args!("stopping ({why})")),
             1 => "1 run".to_owned(),
             runs => format!("{runs} runs"),
@@ -373,29 +359,30 @@ impl<DB: Database> Instance<'_, DB> {
         service::ends("it waits for its commands");
         self.let_end();
         let mut drain = std::pin::pin!(sleep(self.drain()));
-        let Self { stop, commands, mut no_commands, works, mut no_works, mut ending, .. } = self;
+        let (Shared { stop, commands, .. }, works, mut ending) = (self.shared, self.works, self.ending);
         let ended = tokio::select! {
             () = async { while ending.join_next().await.is_some() {} } => true,
             () = &mut drain => false,
             _ = signals.received() => false,
         };
         if !ended {
-            let _ = stop.send(true);
+            stop.cancel();
             out::print_info("stopping commands; other instances run their ticks again");
         }
-        // The channels end with the last of their senders; nothing is sent. The leases are renewed
-        // until the commands have stopped. Runs that were lost have commands too.
-        drop((works, commands));
+        // The leases are renewed until the commands have stopped. Runs that were lost have commands
+        // too.
+        commands.close();
         // What follows the last runs goes on for the rest of the drain.
         tokio::select! {
-            _ = no_commands.recv() => {}
+            () = commands.wait() => {}
             () = drain, if ended => {}
             _ = signals.received(), if ended => {}
         }
-        let _ = stop.send(true);
-        no_commands.recv().await;
+        stop.cancel();
+        commands.wait().await;
         ending.shutdown().await;
-        if timeout(DATABASE, no_works.recv()).await.is_err() {
+        works.close();
+        if timeout(DATABASE, works.wait()).await.is_err() {
             out::print_error("runs were not handed back; their leases end by themselves");
         }
     }

@@ -38,7 +38,11 @@ pub const STOPPED: &str = "stopped by an operator";
 /// The work of a tick: starts the command, and waits for its end.
 pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) -> Result<(), String> {
     let (reply, ended) = oneshot::channel();
-    let Some(counted) = shared.commands.upgrade() else { return std::future::pending().await };
+    let counted = shared.commands.token();
+    // A command that is counted after this was asked for is not waited for.
+    if shared.stop.is_cancelled() {
+        return std::future::pending().await;
+    }
     let recorded = tick.recorded();
     let run = Run { job, variables: environment(&tick).to_vec(), tick: tick.clone(), shared };
     let started = match run.start(&run.job.command) {
@@ -131,7 +135,7 @@ impl<DB: Database> Run<DB> {
             biased;
             ended = command.ended() => Ok(ended),
             // Without a reply, the run is not recorded.
-            () = self.shared.to_stop() => Ok(command.stop().await?),
+            () = self.shared.stop.cancelled() => Ok(command.stop().await?),
             () = reply.closed() => {
                 let is_stopped = self.tick.is_stopped();
                 let why = if is_stopped { STOPPED } else { "lost" };
@@ -174,7 +178,7 @@ impl<DB: Database> Run<DB> {
                 biased;
                 is_recorded = recorded => Some(is_recorded),
                 () = async {
-                    self.shared.to_stop().await;
+                    self.shared.stop.cancelled().await;
                     sleep(DATABASE).await;
                 } => None,
             },
@@ -248,7 +252,7 @@ impl<DB: Database> Run<DB> {
         let ended = tokio::select! {
             biased;
             ended = command.ended() => Some(ended),
-            () = self.shared.to_stop() => command.stop().await,
+            () = self.shared.stop.cancelled() => command.stop().await,
             () = sleep(HOOK) => command.stop().await,
         };
         command.last_output().await;

@@ -77,7 +77,7 @@ async fn to_its_end(work: &mut Work, stop: &mut StopSignals) -> Result<u8, Failu
     match work.failure() {
         Some(failure) => Err(failure),
         None => {
-            work.wait_or_stop_leftovers(stop).await;
+            work.wait_or_stop_leftovers(stop, std::future::pending()).await;
             Ok(code(status))
         }
     }

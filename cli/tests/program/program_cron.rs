@@ -394,7 +394,7 @@ async fn the_file_is_read_again_when_the_database_has_failed<DB: TestDatabase>(d
     db.execute("ALTER TABLE t_resource_schedule RENAME TO hidden").await;
     job(&stage, "k", "after = \"1h\"", "echo two");
     cron.signal(Signal::HUP);
-    cron.complains("the file is read again in 5s").await;
+    cron.complains("the file is read again every 5s").await;
     db.execute("ALTER TABLE hidden RENAME TO t_resource_schedule").await;
     cron.says("k: two", 1).await;
     cron.stopped().await;

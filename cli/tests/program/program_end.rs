@@ -34,6 +34,7 @@ harness::tests!(
         orphans_are_buried_while_a_cron_drains,
         descendants_are_stopped_too,
         what_the_command_leaves_behind_is_ended_first,
+        a_loss_after_the_command_has_ended_spares_daemons,
         what_the_shell_had_started_before_is_left_alone,
         the_status_of_a_command_that_has_ended_stays
     )
@@ -130,6 +131,30 @@ async fn what_the_command_leaves_behind_is_ended_first<DB: TestDatabase>(db: Tes
         stage.go();
         eventually("it is gone", async || state(&child).is_none()).await;
     }
+}
+
+/// One process is left in the session of the command, and one has a session of its own.
+async fn a_loss_after_the_command_has_ended_spares_daemons<DB: TestDatabase>(db: TestDb<DB>) {
+    let (stage, daemon) = (Stage::new(), Stage::new());
+    std::fs::write(stage.file("child"), TICKS).unwrap();
+    let script = r#"setsid sh -c "$(cat "$0/child")" "$1" > /dev/null 2>&1 &
+        sh -c "$(cat "$0/child")" "$0" > /dev/null 2>&1 &
+        while ! [ -e "$0/up" -a -e "$1/up" ]; do sleep 0.05; done; echo $$ > "$0/command"; exit 7"#;
+    let words = "run k --lease 3s --stop-timeout 1h -- sh -c";
+    let job = db.start(words, &[script, stage.path(), daemon.path()]);
+    let (left, daemon_left) = (stage.up().await, daemon.up().await);
+    let has_ended = async || {
+        let command = std::fs::read_to_string(stage.file("command")).unwrap_or_default();
+        !command.is_empty() && state(command.trim_end()).is_none()
+    };
+    eventually("the command has ended", has_ended).await;
+    db.rowlock("release k --force", &[]).await.with(0);
+    let ended = job.ended().await.with(74);
+    let says = "rowlock: k: lost after the command had ended: stopping what it had left running\n";
+    assert!(ended.err.contains(says), "{ended:?}");
+    assert_eq!((state(&left), state(&daemon_left).is_some()), (None, true), "{ended:?}");
+    daemon.go();
+    eventually("the daemon has ended", async || state(&daemon_left).is_none()).await;
 }
 
 /// A script ends with `exec rowlock ...`. One of its processes has started another one, and ends

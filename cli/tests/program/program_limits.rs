@@ -3,9 +3,13 @@
 use std::time::{Duration, Instant};
 
 use harness::{TestDatabase, TestDb, eventually};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::program::{PROGRAM, Program as _, STAYS, Stage};
+use crate::{
+    program::{PROGRAM, Program as _, STAYS, Stage},
+    program_cron::{ended_as, job},
+};
 
 harness::tests!(
     everywhere(
@@ -15,7 +19,11 @@ harness::tests!(
         fair_waiters_are_served_in_order
     ),
     everywhere.each(a_command_that_takes_too_long_is_stopped_and_has_failed),
-    sqlite(a_text_is_run_by_a_shell, a_run_within_another_one_has_variables_of_its_own)
+    sqlite(
+        a_text_is_run_by_a_shell,
+        a_run_within_another_one_has_variables_of_its_own,
+        jobs_within_a_run_have_no_variables_of_it
+    )
 );
 
 async fn several_keys_are_taken_together_or_not_at_all<DB: TestDatabase>(db: TestDb<DB>) {
@@ -127,4 +135,14 @@ async fn a_run_within_another_one_has_variables_of_its_own<DB: TestDatabase>(db:
     let words = ["--", PROGRAM, "run", "c", "--", "sh", "-c", script];
     let ended = db.rowlock("run a --also b", &words).await.with(0);
     assert_eq!(ended.out.trim_end(), "c .");
+}
+
+async fn jobs_within_a_run_have_no_variables_of_it<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "after = \"1h\"", r#"echo "[$ROWLOCK_KEY$ROWLOCK_HOLDER]""#);
+    let cron = db.start("run a --", &[PROGRAM, "cron", file.to_str().unwrap()]);
+    ended_as(&db, "k", "succeeded").await;
+    cron.signal(Signal::TERM);
+    let ended = cron.ended().await;
+    assert!(ended.out.contains("k: []\n"), "{ended:?}");
 }
