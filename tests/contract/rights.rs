@@ -88,9 +88,13 @@ async fn use_schedules<DB: TestDatabase>(db: &TestDb<DB>, pool: Pool<DB>) {
     assert_eq!(schedules.try_tick("s").await.unwrap(), TickOutcome::Succeeded);
     assert_eq!(schedules.list().await.unwrap().len(), 1);
     assert_eq!(schedules.history("s", 9).await.unwrap().len(), 2);
-    let error = schedules.forget_history(Duration::ZERO).await.unwrap_err();
-    assert!(
-        matches!(error, Error::Database(DatabaseFault::Failed { .. })),
-        "to forget takes the right to delete: {error}"
-    );
+    for error in [
+        schedules.forget_history(Duration::ZERO).await.map(drop).unwrap_err(),
+        schedules.reset("s").await.map(drop).unwrap_err(),
+    ] {
+        assert!(
+            matches!(error, Error::Database(DatabaseFault::Failed { .. })),
+            "it takes the right to delete: {error}"
+        );
+    }
 }

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use rowlock::{Database, Error, Key, LeaseLock, Status, leases::Holder};
 
 use crate::{
-    args::values::{duration, key, pause},
+    args::values::{duration, host, key, pause},
     database,
 };
 
@@ -151,7 +151,7 @@ pub struct Ui {
     pub metrics_token_file: Option<std::path::PathBuf>,
     /// A name under which browsers reach the page, beside localhost and IP addresses; may be given
     /// several times
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = host)]
     pub host: Vec<String>,
     #[command(flatten)]
     pub judged_by: MinInterval,

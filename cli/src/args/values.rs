@@ -89,9 +89,23 @@ pub fn key(text: &str) -> Result<Key, String> {
     Key::new(text).map_err(|error| error.to_string())
 }
 
+/// The name of a host. Requests are compared with it without their port.
+pub fn host(text: &str) -> Result<String, String> {
+    let is_name = !text.is_empty() && !text.contains(['/', ':', '@']);
+    is_name.then(|| text.to_owned()).ok_or_else(|| "write the name alone, without https:// and port".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_is_a_name_alone() {
+        for text in ["locks.example.com:443", "https://locks.example.com", ""] {
+            assert!(host(text).is_err(), "{text}");
+        }
+        assert_eq!(host("locks.example.com").as_deref(), Ok("locks.example.com"));
+    }
 
     #[test]
     fn a_month_is_no_duration() {

@@ -37,6 +37,7 @@ pub fn rights<DB: Server>() -> [Rights; 9] {
     const ALL: &[&str] = &["SELECT", "INSERT", "UPDATE", "DELETE"];
     const FORGET: Option<&str> = Some("`rowlock forget`");
     const RUNS: Option<&str> = Some("`rowlock forget --runs`");
+    const CORRECTED: Option<&str> = Some("`rowlock forget --runs`, `rowlock reset` or a clock that is put right");
     const REMOVE: Option<&str> = Some("`rowlock remove`");
     let on = |check, table, column, needed, by, deleted_by| Rights { check, table, column, needed, by, deleted_by };
     [
@@ -45,8 +46,8 @@ pub fn rights<DB: Server>() -> [Rights; 9] {
         on("rights to schedule", "t_resource_schedule", "slot", ROW, "every schedule", REMOVE),
         on("rights to announce instances", "t_resource_schedule_instance", "beats", ALL, "every schedule", None),
         on("rights to keep times", "t_resource_schedule_times", "known", ROW, "every schedule", REMOVE),
-        on("rights to record runs", "t_resource_schedule_run", "missed", DB::RECORDS_RUNS, "every schedule", RUNS),
-        on("rights to keep output", "t_resource_schedule_detail", "note", ROW, "every schedule", RUNS),
+        on("rights to record runs", "t_resource_schedule_run", "missed", DB::RECORDS_RUNS, "every schedule", CORRECTED),
+        on("rights to keep output", "t_resource_schedule_detail", "note", ROW, "every schedule", CORRECTED),
         on("rights to order", "t_resource_order", "who", ALL, "every schedule", None),
         on(
             "rights to record changes",
@@ -59,13 +60,16 @@ pub fn rights<DB: Server>() -> [Rights; 9] {
     ]
 }
 
-/// Sends statements that concern no row: the server still asks for the rights.
-pub async fn check_rights<DB: Server>(conn: &mut DB::Connection, rights: &Rights) -> Finding {
+/// Sends statements that concern no row: the server still asks for the rights. Another error is
+/// that of the check: the table may be missing, or busy.
+pub async fn check_rights<DB: Server>(conn: &mut DB::Connection, rights: &Rights) -> Result<Finding, sqlx::Error> {
     let Rights { check, table, needed, by, deleted_by, .. } = *rights;
     let mut denied = Vec::new();
     for (right, sql) in rights.statements() {
-        if is_denied::<DB>(conn, sql).await {
-            denied.push(right);
+        match DB::text(conn, AssertSqlSafe(sql)).await {
+            Ok(_) => {}
+            Err(error) if error.as_database_error().is_some_and(DB::is_denied) => denied.push(right),
+            Err(error) => return Err(error),
         }
     }
     let missing: Vec<&str> = needed.iter().filter(|right| denied.contains(right)).copied().collect();
@@ -78,23 +82,18 @@ pub async fn check_rights<DB: Server>(conn: &mut DB::Connection, rights: &Rights
             ),
             None => "check the permissions of the file and of its folder, and `mode` in the database URL".to_owned(),
         };
-        return Finding::problem(check, found, advice);
+        return Ok(Finding::problem(check, found, advice));
     }
-    match deleted_by {
+    Ok(match deleted_by {
         Some(command) if denied.contains(&"DELETE") => {
             Finding::note(check, format!("DELETE on {table} is denied"), format!("only {command} needs it"))
         }
         _ => Finding::good(check, format!("{} on {table}", needed.join(", "))),
-    }
+    })
 }
 
 /// Returns the user of the connection, as GRANT takes it. SQLite has none.
 async fn grantee<DB: Server>(conn: &mut DB::Connection) -> Option<String> {
     let user = DB::text(conn, DB::USER?).await.ok().flatten();
     Some(user.unwrap_or_else(|| "the user".to_owned()))
-}
-
-async fn is_denied<DB: Server>(conn: &mut DB::Connection, sql: String) -> bool {
-    let reply = DB::text(conn, AssertSqlSafe(sql)).await;
-    reply.is_err_and(|error| error.as_database_error().is_some_and(DB::is_denied))
 }

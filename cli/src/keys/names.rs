@@ -33,9 +33,11 @@ pub fn queue(key: &str) -> Cow<'_, str> {
     }
 }
 
+/// The most rows of one statement.
+pub const PAGE: u32 = 1000;
+
 /// Returns all rows that are selected, page by page.
 pub async fn pages<DB: Database>(lock: &LeaseLock<DB>, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {
-    const PAGE: u32 = 1000;
     let mut entries: Vec<LockInfo> = Vec::new();
     loop {
         let after = entries.last().map(|entry| entry.key.clone()).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::{future::Future, pin::Pin};
 use chrono::{DateTime, Utc};
 use rowlock::{
     Database, LeaseLock, Schedules, Status,
-    admin::{ForcedRelease, LockInfo},
+    admin::{ForcedRelease, LockInfo, ScheduleInfo},
 };
 use sqlx::Pool;
 
@@ -38,7 +38,8 @@ pub struct Change {
     pub who: String,
     /// The key or the job.
     pub name: String,
-    /// The row that the page showed. A key that has changed hands since is not released.
+    /// The row that the page showed. A key that has changed hands since is not released, and of a
+    /// job that has gone on to another tick, none is stopped or skipped.
     pub seen: String,
     pub status: Status,
     /// A run is asked for although no instance that is alive would run it.
@@ -58,6 +59,10 @@ pub fn changer<DB: Database>(pool: Pool<DB>, judged_by: MinInterval) -> Changer 
 async fn make<DB: Database>(pool: Pool<DB>, judged_by: MinInterval, change: &Change) -> Result<(), Failure> {
     let name = change.name.as_str();
     let schedules = Schedules::new(pool.clone()).label(&change.who);
+    if change.verb.is_of_tick() && schedules.inspect(name).await?.is_some_and(|job| seen_tick(&job) != change.seen) {
+        let text = format!("{name}: the job has gone on to another tick since the page was shown, and was left alone");
+        return Err(Failure::new(REFUSED, text));
+    }
     match change.verb {
         Verb::Pause => Ok(schedules.pause(name).await?),
         Verb::Resume => Ok(schedules.resume(name).await?),
@@ -90,6 +95,12 @@ pub fn seen(row: &LockInfo) -> String {
     format!("{}/{holder}/{}/{}", row.token, micros(row.since), micros(row.ended))
 }
 
+/// Writes down what tells the tick of a job from every other one, for a form to carry.
+pub fn seen_tick(job: &ScheduleInfo) -> String {
+    let skipped = job.skipped_until.map(|until| until.timestamp_micros()).unwrap_or_default();
+    format!("{}/{}/{skipped}", job.token, job.slot.timestamp_micros())
+}
+
 /// Says that a key was left alone, and what it is now.
 fn changed(now: Option<&LockInfo>) -> Failure {
     let now = match now {
@@ -102,6 +113,11 @@ fn changed(now: Option<&LockInfo>) -> Failure {
 
 impl Verb {
     pub const ALL: [Self; 6] = [Self::Release, Self::Pause, Self::Resume, Self::Trigger, Self::Skip, Self::Stop];
+
+    /// Returns whether it concerns one tick of a job.
+    pub fn is_of_tick(self) -> bool {
+        matches!(self, Self::Skip | Self::Stop)
+    }
 
     /// Returns the name, which is also the path of its form.
     pub fn name(self) -> &'static str {

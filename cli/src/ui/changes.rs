@@ -11,18 +11,23 @@ use axum::{
     routing::get,
 };
 use maud::{Markup, html};
-use rowlock::{Status, admin::LockInfo};
+use rowlock::{
+    Status,
+    admin::{LockInfo, ScheduleInfo},
+};
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use crate::{
     exit::{self, Failure},
+    format::clock,
+    keys::names::is_claimed,
     operator::label_of,
     out::printable,
     schedule::state::{is_declared_as_removed, nobody_runs},
     ui::{
         app::App,
-        change::{Change, Verb, seen},
+        change::{Change, Verb, seen, seen_tick},
         guard::Who,
         jobs::job_address,
         layout,
@@ -123,22 +128,26 @@ async fn ask(app: &App, verb: Verb, name: &str) -> Response {
         return read_only(app);
     }
     let view = app.looks.fresh().await;
-    let lock = view.snapshot.as_ref().and_then(|snapshot| snapshot.lock(name)).filter(|_| verb == Verb::Release);
+    let lock = view.snapshot.as_ref().and_then(|snapshot| snapshot.lock(name));
+    let lock = lock.filter(|lock| verb == Verb::Release && is_claimed(lock.state));
     if verb == Verb::Release && lock.is_none() {
-        let text = "It was never taken, or was forgotten.";
-        return layout::error(app, StatusCode::NOT_FOUND, "There is no such key", text);
+        let text = "It has been released, or was never taken.";
+        return layout::error(app, StatusCode::NOT_FOUND, "The key is not held", text);
     }
-    let job = view.snapshot.as_ref().and_then(|snapshot| snapshot.job(name)).filter(|_| verb == Verb::Trigger);
+    let job = view.snapshot.as_ref().and_then(|snapshot| snapshot.job(name));
+    let (triggered, of_tick) = (job.filter(|_| verb == Verb::Trigger), job.filter(|_| verb.is_of_tick()));
     let (button, effect) = verb.words();
     let content = html! {
         h1 { (verb.question(&printable(name))) }
         (layout::state_of(&view))
         @if let Some(lock) = lock { (claim(lock)) }
+        @if let Some(job) = of_tick { (tick(verb, job)) }
         p { (effect) }
         form.confirm method="post" action={ "/" (verb.name()) } {
             input type="hidden" name="name" value=(name);
             @if let Some(lock) = lock { (release_fields(lock)) }
-            @if let Some(why) = job.filter(|job| !is_declared_as_removed(job)).and_then(nobody_runs) { (anyway_fields(&why)) }
+            @if let Some(job) = of_tick { input type="hidden" name="seen" value=(seen_tick(job)); }
+            @if let Some(why) = triggered.filter(|job| !is_declared_as_removed(job)).and_then(nobody_runs) { (anyway_fields(&why)) }
             p.actions {
                 button.danger[[Verb::Release, Verb::Stop].contains(&verb)] { (button) }
                 a.button href=(verb.page(name)) { "Cancel" }
@@ -155,6 +164,20 @@ fn claim(lock: &LockInfo) -> Markup {
             div { dt { "Taken" } dd { @if let Some(since) = lock.since { (when(since, lock.now)) } @else { "–" } } }
             div { dt { "Time left" } dd { (time_left(lock)) } }
             div { dt { "Token" } dd.number { (lock.token) } }
+        }
+    }
+}
+
+/// Shows the tick that is stopped or skipped.
+fn tick(verb: Verb, job: &ScheduleInfo) -> Markup {
+    html! {
+        dl {
+            @if verb == Verb::Stop {
+                div { dt { "Tick" } dd { @if let Some(slot) = job.run_slot { (clock(slot)) } @else { "none is under way" } } }
+                @if job.attempt > 0 { div { dt { "Attempt" } dd { (job.attempt) " by " (printable(&job.by)) } } }
+            } @else {
+                div { dt { "Tick" } dd { "the next one after " (clock(job.skipped_until.unwrap_or(job.now))) } }
+            }
         }
     }
 }
@@ -216,7 +239,10 @@ async fn logged(
     let (change, by, from) = (verb.name(), who.name.as_deref().unwrap_or(NOBODY), who.from.ip());
     match &done {
         Ok(()) => tracing::warn!(change, of = ?name, by = ?by, %from, "changed on the web page"),
-        Err(failure) => tracing::warn!(change, of = ?name, by = ?by, %from, %failure, "not changed on the web page"),
+        // It may say that the outcome is not known.
+        Err(failure) => {
+            tracing::warn!(change, of = ?name, by = ?by, %from, %failure, "a change on the web page failed")
+        }
     }
     done
 }

@@ -51,7 +51,7 @@ impl Page for OneKey {
         let lock = snapshot.lock(&self.key);
         html! {
             @match lock {
-                Some(lock) => { (facts(lock, Some(snapshot.waiting(&self.key)).filter(|_| !snapshot.lacks(Part::Queues)))) }
+                Some(lock) => { (facts(lock, snapshot.waiting(&self.key))) }
                 None => { p.empty { "This key has no row: it was never taken, or it was forgotten." } }
             }
             @if snapshot.job(&self.key).is_some() {

@@ -92,7 +92,7 @@ impl Locks {
     }
 
     fn has_state(&self, snapshot: &Snapshot, lock: &LockInfo) -> bool {
-        if self.state == WAITING { snapshot.waiting(&lock.key) > 0 } else { lock.state.name() == self.state }
+        if self.state == WAITING { snapshot.waiting(&lock.key) > Some(0) } else { lock.state.name() == self.state }
     }
 
     fn order(&self, snapshot: &Snapshot, one: &LockInfo, other: &LockInfo) -> Ordering {
@@ -162,7 +162,8 @@ pub fn time_left(lock: &LockInfo) -> Markup {
     }
 }
 
-fn row(lock: &LockInfo, waiting: u64, used: InUse) -> Markup {
+/// `waiting` is `None` if the queues are not known.
+fn row(lock: &LockInfo, waiting: Option<u64>, used: InUse) -> Markup {
     html! {
         tr {
             th scope="row" { a href=(key_address(&lock.key)) { (printable(&lock.key)) } }
@@ -179,7 +180,7 @@ fn row(lock: &LockInfo, waiting: u64, used: InUse) -> Markup {
             td data-label="Since" { @if let Some(since) = lock.since.filter(|since| *since > DateTime::UNIX_EPOCH) { (when(since, lock.now)) } @else { "–" } }
             td data-label="Time left" { (time_left(lock)) }
             td.number data-label="Token" { (lock.token) }
-            td.number data-label="Waiting" { @if waiting > 0 { (waiting) } @else { "–" } }
+            td.number data-label="Waiting" { @match waiting { Some(0) => { "–" } Some(waiting) => { (waiting) } None => { "?" } } }
         }
     }
 }

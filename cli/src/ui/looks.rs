@@ -20,6 +20,7 @@ use tokio::{
 
 use crate::{
     exit::{self, Failure},
+    keys::names::{PAGE, pages},
     ui::snapshot::{CHANGES, EACH, MAX_RUNS, Part, Runs, Snapshot, Unread, WEEK},
 };
 
@@ -91,7 +92,8 @@ impl Looks {
                 // A look that panics ends a task of its own, and has failed as any other.
                 let looked = tokio::spawn(look()).await;
                 let (read, statements) = looked.unwrap_or_else(|error| (Err(panicked(&error)), 0));
-                let fresh_for = if read.is_ok() { pause(statements, began.elapsed()) } else { AGAIN };
+                let took = began.elapsed();
+                let fresh_for = if read.is_ok() { pause(statements, took) } else { AGAIN.max(took * 2) };
                 let since = sender.borrow().problem.as_ref().map_or_else(Utc::now, |problem| problem.since);
                 sender.send_modify(|view| {
                     (view.began, view.fresh_for) = (began, fresh_for);
@@ -204,10 +206,11 @@ impl<DB: Database> Reader<DB> {
     /// neither locks nor schedules can be read.
     async fn read_all(&mut self, statements: &mut u32) -> Result<Snapshot, Error> {
         let (begun, mut unread) = (Utc::now(), Vec::new());
-        let locks = match self.lock.list(&ListOptions::default().limit(u32::MAX >> 1)).await {
+        let locks = match pages(&self.lock, &ListOptions::default()).await {
             Err(error) if error.is_retryable() => return Err(error),
             locks => locks,
         };
+        *statements += u32::try_from(locks.as_ref().map_or(0, Vec::len)).unwrap_or_default() / PAGE;
         let waiting = match &locks {
             Ok(_) => or_unread(self.lock.queue_lengths().await, Part::Queues, &mut unread),
             Err(_) => Vec::new(),
@@ -254,8 +257,12 @@ impl<DB: Database> Reader<DB> {
     /// `begun` by this machine's clock. Returns how many statements it took beside the one that
     /// every look needs.
     async fn read_runs(&mut self, now: DateTime<Utc>, begun: DateTime<Utc>) -> Result<u32, Error> {
-        // A run that ended by a clock that was ahead tells nothing of those since.
-        let newest = self.runs.newest().filter(|end| self.is_complete && *end <= now);
+        // A run that ended by a clock that was ahead tells nothing of those since, and may have been
+        // deleted when the clock was put right.
+        if self.runs.newest().is_some_and(|end| end > now) {
+            (self.runs, self.is_complete) = (Arc::default(), false);
+        }
+        let newest = self.runs.newest().filter(|_| self.is_complete);
         let age = newest.map_or(WEEK, |end| now - end + LATE).to_std().unwrap_or_default();
         let since = RunOptions::default().within(age.min(OLDEST)).limit(MAX_RUNS);
         let mut found = self.schedules.runs(&since).await?;

@@ -90,8 +90,10 @@ impl Snapshot {
         self.jobs.iter().find(|job| job.name == name)
     }
 
-    pub fn waiting(&self, key: &str) -> u64 {
-        self.waiting.get(&*queue(key)).copied().unwrap_or_default()
+    /// Returns how many wait in the queue of a key, if that is known.
+    pub fn waiting(&self, key: &str) -> Option<u64> {
+        let waiting = self.waiting.get(&*queue(key)).copied().unwrap_or_default();
+        (!self.lacks(Part::Queues)).then_some(waiting)
     }
 
     /// Returns how many ticks of a job were not run in time in the last week. Each attempt of a

@@ -104,6 +104,10 @@ async fn what_is_missing_is_named<DB: TestDatabase>(db: TestDb<DB>) {
         assert!(of["found"].as_str().unwrap().contains(says), "{says}: {of}");
         assert!(of["advice"].as_str().unwrap().contains("run `rowlock migrate` once"), "{of}");
     };
+    db.execute("DROP TABLE t_resource_change").await;
+    problem("tables of schedules", "lists what is missing").await;
+    let found = db.rowlock("doctor --json", &[]).await.with(78).json();
+    assert_eq!(result(&found, "rights to record changes")["result"], "problem", "{found}");
     db.execute("ALTER TABLE t_resource_schedule RENAME COLUMN paused TO pasued").await;
     let listed = db.rowlock("schedules", &[]).await.with(78);
     assert!(listed.err.starts_with("rowlock: t_resource_schedule, or another one of schedules lacks"), "{listed:?}");

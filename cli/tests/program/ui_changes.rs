@@ -21,6 +21,7 @@ harness::tests!(
         other_sites_are_refused,
         a_key_is_released_by_force_and_that_is_logged,
         a_key_that_has_changed_hands_is_not_released,
+        a_job_that_has_gone_on_to_another_tick_is_left_alone,
         jobs_are_paused_resumed_and_triggered,
         a_job_without_an_instance_is_triggered_on_request_only,
         a_password_is_asked_for_and_names_the_operator
@@ -130,10 +131,28 @@ async fn a_key_that_has_changed_hands_is_not_released<DB: TestDatabase>(db: Test
     assert_eq!(db.show("k").await["state"], "held_by_another_program");
 }
 
+/// The form was shown while another attempt ran.
+async fn a_job_that_has_gone_on_to_another_tick_is_left_alone<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    for verb in ["stop", "skip"] {
+        let ui = open(&db, "--allow-changes").await;
+        let form = ui.get(&format!("/{verb}?name=k")).await.with(200);
+        let body = format!("name=k&seen={}", form.field("seen"));
+        db.execute("UPDATE t_resource_schedule SET attempt = 1, run_slot = slot, token = token + 1").await;
+        let refused = ui.post(&format!("/{verb}"), &[], &body).await.with(404);
+        assert!(refused.body.contains("has gone on to another tick since the page was shown"), "{refused:?}");
+        let row = schedule(&db).await;
+        assert_eq!((&row["stopping"], &row["skipped_until"]), (&false.into(), &Value::Null), "{row}");
+    }
+    let page = changed(&open(&db, "--allow-changes").await, "stop").await;
+    assert!(page.contains("The tick is stopped"), "{page}");
+}
+
 /// Asks for a change of the job `k` by the form.
 pub async fn asked(ui: &Ui, verb: &str) -> Answer {
-    ui.get(&format!("/{verb}?name=k")).await.with(200);
-    ui.post(&format!("/{verb}"), &[], "name=k").await
+    let form = ui.get(&format!("/{verb}?name=k")).await.with(200);
+    let seen = if form.body.contains("name=\"seen\"") { form.field("seen") } else { String::new() };
+    ui.post(&format!("/{verb}"), &[], &format!("name=k&seen={seen}")).await
 }
 
 /// Changes the job `k`, and returns the page that follows.

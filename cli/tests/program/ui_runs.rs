@@ -15,7 +15,8 @@ harness::tests!(
         the_timeline_is_filtered,
         ticks_to_come_are_drawn,
         runs_after_a_quiet_time_are_not_missed,
-        runs_after_a_clock_that_was_ahead_are_not_missed
+        runs_after_a_clock_that_was_ahead_are_not_missed,
+        a_success_of_a_clock_that_was_ahead_hides_no_failure
     ),
     everywhere(runs_that_are_close_become_one_bar)
 );
@@ -109,4 +110,18 @@ async fn runs_after_a_clock_that_was_ahead_are_not_missed<DB: TestDatabase>(db: 
     assert!(!has_run().await);
     ran(&db, "k", 0, 0, "S").await;
     eventually("its run is shown", has_run).await;
+}
+
+/// The runs that are ahead are deleted when the clock is put right.
+async fn a_success_of_a_clock_that_was_ahead_hides_no_failure<DB: TestDatabase>(db: TestDb<DB>) {
+    due(&db).await;
+    ran(&db, "k", -3_600_000, -3_600_000, "S").await;
+    let ui = open(&db, "").await;
+    let failed = async |number| {
+        ui.get("/metrics").await.with(200).body.contains(&format!("rowlock_job_failed{{job=\"k\"}} {number}\n"))
+    };
+    assert!(failed(0).await);
+    db.execute("DELETE FROM t_resource_schedule_run").await;
+    ran(&db, "k", 0, 0, "F").await;
+    eventually("its failure is counted", async || failed(1).await).await;
 }

@@ -111,7 +111,7 @@ WITH found AS MATERIALIZED (
 ), forgotten AS (
     DELETE FROM t_resource_lock t USING locked l WHERE t.key_resource = l.key_resource RETURNING 1
 )
-SELECT (SELECT count(*) FROM forgotten) AS rows, (SELECT max(key_resource)::text FROM found) AS last"
+SELECT (SELECT count(*) FROM forgotten) AS rows, (SELECT max(key_resource)::text COLLATE \"C\" FROM found) AS last"
     )
 });
 
