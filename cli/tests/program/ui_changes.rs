@@ -119,6 +119,7 @@ async fn a_key_that_has_changed_hands_is_not_released<DB: TestDatabase>(db: Test
     let free = ui.post("/release", &[], &body).await.with(404);
     assert!(free.body.contains("left alone: it is now free, last taken"), "{free:?}");
     assert_eq!(db.show("k").await["status"], "S", "a success is not overwritten");
+    open(&db, "--allow-changes").await.get("/release?key=k").await.with(404);
     let next = db.builder().label("<b>next</b>").build().unwrap();
     let _second = acquired(next.try_acquire("k").await);
     let held = ui.post("/release", &[], &body).await.with(404);
