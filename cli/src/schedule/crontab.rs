@@ -27,6 +27,12 @@ const HEAD: &str = "\
 version = 1
 ";
 
+/// Where cron keeps the crontabs of users. There, the owner of a file is the user whose it is.
+const SPOOL: &str = "/var/spool/cron";
+const NOT_KNOWN: &str = "\
+# Cron runs these jobs as the user whose crontab it is, and in that user's home. Who that is does not
+# show: set user = \"...\" and cwd = \"/...\" in [defaults].";
+
 /// Reads a crontab, and returns a file with its jobs. In that of a system, the name of a user
 /// stands before each command.
 pub fn convert(path: &Path, is_system: bool) -> Result<String, Failure> {
@@ -37,24 +43,23 @@ pub fn convert(path: &Path, is_system: bool) -> Result<String, Failure> {
     })?;
     let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
     let owner = std::fs::metadata(path).map_err(|error| failed(&error))?.uid();
-    let owner = User::from_uid(owner.into()).ok().flatten();
+    // Any other file is owned by the user who wrote it, perhaps from `crontab -u USER -l`.
+    let is_spooled = std::fs::canonicalize(path).is_ok_and(|path| path.starts_with(SPOOL));
+    let owner = User::from_uid(owner.into()).ok().flatten().filter(|_| is_spooled);
     let home = |name: &str| User::from_name(name).ok().flatten().map(|user| user.dir.display().to_string());
-    let of_all = match (is_system, owner) {
-        (true, _) => None,
-        // Cron runs the jobs of a crontab as the user whose it is.
-        (false, Some(owner)) => {
-            let own = std::env::home_dir().filter(|_| owner.uid == Uid::effective());
-            Some((Some(owner.name), Some(own.unwrap_or(owner.dir).display().to_string())))
-        }
-        (false, None) => Some((None, std::env::home_dir().map(|home| home.display().to_string()))),
+    let with_home = |owner: User| {
+        let own = std::env::home_dir().filter(|_| owner.uid == Uid::effective());
+        (owner.name, own.unwrap_or(owner.dir).display().to_string())
     };
+    let of_all = (!is_system).then(|| owner.map(with_home));
     Ok(converted(&text, zone, Users { of_all, home: &home }))
 }
 
 /// Whose jobs they are.
 struct Users<'a> {
-    /// The user of all jobs and the user's home; `None` if each job names its user.
-    of_all: Option<(Option<String>, Option<String>)>,
+    /// The user of all jobs and the user's home, if they are known; `None` if each job names its
+    /// user.
+    of_all: Option<Option<(String, String)>>,
     /// Returns the home of a user who exists here.
     home: &'a dyn Fn(&str) -> Option<String>,
 }
@@ -120,6 +125,9 @@ fn converted(text: &str, zone: &str, users: Users<'_>) -> String {
         shell: "/bin/sh".to_owned(),
         names: BTreeSet::from(["defaults".to_owned(), "version".to_owned(), "max_concurrent_runs".to_owned()]),
     };
+    if let Some(None) = conversion.users.of_all {
+        NOT_KNOWN.lines().for_each(|line| conversion.say(line));
+    }
     for text in text.lines() {
         match line(text) {
             Line::Blank => conversion.say(""),
@@ -192,7 +200,10 @@ impl Conversion<'_> {
     /// Writes the section of a job, or returns why there is none.
     fn job(&mut self, times: &str, rest: &str) -> Result<(), String> {
         let (user, home, command) = match &self.users.of_all {
-            Some((user, home)) => (user.clone(), home.clone(), rest),
+            Some(of_all) => {
+                let (user, home) = of_all.clone().unzip();
+                (user, home, rest)
+            }
             None => {
                 let (user, rest) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
                 (Some(user.to_owned()), (self.users.home)(user), rest.trim_start())

@@ -35,7 +35,7 @@ fn of_system(text: &str, zone: &str) -> String {
 }
 
 fn of_user(text: &str, zone: &str) -> String {
-    converted(text, zone, Users { of_all: Some((None, Some("/home/me".to_owned()))), home: &home })
+    converted(text, zone, Users { of_all: Some(Some(("me".to_owned(), "/home/me".to_owned()))), home: &home })
 }
 
 /// Returns the jobs of a text, as they are run.
@@ -96,6 +96,7 @@ fn what_the_jobs_of_a_user_have_in_common_is_a_default() {
 [defaults]
 catch_up = "skip"
 zone = "UTC"
+user = "me"
 ["sync.sh"]
 cron = "*/10 * * * *"
 command = ["/bin/sh", "-c", "./sync.sh >/dev/null 2>&1"]
@@ -110,7 +111,15 @@ env = { HOME = "/tmp" }
     assert_eq!(text.strip_prefix(HEAD), Some(expected));
     assert_eq!(jobs(&text).len(), 2);
     let text = of_user("PATH=/bin\n0 1 * * * a\n0 2 * * * b\n", "UTC");
-    assert!(text.contains("zone = \"UTC\"\ncwd = \"/home/me\"\npath = \"/bin\"\n[a]"), "{text}");
+    assert!(text.contains("zone = \"UTC\"\nuser = \"me\"\ncwd = \"/home/me\"\npath = \"/bin\"\n[a]"), "{text}");
+}
+
+#[test]
+fn jobs_of_a_user_who_is_not_known_run_as_their_file_says() {
+    let text = converted("0 1 * * * a\n", "UTC", Users { of_all: Some(None), home: &home });
+    let [head, rest] = [NOT_KNOWN, "[a]\ncron = \"0 1 * * *\"\ncommand = [\"/bin/sh\", \"-c\", \"a\"]\n"];
+    assert!(text.ends_with(&format!("zone = \"UTC\"\n{head}\n{rest}")), "{text}");
+    assert_eq!(jobs(&text).len(), 1);
 }
 
 #[test]
