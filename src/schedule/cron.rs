@@ -268,8 +268,8 @@ impl Field {
             return Ok(Some((self.bits(low, high, 1), place)));
         }
         let Some(day) = item.strip_suffix('L') else { return Ok(None) };
-        match day.parse() {
-            Ok(day @ 0..=7) => Ok(Some((self.bits(day, day, 1), LAST))),
+        match number(day) {
+            Some(day @ 0..=7) => Ok(Some((self.bits(day, day, 1), LAST))),
             _ if day.is_empty() => Err("L stands behind a day here: write 5L or FRI#L for the last Friday".to_owned()),
             _ => Err(format!("L stands behind one number: write {day}#L")),
         }

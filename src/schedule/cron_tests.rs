@@ -236,6 +236,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("0 0 1 * MONL", "write MON#L"),
     ("0 0 1 * 1-5L", "write 1-5#L"),
     ("0 0 1 * 8L", "write"),
+    ("0 0 1 * +5L", "L stands behind one number"),
     ("0 0 1 * 5#2L", "write FRI#2 or FRI#L"),
     ("0 0 1 * 5#6", "one of 1 to 5"),
     ("0 0 1 * 5#0", "one of 1 to 5"),
