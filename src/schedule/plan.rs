@@ -106,7 +106,7 @@ pub fn start(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
     match (row.attempt, row.lost_since) {
         (1, _) => choose(schedule, row, now),
         // The previous process may have died before it moved the slot. What it would have chosen
-        // shows whether it had.
+        // shows whether it had, unless it had another catch-up or grace.
         (2, Some(since)) if choose(schedule, row, since) != Start::Run => choose(schedule, row, now),
         // A tick that was begun is finished, however late it is.
         _ => Start::Run,
@@ -202,7 +202,8 @@ fn pending_of_cron(schedule: &Schedule, slot: DateTime<Utc>, now: DateTime<Utc>,
         return last_of(&all, 0);
     }
     // Too many to count: the last ones are found in a time before `now` that has enough of them,
-    // and not too many to count. It is longer than `short`, and shorter than `long`.
+    // and not too many to count. It is longer than `short`, and shorter than `long`. Those among
+    // them that were counted from the slot on count once.
     let (mut short, mut back, mut long) = (TimeDelta::zero(), TimeDelta::hours(1), None);
     loop {
         let since = (now - back).max(slot);
@@ -210,7 +211,8 @@ fn pending_of_cron(schedule: &Schedule, slot: DateTime<Utc>, now: DateTime<Utc>,
         if found.len() == COUNTED as usize {
             long = Some(back);
         } else if found.len() >= most as usize || since == slot {
-            return last_of(&found, COUNTED);
+            let counted = found.iter().filter(|tick| Some(*tick) <= all.last()).count();
+            return last_of(&found, COUNTED - u32::try_from(counted).unwrap_or(COUNTED));
         } else {
             short = back;
         }

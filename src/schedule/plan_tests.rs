@@ -188,6 +188,17 @@ fn very_many_ticks_are_counted_up_to_a_number() {
     }
 }
 
+/// The last hour has ticks that are among those that were counted from the slot on.
+#[test]
+fn no_tick_is_counted_twice() {
+    let now = at("10:00:00.5");
+    let row = Row { slot: now - TimeDelta::milliseconds(10_001_500), ..row("10:00:00") };
+    for schedule in [Schedule::cron("k", "* * * * * *"), Schedule::every("k", Duration::from_secs(1))] {
+        let started = start(&schedule.catch_up(CatchUp::All(1_000)), &row, now);
+        assert!(matches!(started, Start::Move { missed: 9_002, skipped: 0, .. }), "{started:?}");
+    }
+}
+
 /// From Monday at 07:00, the last ten thousand ticks begin on Sunday, within a time that holds
 /// more.
 #[test]
