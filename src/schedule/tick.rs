@@ -72,6 +72,8 @@ pub(super) struct Inner<DB: Database> {
     previous: Option<PreviousClaim>,
     /// The database's time of the claim, and the instant at which it was sent.
     claimed: (DateTime<Utc>, Instant),
+    /// The database's time at which the work begins: after the wait for its key.
+    begins: DateTime<Utc>,
     /// Cancelled when the run is over, or its work is to stop.
     over: CancellationToken,
     exclusive: Option<Claim>,
@@ -201,6 +203,7 @@ impl<DB: Database> Tick<DB> {
         recorded: watch::Receiver<bool>,
     ) -> Self {
         let times = schedule.times();
+        let begins = claimed.now + sent.elapsed();
         let (claim, previous, claimed) = (claimed.claim, claimed.lost, (claimed.now, sent));
         let stopped = AtomicBool::new(row.stopped);
         let (over, in_transaction) = (CancellationToken::new(), watch::Sender::new(InTransaction::None));
@@ -212,6 +215,7 @@ impl<DB: Database> Tick<DB> {
             row,
             previous,
             claimed,
+            begins,
             over,
             exclusive,
             going_on: TaskTracker::new(),
@@ -254,10 +258,11 @@ impl<DB: Database> Tick<DB> {
         is_trigger(self.0.row.slot)
     }
 
-    /// Returns whether the run began later than the schedule's [grace](crate::Schedule::grace)
-    /// after the tick.
+    /// Returns whether the work began later than the schedule's [grace](crate::Schedule::grace)
+    /// after the tick: since no instance had claimed it, or since the run waited for its
+    /// [key](crate::Schedule::exclusive_with).
     pub fn is_late(&self) -> bool {
-        self.0.claimed.0 - self.0.row.slot > self.0.schedule.grace
+        self.0.begins - self.0.row.slot > self.0.schedule.grace
     }
 
     /// Returns the fencing token of this run. It grows with every run of the schedule.

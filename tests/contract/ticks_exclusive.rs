@@ -34,6 +34,7 @@ harness::tests!(
         the_loss_of_the_key_cancels_the_work,
         the_key_and_the_tick_are_confirmed_together,
         a_transaction_that_has_lost_the_key_says_so,
+        a_run_that_has_waited_for_its_key_may_be_late,
         a_run_that_is_stopped_while_it_waits_is_put_back,
         a_takeover_that_is_stopped_while_it_waits_stays_one,
         a_run_that_waits_does_not_begin_after_a_shutdown,
@@ -183,6 +184,20 @@ async fn the_loss_of_the_key_cancels_the_work<DB: TestDatabase>(db: TestDb<DB>) 
     one.finish.send(Some(true)).unwrap();
     assert_eq!(ended(again).await, TickOutcome::Succeeded);
     assert_eq!(told(&db, "k").await, "L1 S2");
+}
+
+async fn a_run_that_has_waited_for_its_key_may_be_late<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due_with_key(&db).await;
+    let before = info(&db, "k").await;
+    let grace = (before.now - before.slot).to_std().unwrap() + LEASE;
+    let mut one = work(&db, "one", schedule.grace(grace));
+    let by_hand = acquired(db.lock().try_acquire("key").await);
+    let run = one.try_tick();
+    eventually("the grace is over", || async { info(&db, "k").await.now > before.now + LEASE }).await;
+    by_hand.release().await.unwrap();
+    assert!(one.tick().await.is_late());
+    one.finish.send(Some(true)).unwrap();
+    assert_eq!(ended(run).await, TickOutcome::Succeeded);
 }
 
 /// The work has been dropped, and what it has started still runs.
