@@ -10,7 +10,7 @@
 //! | none | | | it is created, unless it is declared as removed |
 //! | gone for more than a week | | declares it | it begins afresh, unless it is removed already |
 //! | gone for less | | has its times | it is back, with its slot |
-//! | its times | | | nothing, or its slot is corrected if the clock was ahead |
+//! | its times | | | nothing, or its slot is corrected if the clock was ahead and is not behind now |
 //! | other times | no other times than its own | | its times apply |
 //! | other times | other times | has beaten too rarely | it waits |
 //! | other times | other times, and its own are the newest that count | judges | its times apply |
@@ -42,6 +42,7 @@ const KNOWN: usize = 16;
 const FRESH: TimeDelta = TimeDelta::days(7);
 /// A slot that only a clock that was ahead by more than this can have led to is corrected.
 pub const AHEAD: TimeDelta = TimeDelta::hours(1);
+
 /// The instance that decides.
 #[derive(Clone, Copy, Debug)]
 pub struct Judge {
@@ -51,6 +52,9 @@ pub struct Judge {
     pub calls: bool,
     /// How long an instance counts as alive without a beat.
     pub lives: TimeDelta,
+    /// What this machine's clock shows. A database's clock that is far behind was stepped back: a
+    /// slot is not ahead then, and what was run is not to be forgotten.
+    pub here: DateTime<Utc>,
 }
 
 /// What an instance does about a row.
@@ -88,7 +92,9 @@ pub fn decide(
     if row.times == mine.times {
         return if row.gone_at.is_some() {
             Decision::Return
-        } else if mine.schedule.as_ref().is_some_and(|schedule| is_ahead(schedule, row, now)) {
+        } else if judge.here - now <= AHEAD
+            && mine.schedule.as_ref().is_some_and(|schedule| is_ahead(schedule, row, now))
+        {
             Decision::PutBack
         } else {
             Decision::Leave

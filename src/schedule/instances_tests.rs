@@ -42,7 +42,7 @@ fn word(counting: &[&Declared], others: &[&Declared]) -> Word {
     word
 }
 
-const YOUNG: Judge = Judge { judges: false, calls: false, lives: LIVES };
+const YOUNG: Judge = Judge { judges: false, calls: false, lives: LIVES, here: DateTime::UNIX_EPOCH };
 const OLD: Judge = Judge { judges: true, ..YOUNG };
 const CALLS: Judge = Judge { calls: true, ..YOUNG };
 
@@ -124,6 +124,10 @@ fn a_slot_is_put_back_if_the_clock_was_ahead() {
     let decision = |mine: &Declared, row: &ListedSchedule| decide(Some(row), mine, OLD, &word, now);
     for mine in [every(60), cron("* * * * *")] {
         assert_eq!(decision(&mine, &row(&mine, ahead)), Decision::PutBack);
+        for (here, expected) in [(AHEAD, Decision::PutBack), (AHEAD * 2, Decision::Leave)] {
+            let judge = Judge { here: now + here, ..OLD };
+            assert_eq!(decide(Some(&row(&mine, ahead)), &mine, judge, &word, now), expected, "{here} behind");
+        }
         assert_eq!(decision(&mine, &row(&mine, at("11:11:00"))), Decision::Leave, "an hour is no proof");
         assert_eq!(decision(&mine, &row(&mine, at("11:12:00"))), Decision::PutBack);
         assert_eq!(decision(&mine, &ListedSchedule { running: true, ..row(&mine, ahead) }), Decision::Leave);

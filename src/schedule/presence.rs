@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
@@ -156,7 +156,8 @@ impl Presence {
         let settled = self.longest_life * SETTLED.0 / SETTLED.1;
         let is_settled =
             self.beats >= JUDGES && TimeDelta::from_std(self.unbroken.elapsed()).is_ok_and(|since| since >= settled);
-        Judge { judges: is_settled, calls: self.announcement.calls, lives: self.lives }
+        let here = SystemTime::now().into();
+        Judge { judges: is_settled, calls: self.announcement.calls, lives: self.lives, here }
     }
 
     /// Announces the instance, and creates the rows that are missing.

@@ -40,7 +40,7 @@ fn ran(row: ListedSchedule, slot: i64) -> ListedSchedule {
 
 /// What is known 30 s after a tick. A row of another name remembers its own times.
 fn view(rows: Vec<ListedSchedule>) -> View {
-    let judge = Judge { judges: true, calls: false, lives: TimeDelta::seconds(24) };
+    let judge = Judge { judges: true, calls: false, lives: TimeDelta::seconds(24), here: DateTime::UNIX_EPOCH };
     let with_past = |row: ListedSchedule| {
         let name = row.times.name.clone();
         let known = known(&[&row.times, &schedule(name.as_str()).times()]);

@@ -215,7 +215,7 @@ impl Machine {
 
     /// Decides on each row.
     fn decide(&mut self, shared: &Shared, sets: &[DeclaredSet], now: DateTime<Utc>) {
-        let judge = Judge { judges: self.judges(), calls: false, lives: LIVES };
+        let judge = Judge { judges: self.judges(), calls: false, lives: LIVES, here: now };
         let release = self.release.clone();
         let words = self.declarations.words(sets, now);
         let listed = shared.db.rows.iter().map(|(name, row)| (name.clone(), row.listed.clone()));
