@@ -85,7 +85,7 @@ impl<'a> Defaults<'a> {
             }
         }
         // They go with a key that a job may have.
-        if !says_all(&defaults.0) {
+        if !says_all(defaults.0.get("catch_up")) {
             section.take("max", max);
         }
         if !defaults.0.contains_key("retry") {
@@ -97,8 +97,8 @@ impl<'a> Defaults<'a> {
 }
 
 /// Returns whether each tick that is late is to be run.
-fn says_all(fields: &Fields<'_>) -> bool {
-    fields.get("catch_up").is_some_and(|with| with.value.as_str() == Some("all"))
+fn says_all(catch_up: Option<&Field<'_>>) -> bool {
+    catch_up.is_some_and(|with| with.value.as_str() == Some("all"))
 }
 
 fn fields<'a>(of: &'a str, table: &'a DeTable<'a>) -> Fields<'a> {
@@ -166,7 +166,7 @@ impl<'a> Section<'a> {
             let applies = match key {
                 "zone" => is_cron,
                 "jitter" => !is_delay,
-                "max" => catch_up.is_some_and(|with| with.value.as_str() == Some("all")),
+                "max" => says_all(catch_up.as_ref()),
                 "backoff" => has_retry,
                 // The variables of both are put together.
                 "env" => false,
@@ -313,7 +313,7 @@ impl<'a> Section<'a> {
 
     /// Reads what happens with late ticks.
     fn lateness(&mut self) {
-        let says_all = says_all(&self.fields);
+        let says_all = says_all(self.fields.get("catch_up"));
         let (with, max) = (self.take("catch_up", catch_up), self.take("max", max));
         let with = match (with, max) {
             (_, Some(max)) if says_all => Some(At { at: max.at, value: CatchUp::All(max.value) }),
