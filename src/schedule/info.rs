@@ -124,6 +124,9 @@ impl ScheduleInfo {
         let is_over = listed.due_at <= listed.now;
         let clock_was_ahead =
             Schedule::of(&listed.times).is_some_and(|schedule| is_ahead(&schedule, &listed, listed.now));
+        // An order for one tick may be for a later one than the next, after a deploy. One that was
+        // given during a run begins after its slot.
+        let skips = |(since, until)| (since <= listed.slot || listed.attempt > 0) && until >= listed.slot;
         Self {
             name: listed.times.name.as_str().to_owned(),
             description: said.description.clone(),
@@ -133,7 +136,7 @@ impl ScheduleInfo {
             due: listed.due_at,
             paused: listed.paused,
             paused_until: listed.paused_until.filter(|_| listed.paused),
-            skipped_until: listed.skip_until.filter(|until| *until >= listed.slot),
+            skipped_until: listed.skip.filter(|skip| skips(*skip)).map(|(_, until)| until),
             stopping: listed.stopped,
             note: Some(listed.note).filter(|note| listed.running && !note.is_empty()),
             triggered: listed.triggered_at,

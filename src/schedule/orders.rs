@@ -26,15 +26,16 @@ async fn in_effect<DB: Database>(core: &Core<DB>, name: &Key) -> Result<ListedSc
     }
 }
 
-/// Returns the next tick: of a row whose tick is under way, the first one that is still to come.
-fn next_of(row: &ListedSchedule, is_begun: bool) -> Result<DateTime<Utc>, Error> {
+/// Returns the next tick, twice. Of a row whose tick is under way, returns the tick after that one,
+/// and the first one that is still to come.
+fn next_of(row: &ListedSchedule, is_begun: bool) -> Result<[DateTime<Utc>; 2], Error> {
     let name = &row.times.name;
     match Schedule::of(&row.times) {
-        _ if !is_begun => Ok(row.slot),
+        _ if !is_begun => Ok([row.slot; 2]),
         Some(Schedule { timing: Timing::After(_), .. }) => {
             Err(refused(name, "a run is under way, after which its next tick is known"))
         }
-        Some(schedule) => Ok(schedule.next(row.slot.max(row.now))),
+        Some(schedule) => Ok([row.slot, row.slot.max(row.now)].map(|after| schedule.next(after))),
         None => Err(refused(name, format!("its times {:?} have no next tick", row.times.spec))),
     }
 }
@@ -106,6 +107,7 @@ impl<DB: Database> Schedules<DB> {
 
     /// Skips the next tick of a schedule and returns it. The call replaces an earlier skip. A run
     /// that is under way goes on, and ticks that came due during it are skipped too. Triggers run.
+    /// A deploy that moves the tick to another time, or adds ticks before it, has those run.
     /// The history shows the tick as missed, "skipped by" the [label](Self::label) of these
     /// schedules. [`resume`](Self::resume) takes the order back.
     ///
@@ -154,8 +156,11 @@ impl<DB: Database> Schedules<DB> {
                 return Ok(tried);
             }
             let is_begun = row.attempt > 0 && row.run_slot == Some(row.slot);
-            let until = match wanted {
-                Some(until) => until,
+            let [since, until] = match wanted {
+                // Whatever comes until then is passed over. A tick that was begun is finished.
+                Some(until) if is_begun => [row.slot + TimeDelta::microseconds(1), until],
+                Some(until) => [DateTime::UNIX_EPOCH, until],
+                // A deploy may add ticks before it, which run.
                 None => next_of(&row, is_begun)?,
             };
             if until < row.slot || (is_begun && until == row.slot) {
@@ -164,10 +169,7 @@ impl<DB: Database> Schedules<DB> {
                     format!("no tick is skipped until {until}: the next one is at {}", row.slot),
                 ));
             }
-            // A tick that was begun is finished. Otherwise, whatever comes until then is passed
-            // over.
             tried = Some(until);
-            let since = if is_begun { row.slot + TimeDelta::microseconds(1) } else { DateTime::UNIX_EPOCH };
             let skip = async |conn: &mut DB::Connection| {
                 if !DB::latch(conn, &row).await? {
                     return Ok(None);

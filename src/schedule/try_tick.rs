@@ -59,9 +59,11 @@ impl<DB: Database> Schedules<DB> {
     /// [trigger](Self::trigger) does, but in this call. It is meant for tests of a job, and for a
     /// command that runs one by hand.
     ///
-    /// If a failed tick waits for its next attempt, that is made. [`TickOutcome::NotDue`] says that
-    /// the schedule is paused, or that another instance runs it. That instance may have taken this
-    /// trigger. The process counts as an instance with its times until shortly after the call.
+    /// If a failed tick waits for its next attempt, that is made, and the run that was asked for
+    /// follows it, on an instance or in another call. [`TickOutcome::NotDue`] says that the
+    /// schedule is paused, and is run once when it is resumed, or that another instance runs it.
+    /// That instance may have taken this trigger. The process counts as an instance with its times
+    /// until shortly after the call.
     ///
     /// # Errors
     /// As [`try_tick`](Self::try_tick).

@@ -94,6 +94,7 @@ pub struct TimesChange {
     /// The last run was at a time that has not come yet, and is no last run any more.
     pub run_ahead: bool,
     /// The history forgets what was run after this time, which was now when the change was decided.
+    /// So do orders to stop such runs, and orders to skip only ticks after the slot.
     pub forgets_after: Option<DateTime<Utc>>,
     /// The hashes of the times that the schedule has had since.
     pub known: String,

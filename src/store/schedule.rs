@@ -172,7 +172,8 @@ pub struct ListedSchedule {
     pub paused: bool,
     /// When the pause ends, if it ends by itself.
     pub paused_until: Option<DateTime<Utc>>,
-    pub skip_until: Option<DateTime<Utc>>,
+    /// The first and the last of the ticks that an operator has skipped.
+    pub skip: Option<(DateTime<Utc>, DateTime<Utc>)>,
     pub stopped: bool,
     /// What the run says of itself.
     pub note: String,
@@ -202,7 +203,7 @@ pub fn listed(row: &impl StoredRow) -> Reply<ListedSchedule> {
         due_at: row.time("due_at")?,
         paused: row.is("paused")?,
         paused_until: row.time_or_null("paused_until")?,
-        skip_until: row.time_or_null("skip_until")?,
+        skip: Option::zip(row.time_or_null("skip_since")?, row.time_or_null("skip_until")?),
         stopped: attempt > 0 && run_slot.is_some() && row.time_or_null("stop_slot")? == run_slot,
         note: row.text("note")?,
         triggered_at: row.time_or_null("triggered_at")?,
@@ -230,7 +231,7 @@ impl ListedSchedule {
             due_at: slot,
             paused: false,
             paused_until: None,
-            skip_until: None,
+            skip: None,
             stopped: false,
             note: String::new(),
             triggered_at: None,

@@ -119,6 +119,8 @@ macro_rules! instance_operations {
                 sql!("DELETE FROM t_resource_schedule_detail WHERE name = " [1] " AND slot > " [2]);
             const FORGET_STOPS: &str =
                 sql!("DELETE FROM t_resource_order WHERE what = 'stop' AND name = " [1] " AND until > " [2]);
+            const FORGET_SKIPS: &str =
+                sql!("DELETE FROM t_resource_order WHERE what = 'skip' AND name = " [1] " AND since > " [2]);
             const FORGET_RUNS: &str =
                 sql!("DELETE FROM t_resource_schedule_run WHERE name = " [1] " AND slot > " [2]);
             let name = change.times.name.as_str();
@@ -138,6 +140,8 @@ macro_rules! instance_operations {
                 for sql in [FORGET_DETAILS, FORGET_STOPS, FORGET_RUNS] {
                     sqlx::query(sql).bind(name).bind(stored(time)).execute(&mut *conn).await?;
                 }
+                // The next tick may be skipped.
+                sqlx::query(FORGET_SKIPS).bind(name).bind(stored(change.slot)).execute(&mut *conn).await?;
             }
             Ok(true)
         }

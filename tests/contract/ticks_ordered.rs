@@ -28,6 +28,7 @@ harness::tests!(everywhere(
     a_skip_during_a_run_leaves_its_tick_to_be_finished,
     a_pause_of_an_older_version_has_no_end,
     a_tick_is_skipped_and_the_next_one_runs,
+    a_skip_of_one_tick_leaves_out_none_that_a_deploy_adds,
     a_skip_leaves_out_what_is_due_until_then_and_runs_the_rest,
     a_skip_is_taken_back,
     orders_for_no_tick_are_refused,
@@ -213,6 +214,26 @@ async fn a_tick_is_skipped_and_the_next_one_runs<DB: TestDatabase>(db: TestDb<DB
     back(&db, "k", LONG / 2).await;
     jobs.trigger("k").await.unwrap();
     assert_eq!(jobs.try_tick("k").await.unwrap(), TickOutcome::Succeeded);
+}
+
+/// The one that is skipped lies after those, whether it was the next one or a run was under way.
+async fn a_skip_of_one_tick_leaves_out_none_that_a_deploy_adds<DB: TestDatabase>(db: TestDb<DB>) {
+    for (name, is_begun) in [("k", false), ("l", true)] {
+        let schedule = due(&db, name).await;
+        let run = Run::begin_named(instance(&db, "one"), schedule, name).await;
+        let alice = instance(&db, "alice");
+        let during = if is_begun { Some(alice.skip(name).await.unwrap()) } else { None };
+        assert_eq!(run.end().await, TickOutcome::Succeeded);
+        let skipped = if let Some(during) = during { during } else { alice.skip(name).await.unwrap() };
+        assert_eq!(info(&db, name).await.skipped_until, Some(skipped));
+        let denser = idle(&db, Schedule::every(name, LONG / 10_000));
+        let outcome = denser.try_tick(name).await.unwrap();
+        assert!(matches!(outcome, TickOutcome::NotDue { retry_after: Some(_) }), "{outcome:?}");
+        let row = info(&db, name).await;
+        assert!(row.slot < skipped && row.skipped_until.is_none(), "{row:?}");
+        back(&db, name, LONG / 10_000).await;
+        assert_eq!(denser.try_tick(name).await.unwrap(), TickOutcome::Succeeded);
+    }
 }
 
 /// The instances were down.

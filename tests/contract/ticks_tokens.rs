@@ -167,9 +167,11 @@ async fn a_lost_run_ahead_of_the_clock_is_cleared_by_a_reset<DB: TestDatabase>(d
 async fn a_lost_run_ahead_of_the_clock_leaves_the_history_at_a_reset<DB: TestDatabase>(db: TestDb<DB>) {
     let schedules = idle(&db, Schedule::every("k", LONG));
     assert!(matches!(schedules.try_tick("k").await.unwrap(), TickOutcome::NotDue { .. }));
+    assert_eq!(instance(&db, "alice").skip("k").await.unwrap(), info(&db, "k").await.slot);
     dies(&db, "k", 1, 7).await;
     set(&db, "k", &format!("due_at = {}", DB::ago(1_000))).await;
     let tick = info(&db, "k").await.slot;
     assert_eq!(instance(&db, "operator").reset("k").await.unwrap(), tick, "it is the next one");
+    assert_eq!(info(&db, "k").await.skipped_until, Some(tick), "the order is for it");
     assert_eq!(told(&db, "k").await, "");
 }

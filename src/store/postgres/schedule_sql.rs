@@ -12,6 +12,7 @@ macro_rules! select {
                     p.known::text AS known, p.times_at, p.gone_at,
                     holder IS NOT NULL AS running, token, client_ip::text AS client_ip, clock_timestamp() AS now,
                     (SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
+                    (SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_since,
                     (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
                     (SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot,
                     coalesce((SELECT d.note FROM t_resource_schedule_detail d
