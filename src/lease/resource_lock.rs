@@ -150,11 +150,12 @@ pub(crate) async fn confirm_within<DB: Database>(
     let key = claim.key.clone();
     let limit = Instant::now() + time_limit;
     loop {
-        let failure = match timeout_at(limit, DB::confirm(tx, claim)).await {
+        let is_last = Instant::now() + time_limit / 8 > limit;
+        let failure = match timeout_at(limit, DB::confirm(tx, claim, is_last)).await {
             Ok(Ok(Confirmed::Done(count))) => return Ok(Confirmation(count)),
             Ok(Ok(Confirmed::Lost)) => return Err(Error::Lost { key, token: claim.token }),
             Ok(Ok(Confirmed::TooOld)) => return Err(Error::conflict(key, 1)),
-            Ok(Ok(Confirmed::Skipped)) if Instant::now() < limit => {
+            Ok(Ok(Confirmed::Skipped)) if !is_last => {
                 pause(5..20).await;
                 continue;
             }

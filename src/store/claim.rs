@@ -101,8 +101,13 @@ pub trait ClaimStore: Store {
 /// Changes of claims that stand, and their confirmations. Limits are as for [`ClaimStore`].
 pub trait HeldStore: Store {
     /// Counts a confirmation on the claim's row, in the caller's transaction. The row stays locked
-    /// until the transaction ends.
-    fn confirm(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Confirmed>> + Send;
+    /// until the transaction ends. The transaction may be confirmed after an attempt that skipped
+    /// the row, unless that was the last one: it may have read the row, and see all rows as of then.
+    fn confirm(
+        conn: &mut Self::Connection,
+        claim: &Claim,
+        is_last: bool,
+    ) -> impl Future<Output = Reply<Confirmed>> + Send;
 
     /// Returns how many transactions have confirmed the claim, after waiting for any transaction
     /// that has locked its row; `None` if the claim does not stand.

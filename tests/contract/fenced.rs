@@ -11,7 +11,7 @@ use rowlock::{
 use sqlx::{AssertSqlSafe, Transaction};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::bank::{LEASE, VERSION, accounts, balance, locks, version, write_in};
+use crate::bank::{LEASE, VERSION, accounts, balance, balance_in, locks, version, write_in};
 
 harness::tests!(
     everywhere(
@@ -193,9 +193,10 @@ async fn has_snapshot_isolation<DB: TestDatabase>(db: &TestDb<DB>) -> bool {
     db.server.name == "mariadb" && db.number("SELECT @@innodb_snapshot_isolation").await == Some(1)
 }
 
-/// On SQLite, the second transaction waits in its `BEGIN`. With snapshot isolation it must be
-/// restarted, because it read the row while it waited.
+/// It then reads what the first has written. On SQLite, it waits in its `BEGIN`. With snapshot
+/// isolation it may have to be restarted.
 async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
     let lock = db.lock();
     let grant = acquired(ResourceLock::acquire(&lock, "k", Duration::ZERO).await);
     let mut first = begin(&db).await;
@@ -209,8 +210,9 @@ async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestDatabase
                 match lock.confirm(&claim, &mut tx).await {
                     Err(Error::Conflict { .. }) if begins_anew => tx.rollback().await.unwrap(),
                     confirmation => {
+                        let read = balance_in::<DB>(&mut tx, LEASE).await.unwrap();
                         tx.commit().await.unwrap();
-                        break confirmation.unwrap();
+                        break (confirmation.unwrap(), read);
                     }
                 }
             }
@@ -218,8 +220,9 @@ async fn a_second_transaction_under_a_claim_waits_for_the_first<DB: TestDatabase
     });
     sleep(Duration::from_millis(200)).await;
     assert!(!second.is_finished());
+    write_in::<DB>(&mut first, LEASE, 999).await.unwrap();
     first.commit().await.unwrap();
-    assert_eq!(timeout(PATIENCE, second).await.unwrap().unwrap(), Confirmation(2));
+    assert_eq!(timeout(PATIENCE, second).await.unwrap().unwrap(), (Confirmation(2), 999));
     assert_eq!(confirms(&db, "k").await, 2);
 }
 

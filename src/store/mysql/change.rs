@@ -242,7 +242,7 @@ async fn read_confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Optio
 }
 
 impl HeldStore for MySql {
-    async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
+    async fn confirm(conn: &mut MySqlConnection, claim: &Claim, is_last: bool) -> Reply<Confirmed> {
         let named = padded(std::slice::from_ref(claim));
         // The reply carries the count, as the last insert id.
         let sql = change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)");
@@ -256,14 +256,14 @@ impl HeldStore for MySql {
             };
             return Ok(Confirmed::Done(count));
         }
-        let seen = unconfirmed(claim, snapshot_of(conn, claim, "").await?);
-        if seen == Confirmed::Lost {
-            return Ok(seen);
+        // A locking read returns the row as it is now, and none that another transaction has locked.
+        // A plain read returns the row as of the transaction's snapshot, which it takes if there is
+        // none yet: later reads would not see what the other transaction commits.
+        match snapshot_of(conn, claim, "FOR UPDATE SKIP LOCKED").await? {
+            None if !is_last => Ok(Confirmed::Skipped),
+            None => Ok(unconfirmed(claim, snapshot_of(conn, claim, "").await?)),
+            now => Ok(unconfirmed(claim, now)),
         }
-        // A plain read returns the row as of the transaction's snapshot, a locking read as it is
-        // now. The locking read finds no row that another transaction has locked.
-        let now = snapshot_of(conn, claim, "FOR UPDATE SKIP LOCKED").await?;
-        Ok(now.map_or(seen, |now| unconfirmed(claim, Some(now))))
     }
 
     async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {
