@@ -195,7 +195,7 @@ pub const FUNCTIONS: [&str; 9] = [
 ];
 /// The function that returns the version of all.
 pub const MARKER: &str = "rowlock_version";
-pub const FUNCTIONS_VERSION: i64 = 20_261_201;
+pub const FUNCTIONS_VERSION: i64 = 20_261_202;
 
 /// Which of the lock's functions exist in a database.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! Requests to the functions in SQL that are sent again, since their reply was lost.
+//! Requests to the functions in SQL that are sent again, since their reply was lost or the row was
+//! locked.
 
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use rowlock::leases::Holder;
 use tokio::time::timeout;
 
 use crate::{
+    bank::{LEASE, accounts, balance_in, write_in},
     functions::{Ask, Functions},
     functions_promises::{ask, change, installed},
 };
@@ -16,7 +18,8 @@ harness::tests!(servers(
     a_takeover_is_told_again,
     a_takeover_that_is_put_back_is_there_to_be_taken_over,
     a_shorter_lease_does_not_shorten_the_claim,
-    a_claim_in_a_locked_row_is_busy_for_its_holder
+    a_claim_in_a_locked_row_is_busy_for_its_holder,
+    a_confirmation_that_met_a_locked_row_reads_the_newest_rows
 ));
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -82,7 +85,41 @@ async fn a_claim_in_a_locked_row_is_busy_for_its_holder<DB: Functions>(db: TestD
     let two = timeout(PATIENCE, ask(&db.pool, &again)).await.expect("it waits for nothing");
     assert_eq!((two.granted, two.reason.as_deref()), (false, Some("busy")));
     assert!(two.retry_after.is_some_and(|after| after < Duration::from_secs(1)), "{two:?}");
+    for what in ["renew", "release", "abandon", "put_back"] {
+        let outcome = timeout(PATIENCE, change(&db.pool, what, "k", &one, None)).await;
+        assert_eq!(outcome.unwrap_or_else(|_| panic!("{what} waits for nothing")), "busy", "{what}");
+    }
     DB::execute_on(&mut other, "ROLLBACK").await.unwrap();
     let three = ask(&db.pool, &again).await;
     assert!(three.granted && three.token == one.token, "{one:?} {three:?}");
+}
+
+/// Two transactions under one claim, each of which writes one more than it has read.
+async fn a_confirmation_that_met_a_locked_row_reads_the_newest_rows<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    accounts(&db).await;
+    let claim = ask(&db.pool, &Ask::of("k")).await;
+    let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
+    let mut confirmed = 0;
+    for round in 0..20 {
+        let (mut one, mut two) = (db.pool.acquire().await.unwrap(), db.pool.acquire().await.unwrap());
+        DB::execute_on(&mut one, DB::BEGIN).await.unwrap();
+        DB::call_change(&mut one, "confirm", "k", holder, token, None).await.unwrap();
+        let second = harness::spawn(async move {
+            DB::execute_on(&mut two, DB::BEGIN).await.unwrap();
+            // It gives up after a tenth of a second.
+            let confirmed = DB::call_change(&mut two, "confirm", "k", holder, token, None).await.is_ok();
+            let read = if confirmed { Some(balance_in::<DB>(&mut two, LEASE).await.unwrap()) } else { None };
+            DB::execute_on(&mut two, "ROLLBACK").await.unwrap();
+            read
+        });
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        write_in::<DB>(&mut one, LEASE, round).await.unwrap();
+        DB::execute_on(&mut one, "COMMIT").await.unwrap();
+        if let Some(read) = second.await.unwrap() {
+            assert_eq!(read, round);
+            confirmed += 1;
+        }
+    }
+    assert!(confirmed > 0);
 }

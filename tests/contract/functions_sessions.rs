@@ -11,10 +11,14 @@ use crate::{
 
 harness::tests!(
     servers[DIRECT](the_callers_rights_are_enough),
-    postgres(isolation_levels_grant_once),
+    servers(newer_functions_stay),
+    postgres(isolation_levels_grant_once, a_session_that_reads_uncommitted_rows_reads_committed_ones),
+    mariadb[DIRECT](a_default_label_keeps_the_id_of_its_session),
     postgres[DIRECT](
         the_table_is_found_on_any_path,
+        a_default_label_keeps_the_id_of_its_session,
         a_renewal_adds_its_lease_in_utc,
+        a_month_is_thirty_days,
         what_a_claim_rests_on_waits_for_the_disk
     )
 );
@@ -158,4 +162,89 @@ async fn isolation_levels_grant_once<DB: Functions>(db: TestDb<DB>) {
         DB::execute_on(&mut old, "COMMIT").await.unwrap();
         assert_eq!(ask(&db.pool, &Ask::of(level)).await.reason.as_deref(), Some("held"));
     }
+}
+
+/// PostgreSQL treats the two levels alike. A claim whose row does not exist is lost.
+async fn a_session_that_reads_uncommitted_rows_reads_committed_ones<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let claim = ask(&db.pool, &Ask::of("k")).await;
+    let (holder, token) = (claim.holder.unwrap(), claim.token.unwrap());
+    let conn = &mut *db.pool.acquire().await.unwrap();
+    DB::execute_on(conn, "BEGIN ISOLATION LEVEL READ UNCOMMITTED").await.unwrap();
+    let renewed = DB::call_change(conn, "renew", "none", holder, token, None).await.unwrap();
+    assert_eq!(renewed.as_deref(), Some("lost"));
+    DB::execute_on(conn, "ROLLBACK").await.unwrap();
+}
+
+/// A year is 365.25 days. By the calendar, what is subtracted from one time may be another length
+/// than what is added to the other: `until` would be a time that has passed.
+async fn a_month_is_thirty_days<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let claim = ask(&db.pool, &Ask::of("k")).await;
+    change(&db.pool, "release", "k", &claim, None).await;
+    for (interval, seconds, ago) in [
+        ("1 year", 31_557_600, "8760 hours"),
+        ("1 month", 2_592_000, "719 hours"),
+        ("2 months", 5_184_000, "1439 hours"),
+    ] {
+        db.set("k", &format!("begin_time = now() - interval '{ago}'")).await;
+        let until = format!(
+            "SELECT reason || ' ' || (until - since = interval '{seconds} seconds')
+             FROM rowlock_try_acquire('k', min_interval => '{interval}')"
+        );
+        assert_eq!(db.text(&until).await.as_deref(), Some("within_min_interval true"), "{interval}");
+    }
+}
+
+/// The end of a long name is kept, as in the labels of locks.
+async fn a_default_label_keeps_the_id_of_its_session<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let (user, id) = if db.server.name == "postgres" {
+        (None, "SELECT pg_backend_pid()::text")
+    } else {
+        let rights = ("SELECT, INSERT, UPDATE", "t_resource_lock");
+        (Some(db.long_user(&[rights, ("EXECUTE", "*")]).await), "SELECT CAST(CONNECTION_ID() AS CHAR)")
+    };
+    let own = pool::<DB>(user.as_ref().map_or(&db.url, |user| &user.url), 1).await;
+    let claimed = harness::spawn(async move {
+        let mut conn = own.acquire().await.unwrap();
+        if id.contains("pg_") {
+            DB::execute_on(&mut conn, &format!("SET application_name = '{}end'", "x".repeat(60))).await.unwrap();
+        }
+        assert!(DB::call_try_acquire(&mut conn, &Ask::of("k")).await.unwrap().granted);
+        let id = DB::text_on(&mut conn, id).await.unwrap().unwrap();
+        drop(conn);
+        own.close().await;
+        id
+    });
+    let claimed = claimed.await;
+    let label = db.column("k", "client_ip").await.unwrap();
+    if let Some(user) = user {
+        user.remove(&db).await;
+    }
+    assert!(label.ends_with(&format!("/{}", claimed.unwrap())) && label.chars().count() == 45, "{label}");
+}
+
+/// A file that is older installs nothing, and says so.
+async fn newer_functions_stay<DB: Functions>(db: TestDb<DB>) {
+    installed(&db).await;
+    let (folder, kind) = if db.server.name == "postgres" { ("postgres", "FUNCTION") } else { ("mysql", "PROCEDURE") };
+    for what in ["version", "list"] {
+        db.execute(&format!("DROP {kind} rowlock_{what}")).await;
+    }
+    db.execute(match folder {
+        "postgres" => "CREATE FUNCTION rowlock_version() RETURNS integer LANGUAGE sql AS 'SELECT 99991231'",
+        _ => "CREATE PROCEDURE rowlock_version() BEGIN SELECT 99991231 AS version; END",
+    })
+    .await;
+    let files = std::fs::read_dir(format!("{}/../../functions/{folder}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let conn = &mut *db.pool.acquire().await.unwrap();
+    for file in files {
+        let installed = DB::execute_on(conn, &std::fs::read_to_string(file.unwrap().path()).unwrap()).await;
+        match installed {
+            Ok(_) => assert_eq!(folder, "postgres"),
+            Err(error) => assert!(folder == "mysql" && error.to_string().contains("newer functions"), "{error}"),
+        }
+    }
+    assert!(DB::call_list(conn).await.is_err(), "nothing was created");
 }

@@ -381,7 +381,7 @@ def test_a_missing_table_is_told_by_the_databases_own_program(db: Database) -> N
     if db.name == "postgres":
         command = ["psql", "-Xq", "-v", "ON_ERROR_STOP=1", db.url]
     else:
-        command = ["mysql", "--no-defaults", "--delimiter=//", f"-h{url.hostname}"]
+        command = ["mysql", "--no-defaults", "--comments", "--delimiter=//", f"-h{url.hostname}"]
         command += [f"-P{url.port}", f"-u{url.username}", url.path[1:]]
     database = "postgres" if db.name == "postgres" else "mysql"
     printed = [sys.executable, "-m", "rowlock", "functions", database]

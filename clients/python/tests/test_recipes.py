@@ -189,8 +189,8 @@ def client(db: Database, *options: str) -> list[str]:
 
 @SERVERS
 def test_the_files_install_the_functions(db: Database) -> None:
-    """As the page says: `psql -f`, and `mysql --delimiter=//`."""
-    command = client(db, "--delimiter=//")
+    """As the page says: `psql -f`, and `mysql --comments --delimiter=//`."""
+    command = client(db, "--comments", "--delimiter=//")
     kind = "FUNCTION" if db.name == "postgres" else "PROCEDURE"
     db.execute(f"DROP {kind} rowlock_try_acquire")
     with pytest.raises(rowlock.NotInstalled, match="--functions"):

@@ -19,7 +19,7 @@ const SCHEDULES: [&str; 3] = [
     include_str!("../../../migrations/mysql/20261126000000_instances.sql"),
     include_str!("../../../migrations/mysql/20261128000001_orders.sql"),
 ];
-const FUNCTIONS_FILE: &str = include_str!("../../../functions/mysql/20261201000000_functions.sql");
+const FUNCTIONS_FILE: &str = include_str!("../../../functions/mysql/20261202000000_functions.sql");
 
 /// The columns that a table of another program lacks. The default character set of such a table may
 /// hold less than a label or a status has.

@@ -18,7 +18,7 @@ const SCHEDULES: [&str; 3] = [
     include_str!("../../../migrations/postgres/20261126000000_instances.sql"),
     include_str!("../../../migrations/postgres/20261128000001_orders.sql"),
 ];
-const FUNCTIONS_FILE: &str = include_str!("../../../functions/postgres/20261201000000_functions.sql");
+const FUNCTIONS_FILE: &str = include_str!("../../../functions/postgres/20261202000000_functions.sql");
 
 const INDEXES: [&str; 4] = [
     "t_resource_lock_queue_ticket",

@@ -17,7 +17,16 @@ impl<DB: TestDatabase> TestDb<DB> {
     /// Makes a user with rights on tables, such as `("SELECT, INSERT", "t_resource_lock")`. An
     /// empty password is none.
     pub async fn user(&self, password: &str, rights: &[(&str, &str)]) -> User {
-        let (name, database) = (unique_name()[..16].to_owned(), database_of(&self.url));
+        self.named_user(unique_name()[..16].to_owned(), password, rights).await
+    }
+
+    /// Creates a user of MariaDB whose name is longer than a label.
+    pub async fn long_user(&self, rights: &[(&str, &str)]) -> User {
+        self.named_user(format!("{}{}", &unique_name()[..16], "x".repeat(50)), "", rights).await
+    }
+
+    async fn named_user(&self, name: String, password: &str, rights: &[(&str, &str)]) -> User {
+        let database = database_of(&self.url);
         let (users, verb, of, drop) = if self.server.name == "postgres" {
             let drop = vec![format!("DROP OWNED BY {name}"), format!("DROP ROLE {name}")];
             (vec![name.clone()], "PASSWORD", String::new(), drop)

@@ -15,7 +15,7 @@ from .protocol import PATIENCE, Change, Claim, Granted, Previous, Range, Seen
 from .terms import Terms
 
 #: The oldest version of the functions that this client works with.
-NEEDED = 20261201
+NEEDED = 20261202
 INSTALL = "run `rowlock migrate --functions` once, or the SQL that `python -m rowlock` prints"
 #: How often a procedure may be missing in a row: MySQL drops it before it creates the new one.
 MISSING = 20

@@ -1,1 +1,1 @@
-../../../../../functions/mysql/20261201000000_functions.sql
+../../../../../functions/mysql/20261202000000_functions.sql

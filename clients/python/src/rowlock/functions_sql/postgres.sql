@@ -1,1 +1,1 @@
-../../../../../functions/postgres/20261201000000_functions.sql
+../../../../../functions/postgres/20261202000000_functions.sql

@@ -1,8 +1,9 @@
 -- rowlock: the lock as functions of PostgreSQL, for programs in any language. May run again: the
--- functions are replaced. They are made in the schema of the t_resource_lock to which the
--- search_path leads, and find that table whatever the caller's search_path is. The rules are those
--- of src/rules.rs, the statements those of src/store/postgres. The number that rowlock_version
--- returns is the date in this file's name; each change of the file raises both.
+-- functions are replaced, unless they are newer. They are made in the schema of the t_resource_lock
+-- to which the search_path leads, and find that table whatever the caller's search_path is. The
+-- rules are those of src/rules.rs, the statements those of src/store/postgres. The number that
+-- rowlock_version returns is the date in this file's name, as is the number that is compared with
+-- it; each change of the file raises all three.
 DO $install$
 DECLARE
     other text;
@@ -14,6 +15,10 @@ BEGIN
     IF place IS NULL THEN
         RAISE EXCEPTION 'the table t_resource_lock does not exist here: run rowlock migrate first'
             USING ERRCODE = 'undefined_table';
+    END IF;
+    IF EXISTS (SELECT FROM pg_proc WHERE oid = to_regprocedure(place || '.rowlock_version()') AND substring(prosrc, '\d{8}')::int > 20261202) THEN
+        RAISE NOTICE 'newer functions are installed here, and stay as they are';
+        RETURN;
     END IF;
     -- The rules for the table are those of src/store/postgres/schema.rs.
     SELECT w.wrong INTO wrong
@@ -81,7 +86,7 @@ BEGIN
 DECLARE
     asked_key text     := rowlock_try_acquire.key;
     asker     uuid     := coalesce(rowlock_try_acquire.holder, gen_random_uuid());
-    who       text     := coalesce(rowlock_try_acquire.label, left(concat_ws('/', nullif(current_setting('application_name'), ''), pg_backend_pid()), 45));
+    who       text     := coalesce(rowlock_try_acquire.label, concat_ws('/', nullif(right(current_setting('application_name'), 44 - char_length(pg_backend_pid()::text)), ''), pg_backend_pid()));
     length    interval := coalesce(rowlock_try_acquire.lease, '30 seconds');
     gap       interval := coalesce(rowlock_try_acquire.min_interval, '0');
     recover   boolean  := coalesce(rowlock_try_acquire.rules, 'recover') = 'recover';
@@ -111,6 +116,8 @@ BEGIN
     IF problem IS NOT NULL THEN
         RAISE EXCEPTION '%', problem USING ERRCODE = 'invalid_parameter_value';
     END IF;
+    -- A month is 30 days, whichever it is added to or subtracted from.
+    gap := make_interval(secs => extract(epoch FROM gap));
     LOOP
         -- Takes the row if the rules grant it. A row that is not granted is not locked, and a
         -- locked row is not waited for.
@@ -193,7 +200,7 @@ BEGIN
         END IF;
         left_to := left_to - 1;
         EXIT WHEN reason NOT IN ('busy', 'missing') OR created > 20 OR (left_to <= 0 AND reason = 'busy')
-            OR (reason = 'busy' AND current_setting('transaction_isolation') <> 'read committed');
+            OR (reason = 'busy' AND current_setting('transaction_isolation') IN ('repeatable read', 'serializable'));
         IF reason = 'busy' THEN
             PERFORM pg_sleep(0.005);
         END IF;
@@ -212,7 +219,7 @@ END $body$;
     -- nothing of it.
     CREATE OR REPLACE FUNCTION rowlock_unmatched(change text, key text, holder uuid, token bigint) RETURNS text
     LANGUAGE sql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT AS $body$
-SELECT CASE WHEN current_setting('transaction_isolation') <> 'read committed' AND coalesce(t.token < $4, true) THEN 'busy'
+SELECT CASE WHEN current_setting('transaction_isolation') IN ('repeatable read', 'serializable') AND coalesce(t.token < $4, true) THEN 'busy'
             WHEN t.token = $4 AND change IN ('release', 'abandon', 'put back') AND t.lock_flag <> 1 AND t.holder IS NULL THEN 'done'
             WHEN t.token = $4 AND t.lock_flag = 1 AND t.holder = $3 AND t.claimed_at = t.begin_time AND t.end_time IS NULL THEN
                 CASE WHEN change = 'abandon' AND t.expires_at <= clock_timestamp() THEN 'done' ELSE 'busy' END
@@ -241,7 +248,7 @@ BEGIN
             RETURN 'done';
         END IF;
         outcome := rowlock_unmatched('renew', $1, $2, $3);
-        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') <> 'read committed';
+        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
         PERFORM pg_sleep(0.005);
     END LOOP;
     RETURN outcome;
@@ -274,7 +281,7 @@ BEGIN
             RETURN 'done';
         END IF;
         outcome := rowlock_unmatched('release', $1, $2, $3);
-        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') <> 'read committed';
+        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
         PERFORM pg_sleep(0.005);
     END LOOP;
     RETURN outcome;
@@ -298,7 +305,7 @@ BEGIN
             RETURN 'done';
         END IF;
         outcome := rowlock_unmatched('abandon', $1, $2, $3);
-        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') <> 'read committed';
+        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
         PERFORM pg_sleep(0.005);
     END LOOP;
     RETURN outcome;
@@ -332,7 +339,7 @@ BEGIN
             RETURN 'done';
         END IF;
         outcome := rowlock_unmatched('put back', $1, $2, $3);
-        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') <> 'read committed';
+        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
         PERFORM pg_sleep(0.005);
     END LOOP;
     RETURN outcome;
@@ -354,7 +361,7 @@ BEGIN
             RETURN;
         END IF;
         outcome := rowlock_unmatched('confirm', $1, $2, $3);
-        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') <> 'read committed';
+        EXIT WHEN outcome <> 'busy' OR current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
         PERFORM pg_sleep(0.005);
     END LOOP;
     IF outcome = 'busy' THEN
@@ -380,7 +387,7 @@ CROSS JOIN LATERAL (SELECT clock_timestamp() AS now, c.token) n
 ORDER BY c.key_resource
 $body$;
 
-    CREATE OR REPLACE FUNCTION rowlock_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 20261201';
+    CREATE OR REPLACE FUNCTION rowlock_version() RETURNS integer LANGUAGE sql IMMUTABLE AS 'SELECT 20261202';
 
     PERFORM set_config('search_path', path, true);
 END $install$;

@@ -1,14 +1,18 @@
 -- rowlock: the lock as stored procedures of MySQL and MariaDB, for programs in any language. May
--- run again: the procedures are replaced. The mysql program runs this file with --delimiter=//. The
--- rules are those of src/rules.rs, the statements those of src/store/mysql. Durations are in
--- seconds, times in UTC. NULL as a setting means its default. The number that rowlock_version
--- returns is the date in this file's name; each change of the file raises both. MariaDB replaces a
--- procedure while it is called. On MySQL it is dropped first; MariaDB ignores these comments, and
--- refuses a statement that is empty without them.
+-- run again: the procedures are replaced, unless they are newer. The mysql program runs this file
+-- with --comments --delimiter=//. The rules are those of src/rules.rs, the statements those of
+-- src/store/mysql. Durations are in seconds, times in UTC. NULL as a setting means its default. The
+-- number that rowlock_version returns is the date in this file's name, as is the number that is
+-- compared with it; each change of the file raises all three. MariaDB replaces a procedure while it
+-- is called. On MySQL it is dropped first; MariaDB ignores these comments, and refuses a statement
+-- that is empty without them.
 
 -- The rules for the table are those of src/store/mysql/schema.rs. The text of a SIGNAL has at most
 -- 128 characters.
 SET @rowlock_wrong = COALESCE(
+    (SELECT 'newer functions are installed here, and stay as they are' FROM information_schema.routines
+     WHERE routine_schema = DATABASE() AND routine_type = 'PROCEDURE' AND routine_name = 'rowlock_version'
+       AND REGEXP_SUBSTR(routine_definition, '[0-9]{8}') > 20261202),
     IF(EXISTS (SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock'),
        NULL, 'the table t_resource_lock does not exist here: run rowlock migrate first'),
     (SELECT CONCAT('t_resource_lock: its engine (', COALESCE(engine, 'none'), ') keeps no row locks; use InnoDB') FROM information_schema.tables
@@ -56,7 +60,7 @@ claim: BEGIN
     DECLARE v_gap BIGINT DEFAULT COALESCE(p_min_interval, 0) * 1000000;
     DECLARE v_recover BOOLEAN DEFAULT COALESCE(p_rules, 'recover') = 'recover';
     DECLARE v_label VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin
-        DEFAULT COALESCE(p_label, LEFT(CONCAT(USER(), '/', CONNECTION_ID()), 45));
+        DEFAULT COALESCE(p_label, CONCAT(RIGHT(USER(), 44 - CHAR_LENGTH(CONNECTION_ID())), '/', CONNECTION_ID()));
     -- The characters from 0x01 to 0x1F, and from 0x7F to 0x9F.
     DECLARE v_control VARCHAR(8) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin DEFAULT _utf8mb4 0x5B012D1F7F2DC29F5D;
     DECLARE v_asker BINARY(16);
@@ -270,8 +274,9 @@ claim: BEGIN
 END;
 
 -- What became of a change that matched no row: 'done' by an earlier request, 'lost', or 'busy'. The
--- second read sees the row as it is now; the first, within a transaction, as it was when that
--- began.
+-- first read sees the row as it is now, and no row that another transaction has locked. The second,
+-- within a transaction, sees the row as it was when that first read without a lock, and so do all
+-- later reads of that transaction. A confirmation that is tried again does without it.
 /*!80000 DROP PROCEDURE IF EXISTS rowlock_unmatched */ /*M! DO 0 */;
 CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_unmatched(
     p_change VARCHAR(10) CHARACTER SET utf8mb4, p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder BINARY(16),
@@ -279,26 +284,27 @@ CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_unmatched(
 READS SQL DATA SQL SECURITY INVOKER
 BEGIN
     DECLARE v_key VARBINARY(4096) DEFAULT CAST(p_key AS BINARY);
-    DECLARE v_old VARCHAR(10) CHARACTER SET utf8mb4 DEFAULT 'none';
-    DECLARE CONTINUE HANDLER FOR NOT FOUND BEGIN END;
-    SET p_outcome = 'none';
-    SELECT CASE WHEN c.token < p_token THEN 'older'
-                WHEN NOT c.token <=> p_token THEN 'lost'
-                WHEN p_change IN ('release', 'abandon', 'put back') AND c.lock_flag <> 1 AND c.holder IS NULL THEN 'done'
-                WHEN NOT COALESCE(c.lock_flag = 1 AND c.holder = p_holder AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE) THEN 'lost'
-                WHEN p_change = 'abandon' AND c.expires_at <= UTC_TIMESTAMP(6) THEN 'done'
-                ELSE 'busy' END
-    INTO v_old FROM t_resource_lock c WHERE c.key_resource = v_key;
-    SELECT CASE WHEN NOT c.token <=> p_token THEN 'lost'
-                WHEN p_change IN ('release', 'abandon', 'put back') AND c.lock_flag <> 1 AND c.holder IS NULL THEN 'done'
-                WHEN NOT COALESCE(c.lock_flag = 1 AND c.holder = p_holder AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE) THEN 'lost'
-                WHEN p_change = 'abandon' AND c.expires_at <= UTC_TIMESTAMP(6) THEN 'done'
-                WHEN c.expires_at >= p_until THEN 'done' -- A renewal that changes nothing.
-                ELSE 'busy' END
-    INTO p_outcome FROM t_resource_lock c WHERE c.key_resource = v_key FOR UPDATE SKIP LOCKED;
-    IF p_outcome = 'none' THEN
-        SET p_outcome = CASE v_old WHEN 'older' THEN 'busy' WHEN 'none' THEN 'lost' ELSE v_old END;
+    DECLARE v_is_now BOOLEAN DEFAULT TRUE;
+    DECLARE v_free, v_stands BOOLEAN DEFAULT FALSE;
+    DECLARE v_token BIGINT;
+    DECLARE v_expires DATETIME(6);
+    DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_is_now = FALSE;
+    SELECT c.token, c.lock_flag <> 1 AND c.holder IS NULL, c.expires_at,
+           COALESCE(c.lock_flag = 1 AND c.holder = p_holder AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE)
+    INTO v_token, v_free, v_expires, v_stands FROM t_resource_lock c WHERE c.key_resource = v_key FOR UPDATE SKIP LOCKED;
+    IF NOT v_is_now AND p_change <> 'confirm' THEN
+        SELECT c.token, c.lock_flag <> 1 AND c.holder IS NULL, c.expires_at,
+               COALESCE(c.lock_flag = 1 AND c.holder = p_holder AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE)
+        INTO v_token, v_free, v_expires, v_stands FROM t_resource_lock c WHERE c.key_resource = v_key;
     END IF;
+    SET p_outcome = CASE
+        WHEN NOT v_is_now AND (p_change = 'confirm' OR v_token < p_token) THEN 'busy'
+        WHEN NOT v_token <=> p_token THEN 'lost'
+        WHEN p_change IN ('release', 'abandon', 'put back') AND v_free THEN 'done'
+        WHEN NOT v_stands THEN 'lost'
+        WHEN p_change = 'abandon' AND v_expires <= UTC_TIMESTAMP(6) THEN 'done'
+        WHEN v_is_now AND v_expires >= p_until THEN 'done' -- A renewal that changes nothing.
+        ELSE 'busy' END;
 END;
 
 /*!80000 DROP PROCEDURE IF EXISTS rowlock_renew */ /*M! DO 0 */;
@@ -411,7 +417,11 @@ BEGIN
     DECLARE v_key VARBINARY(4096) DEFAULT CAST(p_key AS BINARY);
     DECLARE v_outcome VARCHAR(10) CHARACTER SET utf8mb4;
     DECLARE v_left INT DEFAULT 20;
-    IF EXISTS (SELECT 1 FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token AND c.prior_token IS NOT NULL) THEN
+    DECLARE v_took_over INT;
+    -- A query within IF would wait for a locked row.
+    SELECT COUNT(*) INTO v_took_over FROM t_resource_lock c
+    WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token AND c.prior_token IS NOT NULL;
+    IF v_took_over > 0 THEN
         CALL rowlock_abandon(p_key, p_holder, p_token);
     ELSE
         attempts: LOOP
@@ -464,6 +474,10 @@ BEGIN
         END IF;
         DO SLEEP(0.005);
     END LOOP;
+    -- Nothing is confirmed after this read: what the transaction sees may be older than the row.
+    IF v_outcome = 'busy' THEN
+        CALL rowlock_unmatched('none', p_key, v_holder, p_token, NULL, v_outcome);
+    END IF;
     IF v_outcome = 'busy' THEN
         SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1205, MESSAGE_TEXT = 'the row of the key is locked by another transaction: repeat the transaction';
     ELSEIF v_outcome <> 'done' THEN
@@ -495,7 +509,7 @@ END;
 CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_version()
 SQL SECURITY INVOKER
 BEGIN
-    SELECT 20261201 AS version;
+    SELECT 20261202 AS version;
 END;
 
 SET SESSION sql_mode = @rowlock_sql_mode;
