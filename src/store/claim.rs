@@ -101,8 +101,8 @@ pub trait ClaimStore: Store {
 /// Changes of claims that stand, and their confirmations. Limits are as for [`ClaimStore`].
 pub trait HeldStore: Store {
     /// Counts a confirmation on the claim's row, in the caller's transaction. The row stays locked
-    /// until the transaction ends. The transaction may be confirmed after an attempt that skipped
-    /// the row, unless that was the last one: it may have read the row, and see all rows as of then.
+    /// until the transaction ends. An attempt that skipped the row may be repeated, unless it was
+    /// the last one: that may have read the row, and the transaction sees all rows as of then.
     fn confirm(
         conn: &mut Self::Connection,
         claim: &Claim,

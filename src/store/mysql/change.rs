@@ -256,9 +256,9 @@ impl HeldStore for MySql {
             };
             return Ok(Confirmed::Done(count));
         }
-        // A locking read returns the row as it is now, and none that another transaction has locked.
-        // A plain read returns the row as of the transaction's snapshot, which it takes if there is
-        // none yet: later reads would not see what the other transaction commits.
+        // A locking read returns the row as it is now, and no row that another transaction has
+        // locked. A plain read returns the row as of the transaction's snapshot, which it takes if
+        // there is none yet: later reads would not see what the other transaction commits.
         match snapshot_of(conn, claim, "FOR UPDATE SKIP LOCKED").await? {
             None if !is_last => Ok(Confirmed::Skipped),
             None => Ok(unconfirmed(claim, snapshot_of(conn, claim, "").await?)),
