@@ -140,8 +140,8 @@ impl<DB: Database> Access<DB> {
     /// which concurrent readers share. The first reader after a writer that did not end its claim
     /// takes that claim over, and [`Lease::taken_over_from`] returns it: the writer's work may be
     /// half done. A reader that waited for the name holds it for a moment when it enters, and so
-    /// does the first reader of a name that has no row. In that moment another attempt is refused
-    /// as beside a writer. [`acquire`](Self::acquire) waits for its end.
+    /// does one that has taken over, and the first reader of a name that has no row. In that moment
+    /// another attempt is refused as beside a writer. [`acquire`](Self::acquire) waits for its end.
     ///
     /// **A writer** takes two round trips: a claim on the name, and a read of the keys of readers.
     /// If there are readers, the name is freed again and the refusal names one of them.

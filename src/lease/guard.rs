@@ -1,13 +1,13 @@
 //! A lease on one key, or on several keys together.
 
-use std::{fmt, marker::PhantomData, time::Duration};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
     key::{Claim, Key, PreviousClaim, Token},
-    lease::{handle::LeaseHandle, held::Held},
+    lease::{handle::LeaseHandle, held::Held, readers::Entrance},
     rules::Status,
     store::Database,
 };
@@ -250,16 +250,19 @@ impl<DB: Database, K> Lease<DB, K> {
     }
 }
 
-/// A reader that was let in, the token of the last writer, and that writer if its claim was taken
-/// over.
-pub(crate) type Reader<DB> = (LeaseHandle<DB>, Token, Option<PreviousClaim>);
+/// A reader that was let in, the token of the last writer, and the claim that took over that
+/// writer's, if one did. Until the reader is delivered, dropping that claim leaves the writer's to
+/// be taken over again, so that another holder is told of it.
+pub(crate) type Reader<DB> = (LeaseHandle<DB>, Token, Option<Arc<Entrance<DB>>>);
 
 /// Methods of a lease on one key.
 impl<DB: Database> Lease<DB> {
     /// Creates the lease of a reader of a [`ReadWriteLock`](crate::ReadWriteLock).
-    pub(crate) fn of_reader((mut reader, writer_token, writer): Reader<DB>) -> Self {
-        if writer.is_some() {
-            reader.priors = vec![writer];
+    pub(crate) fn of_reader((mut reader, writer_token, entrance): Reader<DB>) -> Self {
+        // What the claim on the reader's own key took over is no writer.
+        reader.priors = vec![entrance.as_ref().and_then(|entrance| entrance.claim.prior().cloned())];
+        if let Some(last) = entrance.and_then(Arc::into_inner) {
+            last.claim.pass_on_in_background();
         }
         Self { writer_token: Some(writer_token), ..Self::new(reader) }
     }
@@ -305,7 +308,7 @@ impl<DB: Database> Lease<DB> {
     }
 
     /// Returns the claim that this one took over from, if its holder did not end it. That holder's
-    /// work may be half done.
+    /// work may be half done. For a reader it is the claim of a writer, never that of a reader.
     pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
         self.handle.prior()
     }

@@ -39,8 +39,6 @@ pub(crate) struct LeaseHandle<DB: Database> {
     /// What each of the claims took over, if its holder did not end it.
     pub priors: Vec<Option<PreviousClaim>>,
     state: HandleState,
-    /// The change that ends the claims as if they had not been made: no work was begun under them.
-    undo: Change,
 }
 
 /// Ends the claims of work that has stopped. No lock-delay is kept.
@@ -73,10 +71,7 @@ impl<DB: Database> LeaseHandle<DB> {
         sent: Instant,
     ) -> Self {
         let held = key_terms.renewer.hold(key_terms.span(), key_terms.terms.max_hold, claims, sent);
-        // A claim that was taken over cannot be put back. It is abandoned, and the next claim takes
-        // it over at once.
-        let undo = if priors.iter().any(Option::is_some) { ABANDON } else { Change::PutBack };
-        Self { key_terms: key_terms.clone(), held, priors, state: HandleState::Undelivered, undo }
+        Self { key_terms: key_terms.clone(), held, priors, state: HandleState::Undelivered }
     }
 
     /// Marks the claims as received by the caller.
@@ -91,8 +86,6 @@ impl<DB: Database> LeaseHandle<DB> {
         let mut handle = Self::begin(key_terms, vec![claim], vec![None], Instant::now());
         // A renewal makes no lease shorter.
         handle.held.row_lasts_until(Instant::now() + left);
-        // Another process may have worked under the claim, and may have taken it over.
-        handle.undo = ABANDON;
         // Until the renewal is answered, the claim is not this handle's to abandon.
         handle.state = HandleState::Ended;
         handle.renew().await?;
@@ -131,7 +124,7 @@ impl<DB: Database> LeaseHandle<DB> {
     /// Returns a handle that does nothing when it is dropped.
     fn copy(&self) -> Self {
         let (key_terms, held, priors) = (self.key_terms.clone(), self.held.clone(), self.priors.clone());
-        Self { key_terms, held, priors, state: HandleState::Closed, undo: self.undo }
+        Self { key_terms, held, priors, state: HandleState::Closed }
     }
 
     /// Renews the lease, within [`threads::run`].
@@ -279,9 +272,16 @@ impl<DB: Database> LeaseHandle<DB> {
         }
     }
 
+    /// The same for a claim that took over, in the background.
+    pub fn pass_on_in_background(mut self) {
+        let KeyTerms { terms, longest_interval, .. } = &*self.key_terms;
+        let change = Change::release(Status::Failed, terms, *lock(longest_interval));
+        drop(self.begin_ending(change));
+    }
+
     /// Undoes the claims, and waits for the end of that.
     pub async fn undo(mut self) {
-        let Some(undone) = self.begin_ending(self.undo) else { return };
+        let Some(undone) = self.begin_ending(Change::PutBack) else { return };
         // What takes longer goes on in the background.
         let _ = timeout_at(Instant::now() + self.key_terms.time_limit, undone).await;
     }
@@ -291,10 +291,9 @@ impl<DB: Database> LeaseHandle<DB> {
         drop(self.begin_ending(ABANDON));
     }
 
-    /// Ends the claims as if they had not been made, without waiting for the outcome. Claims that
-    /// were taken over, or of another process, cannot be undone, and are abandoned.
+    /// Ends the claims as if they had not been made, without waiting for the outcome.
     pub fn undo_in_background(mut self) {
-        drop(self.begin_ending(self.undo));
+        drop(self.begin_ending(Change::PutBack));
     }
 
     /// Begins to end the claims with `change`. Returns `None` if another handle holds them.
@@ -339,7 +338,7 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
         let change = match self.state {
             HandleState::Closed => return,
             HandleState::Undelivered | HandleState::Open if !self.held.drop_handle() => return,
-            HandleState::Undelivered => Some(self.undo),
+            HandleState::Undelivered => Some(Change::PutBack),
             // Work that has not ended may not have stopped yet.
             HandleState::Open => Some(Change::Abandon(self.key_terms.terms.lock_delay)),
             HandleState::Ending => Some(ABANDON),

@@ -162,16 +162,24 @@ impl<'a, DB: Database> Call<'a, DB> {
     /// the name is older than that.
     async fn enter_under(&self, entrance: Arc<Entrance<DB>>) -> Result<Entry<DB>, Error> {
         let claimed = self.claim_reader(true).await?;
-        let stands = entrance.claim.held.stands();
-        let (token, writer) = (entrance.claim.held.claims[0].token, entrance.claim.prior().cloned());
-        if let Some(last) = Arc::into_inner(entrance) {
-            last.claim.pass_on().await;
-        }
-        Ok(match claimed {
-            Attempt::Acquired(reader) if stands && reader.held.stands() => Entry::In((reader, token, writer)),
+        let (token, took_over) = (entrance.claim.held.claims[0].token, entrance.claim.prior().is_some());
+        let entry = match claimed {
+            Attempt::Acquired(reader) if entrance.claim.held.stands() && reader.held.stands() => {
+                if took_over {
+                    return Ok(Entry::In((reader, token, Some(entrance))));
+                }
+                Entry::In((reader, token, None))
+            }
             Attempt::Acquired(_) => Entry::TooLate,
             Attempt::Refused(refusal) => Entry::Full(refusal),
-        })
+        };
+        match Arc::into_inner(entrance) {
+            // Nobody was told of the claim that was taken over.
+            Some(last) if took_over => last.claim.undo().await,
+            Some(last) => last.claim.pass_on().await,
+            None => {}
+        }
+        Ok(entry)
     }
 
     /// Claims any reader's key: first the one whose claim has no reply, or one that no reader of

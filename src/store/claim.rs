@@ -24,6 +24,10 @@ use crate::{
     store::{Form, Reply, Store, TooLate},
 };
 
+/// The holder of a row whose claim has ended and is to be taken over, after a claim that took it
+/// over was put back.
+pub const NO_HOLDER: Uuid = Uuid::nil();
+
 /// The most claims or tickets that one statement names.
 pub const BATCH: usize = 1000;
 
@@ -143,8 +147,10 @@ pub enum Change {
     /// `expires_at = now + delay`, and never later than before. The row stays locked: the work
     /// stopped without ending.
     Abandon(TimeDelta),
-    /// Frees the row and restores what it was before the claim, which took it over from no other
-    /// claim.
+    /// Restores what the row was before the claim. A claim that was taken over is one that has
+    /// ended again: the next claim takes it over, as if this one had not been made. No work was
+    /// begun under this one, so its token stays used and is reported to nobody. The row then has
+    /// [`NO_HOLDER`], and a takeover keeps its `prior_token`.
     PutBack,
 }
 
@@ -235,7 +241,8 @@ pub fn unmatched(
     not_after: Option<DateTime<Utc>>,
 ) -> Outcome {
     let Some(seen) = seen.filter(|seen| seen.token == claim.token.get()) else { return Outcome::Lost };
-    let (ours, freed, left) = (seen.is_of(claim), !seen.locked && seen.holder.is_none(), seen.left);
+    let (ours, left) = (seen.is_of(claim), seen.left);
+    let freed = seen.holder.map_or(!seen.locked, |holder| holder == NO_HOLDER);
     match change {
         // A token is never issued twice: an earlier request for this claim freed the row, and its
         // reply was lost. Another program that frees the row does not know the column `holder`, and

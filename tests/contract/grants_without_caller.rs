@@ -2,6 +2,7 @@
 //! starts, and no run is recorded. One that its caller receives late may be lost by then.
 
 use std::{
+    cell::RefCell,
     convert::Infallible,
     pin::Pin,
     sync::{
@@ -13,12 +14,13 @@ use std::{
 };
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
-use rowlock::{Held, LeaseLock, Reason, Rules, RunError, Status};
+use rowlock::{Held, LeaseLock, Reason, Rules, RunError, Status, Token};
 use tokio::time::{sleep, timeout};
 
 harness::tests!(everywhere(
     the_row_is_as_it_was_before,
     what_was_taken_over_is_there_to_be_taken_over,
+    a_set_is_as_it_was_before_key_by_key,
     work_begins_under_no_claim_that_was_lost
 ));
 
@@ -88,7 +90,7 @@ async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
     ] {
         let lock = db.lock().rules(rules).min_interval(HOUR);
         ran(&db, status).await;
-        let (before, token) = (std::cell::RefCell::new(Vec::new()), column_number(&db, "token").await);
+        let (before, token) = (RefCell::new(Vec::new()), column_number(&db, "token").await);
         unheard(&db, &lock, keys, async || {
             db.execute("DELETE FROM t_resource_lock WHERE key_resource = 'l'").await;
             ran(&db, status).await;
@@ -108,21 +110,59 @@ async fn the_row_is_as_it_was_before<DB: TestDatabase>(db: TestDb<DB>) {
 }
 
 /// A takeover stays a takeover: the next holder receives the prior claim, whose work may be half
-/// done.
+/// done, and not the one that did nothing.
 async fn what_was_taken_over_is_there_to_be_taken_over<DB: TestDatabase>(db: TestDb<DB>) {
     acquired(db.lock().try_acquire("k").await).release().await.unwrap();
     let lock = db.lock().min_interval(HOUR);
-    unheard(&db, &lock, &["k"], async || {
-        lock.force_release("k", Status::Succeeded).await.unwrap();
+    let crashed = RefCell::new(None);
+    // The second time, what is taken over was put back before.
+    for times in 1..=2 {
+        unheard(&db, &lock, &["k"], async || {
+            if times == 1 || column_number(&db, "lock_flag").await == 0 {
+                lock.force_release("k", Status::Succeeded).await.unwrap();
+                ran(&db, "S").await;
+                *crashed.borrow_mut() = Some(crashes(&db, "k").await);
+            }
+            // The status shows the new claim: it changes from `X` to `P`.
+            db.set("k", "status = 'X'").await;
+        })
+        .await;
+    }
+    let (crashed, token) = (crashed.into_inner().unwrap(), column_number(&db, "token").await);
+    let lease = acquired(lock.try_acquire("k").await);
+    assert_eq!(lease.taken_over_from().map(|prior| (prior.token, prior.label.as_str())), Some((crashed, "crashed")));
+    let worked = lease.token();
+    assert!(token > crashed.get() && worked.get() > token);
+    lease.abandon().await.unwrap();
+    let next = acquired(lock.try_acquire("k").await);
+    assert_eq!(next.taken_over_from().map(|prior| prior.token), Some(worked));
+    next.release().await.unwrap();
+}
+
+/// Leaves an expired claim behind, and returns its token.
+async fn crashes<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> Token {
+    let lease = acquired(db.lock().label("crashed").try_acquire(key).await);
+    let token = lease.token();
+    lease.abandon().await.unwrap();
+    token
+}
+
+/// One of its keys was free, and the other one expired.
+async fn a_set_is_as_it_was_before_key_by_key<DB: TestDatabase>(db: TestDb<DB>) {
+    acquired(db.lock().try_acquire("k").await).release().await.unwrap();
+    let (lock, before, crashed) = (db.lock(), RefCell::new(Vec::new()), RefCell::new(None));
+    unheard(&db, &lock, &["k", "l"], async || {
+        db.execute("DELETE FROM t_resource_lock WHERE key_resource = 'l'").await;
+        *crashed.borrow_mut() = Some(crashes(&db, "l").await);
         ran(&db, "S").await;
-        acquired(db.lock().try_acquire("k").await).abandon().await.unwrap();
-        // The status shows the new claim: it changes from `X` to `P`.
-        db.set("k", "status = 'X'").await;
+        *before.borrow_mut() = record(&db).await;
     })
     .await;
-    let lease = acquired(lock.try_acquire("k").await);
-    assert!(lease.taken_over_from().is_some());
-    lease.release().await.unwrap();
+    assert_eq!(record(&db).await, before.into_inner());
+    let daily = db.lock().min_interval(3 * HOUR);
+    assert_eq!(refused(daily.try_acquire("k").await).reason, Reason::WithinMinInterval);
+    let lease = acquired(lock.try_acquire("l").await);
+    assert_eq!(lease.taken_over_from().map(|prior| prior.token), crashed.into_inner());
 }
 
 async fn column_number<DB: TestDatabase>(db: &TestDb<DB>, column: &str) -> i64 {

@@ -1,15 +1,22 @@
 //! Readers and writers whose lease is over.
 
+use std::{
+    task::{Context, Waker},
+    time::Duration,
+};
+
 use harness::{PATIENCE, TestDatabase, TestDb, acquired, refused};
-use rowlock::{Error, Lease, Reason, ResourceLock as _, errors::NotFound};
+use rowlock::{Error, Lease, LeaseLock, Reason, ResourceLock as _, errors::NotFound};
 use tokio::time::sleep;
 
-use crate::read_write::{SHORT, on, other, written};
+use crate::read_write::{LONG, SHORT, on, other, written};
 
 harness::tests!(everywhere(
     an_expired_reader_is_replaced_by_a_writer,
     a_reader_that_may_still_commit_keeps_writers_out,
     an_expired_writer_is_taken_over_by_a_reader,
+    an_expired_writer_is_told_to_a_reader_that_hears_of_it,
+    an_expired_reader_is_no_writer,
     a_writer_that_may_still_commit_keeps_readers_out
 ));
 
@@ -59,7 +66,53 @@ async fn an_expired_writer_is_taken_over_by_a_reader<DB: TestDatabase>(db: TestD
     assert!(reader.writer_token().unwrap() > writer.token);
     let late = lock.attach("k", writer.holder).await;
     assert!(matches!(late, Err(Error::NotFound(NotFound::Claim { .. }) | Error::Lost { .. })), "{late:?}");
-    assert!(acquired(other(&db).readers().try_acquire().await).taken_over_from().is_none(), "the first one was told");
+    // The name is freed in the background.
+    assert!(
+        acquired(other(&db).readers().acquire(PATIENCE).await).taken_over_from().is_none(),
+        "the first one was told"
+    );
+}
+
+/// A reader is let in, and its caller has left.
+async fn an_expired_writer_is_told_to_a_reader_that_hears_of_it<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = db.lock_for(SHORT);
+    for _ in 0..50 {
+        let writer = expired(acquired(on(&lock).writer().acquire(PATIENCE).await)).await;
+        let leaves = db.lock_for(LONG);
+        if !is_let_in_unheard(&db, &leaves).await {
+            continue;
+        }
+        assert!(leaves.shutdown(PATIENCE).await);
+        let reader = acquired(other(&db).readers().acquire(PATIENCE).await);
+        assert_eq!(reader.taken_over_from().map(|prior| prior.token), Some(writer.token));
+        return;
+    }
+    panic!("it always heard of it");
+}
+
+/// Waits as a reader, and leaves once a reader's key is held and nothing is in flight.
+async fn is_let_in_unheard<DB: TestDatabase>(db: &TestDb<DB>, lock: &LeaseLock<DB>) -> bool {
+    let readers = on(lock);
+    let mut call = Box::pin(readers.readers().acquire(PATIENCE));
+    let held = "SELECT COUNT(*) FROM t_resource_lock WHERE lock_flag = 1 AND key_resource <> 'k'";
+    while db.number(held).await != Some(1) {
+        if call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            return false;
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+    sleep(Duration::from_millis(300)).await;
+    true
+}
+
+/// The next reader takes over the key of one that has crashed.
+async fn an_expired_reader_is_no_writer<DB: TestDatabase>(db: TestDb<DB>) {
+    written(&db).await;
+    let lock = db.lock_for(SHORT);
+    let crashed = expired(acquired(on(&lock).readers().acquire(PATIENCE).await)).await;
+    let reader = acquired(on(&lock).readers().acquire(PATIENCE).await);
+    assert_eq!(reader.key(), &crashed.key, "the number is used again");
+    assert!(reader.taken_over_from().is_none() && reader.held().taken_over_from().is_none());
 }
 
 /// The writer's lease is over, but a transaction has confirmed it.

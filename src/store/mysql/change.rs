@@ -211,8 +211,11 @@ fn set_of(change: Change) -> &'static str {
         }
         Change::Abandon(_) => "t.expires_at = LEAST(t.expires_at, UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND)",
         Change::PutBack => {
-            "t.lock_flag = 0, t.status = t.prior_status, t.begin_time = t.prior_begin_time, t.end_time = t.prior_end_time,
-             t.client_ip = t.prior_client_ip, t.holder = NULL, t.expires_at = NULL, t.claimed_at = NULL"
+            "t.status = t.prior_status, t.begin_time = t.prior_begin_time, t.end_time = t.prior_end_time,
+             t.client_ip = t.prior_client_ip, t.lock_flag = t.prior_token IS NOT NULL,
+             t.holder = IF(t.prior_token IS NULL, NULL, REPEAT(x'00', 16)),
+             t.expires_at = IF(t.prior_token IS NULL, NULL, UTC_TIMESTAMP(6)),
+             t.claimed_at = IF(t.prior_token IS NULL, NULL, t.prior_begin_time)"
         }
     }
 }

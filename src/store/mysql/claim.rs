@@ -25,6 +25,9 @@ use crate::{
 const BEGAN: &str = "IF(c.begin_time >= '1000-01-01', c.begin_time, NULL)";
 const ENDED: &str = "IF(c.end_time >= '1000-01-01', c.end_time, NULL)";
 
+/// The token of the claim that a takeover reports.
+const PRIOR: &str = "IF(c.holder = REPEAT(x'00', 16), c.prior_token, c.token)";
+
 /// Builds the condition that an earlier request of `asker` was granted.
 fn same(asker: &str) -> String {
     format!("c.lock_flag = 1 AND c.holder = {asker} AND c.claimed_at = c.begin_time AND c.end_time IS NULL")
@@ -60,14 +63,14 @@ static CLAIM: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
 UPDATE (
-    SELECT c.key_resource, c.token, c.status, {BEGAN} AS began, {ENDED} AS ended, c.client_ip, c.prior_token, c.prior_status,
+    SELECT c.key_resource, c.token, {PRIOR} AS prior, c.status, {BEGAN} AS began, {ENDED} AS ended, c.client_ip, c.prior_token, c.prior_status,
            c.prior_begin_time, c.prior_end_time, c.prior_client_ip, UTC_TIMESTAMP(6) AS now, {MICROS} AS micros, {} AS verdict
     FROM t_resource_lock c WHERE c.key_resource = ? LIMIT 1 FOR UPDATE SKIP LOCKED
 ) j {JOINED}
 SET t.lock_flag = 1, t.status = 'P', t.client_ip = ?, t.holder = ?, t.end_time = NULL,
     t.begin_time = IF(j.verdict = 'same', t.begin_time, j.now + INTERVAL ? MICROSECOND),
     t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now + INTERVAL ? MICROSECOND),
-    t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
+    t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.prior END,
     t.prior_client_ip = IF(j.verdict = 'same', j.prior_client_ip, LEFT(j.client_ip, 45)),
     t.prior_status = IF(j.verdict = 'same', j.prior_status, j.status),
     t.prior_begin_time = IF(j.verdict = 'same', j.prior_begin_time, j.began),
@@ -88,7 +91,7 @@ static CLAIM_NOWAIT: LazyLock<String> = LazyLock::new(|| {
     format!(
         "
 {NOWAIT} UPDATE t_resource_lock c FORCE INDEX (PRIMARY)
-SET c.prior_token = CASE WHEN {same} THEN c.prior_token WHEN c.lock_flag = 1 THEN c.token END,
+SET c.prior_token = CASE WHEN {same} THEN c.prior_token WHEN c.lock_flag = 1 THEN {PRIOR} END,
     c.prior_client_ip = IF({same}, c.prior_client_ip, LEFT(c.client_ip, 45)),
     c.prior_status = IF({same}, c.prior_status, c.status),
     c.prior_begin_time = IF({same}, c.prior_begin_time, {BEGAN}),
@@ -311,8 +314,8 @@ async fn tell_apart(
 /// Claims all keys in one transaction, which is rolled back at the first refusal. No claim waits
 /// for a row, so none deadlocks.
 ///
-/// The refused row is read after the transaction: at SERIALIZABLE, a read within one locks the row,
-/// and waits for it.
+/// The rows are read after the transaction: at SERIALIZABLE, a read within one locks the row, and
+/// waits for it.
 async fn claim_together(
     conn: &mut MySqlConnection,
     requests: &[ClaimRequest],
@@ -331,9 +334,15 @@ async fn claim_together(
     if transaction::<MySql, _>(conn, grant).await?.is_some() {
         return Ok(granted);
     }
-    let refused = granted.len();
-    let mut replies = vec![ClaimReply::Withheld; requests.len()];
-    replies[refused] = look_at(conn, &requests[refused], asked.terms).await?;
+    let mut replies = MySql::look(conn, requests, asked.terms).await?;
+    for (index, (request, reply)) in requests.iter().zip(&mut replies).enumerate() {
+        let ClaimReply::Seen { row, now } = &*reply else { continue };
+        // All rows that are missing are told of, so that they are created together.
+        let verdict = judge(row.as_ref(), *now, request.holder, asked.terms);
+        if index != granted.len() && !matches!(verdict, Verdict::Refuse(..) | Verdict::Create) {
+            *reply = ClaimReply::Withheld;
+        }
+    }
     Ok(replies)
 }
 

@@ -31,35 +31,43 @@ ORDER BY t_resource_lock.key_resource LIMIT $4"
     )
 });
 
-/// The order of bytes, whatever the column's own collation is.
-static LOOK: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "
-SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock
-WHERE t_resource_lock.key_resource COLLATE \"C\" BETWEEN $1 AND $2 AND (lock_flag = 1 OR $3)"
-    )
-});
+/// The reads of one key, and of a range.
+struct LookStatement {
+    one: String,
+    range: String,
+}
+
+impl LookStatement {
+    fn new(with: &str, condition: &str) -> Self {
+        let statement = |keys| {
+            format!("{with} SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock WHERE {keys}{condition}")
+        };
+        Self {
+            one: statement("key_resource = $1"),
+            // The order of bytes, whatever the column's own collation is. The index may have
+            // another one.
+            range: statement("t_resource_lock.key_resource COLLATE \"C\" BETWEEN $1 AND $2 AND lock_flag = 1"),
+        }
+    }
+}
+
+static LOOK: LazyLock<LookStatement> = LazyLock::new(|| LookStatement::new("", ""));
 
 /// The same, as the primary has it. A standby refuses. With synchronous replication the statement
 /// is a commit, to which a primary that was replaced gets no reply from its standby: what it shows
 /// is what was there when it was the primary. Without, no server can tell.
 ///
 /// The condition on `as_primary` names no row, so it is evaluated even if there is none.
-static LOOK_AT_PRIMARY: LazyLock<String> = LazyLock::new(|| {
-    format!(
-        "
-WITH primary_only AS MATERIALIZED (
+static LOOK_AT_PRIMARY: LazyLock<LookStatement> = LazyLock::new(|| {
+    LookStatement::new(
+        "WITH primary_only AS MATERIALIZED (
     SELECT CASE WHEN pg_is_in_recovery() THEN pg_current_xact_id()::text
                 WHEN current_setting('synchronous_standby_names') <> ''
                 THEN pg_logical_emit_message(true, 'rowlock', ''::text)::text END AS as_primary
-){} AND (SELECT as_primary FROM primary_only) IS DISTINCT FROM ''",
-        LOOK.as_str()
+)",
+        " AND (SELECT as_primary FROM primary_only) IS DISTINCT FROM ''",
     )
 });
-
-/// A read by the index of a table whose own collation is another one than [`LOOK`]'s.
-static INSPECT: LazyLock<String> =
-    LazyLock::new(|| format!("SELECT {ROW}, clock_timestamp() AS now FROM t_resource_lock WHERE key_resource = $1"));
 
 /// Whether a row is as expected: $4 token, $5 holder, $6 begin_time, $7 end_time.
 const AS_EXPECTED: &str = concat!(
@@ -126,15 +134,14 @@ impl AdminStore for Postgres {
     operations!(PgConnection);
 
     async fn read_range(conn: &mut PgConnection, keys: &KeyRange, terms: &Terms, form: Form) -> Reply<Vec<Listed>> {
-        let sql = if form == Form::Postgres { LOOK_AT_PRIMARY.as_str() } else { LOOK.as_str() };
-        let query = sqlx::query(sql).bind(keys.first.as_str()).bind(keys.last.as_str());
-        let rows = query.bind(keys.is_one()).fetch_all(conn).await?;
+        let look: &'static LookStatement = if form == Form::Postgres { &LOOK_AT_PRIMARY } else { &LOOK };
+        let (first, last) = (keys.first.as_str(), keys.last.as_str());
+        let query = match keys.is_one() {
+            true => sqlx::query(look.one.as_str()).bind(first),
+            false => sqlx::query(look.range.as_str()).bind(first).bind(last),
+        };
+        let rows = query.fetch_all(conn).await?;
         rows.iter().map(|row| listed(row, terms)).collect()
-    }
-
-    async fn inspect(conn: &mut PgConnection, key: &Key, terms: &Terms) -> Reply<Option<Listed>> {
-        let row = sqlx::query(INSPECT.as_str()).bind(key.as_str()).fetch_optional(conn).await?;
-        row.map(|row| listed(&row, terms)).transpose()
     }
 
     async fn force(

@@ -101,8 +101,11 @@ static ABANDON: LazyLock<ChangeStatement> = LazyLock::new(|| {
 
 static PUT_BACK: LazyLock<ChangeStatement> = LazyLock::new(|| {
     ChangeStatement::new(
-        "lock_flag = 0, status = t.prior_status, begin_time = t.prior_begin_time, end_time = t.prior_end_time,
-        client_ip = t.prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL",
+        "status = t.prior_status, begin_time = t.prior_begin_time, end_time = t.prior_end_time, client_ip = t.prior_client_ip,
+        lock_flag = CASE WHEN t.prior_token IS NULL THEN 0 ELSE 1 END, prior_client_ip = NULL,
+        holder = CASE WHEN t.prior_token IS NOT NULL THEN '00000000-0000-0000-0000-000000000000'::uuid END,
+        expires_at = CASE WHEN t.prior_token IS NOT NULL THEN clock_timestamp() END,
+        claimed_at = CASE WHEN t.prior_token IS NOT NULL THEN t.prior_begin_time END",
         "",
         NOTIFIED,
     )

@@ -60,10 +60,11 @@ const RELEASE_ALL: &str = sql!(
 );
 const ABANDON: &str = change!(sql!("expires_at = min(expires_at, " now " + ?2)"));
 
-const PUT_BACK: &str = change!(
-    "lock_flag = 0, status = prior_status, begin_time = prior_begin_time, end_time = prior_end_time,
-    client_ip = prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL"
-);
+const PUT_BACK: &str = change!(sql!(
+    "status = prior_status, begin_time = prior_begin_time, end_time = prior_end_time, client_ip = prior_client_ip,
+    lock_flag = prior_token NOTNULL, prior_client_ip = NULL, holder = iif(prior_token NOTNULL, zeroblob(16), NULL),
+    expires_at = iif(prior_token NOTNULL, " now ", NULL), claimed_at = iif(prior_token NOTNULL, prior_begin_time, NULL)"
+));
 
 /// The statements of many claims.
 #[cfg(test)]

@@ -79,6 +79,32 @@ async fn what_is_put_back_is_as_it_was_before() {
     }
 }
 
+/// The row is that of the first claim again, but for its holder, its end and its token.
+#[tokio::test]
+async fn a_takeover_that_is_put_back_leaves_the_first_claim_to_be_taken_over() {
+    for form in FORMS {
+        let conn = &mut tables().await;
+        let first = claimed(conn, "k", form).await;
+        execute(conn, "UPDATE t_resource_lock SET expires_at = begin_time, client_ip = 'first'").await;
+        let told = ["lock_flag", "status", "begin_time", "end_time", "client_ip", "claimed_at"];
+        let (before, mut last) = (columns(conn, "k", &told).await, first.token);
+        for _ in 0..2 {
+            let (claim, prior) = granted(conn, &request("k", Holder::unique()), &Terms::default(), form).await;
+            let prior = prior.unwrap();
+            assert_eq!((prior.token, prior.label.as_str()), (first.token, "first"), "{form:?}");
+            assert!(claim.token > last);
+            last = claim.token;
+            // The reply to the first one may be lost.
+            for _ in 0..2 {
+                assert_eq!(changed(conn, std::slice::from_ref(&claim), Change::PutBack).await, [Outcome::Done]);
+                assert_eq!(columns(conn, "k", &told).await, before);
+            }
+            let late = Change::Renew(TimeDelta::hours(1));
+            assert_eq!(changed(conn, &[claim], late).await, [Outcome::Lost]);
+        }
+    }
+}
+
 /// Only its end may differ. With another begin it would not stand, and its holder would lose it.
 #[tokio::test]
 async fn a_claim_that_is_sent_again_changes_nothing_but_its_end() {
