@@ -141,9 +141,10 @@ async fn what_was_taken_over_is_there_to_be_taken_over<DB: TestDatabase>(db: Tes
 
 /// Leaves an expired claim behind, and returns its token.
 async fn crashes<DB: TestDatabase>(db: &TestDb<DB>, key: &str) -> Token {
-    let lease = acquired(db.lock().label("crashed").try_acquire(key).await);
+    let lease = acquired(db.lock().try_acquire(key).await);
     let token = lease.token();
     lease.abandon().await.unwrap();
+    db.set(key, "client_ip = 'crashed'").await;
     token
 }
 
