@@ -47,6 +47,9 @@ pub async fn usable<DB: Database>(
     if schema.columns.is_empty() {
         return Err(Setup::TableMissing.into());
     }
+    if let Some(wrong) = schema.foreign() {
+        return Err(unfit(wrong));
+    }
     let missing = schema.missing();
     if !missing.is_empty() {
         return Err(Setup::ColumnMissing { table: "t_resource_lock", columns: missing.join(", ") }.into());

@@ -17,7 +17,7 @@ use crate::{
         Database,
         failure::Failure,
         fault::Fault,
-        schema::{Installed, Part, Schema, Step, THEIRS},
+        schema::{Installed, Part, Schema, Step},
     },
 };
 
@@ -106,12 +106,7 @@ impl<DB: Database> Work<DB> {
     pub async fn look(&self, part: Part) -> Result<Plan, Error> {
         let schema = self.schema(part).await?;
         let exists = !schema.columns.is_empty();
-        let unknown = THEIRS.into_iter().filter(|column| exists && schema.column(column).is_none());
-        let unknown = unknown.collect::<Vec<_>>().join(", ");
-        if !unknown.is_empty() {
-            return Err(unfit(format!("it lacks {unknown}, which rowlock does not add to a table of another program")));
-        }
-        if let Some(wrong) = schema.wrong {
+        if let Some(wrong) = schema.foreign().or_else(|| schema.wrong.clone()) {
             return Err(unfit(wrong));
         }
         if part == Part::Functions && self.installed().await?.is_enough() {
@@ -140,6 +135,9 @@ impl<DB: Database> Work<DB> {
     /// Returns the statements that leave the article's table alone.
     pub async fn look_back(&self) -> Result<(Schema, Plan), Error> {
         let mut schema = self.schema(Part::Locks).await?;
+        if let Some(wrong) = schema.foreign() {
+            return Err(unfit(wrong));
+        }
         schema.routines = self.found_functions(false).await?.unwrap_or_default().routines;
         let plan = Plan::of(DB::around(Part::Removal), DB::steps(&schema, Part::Removal));
         Ok((schema, plan))

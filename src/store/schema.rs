@@ -16,12 +16,12 @@ pub struct Schema {
     /// The columns that rowlock adds on this database, and their definitions, in which `{begin}`
     /// and `{end}` stand for the types of `begin_time` and `end_time`: copies round alike.
     pub ours: &'static [(&'static str, &'static str)],
-    /// The tables of rowlock that exist, and indexes.
+    /// The tables of rowlock that exist, and indexes. On PostgreSQL, those beside the table.
     pub relations: Vec<String>,
-    /// PostgreSQL: those of them that are in another schema than the table.
-    pub apart: Vec<String>,
     /// The lock's functions, as DROP takes them, if they were looked for.
     pub routines: Vec<String>,
+    /// PostgreSQL: why the statements would not use the tables beside `t_resource_lock`.
+    pub apart: Option<String>,
     /// PostgreSQL: the schema of the lock's tables, if the `search_path` does not begin with it.
     pub place: Option<String>,
     /// Whether a column can be added that statements without a list of columns do not see.
@@ -76,7 +76,16 @@ const QUEUE: &str = "t_resource_lock_queue";
 pub const CHANGES: &str = "t_resource_change";
 
 /// The columns that every program on the table knows.
-pub const THEIRS: [&str; 7] = ["key_resource", "status", "lock_flag", "begin_time", "end_time", "client_ip", "time"];
+const THEIRS: [&str; 7] = ["key_resource", "status", "lock_flag", "begin_time", "end_time", "client_ip", "time"];
+
+/// What a column holds, by parts of the names of its types on all databases, and of `Schema::ours`.
+const FAMILIES: [(&str, &[&str]); 5] = [
+    ("of bytes", &["uuid", "binary", "blob", "bytea"]),
+    ("a time", &["timestamp", "datetime", "{"]),
+    ("text", &["char", "text"]),
+    ("an integer", &["int"]),
+    ("a boolean", &["bool"]),
+];
 
 impl Schema {
     /// Records what the server's version banner says about support.
@@ -93,10 +102,47 @@ impl Schema {
         self.columns.iter().find(|has| has.name.eq_ignore_ascii_case(wanted))
     }
 
-    /// Returns the columns that the table lacks.
+    /// Returns the columns of rowlock that the table lacks.
     pub fn missing_columns(&self) -> Vec<&'static str> {
-        let ours = self.ours.iter().map(|(name, _)| *name);
-        THEIRS.into_iter().chain(ours).filter(|wanted| self.column(wanted).is_none()).collect()
+        self.ours.iter().map(|(name, _)| *name).filter(|wanted| self.column(wanted).is_none()).collect()
+    }
+
+    /// Says what shows that the table is not one to complete or to take back: other tables would be
+    /// used beside it, a column of the article is missing, or one of another program has the name
+    /// of one of rowlock's.
+    pub fn foreign(&self) -> Option<String> {
+        if self.columns.is_empty() || self.apart.is_some() {
+            return self.apart.clone();
+        }
+        let lacks = THEIRS.into_iter().filter(|column| self.column(column).is_none()).collect::<Vec<_>>().join(", ");
+        if !lacks.is_empty() {
+            return Some(format!("it lacks {lacks}, which rowlock does not add to a table of another program"));
+        }
+        self.ours.iter().find_map(|(name, definition)| {
+            let kind = &self.column(name)?.kind;
+            let (theirs, ours) = (family(kind)?, family(definition)?);
+            (theirs != ours).then(|| {
+                format!("its column {name} ({kind}) is another program's, as rowlock's is {ours}; give it another name")
+            })
+        })
+    }
+
+    /// Refuses a table whose `claimed_at` rounds otherwise than `begin_time`: no claim would stand.
+    /// `change` gives it the type `{begin}`.
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
+    pub fn judge_copy(&mut self, change: &str) {
+        // MariaDB notes a format of older versions behind a type.
+        let kind = |name| self.column(name).and_then(|column| column.kind.split(" /*").next());
+        if let (Some(copy), Some(begin)) = (kind("claimed_at"), kind("begin_time"))
+            && self.wrong.is_none()
+            && copy != begin
+        {
+            let change = change.replace("{begin}", begin);
+            self.wrong = Some(format!(
+                "its column claimed_at ({copy}) does not have the type of begin_time ({begin}), which it repeats; \
+                 ALTER TABLE t_resource_lock {change}"
+            ));
+        }
     }
 
     /// Returns what locks need and do not find.
@@ -107,12 +153,20 @@ impl Schema {
 
     /// Returns the tables beside `t_resource_lock` that belong to it.
     pub fn tables(&self) -> impl Iterator<Item = &'static str> {
-        TABLES.into_iter().filter(|table| self.has(table) && !self.apart.iter().any(|apart| apart == table))
+        TABLES.into_iter().filter(|table| self.has(table))
     }
 
     pub fn has(&self, relation: &str) -> bool {
         self.relations.iter().any(|has| has.eq_ignore_ascii_case(relation))
     }
+}
+
+/// Returns what a column of this type holds. `None`: any value (SQLite).
+fn family(kind: &str) -> Option<&'static str> {
+    let kind = kind.to_ascii_lowercase();
+    let word = kind.split([' ', '(']).next().filter(|word| !["", "any"].contains(word))?;
+    let known = FAMILIES.into_iter().find(|(_, parts)| parts.iter().any(|part| word.contains(part)));
+    Some(known.map_or("none of these", |(family, _)| family))
 }
 
 /// What is wrong with a table in which a key can have several rows.
@@ -342,12 +396,43 @@ fn alive((_, label): (String, String)) -> String {
 /// finds one row that needs the tables: its name and its label. Until the lease of a run ends,
 /// `due_at` is that end.
 pub fn uses(schema: &Schema, sql: [&'static str; 3]) -> impl Iterator<Item = (&'static str, Says)> {
-    let has = |wanted: &str| schema.tables().any(|table| table == wanted);
-    // Without the column there are no claims.
-    let exist = [schema.column("holder").is_some(), has(SCHEDULE), has(INSTANCES)];
+    // Without the columns there are no claims.
+    let has_claims = ["holder", "claimed_at"].iter().all(|column| schema.column(column).is_some());
+    let exist = [has_claims, schema.has(SCHEDULE), schema.has(INSTANCES)];
     let says: [Says; 3] = [claimed, running, alive];
     sql.into_iter().zip(says).zip(exist).filter_map(|(one, exists)| exists.then_some(one))
 }
+
+/// Reads what uses the tables, if something does: by the statements of the module that calls it.
+macro_rules! read_use {
+    ($conn:expr, $schema:expr) => {{
+        let mut used = None;
+        for (sql, says) in $crate::store::schema::uses($schema, [STANDING, RUNNING, ALIVE]) {
+            if used.is_none() {
+                used = sqlx::query_as(sql).fetch_optional(&mut *$conn).await?.map(says);
+            }
+        }
+        used
+    }};
+}
+pub(crate) use read_use;
+
+/// Declares the files of a database's migrations, by what they create.
+macro_rules! files {
+    ($folder:literal) => {
+        const LOCKS: [&str; 2] = [
+            include_str!(concat!("../../../migrations/", $folder, "/20260101000000_rowlock.sql")),
+            include_str!(concat!("../../../migrations/", $folder, "/20261128000000_changes.sql")),
+        ];
+        #[cfg(feature = "schedule")]
+        const SCHEDULES: [&str; 3] = [
+            include_str!(concat!("../../../migrations/", $folder, "/20260601000000_schedule.sql")),
+            include_str!(concat!("../../../migrations/", $folder, "/20261126000000_instances.sql")),
+            include_str!(concat!("../../../migrations/", $folder, "/20261128000001_orders.sql")),
+        ];
+    };
+}
+pub(crate) use files;
 
 /// The schema operations of a [`Store`].
 pub trait SchemaStore: Store {

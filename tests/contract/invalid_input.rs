@@ -171,6 +171,7 @@ async fn unfit_columns_of_an_existing_table_are_refused<DB: TestDatabase>(db: Te
         "postgres" => &[
             ("ALTER TABLE t_resource_lock ALTER COLUMN client_ip TYPE varchar(3)", "client_ip holds 3 characters"),
             ("ALTER TABLE t_resource_lock ALTER COLUMN end_time SET NOT NULL", "end_time"),
+            ("ALTER TABLE t_resource_lock SET UNLOGGED", "UNLOGGED"),
         ],
         _ => &[
             (

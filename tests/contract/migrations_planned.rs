@@ -25,7 +25,8 @@ harness::tests!(
         undone_the_table_is_the_articles_again,
         what_is_in_use_is_not_taken_away,
         a_time_in_the_future_is_noted,
-        a_column_of_the_article_is_not_added
+        a_column_of_the_article_is_not_added,
+        a_column_of_another_program_is_not_taken
     ),
     everywhere(other_programs_do_not_see_what_is_added),
     servers[DIRECT](a_look_waits_for_no_lock),
@@ -142,6 +143,12 @@ async fn undone_the_table_is_the_articles_again<DB: TestDatabase>(db: TestDb<DB>
         }
         migration(&db).undo().await.unwrap();
         assert_eq!(tables(&db).await, bare);
+
+        // As a migration that was killed leaves it there: no claim has been made.
+        rowlock::migrate(&db.pool).await.unwrap();
+        DB::execute_on(&mut conn, "ALTER TABLE t_resource_lock DROP COLUMN claimed_at").await.unwrap();
+        migration(&db).undo().await.unwrap();
+        assert_eq!(tables(&db).await, bare);
     }
 }
 
@@ -248,6 +255,29 @@ async fn a_column_of_the_article_is_not_added<DB: TestDatabase>(db: TestDb<DB>) 
             matches!(error, Error::Setup(Setup::TableUnfit { .. })) && error.to_string().contains("client_ip"),
             "{error}"
         );
+    }
+    let claimed = db.lock().try_acquire("k").await.unwrap_err().to_string();
+    assert!(claimed.contains("client_ip") && !claimed.contains("migrate"), "{claimed}");
+    assert_eq!(tables(&db).await, before);
+}
+
+/// It has the name of one of rowlock's.
+async fn a_column_of_another_program_is_not_taken<DB: TestDatabase>(db: TestDb<DB>) {
+    drop_all(&db).await;
+    db.execute(&shapes(db.server.name)[0]).await;
+    db.execute("ALTER TABLE t_resource_lock ADD COLUMN token varchar(64)").await;
+    let before = tables(&db).await;
+    for done in [
+        migration(&db).plan().await.map(drop),
+        rowlock::migrate(&db.pool).await,
+        migration(&db).plan_undo().await.map(drop),
+        migration(&db).undo().await.map(drop),
+        db.lock().try_acquire("k").await.map(drop),
+    ] {
+        let is_told = |error: &Error| {
+            matches!(error, Error::Setup(Setup::TableUnfit { .. })) && error.to_string().contains("column token")
+        };
+        assert!(done.as_ref().is_err_and(is_told), "{done:?}");
     }
     assert_eq!(tables(&db).await, before);
 }

@@ -17,6 +17,7 @@ harness::tests!(
         a_table_along_the_path_is_completed_where_it_is,
         where_there_is_none_both_are_made_in_the_first_schema,
         a_queue_that_is_not_beside_the_table_is_refused,
+        the_tables_of_another_application_are_not_used,
         the_copied_file_leaves_the_path_as_it_was
     )
 );
@@ -113,6 +114,33 @@ async fn a_queue_that_is_not_beside_the_table_is_refused<DB: TestDatabase>(db: T
         assert!(matches!(error, Error::Setup(Setup::TableUnfit { .. })), "{error:?}");
         assert!(told.contains("app.t_resource_lock_queue") && told.contains("public.t_resource_lock,"), "{told}");
         assert_eq!(tables(&db).await, before);
+    }
+}
+
+/// An application whose own tables are of an older version, before another one on its path.
+async fn the_tables_of_another_application_are_not_used<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("CREATE SCHEMA app").await;
+    rowlock::migrate(&on_path(&db, "app").await).await.unwrap();
+    let dropped = "t_resource_order, app.t_resource_schedule_detail, app.t_resource_change";
+    let pool = on_path(&db, "app,public").await;
+    for dropped in [dropped, "t_resource_lock_queue"] {
+        db.execute(&format!("DROP TABLE app.{dropped}")).await;
+        let claimed = LeaseLock::new(pool.clone()).try_acquire("k").await.map(drop);
+        assert_eq!(claimed.is_err(), dropped.ends_with("queue"), "{dropped}: {claimed:?}");
+        rowlock::migrate(&pool).await.unwrap();
+        let count = "SELECT COUNT(*) FROM pg_tables WHERE schemaname = 'app'";
+        assert_eq!(db.number(count).await, Some(9), "{dropped}");
+        acquired(LeaseLock::new(pool.clone()).try_acquire("k").await).release().await.unwrap();
+    }
+    // Before the table's own schema, they would be used.
+    db.execute("DROP TABLE app.t_resource_lock, app.t_resource_lock_queue").await;
+    for error in [
+        rowlock::migrate(&pool).await.unwrap_err(),
+        LeaseLock::new(pool.clone()).try_acquire("k").await.map(drop).unwrap_err(),
+    ] {
+        let told = error.to_string();
+        assert!(matches!(error, Error::Setup(Setup::TableUnfit { .. })), "{error:?}");
+        assert!(told.contains("app.t_resource_change") && told.contains("public.t_resource_lock,"), "{told}");
     }
 }
 

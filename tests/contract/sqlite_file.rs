@@ -1,4 +1,4 @@
-//! The properties of a SQLite file: its encoding, and its single writer.
+//! The properties of a SQLite file: its encoding, its collations, and its single writer.
 
 use std::{
     sync::{
@@ -18,6 +18,7 @@ use tokio::{
 
 harness::tests!(sqlite(
     a_file_in_utf_16_is_refused_unchanged,
+    the_collation_that_counts_is_that_of_the_key,
     a_lock_that_is_older_than_its_file_has_sessions_of_its_own,
     a_write_transaction_longer_than_a_lease_loses_it_in_time,
     requests_of_one_kind_keep_the_session_from_no_others
@@ -47,6 +48,23 @@ async fn a_file_in_utf_16_is_refused_unchanged<DB: TestDatabase>(_: TestDb<DB>) 
         let error = accounts.read("alice").await.unwrap_err();
         assert!(error.to_string().contains("UTF-16"), "{error}");
         assert_eq!(DB::number(&pool, "SELECT count(*) FROM t_resource_lock").await, Some(0));
+    }
+}
+
+async fn the_collation_that_counts_is_that_of_the_key<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = db.text("SELECT sql FROM sqlite_schema WHERE name = 't_resource_lock'").await.unwrap();
+    db.execute("ALTER TABLE t_resource_lock ADD COLUMN note TEXT COLLATE NOCASE").await;
+    rowlock::migrate(&db.pool).await.unwrap();
+    let lock = db.lock();
+    let _both = [acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("K").await)];
+    let unique = "CREATE UNIQUE INDEX only ON t_resource_lock (key_resource, lower(status))";
+    let inexact = "CREATE UNIQUE INDEX inexact ON t_resource_lock (key_resource COLLATE NOCASE)";
+    for (index, told) in [(unique, "not unique"), (inexact, "NOCASE")] {
+        db.execute("DROP TABLE t_resource_lock").await;
+        db.execute(&table.replacen("NOT NULL PRIMARY KEY", "NOT NULL", 1)).await;
+        db.execute(index).await;
+        let error = db.lock().try_acquire("k").await.unwrap_err();
+        assert!(matches!(error, Error::Setup(Setup::TableUnfit { .. })) && error.to_string().contains(told), "{error}");
     }
 }
 

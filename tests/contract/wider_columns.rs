@@ -1,12 +1,19 @@
 //! Rows that other programs have written, with values that the library itself never writes: in
-//! columns of the application that hold more than the library's.
+//! columns of the application that hold more than the library's. And a column that was widened
+//! later than the library's copy of it.
 
 use chrono::FixedOffset;
-use harness::{TestDatabase, TestDb, acquired, refused};
-use rowlock::{Reason, admin::ListOptions};
+use harness::{Table, TestDatabase, TestDb, acquired, refused};
+use rowlock::{Error, Reason, admin::ListOptions, errors::Setup};
+
+use crate::article::put;
 
 harness::tests!(
-    servers.each(a_label_may_be_longer_than_a_claim_remembers, minutes_of_any_size_refuse_a_claim),
+    servers.each(
+        a_label_may_be_longer_than_a_claim_remembers,
+        minutes_of_any_size_refuse_a_claim,
+        a_time_that_was_widened_without_its_copy_is_refused
+    ),
     postgres(a_run_that_began_before_all_times_is_answered)
 );
 
@@ -46,6 +53,25 @@ async fn minutes_of_any_size_refuse_a_claim<DB: TestDatabase>(db: TestDb<DB>) {
         db.set("k", &theirs).await;
         assert_eq!(refused(lock.try_acquire("k").await).reason, Reason::HeldByAnotherProgram, "{minutes}");
     }
+}
+
+/// A claim would be lost at its first renewal: its two times would round differently.
+async fn a_time_that_was_widened_without_its_copy_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    put(&db, Table::Articles).await;
+    let change = match db.server.name {
+        "postgres" => "ALTER COLUMN begin_time TYPE timestamptz(3)",
+        _ => "MODIFY begin_time DATETIME(6) NULL",
+    };
+    db.execute(&format!("ALTER TABLE t_resource_lock {change}")).await;
+    let claimed = db.lock().try_acquire("k").await.unwrap_err();
+    assert_eq!(claimed.to_string(), rowlock::migrate(&db.pool).await.unwrap_err().to_string());
+    assert!(matches!(claimed, Error::Setup(Setup::TableUnfit { .. })), "{claimed:?}");
+    let told = claimed.to_string();
+    db.execute(told.split_once("; ").unwrap().1).await;
+    rowlock::migrate(&db.pool).await.unwrap();
+    let lease = acquired(db.lock().try_acquire("k").await);
+    lease.renew().await.unwrap();
+    lease.release().await.unwrap();
 }
 
 async fn a_run_that_began_before_all_times_is_answered<DB: TestDatabase>(db: TestDb<DB>) {

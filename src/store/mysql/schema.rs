@@ -4,21 +4,12 @@ use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, Executor as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _};
 
 use crate::store::schema::{
-    Column, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, creations, removal, unfit, until_locked,
-    uses, without_end,
+    Column, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, creations, files, read_use, removal, unfit,
+    until_locked, without_end,
 };
 use crate::store::{Form, Reply};
 
-const LOCKS: [&str; 2] = [
-    include_str!("../../../migrations/mysql/20260101000000_rowlock.sql"),
-    include_str!("../../../migrations/mysql/20261128000000_changes.sql"),
-];
-#[cfg(feature = "schedule")]
-const SCHEDULES: [&str; 3] = [
-    include_str!("../../../migrations/mysql/20260601000000_schedule.sql"),
-    include_str!("../../../migrations/mysql/20261126000000_instances.sql"),
-    include_str!("../../../migrations/mysql/20261128000001_orders.sql"),
-];
+files!("mysql");
 const FUNCTIONS_FILE: &str = include_str!("../../../functions/mysql/20261202000000_functions.sql");
 
 /// The columns that a table of another program lacks. The default character set of such a table may
@@ -112,7 +103,7 @@ SELECT '', CONVERT(label USING utf8mb4) FROM t_resource_schedule_instance WHERE 
 impl SchemaStore for MySql {
     fn around(part: Part) -> (&'static str, &'static str) {
         match part {
-            Part::Functions => ("DELIMITER //\n", "//\nDELIMITER ;\n"),
+            Part::Functions => ("SET lock_wait_timeout = 1;\nDELIMITER //\n", "//\nDELIMITER ;\n"),
             _ => ("SET lock_wait_timeout = 1;\n", ""),
         }
     }
@@ -164,6 +155,8 @@ impl SchemaStore for MySql {
             }
             schema.columns.push(Column { name, kind: column_type });
         }
+        let hidden = if schema.hides_columns { " INVISIBLE" } else { "" };
+        schema.judge_copy(&format!("MODIFY claimed_at {{begin}} NULL{hidden}"));
         Ok(schema)
     }
 
@@ -189,10 +182,10 @@ impl SchemaStore for MySql {
     }
 
     async fn alter(conn: &mut MySqlConnection, steps: &[Step]) -> Reply<()> {
-        if let [functions @ Step { locks: REPLACING, .. }] = steps {
-            return replace(conn, functions).await;
-        }
         limited(conn, async |conn| {
+            if let [functions @ Step { locks: REPLACING, .. }] = steps {
+                return replace(conn, functions).await;
+            }
             for step in steps {
                 let changed = sqlx::raw_sql(AssertSqlSafe(step.sql.as_str())).execute(&mut *conn).await;
                 if changed.as_ref().is_err_and(is_not_instant) {
@@ -222,12 +215,13 @@ impl SchemaStore for MySql {
                 conn.prepare(AssertSqlSafe(step.sql.clone()).into_sql_str()).await?;
             }
         }
-        let alters = |step: &Step| step.sql.starts_with("ALTER TABLE");
-        if steps.iter().any(alters) && !steps.iter().any(|step| step.sql.contains(" t_resource_lock (")) {
-            limited(conn, async |conn| sqlx::raw_sql("ALTER TABLE t_resource_lock").execute(conn).await.map(drop))
-                .await?;
+        if !steps.iter().any(|step| step.sql.starts_with("ALTER TABLE")) {
+            return Ok(());
         }
-        Ok(())
+        let same = "ALTER TABLE t_resource_lock";
+        let altered = limited(conn, async |conn| sqlx::raw_sql(same).execute(conn).await.map(drop)).await;
+        // A user who has the right is told that the table does not exist yet.
+        altered.or_else(|error| if number(&error) == Some(1146) { Ok(()) } else { Err(error) })
     }
 
     async fn blocker(conn: &mut MySqlConnection) -> Reply<Option<String>> {
@@ -267,12 +261,11 @@ impl SchemaStore for MySql {
 }
 
 async fn remove_unless_used(conn: &mut MySqlConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<String>> {
-    for (sql, says) in uses(schema, [STANDING, RUNNING, ALIVE]) {
-        if let Some(used) = sqlx::query_as(sql).fetch_optional(&mut *conn).await? {
-            return Ok(Some(says(used)));
-        }
+    let used = read_use!(conn, schema);
+    if used.is_none() {
+        MySql::alter(conn, steps).await?;
     }
-    MySql::alter(conn, steps).await.map(|()| None)
+    Ok(used)
 }
 
 /// Executes statements that wait for a lock for a second at most.

@@ -3,21 +3,12 @@
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, Row as _};
 
 use crate::store::schema::{
-    Column, FUNCTIONS, Installed, MARKER, NO_KEY, Part, Schema, SchemaStore, Step, TABLES, additions, creations,
-    removal, unfit, until_locked, uses, without_end,
+    Column, FUNCTIONS, Installed, MARKER, NO_KEY, Part, Schema, SchemaStore, Step, TABLES, additions, creations, files,
+    read_use, removal, unfit, until_locked, without_end,
 };
 use crate::store::{Form, Reply};
 
-const LOCKS: [&str; 2] = [
-    include_str!("../../../migrations/postgres/20260101000000_rowlock.sql"),
-    include_str!("../../../migrations/postgres/20261128000000_changes.sql"),
-];
-#[cfg(feature = "schedule")]
-const SCHEDULES: [&str; 3] = [
-    include_str!("../../../migrations/postgres/20260601000000_schedule.sql"),
-    include_str!("../../../migrations/postgres/20261126000000_instances.sql"),
-    include_str!("../../../migrations/postgres/20261128000001_orders.sql"),
-];
+files!("postgres");
 const FUNCTIONS_FILE: &str = include_str!("../../../functions/postgres/20261202000000_functions.sql");
 
 const INDEXES: [&str; 4] = [
@@ -56,21 +47,21 @@ WHERE l.granted AND l.pid <> pg_backend_pid() AND l.relation IN (SELECT to_regcl
   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ORDER BY a.xact_start LIMIT 1";
 
-/// The server replies also without a table.
+/// The server replies also without a table. What the `search_path` finds in another schema than the
+/// table is another program's.
 const SCHEMA: &str = "
 SELECT a.attname::text AS name, a.atttypmod - 4 AS width,
        format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull AND a.attname = 'end_time' THEN ' NOT NULL' ELSE '' END AS type,
-       coalesce(l.collisdeterministic, true) AS exact, s.zone, s.banner, s.relations, c.relkind IN ('r', 'p') AS is_table,
-       ARRAY(SELECT r FROM unnest(s.relations) AS r JOIN pg_class o ON o.oid = to_regclass(r)
-             WHERE o.relnamespace <> coalesce(c.relnamespace, to_regnamespace(s.first))) AS apart,
-       nullif(coalesce(c.relnamespace::regnamespace::text, s.first), s.first) AS moved,
+       coalesce(l.collisdeterministic, true) AS exact, s.zone, s.banner, c.relkind IN ('r', 'p') AS is_table, c.relpersistence = 'p' AS is_kept,
+       ARRAY(SELECT r FROM unnest($1::text[]) AS r JOIN pg_class o ON o.oid = to_regclass(r)
+             WHERE o.relnamespace = coalesce(c.relnamespace, to_regnamespace(s.first))) AS relations,
+       (SELECT min(o.relnamespace::regnamespace::text || '.' || r) FROM unnest($1::text[]) AS r JOIN pg_class o ON o.oid = to_regclass(r)
+        WHERE o.relnamespace <> c.relnamespace) AS apart,
+       nullif(c.relnamespace::regnamespace::text, s.first) AS moved,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indimmediate
-                 AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS is_key,
-       c.relnamespace::regnamespace::text AS place, q.relnamespace::regnamespace::text AS queue_place
-FROM (SELECT current_setting('TimeZone') AS zone, version() AS banner, quote_ident(current_schema()) AS first,
-             ARRAY(SELECT r FROM unnest($1::text[]) AS r WHERE to_regclass(r) IS NOT NULL) AS relations) s
+                 AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS is_key
+FROM (SELECT current_setting('TimeZone') AS zone, version() AS banner, quote_ident(current_schema()) AS first) s
 LEFT JOIN pg_class c ON c.oid = to_regclass('t_resource_lock')
-LEFT JOIN pg_class q ON q.oid = to_regclass('t_resource_lock_queue')
 LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_collation l ON l.oid = a.attcollation";
 
@@ -104,7 +95,6 @@ impl SchemaStore for Postgres {
         for row in rows {
             schema.judge_server(row.try_get("banner")?);
             (schema.relations, schema.place) = (row.try_get("relations")?, row.try_get("moved")?);
-            schema.apart = row.try_get("apart")?;
             let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             if schema.untried.is_none() {
                 schema.form = Form::Postgres;
@@ -112,9 +102,11 @@ impl SchemaStore for Postgres {
             if !row.try_get::<bool, _>("is_table")? {
                 schema.wrong = Some("it is not a table; rowlock writes rows of its own there".to_owned());
             }
-            let place: String = row.try_get("place")?;
-            if let Some(queue) = row.try_get::<Option<String>, _>("queue_place")?.filter(|queue| *queue != place) {
-                schema.wrong = Some(elsewhere(&place, &queue));
+            if !row.try_get::<bool, _>("is_kept")? {
+                schema.wrong = Some("it is UNLOGGED or TEMPORARY, so that it can lose its rows; use ALTER TABLE t_resource_lock SET LOGGED".to_owned());
+            }
+            if let (Some(place), Some(apart)) = (&schema.place, row.try_get::<Option<String>, _>("apart")?) {
+                schema.apart = Some(elsewhere(place, &apart));
             }
             let column_type: String = row.try_get("type")?;
             let width = usize::try_from(row.try_get::<i32, _>("width")?).ok().filter(|width| *width > 0);
@@ -138,6 +130,7 @@ impl SchemaStore for Postgres {
             }
             schema.columns.push(Column { name, kind: column_type });
         }
+        schema.judge_copy("ALTER COLUMN claimed_at TYPE {begin}");
         Ok(schema)
     }
 
@@ -181,10 +174,9 @@ impl SchemaStore for Postgres {
         let (lock, rest) = steps.split_at(until_locked(steps));
         let mut tx = conn.begin().await?;
         Self::alter(&mut tx, lock).await?;
-        for (sql, says) in uses(schema, [STANDING, RUNNING, ALIVE]) {
-            if let Some(used) = sqlx::query_as(sql).fetch_optional(&mut *tx).await? {
-                return tx.rollback().await.map(|()| Some(says(used)));
-            }
+        let used = read_use!(tx, schema);
+        if used.is_some() {
+            return tx.rollback().await.map(|()| used);
         }
         Self::alter(&mut tx, rest).await?;
         tx.commit().await.map(|()| None)
@@ -210,12 +202,12 @@ fn tables() -> impl Iterator<Item = &'static str> {
     TABLES.into_iter().chain(["t_resource_lock"])
 }
 
-/// Describes a queue in another schema: the statements would use this queue, and connections with
-/// another search_path the one beside the table.
-fn elsewhere(place: &str, queue: &str) -> String {
+/// Describes what the search_path finds before the table's own schema: the statements would use it,
+/// and connections with another search_path what is beside the table.
+fn elsewhere(place: &str, apart: &str) -> String {
     format!(
-        "it is {place}.t_resource_lock, and the search_path leads to {queue}.t_resource_lock_queue; name one schema in \
-         the search_path, or drop what is not used"
+        "it is {place}.t_resource_lock, and the search_path leads to {apart}; name one schema in the search_path, or drop \
+         what is not used"
     )
 }
 

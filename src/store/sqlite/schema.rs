@@ -3,20 +3,11 @@
 use sqlx::{AssertSqlSafe, Connection as _, Row as _, Sqlite, SqliteConnection};
 
 use crate::store::schema::{
-    Column, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, creations, removal, unfit, uses,
+    Column, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, creations, files, read_use, removal, unfit,
 };
 use crate::store::{Form, Reply, sqlite::row::sql};
 
-const LOCKS: [&str; 2] = [
-    include_str!("../../../migrations/sqlite/20260101000000_rowlock.sql"),
-    include_str!("../../../migrations/sqlite/20261128000000_changes.sql"),
-];
-#[cfg(feature = "schedule")]
-const SCHEDULES: [&str; 3] = [
-    include_str!("../../../migrations/sqlite/20260601000000_schedule.sql"),
-    include_str!("../../../migrations/sqlite/20261126000000_instances.sql"),
-    include_str!("../../../migrations/sqlite/20261128000001_orders.sql"),
-];
+files!("sqlite");
 
 /// The columns that a table of another program lacks: SQLite has no ADD COLUMN IF NOT EXISTS.
 /// `claimed_at` and `prior_begin_time` repeat `begin_time`, and `prior_end_time` repeats
@@ -37,10 +28,10 @@ const ADDING: &str = "the file's, against other writers, for a moment; no row is
 
 const SCHEMA: &str = "
 SELECT lower(c.name) AS name, upper(c.type) || CASE WHEN c.[notnull] AND c.name = 'end_time' COLLATE NOCASE THEN ' NOT NULL' ELSE '' END AS type,
-    (SELECT sql FROM main.sqlite_schema WHERE lower(name) = 't_resource_lock') AS definition,
     s.relations,
-    EXISTS (SELECT 1 FROM pragma_index_list('t_resource_lock', 'main') i WHERE i.[unique] AND NOT i.partial
-            AND (SELECT group_concat(lower(k.name)) FROM pragma_index_info(i.name, 'main') k) = 'key_resource') AS has_key
+    (SELECT upper(min(k.coll)) FROM pragma_index_list('t_resource_lock', 'main') i, pragma_index_xinfo(i.name, 'main') k
+     WHERE i.[unique] AND NOT i.partial AND k.[key] GROUP BY i.name
+     HAVING count(*) = 1 AND lower(min(k.name)) = 'key_resource' ORDER BY upper(min(k.coll)) = 'BINARY' LIMIT 1) AS key_collation
 FROM (SELECT coalesce(group_concat(lower(name)), '') AS relations FROM main.sqlite_schema WHERE name LIKE 't\\_resource\\_%' ESCAPE '\\') s
 LEFT JOIN pragma_table_info('t_resource_lock', 'main') c";
 
@@ -80,24 +71,23 @@ impl SchemaStore for Sqlite {
             schema.relations = row.try_get::<String, _>("relations")?.split(',').map(str::to_owned).collect();
             let Some(name) = row.try_get::<Option<String>, _>("name")? else { break };
             let column_type: String = row.try_get("type")?;
-            if let Some(fit) = misfit(&name, &column_type) {
-                schema.wrong = Some(unfit(&name, &column_type, fit));
-            }
             if name == "begin_time" || name == "end_time" {
                 in_micros &= column_type.contains("INT");
             }
             if name == "key_resource" {
                 schema.key_type = column_type.clone();
-                if !row.try_get::<bool, _>("has_key")? {
-                    schema.wrong = Some(NO_KEY.to_owned());
+                match row.try_get::<Option<&str>, _>("key_collation")? {
+                    None => schema.wrong = Some(NO_KEY.to_owned()),
+                    Some("BINARY") => {}
+                    Some(collation) => {
+                        schema.wrong = Some(format!(
+                            "its column key_resource has the collation {collation} and may not compare byte by byte; use TEXT without COLLATE"
+                        ))
+                    }
                 }
-                let definition: String = row.try_get("definition")?;
-                if !["TEXT", "CHAR"].iter().any(|text| schema.key_type.to_ascii_uppercase().contains(text)) {
-                    schema.wrong = Some(format!("its column key_resource ({}) is not text; use TEXT", schema.key_type));
-                }
-                if definition.to_ascii_uppercase().replace("COLLATE BINARY", "").contains("COLLATE") {
-                    schema.wrong = Some("its column key_resource has a COLLATE clause and may not compare byte by byte; use TEXT without one".into());
-                }
+            }
+            if let Some(fit) = misfit(&name, &column_type) {
+                schema.wrong = Some(unfit(&name, &column_type, fit));
             }
             schema.columns.push(Column { name, kind: column_type });
         }
@@ -146,10 +136,9 @@ impl SchemaStore for Sqlite {
 
     async fn remove(conn: &mut SqliteConnection, schema: &Schema, steps: &[Step]) -> Reply<Option<String>> {
         let mut tx = conn.begin_with("BEGIN IMMEDIATE").await?;
-        for (sql, says) in uses(schema, [STANDING, RUNNING, ALIVE]) {
-            if let Some(used) = sqlx::query_as(sql).fetch_optional(&mut *tx).await? {
-                return tx.rollback().await.map(|()| Some(says(used)));
-            }
+        let used = read_use!(tx, schema);
+        if used.is_some() {
+            return tx.rollback().await.map(|()| used);
         }
         Self::alter(&mut tx, steps).await?;
         tx.commit().await.map(|()| None)
