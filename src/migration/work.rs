@@ -150,31 +150,39 @@ impl<DB: Database> Work<DB> {
             let (schema, plan) = self.look_back().await?;
             let Some(PlannedPart { steps, .. }) = plan.parts.first() else { return Ok(done) };
             let refused = |failure: &Failure| matches!(failure.fault(), Fault::Denied | Fault::ReadOnly);
-            let limit = self.attempts.limit;
-            match self.connections.send(limit, async |conn| DB::check_rights(conn, steps).await).await {
-                Ok(()) => {}
-                Err(failure) if refused(&failure) => return Err(self.attempts.failed(failure, Part::Removal)),
-                Err(failure) => {
-                    self.attempts.after(failure, Part::Removal, true, &self.connections).await?;
-                    continue;
-                }
-            }
-            let limit = Instant::now() + REMOVAL;
-            match self.connections.send(limit, async |conn| DB::remove(conn, &schema, steps).await).await {
+            let remove = async |conn: &mut DB::Connection| DB::remove(conn, &schema, steps).await;
+            let (is_check, removed) = match self.check(steps).await {
+                Ok(()) => (false, self.connections.send(Instant::now() + REMOVAL, remove).await),
+                Err(lacking) => (true, Err(lacking)),
+            };
+            match removed {
                 Ok(None) => {
                     self.attempts.changed();
                     done.parts.extend(plan.parts);
                 }
                 Ok(Some(by)) => return Err(Setup::StillUsed { by }.into()),
                 Err(failure) if refused(&failure) => {
-                    if !self.look_back().await.is_ok_and(|(_, now)| now == plan) {
+                    if !is_check && !self.look_back().await.is_ok_and(|(_, now)| now == plan) {
                         self.attempts.changed();
                     }
                     return Err(self.attempts.failed(failure, Part::Removal));
                 }
-                Err(failure) => self.attempts.after(failure, Part::Removal, false, &self.connections).await?,
+                Err(failure) => self.attempts.after(failure, Part::Removal, is_check, &self.connections).await?,
             }
         }
+    }
+
+    async fn check(&self, steps: &[Step]) -> Result<(), Failure> {
+        self.connections.send(self.attempts.limit, async |conn| DB::check_rights(conn, steps).await).await
+    }
+
+    /// Carries steps out. Where each one commits, those before a failure are done, too.
+    async fn alter(&self, steps: &[Step], done: &mut Vec<Step>) -> Result<(), Failure> {
+        for steps in steps.chunks(if DB::CHANGES_ATOMICALLY { steps.len() } else { 1 }) {
+            self.connections.send(self.attempts.limit, async |conn| DB::alter(conn, steps).await).await?;
+            done.extend_from_slice(steps);
+        }
+        Ok(())
     }
 
     async fn found_functions(&self, with_version: bool) -> Result<Option<Installed>, Error> {
@@ -198,27 +206,26 @@ impl<DB: Database> Work<DB> {
             if done.parts.contains(planned) && !self.attempts.looks_again().await {
                 return Err(unfit("what was created is not found in it: check the search_path".to_owned()));
             }
-            let steps = &planned.steps;
             for note in plan.notes.iter().filter(|_| is_first) {
                 tracing::warn!("{note}");
             }
             is_first = false;
-            let limit = self.attempts.limit;
             let denied = |failure: &Failure| match failure.fault() {
                 Fault::Denied => true,
                 Fault::ReadOnly => part != Part::Locks,
                 _ => false,
             };
-            let rights = self.connections.send(limit, async |conn| DB::check_rights(conn, steps).await).await;
-            let (is_check, altered) = match rights {
-                Ok(()) => (false, self.connections.send(limit, async |conn| DB::alter(conn, steps).await).await),
+            let mut steps = Vec::new();
+            let (is_check, altered) = match self.check(&planned.steps).await {
+                Ok(()) => (false, self.alter(&planned.steps, &mut steps).await),
                 lacking => (true, lacking),
             };
+            if !steps.is_empty() {
+                self.attempts.changed();
+                done.parts.push(PlannedPart { around: planned.around, steps });
+            }
             match altered {
-                Ok(()) => {
-                    self.attempts.changed();
-                    done.parts.extend(plan.parts);
-                }
+                Ok(()) => {}
                 Err(failure) if denied(&failure) => return self.denied(failure, part, done),
                 Err(failure) => self.attempts.after(failure, part, is_check, &self.connections).await?,
             }

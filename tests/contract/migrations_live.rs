@@ -8,7 +8,11 @@ use std::{
 
 use chrono::TimeDelta;
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually};
-use rowlock::{Error, errors::DatabaseFault, migration::Migration};
+use rowlock::{
+    Error,
+    errors::DatabaseFault,
+    migration::{Migration, migrate_functions},
+};
 use sqlx::Transaction;
 use tokio::time::{sleep, timeout};
 
@@ -29,6 +33,8 @@ harness::tests!(
         a_program_that_is_killed_at_any_moment_leaves_what_can_be_completed,
         a_removal_that_is_killed_can_be_repeated
     ),
+    mysql_and_mariadb(what_is_done_before_a_transaction_in_the_way_is_told),
+    mysql_and_mariadb.each(functions_in_use_are_waited_for_a_second_at_most),
     servers[DIRECT].long(a_transaction_that_stays_in_the_way_is_named, a_large_table_is_completed_beside_its_clients)
 );
 
@@ -43,10 +49,10 @@ pub async fn waiting<DB: TestDatabase>(db: &TestDb<DB>) -> i64 {
             "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         }
         "mysql" => {
-            "SELECT COUNT(*) FROM performance_schema.threads WHERE processlist_db = DATABASE() AND processlist_state LIKE 'Waiting for table%'"
+            "SELECT COUNT(*) FROM performance_schema.threads WHERE processlist_db = DATABASE() AND processlist_state LIKE 'Waiting for %lock'"
         }
         _ => {
-            "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state LIKE 'Waiting for table%'"
+            "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND state LIKE 'Waiting for %lock'"
         }
     };
     db.number(count).await.unwrap()
@@ -110,6 +116,39 @@ async fn a_program_that_is_killed_leaves_nothing_that_waits<DB: TestDatabase>(db
     tx.rollback().await.unwrap();
     rowlock::migrate(&db.pool).await.unwrap();
     assert!(is_complete(&db).await);
+}
+
+/// The table of the queue is created before the statement that waits in vain.
+async fn what_is_done_before_a_transaction_in_the_way_is_told<DB: TestDatabase>(db: TestDb<DB>) {
+    let tx = in_the_way(&db).await;
+    db.execute("DROP TABLE t_resource_lock_queue").await;
+    let migration = Migration::new(db.pool_of(2).await);
+    let migrating = harness::spawn(async move { migration.run().await });
+    eventually("an attempt waits", || async { waiting(&db).await > 0 }).await;
+    eventually("it gives up", || async { waiting(&db).await == 0 }).await;
+    tx.rollback().await.unwrap();
+    let done = timeout(PATIENCE, migrating).await.unwrap().unwrap().unwrap();
+    let told = |part: &str| done.steps().filter(|step| step.sql.starts_with(part)).count();
+    assert_eq!((told("CREATE TABLE"), told("ALTER TABLE")), (1, 1), "{done}");
+}
+
+/// MariaDB replaces a procedure while it is called.
+async fn functions_in_use_are_waited_for_a_second_at_most<DB: TestDatabase>(db: TestDb<DB>) {
+    migrate_functions(&db.pool).await.unwrap();
+    db.execute("DROP PROCEDURE rowlock_version").await;
+    db.execute("CREATE PROCEDURE rowlock_version() SELECT 20200101 AS version").await;
+    let mut tx = db.pool_of(1).await.begin().await.unwrap();
+    DB::execute_on(&mut tx, "CALL rowlock_list()").await.unwrap();
+    let pool = db.pool_of(2).await;
+    let migrating = harness::spawn(async move { migrate_functions(&pool).await });
+    if db.server.name == "mysql" {
+        eventually("an attempt waits", || async { waiting(&db).await > 0 }).await;
+        let began = Instant::now();
+        eventually("it gives up", || async { waiting(&db).await == 0 }).await;
+        assert!(began.elapsed() < BEARABLE && !migrating.is_finished(), "{:?}", began.elapsed());
+        tx.rollback().await.unwrap();
+    }
+    timeout(PATIENCE, migrating).await.unwrap().unwrap().unwrap();
 }
 
 async fn a_transaction_that_stays_in_the_way_is_named<DB: TestDatabase>(db: TestDb<DB>) {
