@@ -195,8 +195,13 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
         self.confirm(claim, tx)
     }
 
-    /// Ends the claim of work that has completed, successfully or not. By default it ends the
-    /// grant's lease; a version has nothing to release.
+    /// Ends a claim. By default it ends the grant's lease; a version has nothing to release.
+    ///
+    /// [`transaction`](crate::strategy::ResourceLockExt::transaction) passes it each grant without a
+    /// lease, with [`Status::Succeeded`] after the commit and [`Status::Failed`] after everything
+    /// else. That includes a claim that was lost, and a transaction of which it is unknown whether
+    /// it was committed: the confirmation guards its commit, and not the claim. If the future is
+    /// dropped or the process ends, nothing is released.
     ///
     /// # Errors
     /// As [`Lease::release`](crate::Lease::release).

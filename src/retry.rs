@@ -36,7 +36,8 @@ pub struct Retry {
     /// The maximum number of attempts: 1 to 1,000,000. The default is 100.
     pub attempts: u32,
     /// The maximum time: 1 ms to one day. The default is 10 s. Waiting for the key and for a
-    /// connection counts.
+    /// connection counts. A write that was sent within it may take its own time limit longer, and
+    /// so may a COMMIT.
     pub within: Duration,
 }
 

@@ -150,7 +150,7 @@ pub trait VersionStore: Store {
     /// Reads the columns of the table.
     fn table_columns(conn: &mut Self::Connection, table: &TableName) -> impl Future<Output = Reply<Seen>> + Send;
 
-    /// Runs [`Statements::version`].
+    /// Runs [`Statements::read`] where the version is the value.
     fn version(
         conn: &mut Self::Connection,
         sql: &str,
@@ -194,8 +194,6 @@ pub struct Statements {
     pub read: String,
     /// The same for the row that a write of the same transaction sees.
     pub read_now: String,
-    pub version: String,
-    pub version_now: String,
     pub write: String,
     pub write_guarded: String,
     pub raise: String,
@@ -247,7 +245,6 @@ impl Statements {
             format!("UPDATE {table} SET {n} = {}, {v} = {v} + 1 WHERE {} AND {v} = {}", mark(1), is_key(2), mark(3));
         let text = value.text.map(|text| format!(", {}", text.replace("{}", &n))).unwrap_or_default();
         let read = format!("SELECT {value_read}, {version_read}{text} FROM {table} WHERE {}", is_key(1));
-        let read_version = format!("SELECT {version_read} FROM {table} WHERE {}", is_key(1));
         Ok(Self {
             key: key.holds,
             key_name: format!("{}.{}", names.table, names.key.as_str()),
@@ -255,8 +252,6 @@ impl Statements {
             triggers: seen.triggers,
             read_now: format!("{read}{}", DB::AS_IT_IS_NOW),
             read,
-            version_now: format!("{read_version}{}", DB::AS_IT_IS_NOW),
-            version: read_version,
             write_guarded: format!("{write} AND {n} = {} AND {n} >= {}", mark(4), mark(5)),
             write,
             raise: format!("UPDATE {table} SET {v} = {v} + 1 WHERE {} AND {v} = {}", is_key(1), mark(2)),
@@ -267,7 +262,11 @@ impl Statements {
     pub fn key(&self, key: &Key) -> Result<KeyValue, Error> {
         let text = key.as_str();
         let (value, holds) = match self.key {
-            Holds::Integer => (text.parse().ok().map(KeyValue::Integer), "integers"),
+            Holds::Integer => {
+                // "007" is another key than "7", and would mean its row.
+                let number = text.parse().ok().filter(|number: &i64| number.to_string() == text);
+                (number.map(KeyValue::Integer), "integers")
+            }
             Holds::Uuid => (Uuid::parse_str(text).ok().map(KeyValue::Uuid), "UUIDs"),
             Holds::UuidAsText => {
                 (Uuid::parse_str(text).ok().map(|uuid| KeyValue::Text(uuid.hyphenated().to_string())), "UUIDs")
@@ -332,8 +331,7 @@ fn undecoded(index: usize, source: BoxDynError) -> sqlx::Error {
 macro_rules! operations {
     ($connection:ty) => {
         async fn version(conn: &mut $connection, sql: &str, key: &KeyValue) -> Reply<Option<i64>> {
-            let query = bind_key(sqlx::query(sqlx::AssertSqlSafe(sql)), key);
-            query.fetch_optional(conn).await?.map(|row| whole::<Self, _>(&row, 0)).transpose()
+            Ok(Self::read(conn, sql, key).await?.map(|(version, _)| version))
         }
 
         async fn read<V: Value<Self>>(conn: &mut $connection, sql: &str, key: &KeyValue) -> Reply<Option<(V, i64)>> {

@@ -12,9 +12,10 @@ use crate::{
 /// Why work under a lock has no result: of `run` and of `transaction`.
 ///
 /// After a transaction nothing was committed, unless the error is [`Error::Transaction`]. There is
-/// one exception, under a version on MySQL and MariaDB: a statement of the work commits by itself,
-/// and the connection is then lost. [`Work`](Self::Work) and [`Error::Database`] do not show what
-/// was committed.
+/// one exception, under a version and in `Tick::transaction`: the work commits, and the connection
+/// is then lost before that is noticed. The work does so by `COMMIT` as text, and on MySQL and
+/// MariaDB also by a statement that commits by itself. [`Work`](Self::Work) and [`Error::Database`]
+/// do not show what was committed.
 ///
 /// ```
 /// # async fn example<DB: rowlock::Database>(

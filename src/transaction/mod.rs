@@ -174,43 +174,52 @@ impl<'a, DB: Database, L: ResourceLock<DB> + ?Sized> Attempts<'a, DB, L> {
             self.stopped(stop, grant).await?;
             return Ok(false);
         }
-        // The transaction is over, regardless of the lease. The lease was dropped with the error
-        // and is abandoned.
+        self.release(grant, status, how).await;
+        Ok(true)
+    }
+
+    /// The transaction is over, regardless of an error here. With the error a lease was dropped,
+    /// and is abandoned.
+    async fn release(&self, grant: Grant<DB>, status: Status, how: &str) {
         if let Err(error) = self.lock.release(grant, status).await {
             tracing::warn!(key = self.key, ?error, "{how}, but not released");
         }
-        Ok(true)
     }
 
     /// Prepares the attempt that follows one that was stopped, or returns why none can follow.
     async fn stopped(&mut self, stop: Stop, grant: Grant<DB>) -> Result<(), Error> {
-        match stop {
+        // Nothing is done if the work was not begun, or each attempt was rolled back.
+        let (nothing_done, result) = match stop {
             Stop::Again { claim_stands } => {
                 metrics::conflict();
                 tracing::debug!(key = self.key, attempt = self.tries.attempt, "conflict");
-                if !self.tries.again().await {
-                    let key = grant.key().clone();
-                    put_back(grant);
-                    return Err(Error::conflict(key, self.tries.attempt));
+                match self.tries.again().await {
+                    // If a lease were released, the next claim might be refused within the minimum
+                    // interval.
+                    true if claim_stands => {
+                        self.kept = Some(grant);
+                        return Ok(());
+                    }
+                    true => (false, Ok(())),
+                    false => (true, Err(Error::conflict(grant.key().clone(), self.tries.attempt))),
                 }
-                // A lease that stands is kept. If it were released, the next claim might be refused
-                // within the minimum interval.
-                self.kept = claim_stands.then_some(grant);
-                Ok(())
             }
-            Stop::NotBegun(error) => {
-                put_back(grant);
-                Err(error)
-            }
-            Stop::Failed(error) => {
+            Stop::NotBegun(error) => (true, Err(error)),
+            Stop::Failed(error) => (false, Err(error)),
+        };
+        if grant.lease().is_none() {
+            self.release(grant, Status::Failed, "not committed").await;
+        } else if let Some(lease) = grant.into_lease() {
+            if nothing_done {
+                // The claim then counts for no rule.
+                lease.handle.undo_in_background();
+            } else {
                 // A commit that may still arrive has the row locked. The work has returned, so that
                 // a lock-delay need not pass.
-                if let Some(lease) = grant.into_lease() {
-                    lease.handle.abandon_in_background();
-                }
-                Err(error)
+                lease.handle.abandon_in_background();
             }
         }
+        result
     }
 }
 
@@ -227,14 +236,6 @@ async fn acquired<DB: Database>(acquire: &Acquire<'_, DB>, tries: &Tries) -> Res
             }
             result => return result,
         }
-    }
-}
-
-/// Ends a lease under which nothing was done: the work was not begun, or each attempt was rolled
-/// back. The claim then counts for no rule.
-fn put_back<DB: Database>(grant: Grant<DB>) {
-    if let Some(lease) = grant.into_lease() {
-        lease.handle.undo_in_background();
     }
 }
 

@@ -71,7 +71,7 @@ mod decimal {
 #[cfg_attr(not(feature = "rust_decimal"), expect(unused_variables))]
 pub(crate) fn is_exact(value: &mut dyn Any, text: &str) -> bool {
     #[cfg(feature = "rust_decimal")]
-    if let Some(read) = decimal(value) {
+    if let Some(read) = number::<rust_decimal::Decimal>(value) {
         let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text };
         let Some(exact) = rust_decimal::Decimal::from_str_exact(text).ok().filter(|exact| exact == read) else {
             return false;
@@ -86,9 +86,8 @@ pub(crate) fn is_exact(value: &mut dyn Any, text: &str) -> bool {
     true
 }
 
-/// Returns the decimal number that a value is or contains.
-#[cfg(feature = "rust_decimal")]
-fn decimal(value: &dyn Any) -> Option<&rust_decimal::Decimal> {
+/// Returns the number of this type that a value is or contains.
+fn number<N: 'static>(value: &dyn Any) -> Option<&N> {
     value.downcast_ref().or_else(|| value.downcast_ref::<Option<_>>()?.as_ref())
 }
 
@@ -97,7 +96,7 @@ fn decimal(value: &dyn Any) -> Option<&rust_decimal::Decimal> {
 #[cfg_attr(not(feature = "rust_decimal"), expect(unused_variables))]
 pub(crate) fn decimals(value: &dyn Any) -> Option<i32> {
     #[cfg(feature = "rust_decimal")]
-    if let Some(value) = decimal(value) {
+    if let Some(value) = number::<rust_decimal::Decimal>(value) {
         let value = value.normalize();
         let (mut digits, mut decimals) = (value.mantissa(), value.scale().cast_signed());
         while decimals <= 0 && digits != 0 && digits % 10 == 0 {
@@ -110,8 +109,7 @@ pub(crate) fn decimals(value: &dyn Any) -> Option<i32> {
 
 /// Returns whether a value is no number, which most databases do not keep.
 pub(crate) fn is_nan(value: &dyn Any) -> bool {
-    value.downcast_ref().is_some_and(|value: &f64| value.is_nan())
-        || value.downcast_ref().is_some_and(|value: &f32| value.is_nan())
+    number(value).is_some_and(|value: &f64| value.is_nan()) || number(value).is_some_and(|value: &f32| value.is_nan())
 }
 
 /// The error for an amount that the balance does not cover. Nothing was changed.
@@ -129,4 +127,17 @@ pub struct Insufficient<V: fmt::Debug + fmt::Display> {
     pub balance: V,
     /// The requested amount.
     pub amount: V,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_is_noticed_in_an_option_too() {
+        let numbers: [&dyn Any; 5] = [&1.5f64, &Some(1.5f32), &None::<f64>, &7i64, &"NaN"];
+        let no_numbers: [&dyn Any; 4] = [&f64::NAN, &f32::NAN, &Some(f64::NAN), &Some(f32::NAN)];
+        assert!(!numbers.into_iter().any(is_nan));
+        assert!(no_numbers.into_iter().all(is_nan));
+    }
 }

@@ -43,20 +43,21 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ) -> Result<Updated<V>, UpdateError<E>> {
         self.check()?;
         in_transaction::<DB>(tx, key, self.rows.time_limit).await?;
+        let mut left = Left::default();
         let attempt = async {
             let limit = Limit { each: self.rows.time_limit, until: None };
-            let statements = self.rows.prepared_on(tx, limit.now()).await?;
+            let statements = self.rows.prepared_on(tx, limit.before_write()).await?;
             let row = (statements, key, &statements.key(key)?);
-            let start = Start::Read { by: limit.now() };
-            self.attempt(tx, row, start, limit, &mut Left::default(), &mut compute).await
+            let start = Start::Read { by: limit.before_write() };
+            self.attempt(tx, row, start, limit, &mut left, &mut compute).await
         };
         let conflict = || Error::conflict(key.clone(), 1).into();
         match attempt.await {
             Ok(Some(Versioned { value, version })) => Ok(Updated { value, version, attempts: 1 }),
             Ok(None) => Err(conflict()),
             Err(Ended::Computation(error)) => Err(error),
-            Err(Ended::Stop(stop)) if stop.failed().is_contention() => Err(conflict()),
-            Err(Ended::Stop(stop)) => Err(self.stopped(stop, key).into()),
+            Err(Ended::Failed(failed)) if failed.is_contention() => Err(conflict()),
+            Err(Ended::Failed(failed)) => Err(self.rows.error(failed, left.action(), key).into()),
         }
     }
 
@@ -84,19 +85,20 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
                     return Ok(Updated { value, version, attempts: tries.attempt });
                 }
                 // The known row may be outdated; the next attempt reads it.
-                Ok(None) | Err(Ended::Computation(_) | Ended::Stop(Stop::BeforeWrite(_))) if unread => continue,
+                Ok(None) | Err(Ended::Computation(_)) if unread => continue,
+                Err(Ended::Failed(_)) if unread && !left.sent => continue,
                 Ok(None) => {}
                 Err(Ended::Computation(error)) => return Err(error),
-                Err(Ended::Stop(stop)) if stop.failed().is_contention() => {}
+                Err(Ended::Failed(failed)) if failed.is_contention() => {}
                 // Nothing was changed over this connection: it was closed, gave no reply, or could
                 // not be obtained.
-                Err(Ended::Stop(Stop::BeforeWrite(failed)))
-                    if failed.is_connection_failure() && !tries.left().is_zero() =>
+                Err(Ended::Failed(failed))
+                    if !left.sent && failed.is_connection_failure() && !tries.left().is_zero() =>
                 {
                     outage_pause().await;
                     continue;
                 }
-                Err(Ended::Stop(stop)) => return Err(self.stopped(stop, key).into()),
+                Err(Ended::Failed(failed)) => return Err(self.rows.error(failed, left.action(), key).into()),
             }
             metrics::conflict();
             tracing::debug!(%key, attempt = tries.attempt, "conflict");
@@ -116,23 +118,23 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         left: &mut Left,
         compute: &mut impl FnMut(&V) -> Result<Write<V>, UpdateError<E>>,
     ) -> Result<Option<(Versioned<V>, Option<Known<DB, V>>)>, Ended<E>> {
-        let statements = self.rows.prepared(limit.now()).await?;
+        (left.sent, left.open) = (false, false);
+        let statements = self.rows.prepared(limit.before_write()).await?;
         let row = (statements, key, &statements.key(key)?);
         let (mut conn, start, age) = match known {
             Some(Known { row, conn, age }) => (conn.lend(), Start::Known(row), age),
             None => {
-                let by = limit.now();
+                let by = limit.before_write();
                 (self.rows.pool.take(by).await.map_err(Failed::from)?, Start::Read { by }, 0)
             }
         };
-        left.open = false;
         match self.attempt(conn.get(), row, start, limit, left, compute).await {
             Ok(Some(row)) if age + 1 < MAX_CHANGES_PER_READ => {
                 let known = conn.keep().map(|conn| Known { row: row.clone(), conn, age: age + 1 });
                 Ok(Some((row, known)))
             }
             result => {
-                let may_still_run = matches!(&result, Err(Ended::Stop(stop)) if stop.failed().may_still_run());
+                let may_still_run = matches!(&result, Err(Ended::Failed(failed)) if failed.may_still_run());
                 if !left.open && !may_still_run {
                     conn.give_back();
                 }
@@ -142,7 +144,7 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     }
 
     /// Reads the row unless it is known, computes, and writes if the version is unchanged. Returns
-    /// `None` if another change came first.
+    /// `None` if another change came first, or if no time is left for the write.
     async fn attempt<E>(
         &self,
         conn: &mut DB::Connection,
@@ -154,6 +156,9 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     ) -> Result<Option<Versioned<V>>, Ended<E>> {
         let (value, at) = self.read_target(conn, row, start).await?;
         let write = compute(&value).map_err(Ended::Computation)?;
+        if limit.is_over() {
+            return Ok(None);
+        }
         Ok(self.compare_and_set(conn, &at, write, limit, left).await?)
     }
 
@@ -179,12 +184,12 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         write: Write<V>,
         limit: Limit,
         left: &mut Left,
-    ) -> Result<Option<Versioned<V>>, Stop> {
+    ) -> Result<Option<Versioned<V>>, Failed> {
         self.check_value(at.statements, at.key, &write.value)?;
         let result = if at.statements.triggers || left.unmatched == Some(at.version) {
-            self.write_in_transaction(conn, at, write, limit, &mut left.open).await
+            self.write_in_transaction(conn, at, write, limit, left).await
         } else {
-            self.write(conn, at, write, limit).await.map_err(Stop::DuringWrite)
+            self.write(conn, at, write, limit, left).await
         };
         if matches!(result, Ok(None)) {
             left.unmatched = Some(at.version);
@@ -213,33 +218,33 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         at: &Target<'_>,
         write: Write<V>,
         limit: Limit,
-        open: &mut bool,
-    ) -> Result<Option<Versioned<V>>, Stop> {
+        left: &mut Left,
+    ) -> Result<Option<Versioned<V>>, Failed> {
         if at.inside {
             // A savepoint that is dropped is rolled back.
-            let mut savepoint = answered(timeout_at(limit.now(), conn.begin()).await)?;
-            let written = self.write(&mut savepoint, at, write, limit).await.map_err(Stop::DuringWrite)?;
+            let mut savepoint = answered(timeout_at(limit.before_write(), conn.begin()).await)?;
+            let written = self.write(&mut savepoint, at, write, limit, left).await?;
             if written.is_some() {
-                answered(timeout_at(limit.now(), savepoint.commit()).await).map_err(Stop::DuringWrite)?;
+                answered(timeout_at(limit.now(), savepoint.commit()).await)?;
             }
             return Ok(written);
         }
         // The driver's own COMMIT may begin the next transaction.
-        answered(timeout_at(limit.now(), DB::execute_text(conn, DB::BEGIN_TEXT)).await)?;
-        *open = true;
-        let written = self.write(conn, &Target { inside: true, ..*at }, write, limit).await;
+        answered(timeout_at(limit.before_write(), DB::execute_text(conn, DB::BEGIN_TEXT)).await)?;
+        left.open = true;
+        let written = self.write(conn, &Target { inside: true, ..*at }, write, limit, left).await;
         let end = match &written {
             Ok(Some(_)) => DB::COMMIT_TEXT,
-            Err(failed) if failed.may_still_run() => return written.map_err(Stop::DuringWrite),
+            Err(failed) if failed.may_still_run() => return written,
             Ok(None) | Err(_) => DB::ROLLBACK_TEXT,
         };
         let ended = timeout_at(limit.now(), DB::execute_text(conn, end)).await;
-        *open = !matches!(ended, Ok(Ok(())));
+        left.open = !matches!(ended, Ok(Ok(())));
         // A refused change is undone, by its ROLLBACK or with the connection.
         if matches!(written, Ok(Some(_))) {
-            answered(ended.map(|reply| reply.map_err(commit_error))).map_err(Stop::DuringWrite)?;
+            answered(ended.map(|reply| reply.map_err(commit_error)))?;
         }
-        written.map_err(Stop::DuringWrite)
+        written
     }
 
     /// Writes if the version is unchanged. In a transaction, the row is read again if a trigger may
@@ -250,7 +255,9 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         at: &Target<'_>,
         write: Write<V>,
         limit: Limit,
+        left: &mut Left,
     ) -> Result<Option<Versioned<V>>, Failed> {
+        left.sent = true;
         let Target { statements, key, row, version, next, inside } = *at;
         let sql = if write.guard.is_some() { &statements.write_guarded } else { &statements.write };
         let rows = answered(timeout_at(limit.now(), DB::write(conn, sql, &write, row, version)).await)?;
@@ -266,28 +273,30 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
         let stands = self.rows.judge(key, version, rows, found.as_ref().map(|(_, version)| *version))?;
         Ok(found.zip(stands).map(|((value, _), version)| Versioned { value, version }))
     }
-
-    fn stopped(&self, stop: Stop, key: &Key) -> Error {
-        match stop {
-            Stop::BeforeWrite(failed) => self.rows.error(failed, Action::Read, key),
-            Stop::DuringWrite(failed) => self.rows.error(failed, Action::Update, key),
-        }
-    }
 }
 
 /// How long statements may take, including the wait for a connection.
 #[derive(Clone, Copy)]
 struct Limit {
     each: Duration,
-    /// When all of them have to be over.
+    /// When no attempt may write any more.
     until: Option<Instant>,
 }
 
 impl Limit {
-    /// Returns the limit of a statement that is sent now.
+    /// Returns the limit of a statement that is sent now. A write that has been sent is waited for
+    /// beyond the time of all attempts: its outcome would be unknown.
     fn now(self) -> Instant {
-        let limit = Instant::now() + self.each;
-        self.until.map_or(limit, |until| limit.min(until))
+        Instant::now() + self.each
+    }
+
+    /// The same for a statement that precedes the write.
+    fn before_write(self) -> Instant {
+        self.until.map_or(self.now(), |until| until.min(self.now()))
+    }
+
+    fn is_over(self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
     }
 }
 
@@ -307,8 +316,17 @@ struct Target<'a> {
 struct Left {
     /// The version that it did not match.
     unmatched: Option<i64>,
+    /// It has sent a statement that changes something.
+    sent: bool,
     /// Its transaction may be open, so that its connection has to be closed.
     open: bool,
+}
+
+impl Left {
+    /// What the attempt was about when it failed.
+    fn action(&self) -> Action {
+        if self.sent { Action::Update } else { Action::Read }
+    }
 }
 
 /// What an attempt starts from.
@@ -321,32 +339,11 @@ enum Start<V> {
 enum Ended<E> {
     /// The computation returned this error.
     Computation(UpdateError<E>),
-    Stop(Stop),
+    Failed(Failed),
 }
 
-impl<E, F: Into<Stop>> From<F> for Ended<E> {
-    fn from(stop: F) -> Self {
-        Self::Stop(stop.into())
-    }
-}
-
-/// Why an attempt failed, when the computation did not.
-enum Stop {
-    /// It failed before a statement that changes anything was sent.
-    BeforeWrite(Failed),
-    DuringWrite(Failed),
-}
-
-impl Stop {
-    fn failed(&self) -> &Failed {
-        match self {
-            Self::BeforeWrite(failed) | Self::DuringWrite(failed) => failed,
-        }
-    }
-}
-
-impl<F: Into<Failed>> From<F> for Stop {
+impl<E, F: Into<Failed>> From<F> for Ended<E> {
     fn from(failed: F) -> Self {
-        Self::BeforeWrite(failed.into())
+        Self::Failed(failed.into())
     }
 }

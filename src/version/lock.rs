@@ -11,7 +11,7 @@ use crate::{
     invalid::Invalid,
     key::{Claim, Holder, Key, Token},
     lock::{BoxFuture, Confirmation, ResourceLock, TransactionTerms},
-    retry::Retry,
+    retry::{Retry, late},
     session::{time::Instant, timers::timeout_at},
     store::Database,
     transaction::{
@@ -108,6 +108,11 @@ impl<DB: Database> VersionLock<DB> {
     /// was read before, and raises it, as [`LeaseLock::transaction`](crate::LeaseLock::transaction)
     /// does under a lease. The version is raised after the work.
     ///
+    /// The work itself does not raise the version of `key`: neither by a statement of its own, such
+    /// as [`VersionedTable::deduct_in`](crate::VersionedTable::deduct_in) on the same row, nor by a
+    /// trigger. Such a transaction never commits. It is repeated as after a conflict, until the
+    /// retries are used up.
+    ///
     /// # Errors
     /// As [`LeaseLock::transaction`](crate::LeaseLock::transaction). The key is never refused.
     /// [`RunError::Other`](crate::RunError::Other) contains [`Error::NotFound`] if there is no
@@ -128,7 +133,7 @@ impl<DB: Database> VersionLock<DB> {
     async fn read(&self, key: &Key, limit: Instant) -> Result<Option<i64>, Failed> {
         let statements = self.rows.prepared(limit).await?;
         let value = statements.key(key)?;
-        let read = async |conn: &mut DB::Connection| DB::version(conn, &statements.version, &value).await;
+        let read = async |conn: &mut DB::Connection| DB::version(conn, &statements.read, &value).await;
         Ok(self.rows.pool.send_repeatedly(limit, read).await?)
     }
 
@@ -143,24 +148,26 @@ impl<DB: Database> VersionLock<DB> {
         if rows > 0 && !statements.triggers {
             return Ok(Some(next));
         }
-        let found = answered(timeout_at(limit, DB::version(tx, &statements.version_now, &key)).await)?;
+        let found = answered(timeout_at(limit, DB::version(tx, &statements.read_now, &key)).await)?;
         Ok(self.rows.judge(&claim.key, claim.token.get(), rows, found)?)
     }
 }
 
 impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
-    /// Reads the version, which becomes the claim's token.
-    /// The lock excludes no caller, so that there is nothing to wait for.
-    fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
+    /// Reads the version, which becomes the claim's token. The lock excludes no caller, so that only
+    /// a connection and the reply are waited for: for `wait` if it is shorter than the time limit,
+    /// and is not zero.
+    fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         Box::pin(async move {
             let key = Key::new(key)?;
-            match self.read(&key, self.rows.limit()).await {
+            let limit = if wait.is_zero() { self.rows.time_limit } else { wait.min(self.rows.time_limit) };
+            match self.read(&key, Instant::now() + limit).await {
                 Ok(Some(version)) => {
                     let claim = Claim { key, holder: Holder::unique(), token: Token::new(version) };
                     Ok(claim.into())
                 }
                 Ok(None) => Err(self.rows.not_found(&key)),
-                Err(failed) => Err(self.rows.error(failed, Action::Read, &key)),
+                Err(failed) => Err(late(self.rows.error(failed, Action::Read, &key), limit, false)),
             }
         })
     }

@@ -156,7 +156,8 @@ impl<DB: Database, V> VersionedTable<DB, V> {
 
 impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// Converts the table to values of another type, such as `rust_decimal::Decimal`: any type that
-    /// sqlx reads from and writes to the column.
+    /// sqlx reads from and writes to the column. A value that the column rounds, such as an `f64` in
+    /// a `real` column, is written rounded. A `Decimal` is refused instead.
     ///
     /// Integers are read as `i64`, regardless of the column's width or sign. The converted table
     /// does not queue its changes with those of clones of the original.
@@ -225,9 +226,10 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// [`UpdateError::Computation`] at once, with nothing written; [`Error::NotFound`];
     /// [`Error::Setup`] if the value or the version cannot be read exactly, or a trigger, a rule or
     /// a row policy of the table suppresses the change or keeps the version; [`Error::Invalid`] for
-    /// a value that the column would round; [`Error::Conflict`] when the attempts or the time are
-    /// used up. [`Error::Database`] states whether the value may have been written. A write that
-    /// may have been carried out is never repeated.
+    /// a `Decimal` that the column would round, and for NaN where the database has none;
+    /// [`Error::Conflict`] when the attempts or the time are used up. [`Error::Database`] states
+    /// whether the value may have been written. A write that may have been carried out is never
+    /// repeated.
     ///
     /// # Cancel safety
     /// If the future is dropped, the change may have been made. Value and version change together.

@@ -4,19 +4,23 @@
 //! The checks return whether a guarantee held, so that a test can show that they detect a lock
 //! which breaks it.
 
-use std::{future::ready, sync::Arc, time::Duration};
+use std::{
+    future::ready,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use harness::{PATIENCE, TestDatabase, TestDb, acquired};
 use rowlock::{
-    Claim, Error, Key, ResourceLock, RunError, Status, Token,
+    Claim, Error, Key, ResourceLock, Retry, RunError, Status, Token,
     leases::Holder,
-    strategy::{BoxFuture, CommitOutcome, Confirmation, Grant, TransactionTerms},
+    strategy::{BoxFuture, CommitOutcome, Confirmation, Grant, ResourceLockExt, TransactionTerms},
 };
 use sqlx::Pool;
 use tokio::time::timeout;
 
 use crate::{
-    bank::{Lock, VERSION, accounts, balance, balance_in, deduct, locks, write_in},
+    bank::{Lock, VERSION, accounts, balance, balance_in, deduct, locks, version, version_lock, write_in},
     child,
     isolation::pool_at,
 };
@@ -27,7 +31,9 @@ harness::tests!(everywhere(
     no_update_is_lost_with_four_processes,
     a_stale_claim_cannot_commit,
     a_lock_that_confirms_nothing_is_caught,
-    a_lock_of_the_applications_own_loses_no_update
+    a_lock_of_the_applications_own_loses_no_update,
+    a_claim_of_the_applications_own_lock_is_released_whatever_happens,
+    work_that_raises_its_own_version_is_never_committed
 ));
 
 /// Whether a guarantee held, and if not, what was observed.
@@ -222,4 +228,87 @@ impl<DB: TestDatabase> ResourceLock<DB> for Own<DB> {
 async fn a_lock_of_the_applications_own_loses_no_update<DB: TestDatabase>(db: TestDb<DB>) {
     accounts(&db).await;
     loses_no_update(&db, VERSION, &[Arc::new(Own(db.pool.clone()))]).await.unwrap();
+}
+
+/// A lock of an application that grants every key, and records what is released.
+struct Recording<DB: TestDatabase> {
+    pool: Pool<DB>,
+    terms: TransactionTerms,
+    /// What the first confirmations return.
+    unconfirmed: Mutex<Vec<Error>>,
+    released: Mutex<Vec<Status>>,
+}
+
+impl<DB: TestDatabase> ResourceLock<DB> for Recording<DB> {
+    fn acquire<'a>(&'a self, key: &'a str, _: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
+        let claim = Key::new(key).map(|key| Claim { key, holder: Holder::unique(), token: Token::new(1) });
+        Box::pin(ready(Ok(claim.unwrap().into())))
+    }
+
+    fn confirm<'a>(&'a self, _: &'a Claim, _: &'a mut DB::Connection) -> BoxFuture<'a, Result<Confirmation, Error>> {
+        Box::pin(ready(self.unconfirmed.lock().unwrap().pop().map_or(Ok(Confirmation(1)), Err)))
+    }
+
+    fn release(&self, _: Grant<DB>, status: Status) -> BoxFuture<'_, Result<(), Error>> {
+        self.released.lock().unwrap().push(status);
+        Box::pin(ready(Ok(())))
+    }
+
+    fn terms(&self) -> TransactionTerms {
+        self.terms
+    }
+
+    fn pool(&self) -> &Pool<DB> {
+        &self.pool
+    }
+}
+
+async fn a_claim_of_the_applications_own_lock_is_released_whatever_happens<DB: TestDatabase>(db: TestDb<DB>) {
+    use Status::{Failed, Succeeded};
+    let pool = db.pool_of(1).await;
+    let lock = |unconfirmed: Vec<Error>, confirm_last| {
+        let retry = Retry { attempts: 2, ..Retry::default() };
+        let terms = TransactionTerms { confirm_last, retry, ..TransactionTerms::default() };
+        Recording { pool: pool.clone(), terms, unconfirmed: Mutex::new(unconfirmed), released: Mutex::default() }
+    };
+    let done = async |lock: Recording<DB>, keeps: bool| {
+        let kept = Mutex::new(None);
+        let ended = lock.transaction("k", async |tx| {
+            if keeps {
+                *kept.lock().unwrap() = Some(tx);
+            }
+            Ok::<_, sqlx::Error>(())
+        });
+        let is_ok = ended.await.is_ok();
+        (is_ok, lock.released.into_inner().unwrap())
+    };
+    let key = Key::new("k").unwrap();
+    let conflict = || Error::conflict(key.clone(), 1);
+    let lost = || Error::Lost { key: key.clone(), token: Token::new(1) };
+    let failed = || Error::from(rowlock::errors::Setup::TableMissing);
+    for last in [false, true] {
+        assert_eq!(done(lock(vec![], last), false).await, (true, vec![Succeeded]));
+        assert_eq!(done(lock(vec![failed()], last), false).await, (false, vec![Failed]), "confirmed last: {last}");
+        assert_eq!(done(lock(vec![lost()], last), false).await, (true, vec![Failed, Succeeded]), "{last}");
+        assert_eq!(done(lock(vec![], last), true).await, (false, vec![Failed]), "{last}");
+    }
+    // The claim stands after a conflict, unless it is confirmed last.
+    assert_eq!(done(lock(vec![conflict()], false), false).await, (true, vec![Succeeded]));
+    assert_eq!(done(lock(vec![conflict(), conflict()], false), false).await, (false, vec![Failed]));
+    assert_eq!(done(lock(vec![conflict()], true), false).await, (true, vec![Failed, Succeeded]));
+    assert_eq!(done(lock(vec![conflict(), conflict()], true), false).await, (false, vec![Failed, Failed]));
+    // BEGIN cannot be sent.
+    pool.close().await;
+    assert_eq!(done(lock(vec![], false), false).await, (false, vec![Failed]));
+}
+
+async fn work_that_raises_its_own_version_is_never_committed<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let lock = version_lock::<DB>(&db.pool).retry(Retry { attempts: 3, ..Retry::default() });
+    let done = lock.transaction(VERSION, async |mut tx| {
+        DB::execute_on(&mut tx, &format!("UPDATE account SET version = version + 1 WHERE id = '{VERSION}'")).await
+    });
+    let done = done.await;
+    assert!(matches!(done, Err(RunError::Other(Error::Conflict { attempts: 3, .. }))), "{done:?}");
+    assert_eq!(version(&db, VERSION).await, 0);
 }

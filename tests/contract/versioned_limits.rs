@@ -5,11 +5,11 @@ use std::{convert::Infallible, time::Duration};
 
 use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, eventually, proxy::Way};
 use rowlock::{
-    Error, VersionedTable,
+    Error, Retry, RunError, VersionedTable,
     balances::UpdateError,
     errors::{Certainty, DatabaseFault},
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     bank::{VERSION, accounts, version_lock, write_in},
@@ -21,6 +21,9 @@ use crate::{
 harness::tests!(
     everywhere(
         a_write_that_waits_for_a_row_ends_with_the_limit,
+        a_write_that_was_sent_in_time_is_waited_for_up_to_its_own_limit,
+        no_write_is_sent_after_the_time_of_the_retries,
+        a_transaction_waits_for_a_connection_within_the_time_of_the_retries,
         a_connection_that_comes_within_the_time_of_the_retries_is_taken
     ),
     servers[DIRECT](a_write_that_is_not_answered_within_the_limit_is_unknown_and_not_sent_again),
@@ -99,6 +102,52 @@ async fn a_write_that_waits_for_a_row_ends_with_the_limit<DB: TestDatabase>(db: 
         is_unknown(change(&table, name).await, since, name);
         DB::execute_on(&mut conn, "ROLLBACK").await.unwrap();
     }
+}
+
+/// The time of the retries ends while the write waits for the row.
+async fn a_write_that_was_sent_in_time_is_waited_for_up_to_its_own_limit<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await;
+    for (place, name) in CHANGES.into_iter().enumerate() {
+        let table = table.clone().time_limit(2 * PATIENCE).retry(Retry { within: LIMIT, ..Retry::default() });
+        let mut conn = db.pool.acquire().await.unwrap();
+        DB::execute_on(&mut conn, DB::BEGIN).await.unwrap();
+        DB::execute_on(&mut conn, "UPDATE account SET balance = balance WHERE id = 'a'").await.unwrap();
+        let later = async {
+            sleep(LIMIT * 3 / 2).await;
+            DB::execute_on(&mut conn, "ROLLBACK").await.unwrap();
+        };
+        let (changed, ()) = tokio::join!(change(&table, name), later);
+        assert_eq!(changed.unwrap().version, place as i64 + 1, "{name}");
+    }
+}
+
+/// Its limit would have passed when it is sent, and its outcome would be unknown.
+async fn no_write_is_sent_after_the_time_of_the_retries<DB: TestDatabase>(db: TestDb<DB>) {
+    let table = ledger(&db).await.retry(Retry { within: LIMIT, ..Retry::default() });
+    let mut calls = 0;
+    let slow = table.update("a", |balance| {
+        calls += 1;
+        std::thread::sleep(LIMIT);
+        Ok::<_, Infallible>(balance - 1)
+    });
+    let error = slow.await.unwrap_err();
+    assert!(matches!(error, UpdateError::Other(Error::Conflict { attempts: 1, .. })), "{error:?}");
+    assert_eq!((calls, row(&db).await), (1, (100, 0)));
+}
+
+/// The version is read over a connection of the pool, which has none.
+async fn a_transaction_waits_for_a_connection_within_the_time_of_the_retries<DB: TestDatabase>(db: TestDb<DB>) {
+    accounts(&db).await;
+    let pool = db.pool_of(1).await;
+    let _used_up = pool.acquire().await.unwrap();
+    let within = Duration::from_millis(200);
+    let lock = version_lock::<DB>(&pool).share_pool().time_limit(2 * PATIENCE);
+    let lock = lock.retry(Retry { within, ..Retry::default() });
+    let done = timeout(PATIENCE, lock.transaction(VERSION, async |_| Ok::<_, sqlx::Error>(()))).await.expect("it ends");
+    let Err(RunError::Other(Error::Database(DatabaseFault::NoConnection { limit, .. }))) = done else {
+        panic!("{done:?}")
+    };
+    assert!(limit <= within, "{limit:?}");
 }
 
 /// No statement that changes anything was sent by then: another connection is used, within the time

@@ -108,7 +108,7 @@ async fn a_write_that_is_answered_too_late_is_unknown_and_not_tried_again<DB: Te
     for way in WAYS {
         let (proxy, pool, table) = distant(&db).await;
         let (balance, version) = row(&db).await;
-        let hasty = table.clone().retry(Retry { within: LIMIT, ..Retry::default() });
+        let hasty = table.clone().time_limit(LIMIT);
         let error = proxy.during(way, WRITING, hasty.deduct("a", 1), async |_| {}).await.unwrap_err();
         let unknown = matches!(
             error,

@@ -7,7 +7,8 @@ use crate::store::version::{
 };
 use crate::{store::Reply, version::identifier::TableName};
 
-/// Each table of `information_schema` has constants in its WHERE, as for the table of the locks.
+/// Each table of `information_schema` has constants in its WHERE, as for the table of the locks. An
+/// index on an expression has NULL in place of a column.
 const TABLE_COLUMNS: &str = "
 SELECT CONVERT(c.column_name USING utf8mb4) AS name, CONVERT(c.column_type USING utf8mb4) AS type,
        CONVERT(LOWER(c.data_type) USING utf8mb4) AS base, CAST(c.numeric_scale AS SIGNED) AS scale,
@@ -18,9 +19,9 @@ SELECT CONVERT(c.column_name USING utf8mb4) AS name, CONVERT(c.column_type USING
        CAST(EXISTS (SELECT 1 FROM information_schema.triggers
                     WHERE event_object_schema = COALESCE(?, DATABASE()) AND event_object_table = ?
                       AND event_manipulation = 'UPDATE' AND action_timing = 'BEFORE') AS SIGNED) AS has_triggers,
-       CAST(c.column_name IN (SELECT MAX(column_name) FROM information_schema.statistics
-                              WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ? AND non_unique = 0
-                              GROUP BY index_name HAVING COUNT(*) = 1) AS SIGNED) AS single
+       CAST(COALESCE(c.column_name IN (SELECT MAX(column_name) FROM information_schema.statistics
+                                       WHERE table_schema = COALESCE(?, DATABASE()) AND table_name = ? AND non_unique = 0
+                                       GROUP BY index_name HAVING COUNT(*) = 1), 0) AS SIGNED) AS single
 FROM information_schema.columns c WHERE c.table_schema = COALESCE(?, DATABASE()) AND c.table_name = ?";
 
 impl VersionStore for MySql {
