@@ -217,8 +217,8 @@ claim: BEGIN
             -- ROW_COUNT counts the rows that it changes: a claim that is repeated for a shorter time
             -- ends a microsecond later than before.
             UPDATE (
-                SELECT c.key_resource, c.token, c.status, IF(c.begin_time >= '1000-01-01', c.begin_time, NULL) AS began,
-                       IF(c.end_time >= '1000-01-01', c.end_time, NULL) AS ended, c.client_ip, c.prior_token, c.prior_status,
+                SELECT c.key_resource, c.token, IF(c.holder = REPEAT(x'00', 16), c.prior_token, c.token) AS prior, c.status,
+                       IF(c.begin_time >= '1000-01-01', c.begin_time, NULL) AS began, IF(c.end_time >= '1000-01-01', c.end_time, NULL) AS ended, c.client_ip, c.prior_token, c.prior_status,
                        c.prior_begin_time, c.prior_end_time, c.prior_client_ip,
                        LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND) AS now,
                        TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) + TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) AS micros,
@@ -236,7 +236,7 @@ claim: BEGIN
             SET t.lock_flag = 1, t.status = 'P', t.client_ip = v_label, t.holder = v_asker, t.end_time = NULL,
                 t.begin_time = IF(j.verdict = 'same', t.begin_time, j.now),
                 t.claimed_at = IF(j.verdict = 'same', t.claimed_at, j.now),
-                t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.token END,
+                t.prior_token = CASE j.verdict WHEN 'same' THEN j.prior_token WHEN 'taken over' THEN j.prior END,
                 t.prior_client_ip = IF(j.verdict = 'same', j.prior_client_ip, LEFT(j.client_ip, 45)),
                 t.prior_status = IF(j.verdict = 'same', j.prior_status, j.status),
                 t.prior_begin_time = IF(j.verdict = 'same', j.prior_begin_time, j.began),

@@ -126,7 +126,8 @@ BEGIN
             begin_time = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now END,
             claimed_at = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now END,
             token = CASE j.verdict WHEN 'same' THEN t.token ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
-            prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN t.token END,
+            prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN
+                CASE WHEN t.holder = '00000000-0000-0000-0000-000000000000' THEN t.prior_token ELSE t.token END END,
             prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip ELSE left(t.client_ip, 45) END,
             prior_status = CASE j.verdict WHEN 'same' THEN t.prior_status ELSE t.status END,
             prior_begin_time = CASE j.verdict WHEN 'same' THEN t.prior_begin_time ELSE t.begin_time END,

@@ -214,7 +214,7 @@ async fn a_slot_that_a_wrong_clock_has_left_is_put_back<DB: TestDatabase>(db: Te
     eventually("it runs", || async { !runs(&db, "k").await.is_empty() }).await;
     ends(running).await;
     let (slot, run) = (ahead::<DB>(400), ahead::<DB>(399));
-    let set = format!("UPDATE t_resource_schedule SET slot = {slot}, due_at = {slot}, run_slot = {run}");
+    let set = format!("UPDATE t_resource_schedule SET slot = {slot}, due_at = {slot}, run_slot = {run}, attempt = 0");
     assert_eq!(db.execute(&set).await, 1);
     assert!(db.execute(&format!("UPDATE t_resource_schedule_run SET slot = {run} WHERE attempt = 1 AND slot = (SELECT * FROM (SELECT MAX(slot) FROM t_resource_schedule_run) latest)")).await > 0);
     assert!(info(&db, "k").await.clock_was_ahead);
