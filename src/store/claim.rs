@@ -149,7 +149,7 @@ pub enum Change {
     Abandon(TimeDelta),
     /// Restores what the row was before the claim. A claim that was taken over is one that has
     /// ended again: the next claim takes it over, as if this one had not been made. No work was
-    /// begun under this one, so its token stays used and is reported to nobody. The row then has
+    /// begun under this one, so its token stays used and is reported to no holder. The row then has
     /// [`NO_HOLDER`], and a takeover keeps its `prior_token`.
     PutBack,
 }

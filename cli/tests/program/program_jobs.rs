@@ -197,7 +197,7 @@ async fn a_crontab_becomes_a_file_whose_jobs_run<DB: TestDatabase>(db: TestDb<DB
     std::fs::write(&crontab, format!("HOME={}\n{text}", stage.path())).unwrap();
     std::fs::write(stage.file("said.txt"), "and so on\n").unwrap();
     let converted = start(rowlock("cron --from-crontab user", &[crontab.to_str().unwrap()])).ended().await.with(0);
-    // Whoever has written the file may not be the user whose crontab it is.
+    // The user who wrote the file may not be the one whose crontab it is.
     assert!(!converted.out.contains("\nuser = ") && converted.out.contains("set user = "), "{}", converted.out);
     let file = file(&stage, &converted.out);
     db.rowlock("cron --check", &[file.to_str().unwrap()]).await.with(0);
