@@ -12,7 +12,7 @@
 SET @rowlock_wrong = COALESCE(
     (SELECT 'newer functions are installed here, and stay as they are' FROM information_schema.routines
      WHERE routine_schema = DATABASE() AND routine_type = 'PROCEDURE' AND routine_name = 'rowlock_version'
-       AND REGEXP_SUBSTR(routine_definition, '[0-9]{8}') > 20261202),
+       AND (routine_comment > 20261202 OR REGEXP_SUBSTR(routine_definition, '[0-9]{8}') > 20261202)),
     IF(EXISTS (SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 't_resource_lock'),
        NULL, 'the table t_resource_lock does not exist here: run rowlock migrate first'),
     (SELECT CONCAT('t_resource_lock: its engine (', COALESCE(engine, 'none'), ') keeps no row locks; use InnoDB') FROM information_schema.tables
@@ -90,8 +90,8 @@ claim: BEGIN
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the label is not valid: it has to have at most 45 characters, and no control characters';
     ELSEIF p_holder IS NULL THEN
         SET p_holder = INSERT(INSERT(INSERT(INSERT(LEFT(SHA2(CONCAT(UUID(), RAND()), 256), 32), 21, 0, '-'), 17, 0, '-'), 13, 0, '-'), 9, 0, '-');
-    ELSEIF LOWER(p_holder) NOT REGEXP '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN
-        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the holder is not valid: use a UUID, or NULL for a new one';
+    ELSEIF LOWER(p_holder) NOT REGEXP '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' OR p_holder NOT REGEXP '[1-9a-fA-F]' THEN
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the holder is not valid: use a UUID that is not all zeros, or NULL for a new one';
     END IF;
     SET v_asker = UNHEX(REPLACE(p_holder, '-', ''));
 
@@ -217,7 +217,7 @@ claim: BEGIN
             -- ROW_COUNT counts the rows that it changes: a claim that is repeated for a shorter time
             -- ends a microsecond later than before.
             UPDATE (
-                SELECT c.key_resource, c.token, IF(c.holder = REPEAT(x'00', 16), c.prior_token, c.token) AS prior, c.status,
+                SELECT c.key_resource, c.token, COALESCE(IF(c.holder = REPEAT(x'00', 16) AND c.claimed_at = c.begin_time, c.prior_token, NULL), c.token) AS prior, c.status,
                        IF(c.begin_time >= '1000-01-01', c.begin_time, NULL) AS began, IF(c.end_time >= '1000-01-01', c.end_time, NULL) AS ended, c.client_ip, c.prior_token, c.prior_status,
                        c.prior_begin_time, c.prior_end_time, c.prior_client_ip,
                        LEAST(UTC_TIMESTAMP(6), SYSDATE(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), UTC_TIMESTAMP(6)) MICROSECOND) AS now,
@@ -418,7 +418,7 @@ BEGIN
     DECLARE v_outcome VARCHAR(10) CHARACTER SET utf8mb4;
     DECLARE v_left INT DEFAULT 20;
     DECLARE v_took_over INT;
-    -- A query within IF would wait for a locked row.
+    -- A query within IF would wait for a locked row. What it finds may be older than the row.
     SELECT COUNT(*) INTO v_took_over FROM t_resource_lock c
     WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token AND c.prior_token IS NOT NULL;
     IF v_took_over > 0 THEN
@@ -427,7 +427,7 @@ BEGIN
         attempts: LOOP
             UPDATE (
                 SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
-                AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
+                AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL AND c.prior_token IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
             ) j STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource
             SET t.lock_flag = 0, t.status = t.prior_status, t.begin_time = t.prior_begin_time, t.end_time = t.prior_end_time,
                 t.client_ip = t.prior_client_ip, t.holder = NULL, t.expires_at = NULL, t.claimed_at = NULL;
@@ -507,7 +507,7 @@ END;
 
 /*!80000 DROP PROCEDURE IF EXISTS rowlock_version */ /*M! DO 0 */;
 CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_version()
-SQL SECURITY INVOKER
+SQL SECURITY INVOKER COMMENT '20261202' -- A user without the right to see the body compares it.
 BEGIN
     SELECT 20261202 AS version;
 END;

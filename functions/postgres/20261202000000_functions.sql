@@ -16,7 +16,7 @@ BEGIN
         RAISE EXCEPTION 'the table t_resource_lock does not exist here: run rowlock migrate first'
             USING ERRCODE = 'undefined_table';
     END IF;
-    IF EXISTS (SELECT FROM pg_proc WHERE oid = to_regprocedure(place || '.rowlock_version()') AND substring(prosrc, '\d{8}')::int > 20261202) THEN
+    IF EXISTS (SELECT FROM pg_proc WHERE oid = to_regprocedure(place || '.rowlock_version()') AND substring(prosrc, '[0-9]{8}')::int > 20261202) THEN
         RAISE NOTICE 'newer functions are installed here, and stay as they are';
         RETURN;
     END IF;
@@ -102,6 +102,7 @@ BEGIN
         WHEN coalesce(asked_key, '') = '' OR ((char_length(asked_key) > 40 OR getdatabaseencoding() = 'SQL_ASCII') AND octet_length(convert_to(asked_key, 'UTF8')) > 255)
              OR ascii(asked_key) = ANY (spaces) OR ascii(right(asked_key, 1)) = ANY (spaces) THEN
             format('key %s is not valid: use 1 to 255 bytes of UTF-8, without white space at the start or end', quote_nullable(left(asked_key, 80)))
+        WHEN asker = '00000000-0000-0000-0000-000000000000' THEN 'the holder is not valid: use a UUID that is not all zeros, or NULL for a new one'
         WHEN length NOT BETWEEN interval '100 milliseconds' AND interval '30 days' THEN
             format('lease %s is not valid: it has to be from 100 ms to 30 days', length)
         WHEN gap NOT BETWEEN interval '0' AND interval '3653 days' THEN
@@ -127,7 +128,7 @@ BEGIN
             claimed_at = CASE j.verdict WHEN 'same' THEN t.begin_time ELSE j.now END,
             token = CASE j.verdict WHEN 'same' THEN t.token ELSE greatest(t.token + 1, (extract(epoch FROM j.now) * 1000000)::bigint) END,
             prior_token = CASE j.verdict WHEN 'same' THEN t.prior_token WHEN 'taken over' THEN
-                CASE WHEN t.holder = '00000000-0000-0000-0000-000000000000' THEN t.prior_token ELSE t.token END END,
+                coalesce(CASE WHEN t.holder = '00000000-0000-0000-0000-000000000000' AND t.claimed_at = t.begin_time THEN t.prior_token END, t.token) END,
             prior_client_ip = CASE j.verdict WHEN 'same' THEN t.prior_client_ip ELSE left(t.client_ip, 45) END,
             prior_status = CASE j.verdict WHEN 'same' THEN t.prior_status ELSE t.status END,
             prior_begin_time = CASE j.verdict WHEN 'same' THEN t.prior_begin_time ELSE t.begin_time END,

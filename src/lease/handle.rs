@@ -39,6 +39,8 @@ pub(crate) struct LeaseHandle<DB: Database> {
     /// What each of the claims took over, if its holder did not end it.
     pub priors: Vec<Option<PreviousClaim>>,
     state: HandleState,
+    /// Another process may have worked under the claims, which are not put back.
+    attached: bool,
 }
 
 /// Ends the claims of work that has stopped. No lock-delay is kept.
@@ -71,7 +73,7 @@ impl<DB: Database> LeaseHandle<DB> {
         sent: Instant,
     ) -> Self {
         let held = key_terms.renewer.hold(key_terms.span(), key_terms.terms.max_hold, claims, sent);
-        Self { key_terms: key_terms.clone(), held, priors, state: HandleState::Undelivered }
+        Self { key_terms: key_terms.clone(), held, priors, state: HandleState::Undelivered, attached: false }
     }
 
     /// Marks the claims as received by the caller.
@@ -87,7 +89,7 @@ impl<DB: Database> LeaseHandle<DB> {
         // A renewal makes no lease shorter.
         handle.held.row_lasts_until(Instant::now() + left);
         // Until the renewal is answered, the claim is not this handle's to abandon.
-        handle.state = HandleState::Ended;
+        (handle.state, handle.attached) = (HandleState::Ended, true);
         handle.renew().await?;
         Ok(handle.delivered())
     }
@@ -124,7 +126,7 @@ impl<DB: Database> LeaseHandle<DB> {
     /// Returns a handle that does nothing when it is dropped.
     fn copy(&self) -> Self {
         let (key_terms, held, priors) = (self.key_terms.clone(), self.held.clone(), self.priors.clone());
-        Self { key_terms, held, priors, state: HandleState::Closed }
+        Self { key_terms, held, priors, state: HandleState::Closed, attached: self.attached }
     }
 
     /// Renews the lease, within [`threads::run`].
@@ -291,9 +293,11 @@ impl<DB: Database> LeaseHandle<DB> {
         drop(self.begin_ending(ABANDON));
     }
 
-    /// Ends the claims as if they had not been made, without waiting for the outcome.
+    /// Ends the claims as if they had not been made, without waiting for the outcome. Those that
+    /// were attached are abandoned.
     pub fn undo_in_background(mut self) {
-        drop(self.begin_ending(Change::PutBack));
+        let change = if self.attached { ABANDON } else { Change::PutBack };
+        drop(self.begin_ending(change));
     }
 
     /// Begins to end the claims with `change`. Returns `None` if another handle holds them.

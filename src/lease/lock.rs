@@ -376,7 +376,9 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn attach(&self, key: &str, holder: Holder) -> Result<Lease<DB>, Error> {
-        let entry = self.inspect(key).await?.filter(|entry| entry.holder == Some(holder));
+        // A claim whose holder is all zeros has ended.
+        let is_of = |entry: &LockInfo| entry.holder == Some(holder) && !holder.as_uuid().is_nil();
+        let entry = self.inspect(key).await?.filter(is_of);
         let key = Key::new(key)?;
         match entry {
             Some(LockInfo { token, until, now, .. }) => {

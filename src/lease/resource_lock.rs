@@ -140,6 +140,9 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     }
 }
 
+/// Longer than the pause between two attempts to confirm.
+const PAUSES: Duration = Duration::from_millis(25);
+
 /// Counts a confirmation in a transaction that is known to be open. While another transaction has
 /// the row locked, it retries instead of blocking, so that no statement outlives its limit.
 pub(crate) async fn confirm_within<DB: Database>(
@@ -150,7 +153,7 @@ pub(crate) async fn confirm_within<DB: Database>(
     let key = claim.key.clone();
     let limit = Instant::now() + time_limit;
     loop {
-        let is_last = Instant::now() + time_limit / 8 > limit;
+        let is_last = Instant::now() + (time_limit / 8).max(PAUSES) > limit;
         let failure = match timeout_at(limit, DB::confirm(tx, claim, is_last)).await {
             Ok(Ok(Confirmed::Done(count))) => return Ok(Confirmation(count)),
             Ok(Ok(Confirmed::Lost)) => return Err(Error::Lost { key, token: claim.token }),

@@ -79,7 +79,8 @@ pub const CHANGES: &str = "t_resource_change";
 const THEIRS: [&str; 7] = ["key_resource", "status", "lock_flag", "begin_time", "end_time", "client_ip", "time"];
 
 /// What a column holds, by parts of the names of its types on all databases, and of `Schema::ours`.
-const FAMILIES: [(&str, &[&str]); 5] = [
+const FAMILIES: [(&str, &[&str]); 6] = [
+    ("none of these", &["interval", "point"]),
     ("of bytes", &["uuid", "binary", "blob", "bytea"]),
     ("a time", &["timestamp", "datetime", "{"]),
     ("text", &["char", "text"]),

@@ -132,6 +132,11 @@ async fn the_tables_of_another_application_are_not_used<DB: TestDatabase>(db: Te
         assert_eq!(db.number(count).await, Some(9), "{dropped}");
         acquired(LeaseLock::new(pool.clone()).try_acquire("k").await).release().await.unwrap();
     }
+    // A schema before both changes nothing.
+    db.execute("CREATE SCHEMA empty; DROP TABLE app.t_resource_change").await;
+    let behind = on_path(&db, "empty,app,public").await;
+    acquired(LeaseLock::new(behind.clone()).try_acquire("k").await).release().await.unwrap();
+    rowlock::migrate(&behind).await.unwrap();
     // Before the table's own schema, they would be used.
     db.execute("DROP TABLE app.t_resource_lock, app.t_resource_lock_queue").await;
     for error in [

@@ -59,9 +59,14 @@ async fn the_collation_that_counts_is_that_of_the_key<DB: TestDatabase>(db: Test
     let _both = [acquired(lock.try_acquire("k").await), acquired(lock.try_acquire("K").await)];
     let unique = "CREATE UNIQUE INDEX only ON t_resource_lock (key_resource, lower(status))";
     let inexact = "CREATE UNIQUE INDEX inexact ON t_resource_lock (key_resource COLLATE NOCASE)";
-    for (index, told) in [(unique, "not unique"), (inexact, "NOCASE")] {
+    let exact = "CREATE UNIQUE INDEX exact ON t_resource_lock (key_resource COLLATE BINARY)";
+    // Comparisons use the collation of the column.
+    let column = "COLLATE NOCASE NOT NULL";
+    for (index, of_key, told) in
+        [(unique, "NOT NULL", "not unique"), (inexact, "NOT NULL", "NOCASE"), (exact, column, "NOCASE")]
+    {
         db.execute("DROP TABLE t_resource_lock").await;
-        db.execute(&table.replacen("NOT NULL PRIMARY KEY", "NOT NULL", 1)).await;
+        db.execute(&table.replacen("NOT NULL PRIMARY KEY", of_key, 1)).await;
         db.execute(index).await;
         let error = db.lock().try_acquire("k").await.unwrap_err();
         assert!(matches!(error, Error::Setup(Setup::TableUnfit { .. })) && error.to_string().contains(told), "{error}");

@@ -39,8 +39,9 @@ pub const STOPPED: &str = "stopped by an operator";
 pub async fn run<DB: Database>(job: Arc<Job>, tick: Tick<DB>, shared: Shared) -> Result<(), String> {
     let (reply, ended) = oneshot::channel();
     let counted = shared.commands.token();
-    // A command that is counted after this was asked for is not waited for.
+    // The program waits for those that are counted, and drops this run after them.
     if shared.stop.is_cancelled() {
+        drop(counted);
         return std::future::pending().await;
     }
     let recorded = tick.recorded();

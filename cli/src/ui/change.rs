@@ -59,7 +59,8 @@ pub fn changer<DB: Database>(pool: Pool<DB>, judged_by: MinInterval) -> Changer 
 async fn make<DB: Database>(pool: Pool<DB>, judged_by: MinInterval, change: &Change) -> Result<(), Failure> {
     let name = change.name.as_str();
     let schedules = Schedules::new(pool.clone()).label(&change.who);
-    if change.verb.is_of_tick() && schedules.inspect(name).await?.is_some_and(|job| seen_tick(&job) != change.seen) {
+    let is_another = |job: &ScheduleInfo| seen_tick(change.verb, job) != change.seen;
+    if change.verb.is_of_tick() && schedules.inspect(name).await?.as_ref().is_some_and(is_another) {
         let text = format!("{name}: the job has gone on to another tick since the page was shown, and was left alone");
         return Err(Failure::new(REFUSED, text));
     }
@@ -95,10 +96,11 @@ pub fn seen(row: &LockInfo) -> String {
     format!("{}/{holder}/{}/{}", row.token, micros(row.since), micros(row.ended))
 }
 
-/// Writes down what tells the tick of a job from every other one, for a form to carry.
-pub fn seen_tick(job: &ScheduleInfo) -> String {
-    let skipped = job.skipped_until.map(|until| until.timestamp_micros()).unwrap_or_default();
-    format!("{}/{}/{skipped}", job.token, job.slot.timestamp_micros())
+/// Writes down what tells the tick that is stopped, or that is skipped, from every other one of the
+/// job, for a form to carry.
+pub fn seen_tick(verb: Verb, job: &ScheduleInfo) -> String {
+    let of = if verb == Verb::Stop { [job.run_slot, None] } else { [Some(job.slot), job.skipped_until] };
+    of.map(|time| time.map_or(0, |time| time.timestamp_micros()).to_string()).join("/")
 }
 
 /// Says that a key was left alone, and what it is now.

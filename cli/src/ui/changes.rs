@@ -127,6 +127,10 @@ async fn ask(app: &App, verb: Verb, name: &str) -> Response {
     if !app.allows_changes() {
         return read_only(app);
     }
+    if verb.is_of_tick() {
+        // The last look may be of an earlier tick.
+        app.looks.at_once().await;
+    }
     let view = app.looks.fresh().await;
     let lock = view.snapshot.as_ref().and_then(|snapshot| snapshot.lock(name));
     let lock = lock.filter(|lock| verb == Verb::Release && is_claimed(lock.state));
@@ -146,7 +150,7 @@ async fn ask(app: &App, verb: Verb, name: &str) -> Response {
         form.confirm method="post" action={ "/" (verb.name()) } {
             input type="hidden" name="name" value=(name);
             @if let Some(lock) = lock { (release_fields(lock)) }
-            @if let Some(job) = of_tick { input type="hidden" name="seen" value=(seen_tick(job)); }
+            @if let Some(job) = of_tick { input type="hidden" name="seen" value=(seen_tick(verb, job)); }
             @if let Some(why) = triggered.filter(|job| !is_declared_as_removed(job)).and_then(nobody_runs) { (anyway_fields(&why)) }
             p.actions {
                 button.danger[[Verb::Release, Verb::Stop].contains(&verb)] { (button) }

@@ -26,7 +26,8 @@ const BEGAN: &str = "IF(c.begin_time >= '1000-01-01', c.begin_time, NULL)";
 const ENDED: &str = "IF(c.end_time >= '1000-01-01', c.end_time, NULL)";
 
 /// The token of the claim that a takeover reports.
-const PRIOR: &str = "IF(c.holder = REPEAT(x'00', 16), c.prior_token, c.token)";
+const PRIOR: &str =
+    "COALESCE(IF(c.holder = REPEAT(x'00', 16) AND c.claimed_at = c.begin_time, c.prior_token, NULL), c.token)";
 
 /// Builds the condition that an earlier request of `asker` was granted.
 fn same(asker: &str) -> String {

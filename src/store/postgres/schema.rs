@@ -55,8 +55,9 @@ SELECT a.attname::text AS name, a.atttypmod - 4 AS width,
        coalesce(l.collisdeterministic, true) AS exact, s.zone, s.banner, c.relkind IN ('r', 'p') AS is_table, c.relpersistence = 'p' AS is_kept,
        ARRAY(SELECT r FROM unnest($1::text[]) AS r JOIN pg_class o ON o.oid = to_regclass(r)
              WHERE o.relnamespace = coalesce(c.relnamespace, to_regnamespace(s.first))) AS relations,
-       (SELECT min(o.relnamespace::regnamespace::text || '.' || r) FROM unnest($1::text[]) AS r JOIN pg_class o ON o.oid = to_regclass(r)
-        WHERE o.relnamespace <> c.relnamespace) AS apart,
+       (SELECT min(quote_ident(o.nspname) || '.' || r) FROM unnest($1::text[]) AS r JOIN pg_class f ON f.oid = to_regclass(r)
+        JOIN pg_namespace o ON o.oid = f.relnamespace JOIN pg_namespace own ON own.oid = c.relnamespace
+        WHERE array_position(current_schemas(true), o.nspname) < array_position(current_schemas(true), own.nspname)) AS apart,
        nullif(c.relnamespace::regnamespace::text, s.first) AS moved,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indimmediate
                  AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS is_key
@@ -130,7 +131,11 @@ impl SchemaStore for Postgres {
             }
             schema.columns.push(Column { name, kind: column_type });
         }
-        schema.judge_copy("ALTER COLUMN claimed_at TYPE {begin}");
+        // By itself, the server would convert by the session's time zone.
+        let has_zone = |name| schema.column(name).is_some_and(|column| column.kind.contains("with time zone"));
+        let converted =
+            if has_zone("claimed_at") == has_zone("begin_time") { "" } else { " USING claimed_at AT TIME ZONE 'UTC'" };
+        schema.judge_copy(&format!("ALTER COLUMN claimed_at TYPE {{begin}}{converted}"));
         Ok(schema)
     }
 

@@ -28,12 +28,21 @@ const ADDING: &str = "the file's, against other writers, for a moment; no row is
 
 const SCHEMA: &str = "
 SELECT lower(c.name) AS name, upper(c.type) || CASE WHEN c.[notnull] AND c.name = 'end_time' COLLATE NOCASE THEN ' NOT NULL' ELSE '' END AS type,
-    s.relations,
+    s.relations, (SELECT sql FROM main.sqlite_schema WHERE lower(name) = 't_resource_lock') AS definition,
     (SELECT upper(min(k.coll)) FROM pragma_index_list('t_resource_lock', 'main') i, pragma_index_xinfo(i.name, 'main') k
      WHERE i.[unique] AND NOT i.partial AND k.[key] GROUP BY i.name
      HAVING count(*) = 1 AND lower(min(k.name)) = 'key_resource' ORDER BY upper(min(k.coll)) = 'BINARY' LIMIT 1) AS key_collation
 FROM (SELECT coalesce(group_concat(lower(name)), '') AS relations FROM main.sqlite_schema WHERE name LIKE 't\\_resource\\_%' ESCAPE '\\') s
 LEFT JOIN pragma_table_info('t_resource_lock', 'main') c";
+
+/// Returns the collation in the definition of the key's column, unless it is that of bytes. An index
+/// may have another one, which comparisons do not use.
+fn collation_of(definition: &str) -> Option<String> {
+    let definition = definition.to_ascii_uppercase();
+    let column = definition.split_once("KEY_RESOURCE")?.1.split(',').next()?;
+    let collation = column.split_once("COLLATE")?.1.split_whitespace().next()?;
+    (collation != "BINARY").then(|| collation.to_owned())
+}
 
 /// The driver decodes any text as UTF-8, so SQLite itself compares the two here.
 const IS_WIDE: &str = "SELECT encoding <> 'UTF-8' FROM pragma_encoding";
@@ -76,7 +85,8 @@ impl SchemaStore for Sqlite {
             }
             if name == "key_resource" {
                 schema.key_type = column_type.clone();
-                match row.try_get::<Option<&str>, _>("key_collation")? {
+                let own = collation_of(row.try_get("definition")?);
+                match own.as_deref().or(row.try_get("key_collation")?) {
                     None => schema.wrong = Some(NO_KEY.to_owned()),
                     Some("BINARY") => {}
                     Some(collation) => {
