@@ -197,8 +197,8 @@ pub trait ResourceLock<DB: Database>: Send + Sync {
 
     /// Ends a claim. By default it ends the grant's lease; a version has nothing to release.
     ///
-    /// [`transaction`](crate::strategy::ResourceLockExt::transaction) passes it each grant without a
-    /// lease, with [`Status::Succeeded`] after the commit and [`Status::Failed`] after everything
+    /// [`transaction`](crate::strategy::ResourceLockExt::transaction) passes it each grant without
+    /// a lease, with [`Status::Succeeded`] after the commit and [`Status::Failed`] after everything
     /// else. That includes a claim that was lost, and a transaction of which it is unknown whether
     /// it was committed: the confirmation guards its commit, and not the claim. If the future is
     /// dropped or the process ends, nothing is released.

@@ -154,9 +154,9 @@ impl<DB: Database> VersionLock<DB> {
 }
 
 impl<DB: Database> ResourceLock<DB> for VersionLock<DB> {
-    /// Reads the version, which becomes the claim's token. The lock excludes no caller, so that only
-    /// a connection and the reply are waited for: for `wait` if it is shorter than the time limit,
-    /// and is not zero.
+    /// Reads the version, which becomes the claim's token. The lock excludes no caller, so that
+    /// only a connection and the reply are waited for: for `wait` if it is shorter than the time
+    /// limit, and is not zero.
     fn acquire<'a>(&'a self, key: &'a str, wait: Duration) -> BoxFuture<'a, Result<Grant<DB>, Error>> {
         Box::pin(async move {
             let key = Key::new(key)?;

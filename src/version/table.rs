@@ -156,8 +156,8 @@ impl<DB: Database, V> VersionedTable<DB, V> {
 
 impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
     /// Converts the table to values of another type, such as `rust_decimal::Decimal`: any type that
-    /// sqlx reads from and writes to the column. A value that the column rounds, such as an `f64` in
-    /// a `real` column, is written rounded. A `Decimal` is refused instead.
+    /// sqlx reads from and writes to the column. A value that the column rounds, such as an `f64`
+    /// in a `real` column, is written rounded. A `Decimal` is refused instead.
     ///
     /// Integers are read as `i64`, regardless of the column's width or sign. The converted table
     /// does not queue its changes with those of clones of the original.

@@ -30,8 +30,8 @@ version = 1
 /// Where cron keeps the crontabs of users. There, the owner of a file is the user whose it is.
 const SPOOL: &str = "/var/spool/cron";
 const NOT_KNOWN: &str = "\
-# Cron runs these jobs as the user whose crontab it is, and in that user's home. Who that is does not
-# show: set user = \"...\" and cwd = \"/...\" in [defaults].";
+# Cron runs these jobs as the user whose crontab it is, and in that user's home. Who that is does
+# not show: set user = \"...\" and cwd = \"/...\" in [defaults].";
 
 /// Reads a crontab, and returns a file with its jobs. In that of a system, the name of a user
 /// stands before each command.

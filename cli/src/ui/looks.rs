@@ -257,8 +257,8 @@ impl<DB: Database> Reader<DB> {
     /// `begun` by this machine's clock. Returns how many statements it took beside the one that
     /// every look needs.
     async fn read_runs(&mut self, now: DateTime<Utc>, begun: DateTime<Utc>) -> Result<u32, Error> {
-        // A run that ended by a clock that was ahead tells nothing of those since, and may have been
-        // deleted when the clock was put right.
+        // A run that ended by a clock that was ahead tells nothing of those since, and may have
+        // been deleted when the clock was put right.
         if self.runs.newest().is_some_and(|end| end > now) {
             (self.runs, self.is_complete) = (Arc::default(), false);
         }

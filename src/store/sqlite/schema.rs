@@ -35,8 +35,8 @@ SELECT lower(c.name) AS name, upper(c.type) || CASE WHEN c.[notnull] AND c.name 
 FROM (SELECT coalesce(group_concat(lower(name)), '') AS relations FROM main.sqlite_schema WHERE name LIKE 't\\_resource\\_%' ESCAPE '\\') s
 LEFT JOIN pragma_table_info('t_resource_lock', 'main') c";
 
-/// Returns the collation in the definition of the key's column, unless it is that of bytes. An index
-/// may have another one, which comparisons do not use.
+/// Returns the collation in the definition of the key's column, unless it is that of bytes. An
+/// index may have another one, which comparisons do not use.
 fn collation_of(definition: &str) -> Option<String> {
     let definition = definition.to_ascii_uppercase();
     let column = definition.split_once("KEY_RESOURCE")?.1.split(',').next()?;
