@@ -53,14 +53,11 @@ class Opening:
         self._connect = connect
         self._threads: list[threading.Thread] = []
         self._begun = 0.0
-        self._is_first = True
         self._outcomes: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
     def connection(self, patience: float) -> Any:
         """Returns a connection. Raises :class:`TimeoutError` if there is none in time."""
-        # The first one is what a claim waits for, also with a short lease on a busy machine. Later
-        # ones wait for two seconds at least, as libpq does.
-        patience = max(PATIENCE if self._is_first else 2.0, patience)
+        patience = max(2.0, patience)  # As libpq, which waits for two seconds at least.
         until = time.monotonic() + patience
         is_begun = self._is_due()
         if is_begun:
@@ -73,7 +70,6 @@ class Opening:
                 raise TimeoutError(f"no connection in {patience:.1f} s") from None
             if error is None:
                 self.leave()
-                self._is_first = False
                 return connection
             if is_begun:
                 raise error
