@@ -87,7 +87,8 @@ SET lock_flag = 1, status = 'P', client_ip = :label, holder = :holder, end_time 
     claimed_at = CASE WHEN :verdict = 'same' THEN begin_time ELSE {_kept("begin_time", NOW)} END,
     token = CASE WHEN :verdict = 'same' THEN token ELSE max(token + 1, {NOW}) END,
     prior_token = CASE :verdict WHEN 'same' THEN prior_token WHEN 'taken over'
-        THEN ifnull(iif(holder = zeroblob(16) AND claimed_at = begin_time, prior_token, NULL), token) END,
+        THEN ifnull(
+            iif(holder = zeroblob(16) AND claimed_at = begin_time, prior_token, NULL), token) END,
     prior_client_ip = CASE WHEN :verdict = 'same' THEN prior_client_ip ELSE client_ip END,
     prior_status = CASE WHEN :verdict = 'same' THEN prior_status ELSE status END,
     prior_begin_time = CASE WHEN :verdict = 'same' THEN prior_begin_time ELSE begin_time END,
