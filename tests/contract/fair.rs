@@ -12,15 +12,17 @@ use tokio::{
 
 use crate::waiters::{Process, Turn, now, places, seconds};
 
-harness::tests!(everywhere(
-    grants_come_in_the_order_of_arrival,
-    no_waiter_is_overtaken_or_starves,
-    the_waiters_of_a_killed_process_are_skipped,
-    no_attempt_overtakes_those_with_tickets,
-    a_waiter_that_goes_away_leaves_its_place,
-    a_try_in_order_looks_at_the_queue,
-    queues_have_the_lengths_of_the_waiters_that_live
-));
+harness::tests!(
+    everywhere(
+        grants_come_in_the_order_of_arrival,
+        no_waiter_is_overtaken_or_starves,
+        the_waiters_of_a_killed_process_are_skipped,
+        no_attempt_overtakes_those_with_tickets,
+        a_waiter_that_goes_away_leaves_its_place,
+        queues_have_the_lengths_of_the_waiters_that_live
+    ),
+    everywhere.each(a_try_in_order_looks_at_the_queue)
+);
 
 /// How long a ticket without heartbeats stays alive, and the interval between heartbeats.
 pub const KEPT: Duration = Duration::from_secs(12);

@@ -161,7 +161,7 @@ fn main() {
         return child::main();
     }
     events::keep();
-    let mut suites = Suites::of_all_servers().shared();
+    let mut suites = Suites::of_all_servers();
     harness::modules!(suites:
         acquire acquiring all_held at_most batched batches_undone blocked both_strategies cancelled
         changes_kept commits completion connections contention created decimals delayed

@@ -17,7 +17,7 @@ use crate::{
 };
 
 harness::tests!(
-    servers[DIRECT](transactions_that_conflict_are_repeated),
+    servers[DIRECT].each(transactions_that_conflict_are_repeated),
     servers[DIRECT].alone(an_own_transaction_of_milliseconds_does_not_fail),
     postgres[DIRECT](a_pooler_that_rejects_the_mark_of_own_sessions_is_used_without_it)
 );

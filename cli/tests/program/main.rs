@@ -52,7 +52,7 @@ mod ui_runs;
 use harness::Suites;
 
 fn main() {
-    let mut suites = Suites::of_all_servers().shared();
+    let mut suites = Suites::of_all_servers();
     harness::modules!(suites:
         outages program_claims program_cron program_day program_doctor program_end program_forced
         program_hold program_input program_instances program_jobs program_lead program_limits

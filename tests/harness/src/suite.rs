@@ -21,6 +21,8 @@ use crate::{Server, TestDatabase, TestDb, databases, direct_url, pool, server::p
 
 /// How many tests run in parallel, unless `--test-threads` is given.
 const AT_ONCE: usize = 8;
+/// The page that names the tests of each guarantee.
+const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
 /// How many of the slowest tests are named at the end.
 const SLOWEST: usize = 20;
 
@@ -113,7 +115,7 @@ pub struct Group {
     alone: bool,
     /// Left out unless all tests are wanted.
     long: bool,
-    /// Not shared by MySQL and MariaDB.
+    /// On each of the servers, though no guarantee names it.
     each: bool,
 }
 
@@ -153,7 +155,7 @@ impl Group {
         Self { need: Some(need), ..self }
     }
 
-    /// These tests run on each of the servers, also where MySQL and MariaDB share the others.
+    /// These tests run on each of their servers, also where only some tests are wanted.
     #[must_use]
     pub fn each(self) -> Self {
         Self { each: true, ..self }
@@ -179,14 +181,17 @@ impl Group {
 }
 
 impl Group {
-    /// Whether the other one of MySQL and MariaDB runs this test.
-    fn is_left_to_the_twin(&self, server: Server, name: &str) -> bool {
-        let twins = ["mysql", "mariadb"];
-        let Some(at) = twins.iter().position(|twin| *twin == server.name) else { return false };
-        let other = Server::all().into_iter().find(|other| other.name == twins[1 - at]);
-        let runs_there = other.is_some_and(|other| (self.runs_on)(other.name) && other.url().is_some());
+    /// Whether another server runs this test, if not all tests are wanted. Where each of its
+    /// servers is there, a test runs on one of them, by its name, unless a guarantee names it.
+    fn is_left_to_another(&self, server: Server, name: &str) -> bool {
+        if self.each || GUARANTEES.contains(&format!("`{}::{name}`", self.module)) {
+            return false;
+        }
+        let mut servers = Server::all().to_vec();
+        servers.retain(|other| (self.runs_on)(other.name));
         let sum: usize = self.module.bytes().chain(name.bytes()).map(usize::from).sum();
-        runs_there && sum % 2 != at
+        let chosen = servers[sum % servers.len()];
+        servers.iter().all(|other| other.url().is_some()) && chosen.name != server.name
     }
 }
 
@@ -198,13 +203,6 @@ pub struct Suites([Suite; 4]);
 impl Suites {
     pub fn of_all_servers() -> Self {
         Self(Server::all().map(Suite::new))
-    }
-
-    /// Unless all tests are wanted, a test that could run on MySQL and MariaDB runs on one of them,
-    /// by its name: they have most statements in common.
-    #[must_use]
-    pub fn shared(self) -> Self {
-        Self(self.0.map(|suite| Suite { shared: true, ..suite }))
     }
 
     pub fn sqlite(&mut self, group: &Group, name: &str, test: Test<sqlx::Sqlite>) {
@@ -229,13 +227,11 @@ struct Suite {
     alone: Vec<Trial>,
     /// Held by the test that is alone on the server.
     turn: Arc<Mutex<()>>,
-    /// Whether MySQL and MariaDB share the tests.
-    shared: bool,
 }
 
 impl Suite {
     fn new(server: Server) -> Self {
-        Self { server, parallel: Vec::new(), alone: Vec::new(), turn: Arc::default(), shared: false }
+        Self { server, parallel: Vec::new(), alone: Vec::new(), turn: Arc::default() }
     }
 
     /// Adds a test, unless its group does not run on this server. The trial creates a database for
@@ -251,9 +247,7 @@ impl Suite {
         let url = server.url();
         let missing = match server.variable {
             Some(variable) if url.is_none() => Some(variable),
-            _ if !all() && (group.long || self.shared && !group.each && group.is_left_to_the_twin(server, name)) => {
-                Some("ROWLOCK_ALL")
-            }
+            _ if !all() && (group.long || group.is_left_to_another(server, name)) => Some("ROWLOCK_ALL"),
             _ => group.need.filter(|need| !(need.is_met)(server)).map(|need| need.what),
         };
         let turn = alone.then(|| self.turn.clone());
