@@ -27,6 +27,28 @@ SQLITE = pytest.mark.parametrize("db", ["sqlite"], indirect=True)
 SERVERS = pytest.mark.parametrize("db", list(URLS), indirect=True)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves each test to one of its databases, by its name, unless a guarantee names it.
+
+    So it is if each database is there, and not all tests are wanted.
+    """
+    if os.environ.get("ROWLOCK_ALL") or not all(map(os.environ.get, URLS.values())):
+        return
+    guarantees = Path(__file__).parents[3].joinpath("docs", "guarantees.md").read_text()
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        spec = getattr(item, "callspec", None)
+        others = {name: at for name, at in spec.indices.items() if name != "db"} if spec else {}
+        groups.setdefault(f"{item.nodeid.partition('[')[0]} {others}", []).append(item)
+    left: set[pytest.Item] = set()
+    for name, each in groups.items():
+        if f"`{name.split('::')[-1].split()[0]}`" not in guarantees:
+            left.update(each)
+            left.discard(each[sum(name.encode()) % len(each)])
+    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=list(left))
+
+
 def program() -> str:
     """The program of this repository, which `cargo build -p rowlock-cli` builds."""
     target = Path(os.environ.get("CARGO_TARGET_DIR", Path(__file__).parents[3] / "target"))
