@@ -116,13 +116,16 @@ pub fn start(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
 /// Decides about a tick that was not begun. Those that an operator has skipped are left out
 /// first.
 fn choose(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
-    let Some(until) = row.skip.filter(|_| row.is_skipped()).map(|(_, until)| until) else {
-        return match choose_due(schedule, row, now) {
-            // This one was begun before the order, and stands for none that is skipped.
-            Start::Move { to, .. } if (Row { slot: to, ..row.clone() }).is_skipped() => Start::Run,
+    let Some((since, until)) = row.skip else { return choose_due(schedule, row, now, now) };
+    if !row.is_skipped() {
+        return match choose_due(schedule, row, now, now) {
+            // Those before the skipped ones are caught up on as if there were no others.
+            Start::Move { to, .. } if (Row { slot: to, ..row.clone() }).is_skipped() => {
+                choose_due(schedule, row, since - TimeDelta::microseconds(1), now)
+            }
             start => start,
         };
-    };
+    }
     let is_delay = matches!(schedule.timing, Timing::After(_));
     let end = if is_delay { now } else { until.min(now) };
     let passed = pending(schedule, row.slot, end, 1).before.saturating_add(1);
@@ -130,21 +133,22 @@ fn choose(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
     if first > now || is_delay {
         return Start::Skip { next: first, skipped: passed };
     }
-    match choose_due(schedule, &Row { slot: first, ..row.clone() }, now) {
+    match choose_due(schedule, &Row { slot: first, ..row.clone() }, now, now) {
         Start::Move { to, missed, skipped } => Start::Move { to, missed, skipped: skipped.saturating_add(passed) },
         Start::Skip { next, skipped } => Start::Skip { next, skipped: skipped.saturating_add(passed) },
         _ => Start::Move { to: first, missed: row.missed, skipped: passed },
     }
 }
 
-fn choose_due(schedule: &Schedule, row: &Row, now: DateTime<Utc>) -> Start {
+/// Decides, at `now`, about the ticks that are due until `end`.
+fn choose_due(schedule: &Schedule, row: &Row, end: DateTime<Utc>, now: DateTime<Utc>) -> Start {
     let most = if let CatchUp::All(most) = schedule.catch_up { most } else { 1 };
-    let Pending { first, last, before } = pending(schedule, row.slot, now, most);
+    let Pending { first, last, before } = pending(schedule, row.slot, end, most);
     // The tick of a fixed delay is counted from the end of a run: there is no other one to wait
     // for.
     let skips = schedule.catch_up == CatchUp::Skip && !matches!(schedule.timing, Timing::After(_));
     if skips && now - last > schedule.grace.max(PROMPT) {
-        return Start::Skip { next: schedule.next(now.max(last)), skipped: before.saturating_add(1) };
+        return Start::Skip { next: schedule.next(end.max(last)), skipped: before.saturating_add(1) };
     }
     match (before, skips) {
         (0, _) => Start::Run,

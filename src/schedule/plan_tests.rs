@@ -244,6 +244,17 @@ fn skipped_ticks_are_left_out_and_those_after_them_run() {
         skip("10:04:00", 4),
         "those after them are too late"
     );
+    for (catch_up, expected, of_two) in [
+        (CatchUp::Once, moved("10:04:00", 4, 0), moved("10:04:00", 4, 0)),
+        (CatchUp::All(2), moved("10:04:00", 4, 0), moved("10:03:00", 3, 0)),
+        (CatchUp::Skip, moved("10:04:00", 0, 4), skip("10:05:00", 5)),
+    ] {
+        let schedule = Schedule::every("k", MINUTE).catch_up(catch_up).grace(Duration::from_secs(90));
+        let one = Row { skip: Some((at("10:05:00"), at("10:05:00"))), ..row("10:00:00") };
+        assert_eq!(super::start(&schedule, &one, at("10:05:20")), expected, "{catch_up:?}");
+        let two = Row { skip: Some((at("10:05:00"), at("10:06:00"))), ..one };
+        assert_eq!(super::start(&schedule, &two, at("10:06:20")), of_two, "{catch_up:?}");
+    }
     let schedule = Schedule::every("k", MINUTE);
     let triggered = Row { own: false, ..skipped("10:00:00") };
     assert_eq!(start(&schedule, &triggered, at("10:00:30")), Start::Run);
