@@ -78,7 +78,8 @@ pub struct ScheduleInfo {
     /// application: it was removed from the application, or renamed.
     pub gone_since: Option<DateTime<Utc>>,
     /// Whether the slot is so late that only a clock of the database that was ahead can have led to
-    /// it. The next instance with these times puts it back, within a minute.
+    /// it. The next instance with these times puts it back, within a minute. `false` while the
+    /// clock of the database is more than an hour behind that of this machine.
     pub clock_was_ahead: bool,
     /// How many instances that are alive declare these times, and run the schedule.
     pub instances: u32,
@@ -123,7 +124,7 @@ impl ScheduleInfo {
         // The database's clock decides, as it does for the claim that takes the run over.
         let is_over = listed.due_at <= listed.now;
         let clock_was_ahead =
-            Schedule::of(&listed.times).is_some_and(|schedule| is_ahead(&schedule, &listed, listed.now));
+            Schedule::of(&listed.times).is_some_and(|schedule| is_ahead(&schedule, &listed, listed.now, Utc::now()));
         // An order for one tick may be for a later one than the next, after a deploy. One that was
         // given during a run begins after its slot.
         let skips = |(since, until)| (since <= listed.slot || listed.attempt > 0) && until >= listed.slot;

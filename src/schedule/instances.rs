@@ -92,9 +92,7 @@ pub fn decide(
     if row.times == mine.times {
         return if row.gone_at.is_some() {
             Decision::Return
-        } else if judge.here - now <= AHEAD
-            && mine.schedule.as_ref().is_some_and(|schedule| is_ahead(schedule, row, now))
-        {
+        } else if mine.schedule.as_ref().is_some_and(|schedule| is_ahead(schedule, row, now, judge.here)) {
             Decision::PutBack
         } else {
             Decision::Leave
@@ -152,11 +150,12 @@ fn known_with(row: Option<&ListedSchedule>, times: &Times, word: &Word) -> Strin
 }
 
 /// Returns whether no clock that was right, within [`AHEAD`], could have led to the slot of a row
-/// with the times of this schedule, or to the time at which it is due. A tick that ran before its
-/// shift was changed is followed by the next one, which may be later by that.
-pub fn is_ahead(schedule: &Schedule, row: &ListedSchedule, now: DateTime<Utc>) -> bool {
+/// with the times of this schedule, or to the time at which it is due. A clock that is behind that
+/// of this machine shows nothing. A tick that ran before its shift was changed is followed by the
+/// next one, which may be later by that.
+pub fn is_ahead(schedule: &Schedule, row: &ListedSchedule, now: DateTime<Utc>, here: DateTime<Utc>) -> bool {
     let is_due_late = row.attempt == 0 && row.due_at > row.slot.max(now + AHEAD);
-    !row.running && (is_due_late || row.slot > schedule.next(now + AHEAD + schedule.shift))
+    here - now <= AHEAD && !row.running && (is_due_late || row.slot > schedule.next(now + AHEAD + schedule.shift))
 }
 
 /// Returns whether a run is under way whose lease has not ended.

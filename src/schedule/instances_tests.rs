@@ -342,7 +342,7 @@ fn another_jitter_moves_the_next_tick() {
                 let is_late = slot_now - new.shift != next && new.shift < old.shift;
                 let kept = if begun { old.next(slot) } else { slot };
                 let moved = ListedSchedule::unrun(new.times(), slot_now);
-                assert!(!is_ahead(&new, &moved, now), "{name}: {slot} {slot_now} {begun}");
+                assert!(!is_ahead(&new, &moved, now, now), "{name}: {slot} {slot_now} {begun}");
                 let is_kept = is_late && slot_now == kept && next + new.shift <= now;
                 assert!(is_kept || slot_now - new.shift == next, "{name}: {slot} {slot_now} {begun}");
             }
