@@ -289,11 +289,11 @@ BEGIN
     DECLARE v_token BIGINT;
     DECLARE v_expires DATETIME(6);
     DECLARE CONTINUE HANDLER FOR NOT FOUND SET v_is_now = FALSE;
-    SELECT c.token, c.lock_flag <> 1 AND c.holder IS NULL, c.expires_at,
+    SELECT c.token, (c.lock_flag <> 1 AND c.holder IS NULL) OR COALESCE(p_change = 'put back' AND c.holder = REPEAT(x'00', 16), FALSE), c.expires_at,
            COALESCE(c.lock_flag = 1 AND c.holder = p_holder AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE)
     INTO v_token, v_free, v_expires, v_stands FROM t_resource_lock c WHERE c.key_resource = v_key FOR UPDATE SKIP LOCKED;
     IF NOT v_is_now AND p_change <> 'confirm' THEN
-        SELECT c.token, c.lock_flag <> 1 AND c.holder IS NULL, c.expires_at,
+        SELECT c.token, (c.lock_flag <> 1 AND c.holder IS NULL) OR COALESCE(p_change = 'put back' AND c.holder = REPEAT(x'00', 16), FALSE), c.expires_at,
                COALESCE(c.lock_flag = 1 AND c.holder = p_holder AND c.claimed_at = c.begin_time AND c.end_time IS NULL, FALSE)
         INTO v_token, v_free, v_expires, v_stands FROM t_resource_lock c WHERE c.key_resource = v_key;
     END IF;
@@ -407,7 +407,7 @@ BEGIN
 END;
 
 -- Ends a claim under which no work was begun: the row is as it was before, under the claim's token.
--- A claim that took over is abandoned, so that what it took over is there to be taken over.
+-- A claim that it took over is taken over by the next one: it has the holder 0 until then.
 /*!80000 DROP PROCEDURE IF EXISTS rowlock_put_back */ /*M! DO 0 */;
 CREATE /*M!100103 OR REPLACE */ PROCEDURE rowlock_put_back(
     p_key VARCHAR(1024) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, p_holder VARCHAR(36) CHARACTER SET utf8mb4, p_token BIGINT)
@@ -417,33 +417,27 @@ BEGIN
     DECLARE v_key VARBINARY(4096) DEFAULT CAST(p_key AS BINARY);
     DECLARE v_outcome VARCHAR(10) CHARACTER SET utf8mb4;
     DECLARE v_left INT DEFAULT 20;
-    DECLARE v_took_over INT;
-    -- A query within IF would wait for a locked row. What it finds may be older than the row.
-    SELECT COUNT(*) INTO v_took_over FROM t_resource_lock c
-    WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token AND c.prior_token IS NOT NULL;
-    IF v_took_over > 0 THEN
-        CALL rowlock_abandon(p_key, p_holder, p_token);
-    ELSE
-        attempts: LOOP
-            UPDATE (
-                SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
-                AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL AND c.prior_token IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
-            ) j STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource
-            SET t.lock_flag = 0, t.status = t.prior_status, t.begin_time = t.prior_begin_time, t.end_time = t.prior_end_time,
-                t.client_ip = t.prior_client_ip, t.holder = NULL, t.expires_at = NULL, t.claimed_at = NULL;
-            IF ROW_COUNT() > 0 THEN
-                SET v_outcome = 'done';
-            ELSE
-                CALL rowlock_unmatched('put back', p_key, v_holder, p_token, NULL, v_outcome);
-            END IF;
-            SET v_left = v_left - 1;
-            IF v_outcome <> 'busy' OR v_left = 0 THEN
-                LEAVE attempts;
-            END IF;
-            DO SLEEP(0.005);
-        END LOOP;
-        SELECT v_outcome AS outcome;
-    END IF;
+    attempts: LOOP
+        UPDATE (
+            SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = v_key AND c.holder = v_holder AND c.token = p_token
+            AND c.lock_flag = 1 AND c.claimed_at = c.begin_time AND c.end_time IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) j STRAIGHT_JOIN t_resource_lock t FORCE INDEX (PRIMARY) ON t.key_resource = j.key_resource
+        SET t.status = t.prior_status, t.begin_time = t.prior_begin_time, t.end_time = t.prior_end_time, t.client_ip = t.prior_client_ip,
+            t.lock_flag = t.prior_token IS NOT NULL, t.holder = IF(t.prior_token IS NULL, NULL, REPEAT(x'00', 16)),
+            t.expires_at = IF(t.prior_token IS NULL, NULL, UTC_TIMESTAMP(6)),
+            t.claimed_at = IF(t.prior_token IS NULL, NULL, t.prior_begin_time);
+        IF ROW_COUNT() > 0 THEN
+            SET v_outcome = 'done';
+        ELSE
+            CALL rowlock_unmatched('put back', p_key, v_holder, p_token, NULL, v_outcome);
+        END IF;
+        SET v_left = v_left - 1;
+        IF v_outcome <> 'busy' OR v_left = 0 THEN
+            LEAVE attempts;
+        END IF;
+        DO SLEEP(0.005);
+    END LOOP;
+    SELECT v_outcome AS outcome;
 END;
 
 -- Makes the commit of the caller's transaction depend on the claim: the row stays locked until that

@@ -223,6 +223,7 @@ END $body$;
     LANGUAGE sql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT AS $body$
 SELECT CASE WHEN current_setting('transaction_isolation') IN ('repeatable read', 'serializable') AND coalesce(t.token < $4, true) THEN 'busy'
             WHEN t.token = $4 AND change IN ('release', 'abandon', 'put back') AND t.lock_flag <> 1 AND t.holder IS NULL THEN 'done'
+            WHEN t.token = $4 AND change = 'put back' AND t.holder = '00000000-0000-0000-0000-000000000000' THEN 'done'
             WHEN t.token = $4 AND t.lock_flag = 1 AND t.holder = $3 AND t.claimed_at = t.begin_time AND t.end_time IS NULL THEN
                 CASE WHEN change = 'abandon' AND t.expires_at <= clock_timestamp() THEN 'done' ELSE 'busy' END
             ELSE 'lost' END
@@ -314,20 +315,20 @@ BEGIN
 END $body$;
 
     -- Ends a claim under which no work was begun: the row is as it was before, under the claim's token.
-    -- A claim that took over is abandoned, so that what it took over is there to be taken over.
+    -- A claim that it took over is taken over by the next one: it has the holder 0 until then.
     CREATE OR REPLACE FUNCTION rowlock_put_back(key text, holder uuid, token bigint) RETURNS text
     LANGUAGE plpgsql VOLATILE SECURITY INVOKER SET search_path FROM CURRENT AS $body$
 DECLARE
     outcome text;
     awaited boolean;
 BEGIN
-    IF EXISTS (SELECT FROM t_resource_lock c WHERE c.key_resource = $1 AND c.holder = $2 AND c.token = $3 AND c.prior_token IS NOT NULL) THEN
-        RETURN rowlock_abandon($1, $2, $3);
-    END IF;
     FOR attempt IN 1..20 LOOP
         UPDATE t_resource_lock t
-        SET lock_flag = 0, status = t.prior_status, begin_time = t.prior_begin_time, end_time = t.prior_end_time,
-            client_ip = t.prior_client_ip, holder = NULL, expires_at = NULL, claimed_at = NULL, prior_client_ip = NULL
+        SET lock_flag = CASE WHEN t.prior_token IS NULL THEN 0 ELSE 1 END, status = t.prior_status, begin_time = t.prior_begin_time,
+            end_time = t.prior_end_time, client_ip = t.prior_client_ip, prior_client_ip = NULL,
+            holder = CASE WHEN t.prior_token IS NOT NULL THEN '00000000-0000-0000-0000-000000000000'::uuid END,
+            expires_at = CASE WHEN t.prior_token IS NOT NULL THEN clock_timestamp() END,
+            claimed_at = CASE WHEN t.prior_token IS NOT NULL THEN t.prior_begin_time END
         FROM (SELECT c.key_resource FROM t_resource_lock c WHERE c.key_resource = $1 AND c.lock_flag = 1 AND c.holder = $2
               AND c.token = $3 AND c.claimed_at = c.begin_time AND c.end_time IS NULL FOR UPDATE SKIP LOCKED) l
         WHERE t.key_resource = l.key_resource RETURNING t.awaited INTO awaited;

@@ -103,8 +103,6 @@ RETURNING token, prior_token, prior_client_ip"""
 OURS = """key_resource = :key AND holder = :holder AND token = :token
   AND lock_flag = 1 AND claimed_at = begin_time AND end_time IS NULL"""
 
-TOOK_OVER = f"SELECT 1 FROM t_resource_lock WHERE {OURS} AND prior_token IS NOT NULL"
-
 LOOK = f"""
 SELECT key_resource, CASE
            WHEN lock_flag = 1 AND holder IS NOT NULL AND claimed_at = begin_time
@@ -134,9 +132,11 @@ CHANGES = {
         holder = NULL, expires_at = NULL, claimed_at = NULL, prior_token = NULL,
         prior_client_ip = NULL""",
     "abandon": f"expires_at = min(expires_at, {NOW})",
-    "put back": """lock_flag = 0, status = prior_status, begin_time = prior_begin_time,
-        end_time = prior_end_time, client_ip = prior_client_ip, holder = NULL, expires_at = NULL,
-        claimed_at = NULL, prior_client_ip = NULL""",
+    "put back": f"""lock_flag = prior_token NOTNULL, status = prior_status,
+        begin_time = prior_begin_time, end_time = prior_end_time, client_ip = prior_client_ip,
+        holder = iif(prior_token NOTNULL, zeroblob(16), NULL), prior_client_ip = NULL,
+        expires_at = iif(prior_token NOTNULL, {NOW}, NULL),
+        claimed_at = iif(prior_token NOTNULL, prior_begin_time, NULL)""",
     "confirm": "confirms = confirms + 1",
 }
 
@@ -259,15 +259,13 @@ class SqliteSession:
         claim, value = change.claim, change.value
         if kind == "renew":
             value = _micros_of(value)
-        if kind == "put back" and self._run(TOOK_OVER, parameters(claim)):
-            kind = "abandon"  # The next holder is told of a takeover too.
         if self._run(change_statement(kind), parameters(claim, value)):
             return "done"
         row = self._first(READ, (claim.key,))
         if row is None or row[8] != claim.token:
             return "lost"
         # An earlier request, whose reply was lost, has ended the claim.
-        if kind != "renew" and not row[0] and row[3] is None:
+        if kind != "renew" and (row[3] == bytes(16) or (not row[0] and row[3] is None)):
             return "done"
         return "lost"
 
