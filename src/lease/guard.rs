@@ -261,9 +261,8 @@ impl<DB: Database> Lease<DB> {
     pub(crate) fn of_reader((mut reader, writer_token, entrance): Reader<DB>) -> Self {
         // What the claim on the reader's own key took over is no writer.
         reader.priors = vec![entrance.as_ref().and_then(|entrance| entrance.claim.prior().cloned())];
-        if let Some(last) = entrance.and_then(Arc::into_inner) {
-            last.claim.pass_on_in_background();
-        }
+        // Its end is begun by the last reader of the entrance.
+        entrance.iter().for_each(|entrance| entrance.claim.told());
         Self { writer_token: Some(writer_token), ..Self::new(reader) }
     }
 
@@ -308,7 +307,8 @@ impl<DB: Database> Lease<DB> {
     }
 
     /// Returns the claim that this one took over from, if its holder did not end it. That holder's
-    /// work may be half done. For a reader it is the claim of a writer, never that of a reader.
+    /// work may be half done. For a reader it is the last claim on the lock's name: that of a writer, or
+    /// of a reader that died while it waited for its turn.
     pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
         self.handle.prior()
     }

@@ -1,7 +1,10 @@
 //! Handles on the claims of a lease, which is renewed in the background, notified of its loss, and
 //! ended once.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use chrono::TimeDelta;
 use tokio::sync::oneshot;
@@ -39,8 +42,8 @@ pub(crate) struct LeaseHandle<DB: Database> {
     /// What each of the claims took over, if its holder did not end it.
     pub priors: Vec<Option<PreviousClaim>>,
     state: HandleState,
-    /// Another process may have worked under the claims, which are not put back.
-    attached: bool,
+    /// How the claims are ended if their caller does not receive them.
+    undone_by: Mutex<Change>,
 }
 
 /// Ends the claims of work that has stopped. No lock-delay is kept.
@@ -73,7 +76,8 @@ impl<DB: Database> LeaseHandle<DB> {
         sent: Instant,
     ) -> Self {
         let held = key_terms.renewer.hold(key_terms.span(), key_terms.terms.max_hold, claims, sent);
-        Self { key_terms: key_terms.clone(), held, priors, state: HandleState::Undelivered, attached: false }
+        let (key_terms, undone_by) = (key_terms.clone(), Mutex::new(Change::PutBack));
+        Self { key_terms, held, priors, state: HandleState::Undelivered, undone_by }
     }
 
     /// Marks the claims as received by the caller.
@@ -89,7 +93,9 @@ impl<DB: Database> LeaseHandle<DB> {
         // A renewal makes no lease shorter.
         handle.held.row_lasts_until(Instant::now() + left);
         // Until the renewal is answered, the claim is not this handle's to abandon.
-        (handle.state, handle.attached) = (HandleState::Ended, true);
+        handle.state = HandleState::Ended;
+        // Another process may have worked under it.
+        handle.undone_by = Mutex::new(ABANDON);
         handle.renew().await?;
         Ok(handle.delivered())
     }
@@ -126,7 +132,7 @@ impl<DB: Database> LeaseHandle<DB> {
     /// Returns a handle that does nothing when it is dropped.
     fn copy(&self) -> Self {
         let (key_terms, held, priors) = (self.key_terms.clone(), self.held.clone(), self.priors.clone());
-        Self { key_terms, held, priors, state: HandleState::Closed, attached: self.attached }
+        Self { key_terms, held, priors, state: HandleState::Closed, undone_by: Mutex::new(*lock(&self.undone_by)) }
     }
 
     /// Renews the lease, within [`threads::run`].
@@ -274,16 +280,16 @@ impl<DB: Database> LeaseHandle<DB> {
         }
     }
 
-    /// The same for a claim that took over, in the background.
-    pub fn pass_on_in_background(mut self) {
+    /// Notes that a caller was told of what the claim took over: it is passed on, and not put back.
+    pub fn told(&self) {
         let KeyTerms { terms, longest_interval, .. } = &*self.key_terms;
-        let change = Change::release(Status::Failed, terms, *lock(longest_interval));
-        drop(self.begin_ending(change));
+        *lock(&self.undone_by) = Change::release(Status::Failed, terms, *lock(longest_interval));
     }
 
     /// Undoes the claims, and waits for the end of that.
     pub async fn undo(mut self) {
-        let Some(undone) = self.begin_ending(Change::PutBack) else { return };
+        let change = *lock(&self.undone_by);
+        let Some(undone) = self.begin_ending(change) else { return };
         // What takes longer goes on in the background.
         let _ = timeout_at(Instant::now() + self.key_terms.time_limit, undone).await;
     }
@@ -296,7 +302,7 @@ impl<DB: Database> LeaseHandle<DB> {
     /// Ends the claims as if they had not been made, without waiting for the outcome. Those that
     /// were attached are abandoned.
     pub fn undo_in_background(mut self) {
-        let change = if self.attached { ABANDON } else { Change::PutBack };
+        let change = *lock(&self.undone_by);
         drop(self.begin_ending(change));
     }
 
@@ -342,7 +348,7 @@ impl<DB: Database> Drop for LeaseHandle<DB> {
         let change = match self.state {
             HandleState::Closed => return,
             HandleState::Undelivered | HandleState::Open if !self.held.drop_handle() => return,
-            HandleState::Undelivered => Some(Change::PutBack),
+            HandleState::Undelivered => Some(*lock(&self.undone_by)),
             // Work that has not ended may not have stopped yet.
             HandleState::Open => Some(Change::Abandon(self.key_terms.terms.lock_delay)),
             HandleState::Ending => Some(ABANDON),

@@ -10,11 +10,16 @@ use crate::{
     error::Error,
     grant::Grant,
     key::Claim,
-    lease::lock::LeaseLock,
+    lease::{claims::RangeRead, lock::LeaseLock},
     lock::{BoxFuture, CommitOutcome, Confirmation, ResourceLock, TransactionTerms},
     retry::{Repeat, pause},
-    session::{time::Instant, timers::timeout_at},
-    store::{Confirmed, Database, failure::Failure, fault::Fault},
+    session::{queue::Limits, time::Instant, timers::timeout_at},
+    store::{
+        Confirmed, Database,
+        admin::{KeyRange, Listed},
+        failure::Failure,
+        fault::Fault,
+    },
     transaction::{
         self,
         error::{RunError, WorkError},
@@ -96,7 +101,7 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
         Box::pin(async move {
             in_transaction::<DB>(tx, &claim.key, self.shared.time_limit).await?;
-            confirm_within::<DB>(claim, tx, self.shared.time_limit).await
+            self.confirm_within(claim, tx).await
         })
     }
 
@@ -109,7 +114,7 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
         claim: &'a Claim,
         tx: &'a mut DB::Connection,
     ) -> BoxFuture<'a, Result<Confirmation, Error>> {
-        Box::pin(confirm_within::<DB>(claim, tx, self.shared.time_limit))
+        Box::pin(confirm_open(self, claim, tx))
     }
 
     /// The outcome shows in the row's count, which only confirmations under this claim change.
@@ -140,25 +145,27 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     }
 }
 
-/// Longer than the pause between two attempts to confirm.
-const PAUSES: Duration = Duration::from_millis(25);
+/// How long a read of the row may take, while another transaction may have it locked.
+const READ: Duration = Duration::from_secs(1);
 
 /// Counts a confirmation in a transaction that is known to be open. While another transaction has
 /// the row locked, it retries instead of blocking, so that no statement outlives its limit.
-pub(crate) async fn confirm_within<DB: Database>(
+async fn confirm_open<DB: Database>(
+    lock: &LeaseLock<DB>,
     claim: &Claim,
     tx: &mut DB::Connection,
-    time_limit: Duration,
 ) -> Result<Confirmation, Error> {
-    let key = claim.key.clone();
+    let (key, time_limit) = (claim.key.clone(), lock.shared.time_limit);
     let limit = Instant::now() + time_limit;
     loop {
-        let is_last = Instant::now() + (time_limit / 8).max(PAUSES) > limit;
-        let failure = match timeout_at(limit, DB::confirm(tx, claim, is_last)).await {
+        let failure = match timeout_at(limit, DB::confirm(tx, claim)).await {
             Ok(Ok(Confirmed::Done(count))) => return Ok(Confirmation(count)),
             Ok(Ok(Confirmed::Lost)) => return Err(Error::Lost { key, token: claim.token }),
             Ok(Ok(Confirmed::TooOld)) => return Err(Error::conflict(key, 1)),
-            Ok(Ok(Confirmed::Skipped)) if !is_last => {
+            Ok(Ok(Confirmed::Skipped)) if is_lost(lock, claim, limit.min(Instant::now() + READ)).await => {
+                return Err(Error::Lost { key, token: claim.token });
+            }
+            Ok(Ok(Confirmed::Skipped)) if Instant::now() < limit => {
                 pause(5..20).await;
                 continue;
             }
@@ -171,4 +178,16 @@ pub(crate) async fn confirm_within<DB: Database>(
         let subject = key.quoted();
         return Err(failure.into_error(Action::Confirm, subject, time_limit, Certainty::NothingChanged));
     }
+}
+
+/// Returns whether the row is without the claim, as another session sees it: the transaction may
+/// see all rows as of an earlier time, or would from this read on.
+async fn is_lost<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, limit: Instant) -> bool {
+    let read = RangeRead { keys: KeyRange::one(claim.key.clone()), key_terms: lock.key_terms.clone() };
+    let rows = lock.shared.reads.send(read, Limits::both(limit), false).await;
+    let Ok(rows) = rows else { return false };
+    rows.first().is_none_or(|Listed { row, .. }| {
+        let stands = row.is_rowlocks() && row.holder == Some(*claim.holder.as_uuid());
+        row.token > claim.token.get() || (row.token == claim.token.get() && !stands)
+    })
 }

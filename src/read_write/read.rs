@@ -174,7 +174,7 @@ impl<'a, DB: Database> Call<'a, DB> {
             Attempt::Refused(refusal) => Entry::Full(refusal),
         };
         match Arc::into_inner(entrance) {
-            // No caller was told of the claim that was taken over.
+            // It is put back, unless a reader was told of the claim that it took over.
             Some(last) if took_over => last.claim.undo().await,
             Some(last) => last.claim.pass_on().await,
             None => {}

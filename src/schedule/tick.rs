@@ -17,7 +17,7 @@ use crate::{
     action::{Action, Certainty},
     error::Error,
     key::{Claim, PreviousClaim, Token},
-    lease::resource_lock::confirm_within,
+    lock::ResourceLock as _,
     rules::Status,
     schedule::{
         core::{Core, answered},
@@ -163,8 +163,8 @@ impl<DB: Database> Inner<DB> {
 
     /// Ends the tick, as succeeded, as the last part of the transaction that is open on `tx`.
     pub async fn end_in(&self, tx: &mut DB::Connection) -> Result<(), Error> {
-        if let Some(claim) = &self.exclusive {
-            confirm_within::<DB>(claim, tx, self.core.time_limit).await?;
+        if let Some((claim, lock)) = self.exclusive.as_ref().zip(self.core.lock_of(&self.schedule)) {
+            lock.confirm_within(claim, tx).await?;
         }
         let end = self.end(Status::Succeeded, None);
         let failure = match timeout_at(self.core.limit(), DB::end_run(tx, &self.claim, &end, true)).await {

@@ -105,13 +105,9 @@ pub trait ClaimStore: Store {
 /// Changes of claims that stand, and their confirmations. Limits are as for [`ClaimStore`].
 pub trait HeldStore: Store {
     /// Counts a confirmation on the claim's row, in the caller's transaction. The row stays locked
-    /// until the transaction ends. An attempt that skipped the row may be repeated, unless it was
-    /// the last one: that may have read the row, and the transaction sees all rows as of then.
-    fn confirm(
-        conn: &mut Self::Connection,
-        claim: &Claim,
-        is_last: bool,
-    ) -> impl Future<Output = Reply<Confirmed>> + Send;
+    /// until the transaction ends. An attempt that skipped the row may be repeated: it has read
+    /// nothing as of which the transaction would see all rows.
+    fn confirm(conn: &mut Self::Connection, claim: &Claim) -> impl Future<Output = Reply<Confirmed>> + Send;
 
     /// Returns how many transactions have confirmed the claim, after waiting for any transaction
     /// that has locked its row; `None` if the claim does not stand.

@@ -85,7 +85,8 @@ impl<DB: Database, V: Value<DB>> VersionedTable<DB, V> {
                     return Ok(Updated { value, version, attempts: tries.attempt });
                 }
                 // The known row may be outdated; the next attempt reads it.
-                Ok(None) | Err(Ended::Computation(_)) if unread => continue,
+                Ok(None) if unread && !limit.is_over() => continue,
+                Err(Ended::Computation(_)) if unread => continue,
                 Err(Ended::Failed(_)) if unread && !left.sent => continue,
                 Ok(None) => {}
                 Err(Ended::Computation(error)) => return Err(error),

@@ -16,6 +16,7 @@ harness::tests!(everywhere(
     a_reader_that_may_still_commit_keeps_writers_out,
     an_expired_writer_is_taken_over_by_a_reader,
     an_expired_writer_is_told_to_a_reader_that_hears_of_it,
+    an_expired_writer_is_told_once_to_readers_that_enter_together,
     an_expired_reader_is_no_writer,
     a_writer_that_may_still_commit_keeps_readers_out
 ));
@@ -88,6 +89,33 @@ async fn an_expired_writer_is_told_to_a_reader_that_hears_of_it<DB: TestDatabase
         return;
     }
     panic!("it always heard of it");
+}
+
+/// Two readers share the claim that took over. One is told, and the other leaves afterwards.
+async fn an_expired_writer_is_told_once_to_readers_that_enter_together<DB: TestDatabase>(db: TestDb<DB>) {
+    for _ in 0..50 {
+        let writer = expired(acquired(on(&db.lock_for(SHORT)).writer().acquire(PATIENCE).await)).await;
+        let (lock, mut context) = (db.lock_for(LONG), Context::from_waker(Waker::noop()));
+        let readers = on(&lock);
+        let mut left = Box::pin(readers.readers().acquire(PATIENCE));
+        assert!(left.as_mut().poll(&mut context).is_pending());
+        let told = acquired(readers.readers().acquire(PATIENCE).await);
+        assert_eq!(told.taken_over_from().map(|prior| prior.token), Some(writer.token));
+        sleep(Duration::from_millis(300)).await;
+        drop(left);
+        let entered_under = told.writer_token().unwrap();
+        told.release().await.unwrap();
+        assert!(lock.shutdown(PATIENCE).await);
+        let is_shared =
+            db.number("SELECT token FROM t_resource_lock WHERE key_resource = 'k'").await == Some(entered_under.get());
+        let next = acquired(other(&db).readers().acquire(PATIENCE).await);
+        assert!(next.taken_over_from().is_none(), "it was told already");
+        next.release().await.unwrap();
+        if is_shared {
+            return;
+        }
+    }
+    panic!("they never entered together");
 }
 
 /// Waits as a reader, and leaves once a reader's key is held and nothing is in flight.

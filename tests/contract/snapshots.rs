@@ -11,6 +11,7 @@ use crate::isolation::pool_at;
 
 harness::tests!(
     everywhere.each(a_claim_that_was_lost_since_the_snapshot_is_told_at_once),
+    servers.each(a_claim_whose_row_is_locked_by_the_next_holder_is_told_at_once),
     mariadb(snapshot_isolation_tells_it_as_a_conflict)
 );
 
@@ -73,5 +74,26 @@ async fn snapshot_isolation_tells_it_as_a_conflict<DB: TestDatabase>(db: TestDb<
     for loss in [Loss::TakenOver, Loss::Freed, Loss::FreedAndTaken] {
         let (_, error) = confirmed(&db, &pool, loss).await;
         assert!(matches!(error, Error::Conflict { attempts: 1, .. }), "{loss:?}: {error:?}");
+    }
+}
+
+/// The next holder's transaction has the row locked, or the row is gone.
+async fn a_claim_whose_row_is_locked_by_the_next_holder_is_told_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let lock = LeaseLock::builder(db.pool.clone()).time_limit(10 * PATIENCE).build().unwrap();
+    for gone in [false, true] {
+        let grant = acquired(ResourceLock::acquire(&lock, "k", Duration::ZERO).await);
+        let mut other = db.pool.begin().await.unwrap();
+        if gone {
+            db.execute("DELETE FROM t_resource_lock").await;
+        } else {
+            lose(&db, "k", Loss::Freed).await;
+            let next = acquired(lock.try_acquire("k").await).detach();
+            lock.confirm(&next, &mut other).await.unwrap();
+        }
+        let mut tx = db.pool.begin().await.unwrap();
+        let confirmed = timeout(PATIENCE, lock.confirm(grant.claim(), &mut tx)).await.expect("it is told at once");
+        assert!(matches!(confirmed, Err(Error::Lost { token, .. }) if token == grant.token()), "{confirmed:?}");
+        other.rollback().await.unwrap();
+        db.execute("DELETE FROM t_resource_lock").await;
     }
 }

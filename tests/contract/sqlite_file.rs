@@ -60,6 +60,13 @@ async fn the_collation_that_counts_is_that_of_the_key<DB: TestDatabase>(db: Test
     let unique = "CREATE UNIQUE INDEX only ON t_resource_lock (key_resource, lower(status))";
     let inexact = "CREATE UNIQUE INDEX inexact ON t_resource_lock (key_resource COLLATE NOCASE)";
     let exact = "CREATE UNIQUE INDEX exact ON t_resource_lock (key_resource COLLATE BINARY)";
+    for binary in ["COLLATE BINARY)", "COLLATE \"BINARY\")", "COLLATE[binary])"] {
+        db.execute("DROP TABLE t_resource_lock").await;
+        let (columns, _) = table.rsplit_once(')').unwrap();
+        let columns = columns.replacen("key_resource    TEXT    NOT NULL PRIMARY KEY,", "", 1);
+        db.execute(&format!("{columns}, key_resource TEXT NOT NULL PRIMARY KEY {binary}")).await;
+        acquired(db.lock().try_acquire("k").await).release().await.unwrap();
+    }
     // Comparisons use the collation of the column.
     let column = "COLLATE NOCASE NOT NULL";
     for (index, of_key, told) in

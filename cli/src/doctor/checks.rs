@@ -136,7 +136,10 @@ async fn schedules<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
 async fn complete<DB: Server>(pool: &Pool<DB>, check: &'static str) -> Finding {
     match described(pool.clone()).plan().await {
         Ok(plan) if plan.is_empty() => Finding::good(check, "all tables of schedules exist"),
-        Ok(_) => Finding::problem(check, "`rowlock migrate --dry-run` lists what is missing", MIGRATE),
+        Ok(plan) => {
+            let first = plan.steps().next().and_then(|step| step.sql.lines().next()).unwrap_or_default();
+            Finding::problem(check, format!("something is missing, or hidden from this user: {first}"), MIGRATE)
+        }
         Err(error) => Finding::problem(check, Failure::from(error).to_string(), "see the rights below"),
     }
 }

@@ -114,8 +114,9 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
                 break "an operator has ordered that this instance ends";
             }
             () = received(&mut signals.hang_up) => {
-                // What is read later is newer.
+                // What is read later is newer, and is answered.
                 (reading, again, look) = (JoinSet::new(), Some(Instant::now()), None);
+                instance.failed.clear();
             }
             () = until(again) => {
                 (again, look) = (None, None);

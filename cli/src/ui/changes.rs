@@ -127,18 +127,22 @@ async fn ask(app: &App, verb: Verb, name: &str) -> Response {
     if !app.allows_changes() {
         return read_only(app);
     }
-    if verb.is_of_tick() {
-        // The last look may be of an earlier tick.
-        app.looks.at_once().await;
-    }
     let view = app.looks.fresh().await;
     let lock = view.snapshot.as_ref().and_then(|snapshot| snapshot.lock(name));
     let lock = lock.filter(|lock| verb == Verb::Release && is_claimed(lock.state));
-    if verb == Verb::Release && lock.is_none() {
-        let text = "It has been released, or was never taken.";
-        return layout::error(app, StatusCode::NOT_FOUND, "The key is not held", text);
-    }
     let job = view.snapshot.as_ref().and_then(|snapshot| snapshot.job(name));
+    let absent = match verb {
+        Verb::Release if lock.is_none() => Some(("The key is not held", "It has been released, or was never taken.")),
+        _ if verb.is_of_tick() && job.is_none() => Some(("There is no such job", "None was declared under this name.")),
+        _ => None,
+    };
+    match (absent, &view.problem) {
+        (Some(_), Some(problem)) => {
+            return layout::error(app, StatusCode::SERVICE_UNAVAILABLE, "The database was not read", &problem.text);
+        }
+        (Some((title, text)), None) => return layout::error(app, StatusCode::NOT_FOUND, title, text),
+        (None, _) => {}
+    }
     let (triggered, of_tick) = (job.filter(|_| verb == Verb::Trigger), job.filter(|_| verb.is_of_tick()));
     let (button, effect) = verb.words();
     let content = html! {
@@ -180,7 +184,10 @@ fn tick(verb: Verb, job: &ScheduleInfo) -> Markup {
                 div { dt { "Tick" } dd { @if let Some(slot) = job.run_slot { (clock(slot)) } @else { "none is under way" } } }
                 @if job.attempt > 0 { div { dt { "Attempt" } dd { (job.attempt) " by " (printable(&job.by)) } } }
             } @else {
-                div { dt { "Tick" } dd { "the next one after " (clock(job.skipped_until.unwrap_or(job.now))) } }
+                div { dt { "Tick" } dd { @if job.attempt > 0 { "the next one after " } (clock(job.slot)) } }
+                @if let Some(until) = job.skipped_until {
+                    div { dt { "Until now" } dd { "its ticks are skipped until " (clock(until)) ": this one only, if you go on" } }
+                }
             }
         }
     }

@@ -135,7 +135,7 @@ fn actions(job: &ScheduleInfo) -> Markup {
             @if job.paused || job.skipped_until.is_some() { a.button href={ "/resume?name=" (name) } { "Resume…" } }
             @if !job.paused { a.button href={ "/pause?name=" (name) } { "Pause…" } }
             @if job.attempt > 0 { a.button.danger href={ "/stop?name=" (name) } { "Stop…" } }
-            @else if has_next(job) { a.button href={ "/skip?name=" (name) } { "Skip the next…" } }
+            @else if has_next(job) && job.skipped_until.is_none() { a.button href={ "/skip?name=" (name) } { "Skip the next…" } }
         }
     }
 }

@@ -95,8 +95,14 @@ async fn a_tick_is_skipped_and_resumed<DB: TestDatabase>(db: TestDb<DB>) {
         ticks.split("datetime=\"").skip(1).step_by(2).map(|tick| tick[..4].parse().unwrap()).collect::<Vec<i32>>()
     };
     let before = ticks().await;
+    let form = ui.get("/skip?name=k").await.with(200).body;
+    assert!(form.contains(&format!("Tick</dt><dd>{}-01-01 00:00:00Z<", before[0])), "{form}");
     let page = changed(&ui, "skip").await;
     assert!(page.contains("The next tick is skipped.") && page.contains("Skipped until"), "{page}");
+    assert!(!page.contains("/skip?name=k"), "the order would be replaced by itself");
+    let form = ui.get("/skip?name=k").await.with(200).body;
+    assert!(form.contains(": this one only, if you go on"), "{form}");
+    ui.get("/skip?name=other").await.with(404);
     assert!(page.contains("What\">skipped<"), "{page}");
     assert_eq!(ticks().await[..4], before[1..]);
     let page = changed(&ui, "resume").await;

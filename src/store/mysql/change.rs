@@ -245,7 +245,7 @@ async fn read_confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Optio
 }
 
 impl HeldStore for MySql {
-    async fn confirm(conn: &mut MySqlConnection, claim: &Claim, is_last: bool) -> Reply<Confirmed> {
+    async fn confirm(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Confirmed> {
         let named = padded(std::slice::from_ref(claim));
         // The reply carries the count, as the last insert id.
         let sql = change_statement(&named, "t.confirms = LAST_INSERT_ID(t.confirms + 1)");
@@ -262,11 +262,8 @@ impl HeldStore for MySql {
         // A locking read returns the row as it is now, and no row that another transaction has
         // locked. A plain read returns the row as of the transaction's snapshot, which it takes if
         // there is none yet: later reads would not see what the other transaction commits.
-        match snapshot_of(conn, claim, "FOR UPDATE SKIP LOCKED").await? {
-            None if !is_last => Ok(Confirmed::Skipped),
-            None => Ok(unconfirmed(claim, snapshot_of(conn, claim, "").await?)),
-            now => Ok(unconfirmed(claim, now)),
-        }
+        let now = snapshot_of(conn, claim, "FOR UPDATE SKIP LOCKED").await?;
+        Ok(if now.is_none() { Confirmed::Skipped } else { unconfirmed(claim, now) })
     }
 
     async fn confirms(conn: &mut MySqlConnection, claim: &Claim) -> Reply<Option<i64>> {

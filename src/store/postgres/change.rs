@@ -130,7 +130,7 @@ WHERE t.key_resource = $1 AND {OURS} FOR UPDATE OF t"
 });
 
 impl HeldStore for Postgres {
-    async fn confirm(conn: &mut PgConnection, claim: &Claim, _: bool) -> Reply<Confirmed> {
+    async fn confirm(conn: &mut PgConnection, claim: &Claim) -> Reply<Confirmed> {
         let row = bind_claim(CONFIRM.as_str(), claim).fetch_one(conn).await?;
         Ok(match row.try_get("confirms")? {
             Some(count) => Confirmed::Done(count),

@@ -91,7 +91,7 @@ async fn read_snapshot(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Opti
 }
 
 impl HeldStore for Sqlite {
-    async fn confirm(conn: &mut SqliteConnection, claim: &Claim, _: bool) -> Reply<Confirmed> {
+    async fn confirm(conn: &mut SqliteConnection, claim: &Claim) -> Reply<Confirmed> {
         Ok(match still_confirms(conn, confirms!("confirms + 1"), claim).await? {
             Some(count) => Confirmed::Done(count),
             None => unconfirmed(claim, read_snapshot(conn, claim).await?),

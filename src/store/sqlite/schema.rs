@@ -40,8 +40,10 @@ LEFT JOIN pragma_table_info('t_resource_lock', 'main') c";
 fn collation_of(definition: &str) -> Option<String> {
     let definition = definition.to_ascii_uppercase();
     let column = definition.split_once("KEY_RESOURCE")?.1.split(',').next()?;
-    let collation = column.split_once("COLLATE")?.1.split_whitespace().next()?;
-    (collation != "BINARY").then(|| collation.to_owned())
+    let quotes = |c: char| c.is_whitespace() || "\"'`[".contains(c);
+    let collation = column.split_once("COLLATE")?.1.trim_start_matches(quotes);
+    let end = collation.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(collation.len());
+    (&collation[..end] != "BINARY").then(|| collation[..end].to_owned())
 }
 
 /// The driver decodes any text as UTF-8, so SQLite itself compares the two here.
