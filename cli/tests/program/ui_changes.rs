@@ -61,6 +61,7 @@ async fn other_sites_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
         assert!([400, 421].contains(&refused.status) && !refused.body.contains("/key"), "{headers:?}: {refused:?}");
     }
     due(&db).await;
+    eventually("the job is seen", async || ui.get("/job?name=k").await.status == 200).await;
     let orders = async || {
         let row = schedule(&db).await;
         ["paused", "triggered", "skipped_until", "stopping"].map(|field| row[field].clone())
