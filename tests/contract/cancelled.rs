@@ -26,7 +26,6 @@ use crate::bank::{OPENING, accounts, balance, balance_in, version, version_lock,
 harness::tests!(
     everywhere(
         a_try_on_a_free_row,
-        a_try_on_a_missing_row,
         a_takeover,
         a_refused_try,
         a_renewal,
@@ -35,10 +34,10 @@ harness::tests!(
         a_run,
         a_shutdown,
         a_migration,
-        a_transaction_under_a_lease,
-        a_transaction_under_a_version
+        a_transaction_under_a_lease
     ),
-    servers(an_open_transaction_is_seen)
+    servers(an_open_transaction_is_seen),
+    everywhere.long(a_try_on_a_missing_row, a_transaction_under_a_version)
 );
 
 const LEASE: Duration = Duration::from_millis(500);

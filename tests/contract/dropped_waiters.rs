@@ -12,8 +12,8 @@ use tokio::{
 use crate::cancelled::{Stage, at_every_stop_between};
 
 harness::tests!(
-    everywhere(a_waiter, a_waiter_for_several_keys_in_order),
-    everywhere.long(a_waiter_for_several_keys, a_waiter_in_order)
+    everywhere(a_waiter),
+    everywhere.long(a_waiter_for_several_keys, a_waiter_in_order, a_waiter_for_several_keys_in_order)
 );
 
 /// How long the key is held while another caller waits: enough for several claim requests.

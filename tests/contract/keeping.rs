@@ -28,7 +28,6 @@ harness::tests!(
         a_release_waits_for_a_transaction_at_the_row,
         releasing_twice_over_a_lost_reply_is_done,
         dropping_a_lease_abandons_it,
-        a_thousand_leases_are_renewed_in_few_statements,
         run_does_not_begin_work_under_a_key_that_is_held,
         run_cancels_the_work_when_the_lease_is_lost,
         a_panic_in_the_work_abandons_the_key,
@@ -37,7 +36,8 @@ harness::tests!(
         a_release_on_a_closed_pool_fails_at_once
     ),
     everywhere.each(a_renewal_that_fails_is_unknown_and_tried_again),
-    servers(an_abandonment_that_is_held_up_holds_up_no_other)
+    servers(an_abandonment_that_is_held_up_holds_up_no_other),
+    everywhere.long(a_thousand_leases_are_renewed_in_few_statements)
 );
 
 /// Long enough for a slow disk to write a renewal within a third of it.

@@ -16,7 +16,6 @@ use crate::{
 
 harness::tests!(
     everywhere(
-        a_dropped_try_of_a_reader_leaves_nothing,
         a_dropped_wait_of_a_writer_leaves_nothing,
         a_dropped_downgrade_leaves_nothing,
         a_dropped_upgrade_leaves_nothing,
@@ -25,7 +24,6 @@ harness::tests!(
         work_runs_on_both_sides
     ),
     servers(
-        neither_side_is_let_in_beside_the_other_however_late_it_is,
         no_reader_is_beside_a_writer_after_a_lost_message,
         a_reader_whose_claim_may_stand_is_not_told_that_nothing_changed,
         a_reader_whose_claim_may_stand_is_not_refused,
@@ -36,8 +34,10 @@ harness::tests!(
     everywhere.long(
         a_dropped_try_of_a_writer_leaves_nothing,
         a_dropped_wait_of_a_reader_leaves_nothing,
-        a_dropped_wait_for_readers_leaves_nothing
-    )
+        a_dropped_wait_for_readers_leaves_nothing,
+        a_dropped_try_of_a_reader_leaves_nothing
+    ),
+    servers.long(neither_side_is_let_in_beside_the_other_however_late_it_is)
 );
 
 const SHORT: Duration = Duration::from_secs(1);

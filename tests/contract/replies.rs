@@ -33,7 +33,8 @@ use crate::line::{
 };
 
 harness::tests!(
-    everywhere(abandoning_a_lost_lease_changes_nothing, an_abandonment_waits_for_a_transaction_at_the_row),
+    everywhere(an_abandonment_waits_for_a_transaction_at_the_row),
+    everywhere.each(abandoning_a_lost_lease_changes_nothing),
     servers(
         a_claim_whose_reply_is_lost_is_the_same_claim_again,
         a_takeover_whose_reply_is_lost_still_tells_from_whom,

@@ -12,8 +12,8 @@ use crate::{
 };
 
 harness::tests!(
-    everywhere(a_request_dropped_where_a_reply_is_shared_takes_it_from_no_other),
-    servers(a_request_dropped_in_flight_leaves_no_claim)
+    servers(a_request_dropped_in_flight_leaves_no_claim),
+    everywhere.long(a_request_dropped_where_a_reply_is_shared_takes_it_from_no_other)
 );
 
 /// Drops the request after the given number of polls without an answer. It wakes itself, so that it

@@ -27,14 +27,16 @@ use crate::{
     ticks_transaction::{Done, EFFECT, LEASE, effects, table, with},
 };
 
-harness::tests!(servers(
-    a_commit_without_a_reply_is_resolved,
-    a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for,
-    a_stop_after_a_commit_leaves_a_success_without_a_server,
-    a_commit_that_did_not_arrive_is_repeated,
-    a_commit_cut_off_for_good_has_its_effect_once,
-    a_process_that_is_killed_before_its_commit_arrives_leaves_the_tick
-));
+harness::tests!(
+    servers(
+        a_commit_without_a_reply_is_resolved,
+        a_commit_that_is_under_way_when_the_lease_is_lost_is_waited_for,
+        a_stop_after_a_commit_leaves_a_success_without_a_server,
+        a_commit_that_did_not_arrive_is_repeated,
+        a_process_that_is_killed_before_its_commit_arrives_leaves_the_tick
+    ),
+    servers.long(a_commit_cut_off_for_good_has_its_effect_once)
+);
 
 /// Runs the tick over a proxy. After the work's last statement in its first run, this many chunks
 /// pass this way, and the next is held, while `between` runs: the check, the end and the COMMIT.

@@ -29,7 +29,6 @@ use crate::{
 harness::tests!(
     servers(a_run_waits_for_a_server_that_takes_no_writes),
     everywhere(
-        a_run_and_another_program_exclude_each_other,
         a_runner_that_is_killed_is_taken_over_from_with_both,
         the_loss_of_the_key_cancels_the_work,
         the_key_and_the_tick_are_confirmed_together,
@@ -45,7 +44,8 @@ harness::tests!(
         two_schedules_with_one_key_exclude_each_other,
         what_cannot_work_is_refused_at_the_door,
         a_run_waits_for_a_key_that_the_server_refuses
-    )
+    ),
+    everywhere.long(a_run_and_another_program_exclude_each_other)
 );
 
 /// Short enough for a test to wait for its end.

@@ -25,8 +25,8 @@ harness::tests!(
         a_slot_is_reset,
         a_file_may_be_empty
     ),
-    sqlite(a_job_that_is_declared_as_removed_is_run_nowhere, instances_with_other_times_are_counted),
-    servers.long(a_job_that_is_declared_as_removed_is_run_nowhere, instances_with_other_times_are_counted)
+    servers.long(a_job_that_is_declared_as_removed_is_run_nowhere, instances_with_other_times_are_counted),
+    sqlite.long(instances_with_other_times_are_counted, a_job_that_is_declared_as_removed_is_run_nowhere)
 );
 
 const YEARLY: &str = "cron = \"0 0 1 1 *\"";

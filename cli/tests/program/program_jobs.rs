@@ -20,7 +20,6 @@ harness::tests!(
         what_follows_a_run_ends_with_the_drain_or_with_a_second_signal
     ),
     sqlite(
-        an_end_that_is_being_recorded_at_the_stop_is_not_called_lost,
         a_command_finds_what_its_job_says,
         a_stop_timeout_may_be_longer_than_a_month,
         a_command_runs_as_its_user,
@@ -33,7 +32,7 @@ harness::tests!(
         fewer_commands_run_once_others_have_ended
     ),
     everywhere.long(old_runs_are_forgotten_by_the_job_of_the_guide),
-    sqlite.long(a_command_that_appears_is_found),
+    sqlite.long(a_command_that_appears_is_found, an_end_that_is_being_recorded_at_the_stop_is_not_called_lost),
     postgres(a_password_is_masked)
 );
 

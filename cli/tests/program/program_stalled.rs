@@ -21,13 +21,15 @@ use crate::{
     program_terminal::state,
 };
 
-harness::tests!(sqlite(
-    renewals_and_signals_need_no_reader,
-    a_loss_stops_the_command_though_stderr_is_not_read,
-    the_jobs_of_cron_need_no_reader,
-    a_claim_that_is_not_read_ends_at_a_signal,
-    cron_ends_though_its_output_is_not_read
-));
+harness::tests!(
+    sqlite(
+        renewals_and_signals_need_no_reader,
+        a_loss_stops_the_command_though_stderr_is_not_read,
+        the_jobs_of_cron_need_no_reader,
+        cron_ends_though_its_output_is_not_read
+    ),
+    sqlite.long(a_claim_that_is_not_read_ends_at_a_signal)
+);
 
 /// A pipe that is full, so that each write to it blocks.
 async fn full_pipe() -> (PipeReader, PipeWriter) {

@@ -23,11 +23,11 @@ use crate::{
 };
 
 harness::tests!(
-    everywhere(a_command_that_is_suspended_keeps_its_key, a_suspended_command_whose_claim_is_lost_does_not_go_on),
+    everywhere(a_suspended_command_whose_claim_is_lost_does_not_go_on),
     sqlite(
         a_command_may_read_the_terminal,
         the_interrupt_key_reaches_the_command_once,
-        a_command_handles_one_interrupt_and_a_second_one_ends_it,
+        a_command_handles_one_interrupt_and_a_second_one_ends_it
     ),
     everywhere.each(a_terminal_shows_who_holds_the_key),
     sqlite(
@@ -37,7 +37,8 @@ harness::tests!(
         the_suspend_key_does_not_stop_cron,
         a_wait_on_a_terminal_is_an_object_if_the_log_is,
         an_interrupted_command_begins_no_min_interval
-    )
+    ),
+    everywhere.long(a_command_that_is_suspended_keeps_its_key)
 );
 
 const INTERRUPT: &str = "\x03";

@@ -15,7 +15,7 @@ use crate::{
 const AXE: Need = Need { what: "CHROMEDRIVER and AXE", is_met: |server| (BROWSER.is_met)(server) && axe().is_some() };
 
 // The page is the same on every database.
-harness::tests!(sqlite[AXE].last(no_page_has_a_barrier), sqlite[BROWSER].last(all_is_reached_by_the_keyboard));
+harness::tests!(everywhere[AXE].last(no_page_has_a_barrier), everywhere[BROWSER].last(all_is_reached_by_the_keyboard));
 
 fn axe() -> Option<String> {
     std::env::var("AXE").ok().filter(|path| !path.is_empty())

@@ -27,8 +27,8 @@ pub const BROWSER: Need = Need { what: "CHROMEDRIVER", is_met: |_| driver().is_s
 
 // The page is the same on every database.
 harness::tests!(
-    sqlite[BROWSER].last(
-        each_page_is_shown_in_a_browser,
+    sqlite[BROWSER].last(each_page_is_shown_in_a_browser),
+    everywhere[BROWSER].last(
         a_key_is_released_in_a_browser,
         a_page_is_used_with_the_keyboard,
         a_browser_tells_of_a_lost_server

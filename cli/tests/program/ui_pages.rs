@@ -27,10 +27,10 @@ harness::tests!(
         what_cannot_be_served_is_refused
     ),
     everywhere.each(keys_are_shown_as_text),
-    sqlite(jobs_that_are_removed_or_have_no_instance_are_shown),
     servers.long(jobs_that_are_removed_or_have_no_instance_are_shown),
     servers.each(a_database_that_is_lost_and_comes_back_is_reported),
-    postgres(a_time_that_is_none_stops_nothing)
+    postgres(a_time_that_is_none_stops_nothing),
+    sqlite.long(jobs_that_are_removed_or_have_no_instance_are_shown)
 );
 
 /// Keys that are claimed within a tick of SQLite's clock may have equal tokens.
