@@ -1,7 +1,7 @@
 //! The pessimistic lock as a [`ResourceLock`], and its transactions. A commit depends on a lease by
 //! the count of confirmations in the lease's row.
 
-use std::time::Duration;
+use std::{future::pending, pin::pin, time::Duration};
 
 use sqlx::Pool;
 
@@ -145,9 +145,6 @@ impl<DB: Database> ResourceLock<DB> for LeaseLock<DB> {
     }
 }
 
-/// How long a read of the row may take, while another transaction may have it locked.
-const READ: Duration = Duration::from_secs(1);
-
 /// Counts a confirmation in a transaction that is known to be open. While another transaction has
 /// the row locked, it retries instead of blocking, so that no statement outlives its limit.
 async fn confirm_open<DB: Database>(
@@ -157,17 +154,17 @@ async fn confirm_open<DB: Database>(
 ) -> Result<Confirmation, Error> {
     let (key, time_limit) = (claim.key.clone(), lock.shared.time_limit);
     let limit = Instant::now() + time_limit;
+    let mut lost = pin!(lost_elsewhere(lock, claim, limit));
     loop {
         let failure = match timeout_at(limit, DB::confirm(tx, claim)).await {
             Ok(Ok(Confirmed::Done(count))) => return Ok(Confirmation(count)),
             Ok(Ok(Confirmed::Lost)) => return Err(Error::Lost { key, token: claim.token }),
             Ok(Ok(Confirmed::TooOld)) => return Err(Error::conflict(key, 1)),
-            Ok(Ok(Confirmed::Skipped)) if is_lost(lock, claim, limit.min(Instant::now() + READ)).await => {
-                return Err(Error::Lost { key, token: claim.token });
-            }
             Ok(Ok(Confirmed::Skipped)) if Instant::now() < limit => {
-                pause(5..20).await;
-                continue;
+                tokio::select! {
+                    () = &mut lost => return Err(Error::Lost { key, token: claim.token }),
+                    () = pause(5..20) => continue,
+                }
             }
             Ok(Ok(Confirmed::Skipped)) | Err(_) => Failure::NoReply,
             Ok(Err(error)) => Failure::Failed(error),
@@ -180,14 +177,22 @@ async fn confirm_open<DB: Database>(
     }
 }
 
-/// Returns whether the row is without the claim, as another session sees it: the transaction may
-/// see all rows as of an earlier time, or would from this read on.
-async fn is_lost<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, limit: Instant) -> bool {
-    let read = RangeRead { keys: KeyRange::one(claim.key.clone()), key_terms: lock.key_terms.clone() };
-    let rows = lock.shared.reads.send(read, Limits::both(limit), false).await;
-    let Ok(rows) = rows else { return false };
-    rows.first().is_none_or(|Listed { row, .. }| {
-        let stands = row.is_rowlocks() && row.holder == Some(*claim.holder.as_uuid());
-        row.token > claim.token.get() || (row.token == claim.token.get() && !stands)
-    })
+/// Waits until another session sees the row without the claim: the transaction may see all rows as
+/// of an earlier time, or would from such a read on.
+async fn lost_elsewhere<DB: Database>(lock: &LeaseLock<DB>, claim: &Claim, limit: Instant) {
+    // Until the table is known, a read may be of a server that is behind.
+    while lock.shared.table.get().is_some() {
+        let read = RangeRead { keys: KeyRange::one(claim.key.clone()), key_terms: lock.key_terms.clone() };
+        let is_lost = |rows: Vec<Listed>| {
+            rows.first().is_none_or(|Listed { row, .. }| {
+                let stands = row.is_rowlocks() && row.holder == Some(*claim.holder.as_uuid());
+                row.token > claim.token.get() || (row.token == claim.token.get() && !stands)
+            })
+        };
+        if lock.shared.reads.send(read, Limits::both(limit), false).await.is_ok_and(is_lost) {
+            return;
+        }
+        pause(100..200).await;
+    }
+    pending().await
 }

@@ -42,7 +42,7 @@ pub(crate) struct Shared<DB: Database> {
     /// The sessions for renewals and abandonments.
     pub renewals: Sessions<DB>,
     pub time_limit: Duration,
-    table: Arc<OnceCell<Schema>>,
+    pub table: Arc<OnceCell<Schema>>,
     pub claims: Arc<Queue<DB, ClaimSet<DB>>>,
     pub creates: Arc<Queue<DB, Creation>>,
     releases: Arc<Queue<DB, Release>>,

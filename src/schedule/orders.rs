@@ -80,9 +80,7 @@ impl<DB: Database> Schedules<DB> {
         let mut tried = None;
         loop {
             let row = core.row(&name).await?.ok_or_else(|| not_found(&name, None))?;
-            // One that has ended since is not followed by the next one.
-            let is_it = |slot: &DateTime<Utc>| row.attempt > 0 && tried.is_none_or(|tried| tried == *slot);
-            let Some(until) = row.run_slot.filter(is_it) else {
+            let Some(until) = row.run_slot.filter(|_| row.attempt > 0) else {
                 return match tried {
                     // An order whose reply was lost may have ended the tick.
                     Some(tried) => has_ordered(&core, What::Stop, &name, tried).await,

@@ -25,7 +25,6 @@ use crate::bank::{OPENING, accounts, balance, balance_in, version, version_lock,
 
 harness::tests!(
     everywhere(
-        a_try_on_a_free_row,
         a_takeover,
         a_refused_try,
         a_renewal,
@@ -37,7 +36,8 @@ harness::tests!(
         a_transaction_under_a_lease
     ),
     servers(an_open_transaction_is_seen),
-    everywhere.long(a_try_on_a_missing_row, a_transaction_under_a_version)
+    everywhere.long(a_try_on_a_missing_row, a_transaction_under_a_version),
+    everywhere.each(a_try_on_a_free_row)
 );
 
 const LEASE: Duration = Duration::from_millis(500);

@@ -24,16 +24,18 @@ use crate::{
 
 harness::tests!(
     servers(
-        a_lease_finds_out_that_its_commit_was_done,
-        a_lease_finds_out_that_its_commit_was_not_done,
         a_lease_finds_out_about_a_commit_that_is_answered_too_late,
         a_commit_before_a_takeover_is_unknown,
-        a_commit_under_a_version_that_is_not_answered_is_unknown,
         a_begin_that_is_not_answered_is_sent_again,
         a_confirmation_or_check_that_is_not_answered_changes_nothing
     ),
     servers[DIRECT](a_commit_that_may_still_arrive_is_unknown),
-    mysql_and_mariadb(what_is_committed_before_the_connection_is_lost_is_told)
+    mysql_and_mariadb(what_is_committed_before_the_connection_is_lost_is_told),
+    servers.each(
+        a_commit_under_a_version_that_is_not_answered_is_unknown,
+        a_lease_finds_out_that_its_commit_was_done,
+        a_lease_finds_out_that_its_commit_was_not_done
+    )
 );
 
 /// How many round trips lie between the work's last statement and the `COMMIT`: the check, and

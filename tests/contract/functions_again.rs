@@ -13,14 +13,16 @@ use crate::{
     functions_promises::{ask, change, installed},
 };
 
-harness::tests!(servers(
-    a_claim_that_was_asked_for_again_stands,
-    a_takeover_is_told_again,
-    a_takeover_that_is_put_back_is_there_to_be_taken_over,
-    a_shorter_lease_does_not_shorten_the_claim,
-    a_claim_in_a_locked_row_is_busy_for_its_holder,
-    a_confirmation_that_met_a_locked_row_reads_the_newest_rows
-));
+harness::tests!(
+    servers(
+        a_claim_that_was_asked_for_again_stands,
+        a_takeover_is_told_again,
+        a_shorter_lease_does_not_shorten_the_claim,
+        a_claim_in_a_locked_row_is_busy_for_its_holder,
+        a_confirmation_that_met_a_locked_row_reads_the_newest_rows
+    ),
+    servers.each(a_takeover_that_is_put_back_is_there_to_be_taken_over)
+);
 
 const HOUR: Duration = Duration::from_secs(3600);
 

@@ -17,12 +17,14 @@ use harness::{PATIENCE, TestDatabase, TestDb, acquired, eventually, refused};
 use rowlock::{Held, LeaseLock, Reason, Rules, RunError, Status, Token};
 use tokio::time::{sleep, timeout};
 
-harness::tests!(everywhere(
-    the_row_is_as_it_was_before,
-    what_was_taken_over_is_there_to_be_taken_over,
-    a_set_is_as_it_was_before_key_by_key,
-    work_begins_under_no_claim_that_was_lost
-));
+harness::tests!(
+    everywhere(
+        the_row_is_as_it_was_before,
+        a_set_is_as_it_was_before_key_by_key,
+        work_begins_under_no_claim_that_was_lost
+    ),
+    everywhere.each(what_was_taken_over_is_there_to_be_taken_over)
+);
 
 const HOUR: Duration = Duration::from_secs(3600);
 const RECORD: &str = "lock_flag, status, begin_time, end_time, client_ip, holder, expires_at, claimed_at";

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::waiters::{Process, Turn, now, places};
 
-harness::tests!(everywhere(philosophers_eat_as_they_please, philosophers_eat_in_order));
+harness::tests!(everywhere(philosophers_eat_as_they_please), everywhere.each(philosophers_eat_in_order));
 
 const SEATS: usize = 5;
 const MEALS: usize = 10;

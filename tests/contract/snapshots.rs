@@ -11,7 +11,7 @@ use crate::isolation::pool_at;
 
 harness::tests!(
     everywhere.each(a_claim_that_was_lost_since_the_snapshot_is_told_at_once),
-    servers.each(a_claim_whose_row_is_locked_by_the_next_holder_is_told_at_once),
+    mysql_and_mariadb.each(a_claim_whose_row_is_locked_by_the_next_holder_is_told_at_once),
     mariadb(snapshot_isolation_tells_it_as_a_conflict)
 );
 

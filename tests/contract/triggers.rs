@@ -10,12 +10,12 @@ use tokio::{join, time::sleep};
 use crate::batched::{assert_statements, counted, released, set_up, together, tries};
 
 harness::tests!(
-    everywhere(
+    mysql_and_mariadb(what_a_trigger_waits_for_is_waited_for),
+    everywhere.each(
         a_claim_is_told_its_token_and_whom_it_was_taken_from,
         claims_that_travel_together_are_told_their_tokens,
         a_commit_is_known_by_its_confirmation
-    ),
-    mysql_and_mariadb(what_a_trigger_waits_for_is_waited_for)
+    )
 );
 
 async fn journal<DB: TestDatabase>(db: &TestDb<DB>) {

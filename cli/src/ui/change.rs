@@ -100,7 +100,13 @@ pub fn seen(row: &LockInfo) -> String {
 /// job, for a form to carry.
 pub fn seen_tick(verb: Verb, job: &ScheduleInfo) -> String {
     let of = if verb == Verb::Stop { [job.run_slot, None] } else { [Some(job.slot), job.skipped_until] };
-    of.map(|time| time.map_or(0, |time| time.timestamp_micros()).to_string()).join("/")
+    let of = of.map(|time| time.map_or(0, |time| time.timestamp_micros()).to_string()).join("/");
+    if verb == Verb::Skip && is_begun(job) { format!("after {of}") } else { of }
+}
+
+/// Returns whether the tick of the row is under way, so that the next one comes after it.
+pub fn is_begun(job: &ScheduleInfo) -> bool {
+    job.attempt > 0 && job.run_slot == Some(job.slot)
 }
 
 /// Says that a key was left alone, and what it is now.

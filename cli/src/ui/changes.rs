@@ -27,7 +27,7 @@ use crate::{
     schedule::state::{is_declared_as_removed, nobody_runs},
     ui::{
         app::App,
-        change::{Change, Verb, seen, seen_tick},
+        change::{Change, Verb, is_begun, seen, seen_tick},
         guard::Who,
         jobs::job_address,
         layout,
@@ -184,7 +184,7 @@ fn tick(verb: Verb, job: &ScheduleInfo) -> Markup {
                 div { dt { "Tick" } dd { @if let Some(slot) = job.run_slot { (clock(slot)) } @else { "none is under way" } } }
                 @if job.attempt > 0 { div { dt { "Attempt" } dd { (job.attempt) " by " (printable(&job.by)) } } }
             } @else {
-                div { dt { "Tick" } dd { @if job.attempt > 0 { "the next one after " } (clock(job.slot)) } }
+                div { dt { "Tick" } dd { @if is_begun(job) { "the next one after " } (clock(job.slot)) } }
                 @if let Some(until) = job.skipped_until {
                     div { dt { "Until now" } dd { "its ticks are skipped until " (clock(until)) ": this one only, if you go on" } }
                 }

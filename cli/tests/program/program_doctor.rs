@@ -105,7 +105,7 @@ async fn what_is_missing_is_named<DB: TestDatabase>(db: TestDb<DB>) {
         assert!(of["advice"].as_str().unwrap().contains("run `rowlock migrate` once"), "{of}");
     };
     db.execute("DROP TABLE t_resource_change").await;
-    problem("tables of schedules", "lists what is missing").await;
+    problem("tables of schedules", "t_resource_change").await;
     let found = db.rowlock("doctor --json", &[]).await.with(78).json();
     assert_eq!(result(&found, "rights to record changes")["result"], "problem", "{found}");
     db.execute("ALTER TABLE t_resource_schedule RENAME COLUMN paused TO pasued").await;

@@ -303,7 +303,7 @@ def test_a_takeover_that_is_left_is_told_to_the_next_holder(db: Database) -> Non
     request.leave()
     with locks.lock("k", wait=60, min_interval=3600) as lease:
         assert lease.taken_over_from is not None
-        assert lease.taken_over_from.label == "left"
+        assert lease.taken_over_from.label == "crashed"
 
 
 def test_a_set_that_is_left_is_a_takeover_of_those_keys_alone_that_were(db: Database) -> None:
@@ -318,7 +318,7 @@ def test_a_set_that_is_left_is_a_takeover_of_those_keys_alone_that_were(db: Data
     for key in ("a", "b", "c"):
         with locks.lock(key, wait=60) as lease:
             previous = lease.taken_over_from
-            assert (previous and previous.label) == ("left" if key == "b" else None)
+            assert (previous and previous.label) == ("crashed" if key == "b" else None)
 
 
 @MYSQL
