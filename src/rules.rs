@@ -338,14 +338,10 @@ impl LockState {
 
 impl std::fmt::Display for LockState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Held => "held",
-            Self::Expired => "expired",
-            Self::HeldByAnotherProgram => "held by another program",
-            Self::WithinMinInterval => "within its min interval",
-            Self::Failed => "failed",
-            Self::Free => "free",
-        })
+        match self {
+            Self::WithinMinInterval => f.write_str("within its min interval"),
+            state => f.write_str(&state.name().replace('_', " ")),
+        }
     }
 }
 
