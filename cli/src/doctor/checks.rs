@@ -19,6 +19,8 @@ use crate::{
 };
 
 const LOCKS: &str = "tables of locks";
+/// How the names of all tables begin.
+const TABLES: &str = "t_resource_";
 const MIGRATE: &str = "run `rowlock migrate` once, as a user that may create and alter tables";
 /// By how much, in microseconds, the clocks may differ unnoticed.
 const NEAR: i64 = 1_000_000;
@@ -73,8 +75,11 @@ async fn asked<DB: Server, F: IntoIterator<Item = Finding>>(
     match found.await {
         Ok(Ok(findings)) => findings.into_iter().collect(),
         Ok(Err(error)) => {
-            let advice = "look at the server's log; a pooler or a proxy may refuse the statement";
-            vec![Finding::problem(check, said(&error), advice)]
+            let text = said(&error);
+            let is_missing =
+                ["does not exist", "doesn't exist", "no such table"].iter().any(|part| text.contains(part));
+            let log = "look at the server's log; a pooler or a proxy may refuse the statement";
+            vec![Finding::problem(check, text, if is_missing { MIGRATE } else { log })]
         }
         Err(_) => {
             let advice = "another transaction may have locked the table: look for it in the server's list of sessions";
@@ -135,10 +140,16 @@ async fn schedules<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
 /// Asks whether the migration would change anything. `Schedules::list` does not read every table.
 async fn complete<DB: Server>(pool: &Pool<DB>, check: &'static str) -> Finding {
     match described(pool.clone()).plan().await {
-        Ok(plan) if plan.is_empty() => Finding::good(check, "all tables of schedules exist"),
         Ok(plan) => {
-            let first = plan.steps().next().and_then(|step| step.sql.lines().next()).unwrap_or_default();
-            Finding::problem(check, format!("something is missing, or hidden from this user: {first}"), MIGRATE)
+            let mut words =
+                plan.steps().filter_map(|step| step.sql.split_whitespace().find(|word| word.starts_with(TABLES)));
+            match words.find(|name| !name.starts_with("t_resource_lock")) {
+                None => Finding::good(check, "all tables of schedules exist"),
+                Some(name) => {
+                    let found = format!("{name}, or a part of it, is missing, or hidden from this user");
+                    Finding::problem(check, found, MIGRATE)
+                }
+            }
         }
         Err(error) => Finding::problem(check, Failure::from(error).to_string(), "see the rights below"),
     }

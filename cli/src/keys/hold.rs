@@ -128,9 +128,8 @@ impl Script {
         let gone = End::failed(Signal::HUP);
         loop {
             match timeout(LOOK, &mut self.closed).await {
-                Ok(Ok(false)) if cfg!(target_os = "linux") => return End::CLOSED,
                 Ok(Ok(false)) => {
-                    // Elsewhere, only the parent's end itself can be seen.
+                    // An interpreter closes its files before it ends, as after an error.
                     sleep(LOOK).await;
                     return if getppid() == self.parent { End::CLOSED } else { gone };
                 }

@@ -33,8 +33,8 @@ pub fn queue(key: &str) -> Cow<'_, str> {
     }
 }
 
-/// The most rows of one statement.
-pub const PAGE: u32 = 1000;
+/// The most rows of one statement, which take less than a second to read.
+pub const PAGE: u32 = 10_000;
 
 /// Returns all rows that are selected, page by page.
 pub async fn pages<DB: Database>(lock: &LeaseLock<DB>, filter: &ListOptions) -> Result<Vec<LockInfo>, Error> {

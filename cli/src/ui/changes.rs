@@ -127,6 +127,10 @@ async fn ask(app: &App, verb: Verb, name: &str) -> Response {
     if !app.allows_changes() {
         return read_only(app);
     }
+    if verb.is_of_tick() {
+        // The last look may be of an earlier tick.
+        app.looks.at_once().await;
+    }
     let view = app.looks.fresh().await;
     let lock = view.snapshot.as_ref().and_then(|snapshot| snapshot.lock(name));
     let lock = lock.filter(|lock| verb == Verb::Release && is_claimed(lock.state));

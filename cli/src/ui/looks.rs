@@ -104,7 +104,7 @@ impl Looks {
                 });
                 tokio::select! {
                     () = sleep(fresh_for.saturating_sub(began.elapsed())) => {}
-                    () = urgent.notified() => {}
+                    () = async { urgent.notified().await; sleep(URGENT.saturating_sub(began.elapsed())).await } => {}
                 }
             }
         });
@@ -160,6 +160,8 @@ fn panicked(error: &JoinError) -> Failure {
     Failure::new(exit::UNAVAILABLE, format_args!("rowlock ui failed while it read the database: {error}"))
 }
 
+/// The least pause from the start of a look to one that is asked for at once.
+const URGENT: Duration = Duration::from_secs(1);
 /// How long a change waits for the look that shows it.
 const AT_ONCE: Duration = Duration::from_secs(10);
 /// How long the look after one that failed is waited for.

@@ -13,6 +13,7 @@ harness::tests!(everywhere(
     a_key_is_held_while_stdin_is_open,
     a_signal_ends_the_claim_as_failed,
     the_end_of_the_parent_ends_the_claim_as_failed,
+    an_error_of_a_script_ends_the_claim_as_failed,
     a_claim_that_is_lost_ends_the_program,
     a_lock_delay_ends_with_a_forced_release,
     a_release_by_hand_leaves_no_lock_delay,
@@ -20,7 +21,8 @@ harness::tests!(everywhere(
     a_name_that_is_read_is_not_held,
     the_guides_scripts_succeed_and_fail_with_their_work,
     a_guides_script_that_is_killed_has_failed,
-    a_guides_script_that_loses_its_claim_stops_its_work
+    a_guides_script_that_loses_its_claim_stops_its_work,
+    a_guides_script_that_is_told_to_end_stops_its_work
 ));
 
 fn hold<DB: TestDatabase>(db: &TestDb<DB>, words: &str) -> Started {
@@ -86,6 +88,18 @@ async fn the_end_of_the_parent_ends_the_claim_as_failed<DB: TestDatabase>(db: Te
         parent.signal(Signal::KILL);
         assert_eq!(ended(&db, "k").await, "F", "{script}");
     }
+}
+
+/// Its interpreter closes the pipe before the process ends.
+async fn an_error_of_a_script_ends_the_claim_as_failed<DB: TestDatabase>(db: TestDb<DB>) {
+    const SCRIPT: &str = "import subprocess, sys
+hold = subprocess.Popen([sys.argv[1], 'hold', 'k', '--lease', '1h'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+hold.stdout.readline()
+raise SystemExit('the work has failed')";
+    let mut script = Command::new("python3");
+    script.args(["-c", SCRIPT, PROGRAM]).env("DATABASE_URL", &db.url).stdin(Stdio::null());
+    start(script).ended().await.with(1);
+    assert_eq!(ended(&db, "k").await, "F");
 }
 
 async fn a_claim_that_is_lost_ends_the_program<DB: TestDatabase>(db: TestDb<DB>) {
@@ -209,6 +223,18 @@ async fn a_guides_script_that_is_killed_has_failed<DB: TestDatabase>(db: TestDb<
         // The work is a process of its own.
         stage.put("go", "0");
         running.ended().await.with(-9);
+    }
+}
+
+async fn a_guides_script_that_is_told_to_end_stops_its_work<DB: TestDatabase>(db: TestDb<DB>) {
+    for of in SCRIPTS {
+        let stage = Stage::new();
+        let running = script(&db, &stage, of);
+        stage.up().await;
+        running.signal(Signal::TERM);
+        running.ended().await.with(143);
+        assert_eq!(read(&stage.file("stopped")), "", "{of:?}: the work has ended before");
+        assert_eq!(ended(&db, "deploy").await, "F", "{of:?}");
     }
 }
 
