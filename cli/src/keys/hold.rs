@@ -59,7 +59,7 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
     if let Err(failure) = printed {
         return Err(claiming.put_back(lease, &mut stop, failure).await);
     }
-    let end = loop {
+    let mut end = loop {
         // A signal may have come while the claim was printed.
         if let Some(signal) = stop.asked() {
             break End::failed(signal);
@@ -72,6 +72,9 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
             () = received(&mut suspend) => {}
         }
     };
+    if end.status == Status::Succeeded && script.is_ending().await {
+        end = End::gone();
+    }
     claiming.record(lease, end.status, &mut stop).await?;
     Ok(end.code)
 }
@@ -88,6 +91,11 @@ impl End {
 
     fn failed(signal: Signal) -> Self {
         Self { status: Status::Failed, code: exit_code(signal) }
+    }
+
+    /// The script has ended.
+    fn gone() -> Self {
+        Self::failed(Signal::HUP)
     }
 }
 
@@ -125,19 +133,21 @@ impl Script {
     /// Waits until stdin is closed or the parent is gone. A child of the parent may keep the other
     /// end of the pipe open.
     async fn ended(&mut self) -> End {
-        let gone = End::failed(Signal::HUP);
         loop {
             match timeout(LOOK, &mut self.closed).await {
-                Ok(Ok(false)) => {
-                    // An interpreter closes its files before it ends, as after an error.
-                    sleep(LOOK).await;
-                    return if getppid() == self.parent { End::CLOSED } else { gone };
-                }
-                Ok(_) => return gone,
-                Err(_) if getppid() != self.parent => return gone,
+                Ok(Ok(false)) => return End::CLOSED,
+                Ok(_) => return End::gone(),
+                Err(_) if getppid() != self.parent => return End::gone(),
                 Err(_) => {}
             }
         }
+    }
+
+    /// Returns whether the parent ends soon after it has closed stdin. An interpreter closes its
+    /// files before it ends, as after an error. On some systems nothing else tells of the end.
+    async fn is_ending(&self) -> bool {
+        sleep(LOOK).await;
+        getppid() != self.parent
     }
 }
 
