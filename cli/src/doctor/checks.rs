@@ -45,7 +45,7 @@ pub async fn all<DB: Server>(pool: &Pool<DB>) -> Vec<Finding> {
     let mut findings = asked(pool, "server", server::<DB>).await;
     findings.extend(asked(pool, "place", place::<DB>).await);
     let (lock_table, has_locks) = locks(pool).await;
-    let (schedule_tables, has_schedules) = schedules(pool).await;
+    let (schedule_tables, has_schedules) = schedules(pool, has_locks).await;
     findings.extend([lock_table, schedule_tables]);
     for rights in &rights::<DB>() {
         let exists = if rights.table.starts_with("t_resource_lock") { has_locks } else { has_schedules };
@@ -75,17 +75,21 @@ async fn asked<DB: Server, F: IntoIterator<Item = Finding>>(
     match found.await {
         Ok(Ok(findings)) => findings.into_iter().collect(),
         Ok(Err(error)) => {
-            let text = said(&error);
-            let is_missing =
-                ["does not exist", "doesn't exist", "no such table"].iter().any(|part| text.contains(part));
             let log = "look at the server's log; a pooler or a proxy may refuse the statement";
-            vec![Finding::problem(check, text, if is_missing { MIGRATE } else { log })]
+            vec![Finding::problem(check, said(&error), if is_of_no_table(&error) { MIGRATE } else { log })]
         }
         Err(_) => {
             let advice = "another transaction may have locked the table: look for it in the server's list of sessions";
             vec![Finding::problem(check, format!("no reply within {REPLY:?}"), advice)]
         }
     }
+}
+
+fn is_of_no_table(error: &sqlx::Error) -> bool {
+    let error = error.as_database_error();
+    let code = error.and_then(|error| error.code());
+    ["42P01", "42S02"].map(Some).contains(&code.as_deref())
+        || error.is_some_and(|error| error.message().starts_with("no such table"))
 }
 
 async fn server<DB: Server>(conn: &mut DB::Connection) -> Result<Option<Finding>, sqlx::Error> {
@@ -126,10 +130,10 @@ async fn locks<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
     }
 }
 
-async fn schedules<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
+async fn schedules<DB: Server>(pool: &Pool<DB>, has_locks: bool) -> (Finding, bool) {
     const CHECK: &str = "tables of schedules";
     match Schedules::new(pool.clone()).list().await {
-        Ok(_) => (complete(pool, CHECK).await, true),
+        Ok(_) => (complete(pool, CHECK, has_locks).await, true),
         Err(error @ Error::Setup(Setup::ScheduleTablesMissing)) => {
             (Finding::problem(CHECK, first_part(error), MIGRATE), false)
         }
@@ -138,12 +142,12 @@ async fn schedules<DB: Server>(pool: &Pool<DB>) -> (Finding, bool) {
 }
 
 /// Asks whether the migration would change anything. `Schedules::list` does not read every table.
-async fn complete<DB: Server>(pool: &Pool<DB>, check: &'static str) -> Finding {
+async fn complete<DB: Server>(pool: &Pool<DB>, check: &'static str, has_locks: bool) -> Finding {
     match described(pool.clone()).plan().await {
         Ok(plan) => {
             let mut words =
                 plan.steps().filter_map(|step| step.sql.split_whitespace().find(|word| word.starts_with(TABLES)));
-            match words.find(|name| !name.starts_with("t_resource_lock")) {
+            match words.find(|name| has_locks || !name.starts_with("t_resource_lock")) {
                 None => Finding::good(check, "all tables of schedules exist"),
                 Some(name) => {
                     let found = format!("{name}, or a part of it, is missing, or hidden from this user");

@@ -67,13 +67,17 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
         tokio::select! {
             biased;
             () = lease.lost() => return Err(lost()),
-            end = script.ended() => break end,
             signal = stop.next() => break End::failed(signal),
+            end = script.ended() => break end,
             () = received(&mut suspend) => {}
         }
     };
-    if end.status == Status::Succeeded && script.is_ending().await {
-        end = End::gone();
+    if end.status == Status::Succeeded {
+        end = tokio::select! {
+            biased;
+            signal = stop.next() => End::failed(signal),
+            is_ending = script.is_ending() => if is_ending { End::gone() } else { end },
+        };
     }
     claiming.record(lease, end.status, &mut stop).await?;
     Ok(end.code)
@@ -147,7 +151,7 @@ impl Script {
     /// files before it ends, as after an error. On some systems nothing else tells of the end.
     async fn is_ending(&self) -> bool {
         sleep(LOOK).await;
-        getppid() != self.parent
+        getppid() != self.parent || self.parent.and_then(is_ending).unwrap_or_default()
     }
 }
 

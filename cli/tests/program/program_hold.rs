@@ -227,11 +227,11 @@ async fn a_guides_script_that_is_killed_has_failed<DB: TestDatabase>(db: TestDb<
 }
 
 async fn a_guides_script_that_is_told_to_end_stops_its_work<DB: TestDatabase>(db: TestDb<DB>) {
-    for of in SCRIPTS {
+    for (of, signal) in SCRIPTS.into_iter().flat_map(|of| [Signal::TERM, Signal::HUP].map(|signal| (of, signal))) {
         let stage = Stage::new();
         let running = script(&db, &stage, of);
         stage.up().await;
-        running.signal(Signal::TERM);
+        running.signal(signal);
         running.ended().await.with(143);
         assert_eq!(read(&stage.file("stopped")), "", "{of:?}: the work has ended before");
         assert_eq!(ended(&db, "deploy").await, "F", "{of:?}");
