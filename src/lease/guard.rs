@@ -307,8 +307,8 @@ impl<DB: Database> Lease<DB> {
     }
 
     /// Returns the claim that this one took over from, if its holder did not end it. That holder's
-    /// work may be half done. For a reader it is the last claim on the lock's name: that of a writer, or
-    /// of a reader that died while it waited for its turn.
+    /// work may be half done. For a reader it is the last claim on the lock's name: that of a
+    /// writer, or of a reader that died while it waited for its turn.
     pub fn taken_over_from(&self) -> Option<&PreviousClaim> {
         self.handle.prior()
     }
