@@ -105,10 +105,15 @@ async fn run_on_tables(source: &SourceArguments, action: TableAction, front: Opt
         out::never_stop();
     }
     let source = choose_source(source)?;
-    let changes_tables = matches!(&action, TableAction::Migrate(migrate) if !migrate.dry_run && !migrate.undo);
-    let create = source.own_file || changes_tables;
+    // A migration completes the tables of its own file itself, or only says what it would do.
+    let (own, create) = match &action {
+        TableAction::Migrate(migrate) => (false, !migrate.dry_run && !migrate.undo),
+        _ => (source.own_file, source.own_file),
+    };
     match source.kind {
-        Kind::Sqlite => run_on(async || database::open_sqlite(&source, create).await, &source, action, front).await,
+        Kind::Sqlite => {
+            run_on(async || database::open_sqlite(&source, create, own).await, &source, action, front).await
+        }
         Kind::Postgres => {
             run_on(async || database::open::<sqlx::Postgres>(&source).await, &source, action, front).await
         }

@@ -33,7 +33,10 @@ pub static STDOUT: Writer = Writer::new(|| unless_it_stops(std::io::stdout()), |
 
 /// Says that lines are missing. The caller is a writer's thread, which waits for none.
 fn dropped(stream: &str, lines: u64) {
-    STDERR.add_note(&line("WARN", &format!("{stream} was not read: {lines} lines were dropped")));
+    STDERR.add_note(&line(
+        "WARN",
+        &format!("{stream} was not read, or could not be written: {lines} lines were dropped"),
+    ));
 }
 
 /// Writes the requested output to stdout. Returns the exit code of a command that has said all.

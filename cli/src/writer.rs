@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// A stream, with the lines that are not written yet.
 pub struct Writer {
     open: fn() -> Box<dyn Write>,
-    /// Told how many lines were dropped, once the reader reads again.
+    /// Told how many lines were dropped, once a line is written again.
     dropped: fn(u64),
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -124,9 +124,9 @@ impl Writer {
         loop {
             let line = self.next();
             let mut to = (self.open)();
-            // A stream that cannot be written must not end the work.
-            let _ = to.write_all(&line).and_then(|()| to.flush());
-            let dropped = self.remove_written(&line);
+            // A stream that cannot be written (its disk is full) must not end the work.
+            let is_written = to.write_all(&line).and_then(|()| to.flush()).is_ok();
+            let dropped = self.remove(&line, is_written);
             if dropped > 0 {
                 (self.dropped)(dropped);
             }
@@ -140,13 +140,60 @@ impl Writer {
         queue.lines.front_mut().map(take).unwrap_or_default()
     }
 
-    /// Returns how many lines were dropped before this one was written.
-    fn remove_written(&self, line: &[u8]) -> u64 {
+    /// Returns how many lines were dropped before this one, if it was written.
+    fn remove(&self, line: &[u8], is_written: bool) -> u64 {
         let mut queue = self.queue();
         queue.lines.pop_front();
         queue.bytes -= line.len();
         queue.since = None;
         self.changed.notify_all();
-        take(&mut queue.dropped)
+        if is_written {
+            return take(&mut queue.dropped);
+        }
+        queue.dropped += 1;
+        0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Error, ErrorKind},
+        sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    };
+
+    use super::*;
+
+    static IS_FULL: AtomicBool = AtomicBool::new(true);
+    static DROPPED: AtomicU64 = AtomicU64::new(0);
+    static WRITER: Writer = Writer::new(|| Box::new(Disk), |lines| DROPPED.store(lines, Ordering::SeqCst));
+
+    struct Disk;
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            if IS_FULL.load(Ordering::SeqCst) { Err(Error::from(ErrorKind::StorageFull)) } else { Ok(bytes.len()) }
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_that_a_full_disk_has_lost_are_counted() {
+        let limit = Duration::from_secs(20);
+        for _ in 0..2 {
+            WRITER.add_note(b"lost\n");
+        }
+        WRITER.flush(limit);
+        assert_eq!(DROPPED.load(Ordering::SeqCst), 0, "nothing could be said");
+        IS_FULL.store(false, Ordering::SeqCst);
+        WRITER.add_note(b"written\n");
+        let began = Instant::now();
+        while DROPPED.load(Ordering::SeqCst) != 2 {
+            assert!(began.elapsed() < limit, "it is said how many");
+            std::thread::sleep(PAUSE);
+        }
     }
 }

@@ -69,7 +69,8 @@ pub struct Opened<DB: sqlx::Database> {
     pub place: String,
 }
 
-pub async fn open_sqlite(source: &Source, create: bool) -> Result<Opened<sqlx::Sqlite>, Failure> {
+/// `complete`: creates the tables that are missing.
+pub async fn open_sqlite(source: &Source, create: bool, complete: bool) -> Result<Opened<sqlx::Sqlite>, Failure> {
     let options = SqliteConnectOptions::from_str(&source.url()).map_err(unreadable)?;
     // The journal mode is stored in the file. A command that only reads does not change it.
     let options = if create { options.create_if_missing(true).journal_mode(SqliteJournalMode::Wal) } else { options };
@@ -81,7 +82,7 @@ pub async fn open_sqlite(source: &Source, create: bool) -> Result<Opened<sqlx::S
         (None, false) => "check the path; if there is no such file, `rowlock migrate` creates it".to_owned(),
     };
     let opened = connect(options, Some(address), (&next, true), source.timeout).await?;
-    if source.own_file {
+    if complete {
         rowlock::migrate(&opened.pool).await?;
     }
     Ok(opened)

@@ -43,10 +43,23 @@ pub fn client_of_my_cnf(text: &str) -> BTreeMap<&str, String> {
         if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
             section = name.trim();
         } else if let ("client", Some((name, value))) = (section, line.split_once('=')) {
-            settings.insert(name.trim(), unquoted(value.trim()));
+            settings.insert(name.trim(), unquoted(without_comment(value).trim()));
         }
     }
     settings
+}
+
+/// Takes a comment away, which begins at the first `#` that is not in quotes.
+fn without_comment(value: &str) -> &str {
+    let (mut quote, mut is_escaped) = (None, false);
+    let end = value.find(|c| {
+        if !is_escaped && matches!(c, '"' | '\'') && quote.is_none_or(|open| open == c) {
+            quote = if quote.is_none() { Some(c) } else { None };
+        }
+        is_escaped = quote.is_some() && c == '\\' && !is_escaped;
+        quote.is_none() && c == '#'
+    });
+    end.and_then(|end| value.get(..end)).unwrap_or(value)
 }
 
 /// Takes quotes away, and replaces what a backslash stands for, as MySQL's programs do.
@@ -102,8 +115,7 @@ mod tests {
 
     #[test]
     fn only_the_section_of_clients_counts() {
-        let text =
-            "password = other\n[client]\n# password=old\nuser = app\npassword=\"a #b\\\\c\\s\"\n[mysqld]\nuser=mysql\n";
+        let text = "password = other\n[client]\n# password=old\nuser = app  # of the \"app\"\npassword=\"a #b\\\\c\\s\" # it's\n[mysqld]\nuser=mysql\n";
         let settings = client_of_my_cnf(text);
         assert_eq!(settings.get("user").map(String::as_str), Some("app"));
         assert_eq!(settings.get("password").map(String::as_str), Some("a #b\\c "));

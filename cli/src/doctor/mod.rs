@@ -25,7 +25,7 @@ use servers::Server;
 
 pub async fn examine(source: &Arc<Source>, json: bool) -> Result<u8, Failure> {
     let (findings, code) = match source.kind {
-        Kind::Sqlite => findings(database::open_sqlite(source, false).await).await,
+        Kind::Sqlite => findings(database::open_sqlite(source, false, false).await).await,
         Kind::Postgres => findings(database::open::<sqlx::Postgres>(source).await).await,
         Kind::MySql => findings(database::open::<sqlx::MySql>(source).await).await,
     };

@@ -25,7 +25,7 @@ use crate::{
     exit::{self, Failure},
     keys::{claiming::Claiming, claims},
     process::{
-        descendants::is_ending,
+        descendants::Process,
         signals::{StopSignals, exit_code, listen, received},
     },
 };
@@ -106,8 +106,7 @@ impl End {
 /// The process that has started this one, and what it says.
 struct Script {
     parent: Option<Pid>,
-    /// Whether the parent was ending when stdin was closed.
-    closed: oneshot::Receiver<bool>,
+    closed: oneshot::Receiver<()>,
 }
 
 impl Script {
@@ -128,8 +127,7 @@ impl Script {
                     Ok(_) | Err(_) => {}
                 }
             }
-            // The kernel marks a process that ends before it closes the files of that process.
-            let _ = close.send(parent.and_then(is_ending).unwrap_or_default());
+            let _ = close.send(());
         });
         Ok(Self { parent, closed })
     }
@@ -139,8 +137,7 @@ impl Script {
     async fn ended(&mut self) -> End {
         loop {
             match timeout(LOOK, &mut self.closed).await {
-                Ok(Ok(false)) => return End::CLOSED,
-                Ok(_) => return End::gone(),
+                Ok(_) => return End::CLOSED,
                 Err(_) if getppid() != self.parent => return End::gone(),
                 Err(_) => {}
             }
@@ -148,10 +145,10 @@ impl Script {
     }
 
     /// Returns whether the parent ends soon after it has closed stdin. An interpreter closes its
-    /// files before it ends, as after an error. On some systems nothing else tells of the end.
+    /// files before it ends, as after an error, and the kernel those of a process that was killed.
     async fn is_ending(&self) -> bool {
         sleep(LOOK).await;
-        getppid() != self.parent || self.parent.and_then(is_ending).unwrap_or_default()
+        getppid() != self.parent || self.parent.and_then(Process::read).is_some_and(Process::is_ending)
     }
 }
 

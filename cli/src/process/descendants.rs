@@ -30,6 +30,8 @@ pub struct Process {
 enum State {
     Alive,
     Stopped,
+    /// The process is about to end. The kernel says so before it closes the process's files.
+    Ending,
     /// The process has ended, and its parent has not waited for it.
     Dead,
 }
@@ -43,6 +45,11 @@ impl Process {
 
     pub fn is_stopped(self) -> bool {
         self.state == State::Stopped
+    }
+
+    /// Returns whether the process has ended or is about to.
+    pub fn is_ending(self) -> bool {
+        matches!(self.state, State::Ending | State::Dead)
     }
 
     /// Returns whether the process was started with all of these variables (`NAME=VALUE`).
@@ -191,17 +198,6 @@ pub fn proc_is_ours() -> bool {
     std::fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == std::process::id().to_string().as_str())
 }
 
-/// Returns whether a process has ended or is about to; `None` where the system does not tell. Of a
-/// process that was killed, the kernel says so before it closes the process's files.
-pub fn is_ending(pid: Pid) -> Option<bool> {
-    const EXITING: u32 = 0x4; // PF_EXITING
-    proc_is_ours().then_some(())?;
-    let Ok(stat) = std::fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())) else { return Some(true) };
-    let stat = String::from_utf8_lossy(&stat);
-    let flags: u32 = stat.rsplit_once(") ")?.1.split(' ').nth(6)?.parse().ok()?;
-    Some(flags & EXITING != 0)
-}
-
 fn all() -> Option<Vec<Process>> {
     proc_is_ours().then_some(())?;
     let entries = std::fs::read_dir("/proc").ok()?;
@@ -216,19 +212,22 @@ fn number(text: &str) -> Option<Pid> {
     text.parse().ok().filter(|number: &i32| *number > 0).and_then(Pid::from_raw)
 }
 
-/// Parses `pid (name) state parent group session ...`; the twentieth field is the number of
-/// threads, and the twenty-second the beginning. The name may contain any character.
+/// Parses `pid (name) state parent group session ...`; the ninth field is the flags, the twentieth
+/// the number of threads, and the twenty-second the beginning. The name may contain any character.
 fn parse(stat: &[u8]) -> Option<Process> {
+    const EXITING: u32 = 0x4; // PF_EXITING
     let stat = String::from_utf8_lossy(stat);
     let pid = number(stat.split_once(' ')?.0)?;
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     let state = fields.next()?;
     let (parent, group, session) = (number(fields.next()?), number(fields.next()?), number(fields.next()?));
-    let threads: u32 = fields.nth(13)?.parse().ok()?;
+    let flags: u32 = fields.nth(2)?.parse().ok()?;
+    let threads: u32 = fields.nth(10)?.parse().ok()?;
     let began = fields.nth(1)?.parse().ok()?;
     let state = match state {
         // The first thread may have ended before the others.
         "Z" | "X" if threads <= 1 => State::Dead,
+        _ if threads <= 1 && flags & EXITING != 0 => State::Ending,
         "T" => State::Stopped,
         _ => State::Alive,
     };
@@ -260,14 +259,17 @@ mod tests {
 
     #[test]
     fn a_name_may_have_anything_in_it() {
-        let stat = |state, threads| {
-            format!("7 (a) Z 9 (b) {state} 3 7 1 0 -1 4194304 90 0 0 0 0 0 0 0 20 0 {threads} 0 1 2 3\n")
+        let with_flags = |state, flags, threads| {
+            let stat = format!("7 (a) Z 9 (b) {state} 3 7 1 0 -1 {flags} 90 0 0 0 0 0 0 0 20 0 {threads} 0 1 2 3\n");
+            parse(stat.as_bytes())
         };
-        let read = |state, threads| parse(stat(state, threads).as_bytes());
+        let read = |state, threads| with_flags(state, 4_194_304, threads);
         assert_eq!(read("S", 1), Some(process(7, 3)));
         assert_eq!(read("Z", 1), Some(Process { state: State::Dead, ..process(7, 3) }));
         assert_eq!(read("T", 1), Some(Process { state: State::Stopped, ..process(7, 3) }));
         assert_eq!(read("Z", 2), Some(process(7, 3)), "another thread goes on");
+        assert_eq!(with_flags("R", 4_194_308, 1), Some(Process { state: State::Ending, ..process(7, 3) }));
+        assert_eq!(with_flags("R", 4_194_308, 2), Some(process(7, 3)), "another thread goes on");
         assert_eq!(parse(b"7 (a"), None);
     }
 

@@ -3,6 +3,8 @@
 //! On Linux, `rowlock cron` is the reaper of its descendants, so that the orphans of all its
 //! commands become its children. A mark tells those of one command from those of the others.
 
+use std::time::Instant;
+
 use rustix::process::{Pid, Signal};
 use tokio::time::sleep;
 
@@ -32,7 +34,7 @@ impl Mark {
     /// Kills until no process of the command is left. Those that may not be signalled are waited
     /// for.
     pub async fn kill(&self) {
-        let mut is_told = false;
+        let (began, mut is_told) = (Instant::now(), false);
         loop {
             // The check is made twice: it takes time, and a process whose parent ends during the
             // check may be missing from the tree.
@@ -42,7 +44,7 @@ impl Mark {
                 is_told = true;
                 out::print_error(format_args!("{}: {}", self.job, descendants::not_permitted(pid)));
             }
-            sleep(check_interval(refused)).await;
+            sleep(check_interval(refused, began)).await;
         }
     }
 

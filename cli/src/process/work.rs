@@ -8,7 +8,7 @@ use std::{
     path::PathBuf,
     pin::pin,
     process::ExitStatus,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -38,10 +38,10 @@ use crate::{
 /// The interval at which the command's descendants are checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Returns the interval at which those that were killed are checked. One that may not be signalled
-/// may go on for hours.
-pub fn check_interval(refused: Option<Pid>) -> Duration {
-    if refused.is_some() { SOON } else { CHECK_INTERVAL }
+/// Returns the interval at which those that were killed are checked. One that may not be signalled,
+/// or that waits for a disk, may go on for hours.
+pub fn check_interval(refused: Option<Pid>, began: Instant) -> Duration {
+    if refused.is_some() || began.elapsed() > SOON { SOON } else { CHECK_INTERVAL }
 }
 
 /// The processes that receive signals.
@@ -347,10 +347,11 @@ impl Work {
     /// Kills until no process is left. A process that is created during one round is found in the
     /// next.
     async fn kill_those(&mut self, counts: impl Fn(&Process) -> bool) {
+        let began = Instant::now();
         while self.target.is_left(&counts) {
             let refused = self.target.send_to(Signal::KILL, &counts);
             self.tell_refused(refused);
-            sleep(check_interval(refused)).await;
+            sleep(check_interval(refused, began)).await;
         }
     }
 }

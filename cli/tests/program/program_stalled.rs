@@ -117,7 +117,7 @@ async fn the_jobs_of_cron_need_no_reader<DB: TestDatabase>(db: TestDb<DB>) {
     let text = text.join().unwrap();
     assert!(text.contains("jobs.toml: 1 job\n"), "what was said first is kept");
     for stream in ["stdout", "stderr"] {
-        assert!(text.contains(&format!("rowlock: {stream} was not read: ")), "{stream}");
+        assert!(text.contains(&format!("rowlock: {stream} was not read, ")), "{stream}");
     }
 }
 
