@@ -241,7 +241,7 @@ impl<DB: Database> Schedules<DB> {
     /// If the future is dropped, some of the rows may be deleted. Another call deletes the rest.
     pub async fn forget_history(&self, older_than: Duration) -> Result<u64, Error> {
         let (older_than, core, mut rows) = (age(older_than)?, self.core()?, 0);
-        answered!(&*core, Action::Forget, CHANGES, conn => DB::forget_changes(conn, older_than))?;
+        while answered!(&*core, Action::Forget, CHANGES, conn => DB::forget_changes(conn, older_than))? > 0 {}
         loop {
             let step = answered!(&*core, Action::Forget, HISTORY, conn => DB::forget_history(conn, older_than))?;
             rows += step;

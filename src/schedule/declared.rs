@@ -139,7 +139,8 @@ impl<DB: Database> Schedules<DB> {
     }
 
     /// Moves the slot of a schedule to the first one from now on: what was due is skipped, and
-    /// a slot that a wrong clock moved far ahead is corrected.
+    /// a slot that a wrong clock moved far ahead is corrected. If the row has a run that was lost,
+    /// its tick is not tried again, and a trigger that waited for its end is dropped.
     ///
     /// # Errors
     /// [`Error::Setup`] if a run is under way, the times of the row are of another version of

@@ -101,7 +101,7 @@ pub fn decide(
     let (known, mark) = (known(row), mine.times.mark());
     // A row remembers what is declared, so there is no room for more.
     let is_full = known.len() >= KNOWN && known.iter().all(|mark| word.since.contains_key(mark));
-    if !word.contests(&mine.times) || (judge.calls && !known.contains(&mark) && !is_full) {
+    if !word.contests(&mine.times) || (judge.calls && !known.contains(&mark)) {
         return Decision::Apply;
     }
     if !judge.judges && !judge.calls {

@@ -9,7 +9,6 @@ use std::{
 };
 
 use chrono::{DateTime, TimeDelta, Utc};
-use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
@@ -61,12 +60,12 @@ pub async fn claim<DB: Database>(
     Ok((reply.claimed.drain(..).map(keep).collect(), reply))
 }
 
-/// The lease of a run. Dropping it ends the renewals.
+/// The lease of a run. Dropping it ends the renewals. One in flight revives no claim that has ended:
+/// it extends a row that has its holder and its token.
 pub struct Keeper {
     kept: Arc<Kept>,
     watch: Option<Watch>,
-    stopped: DropGuard,
-    ended: oneshot::Receiver<()>,
+    _stopped: DropGuard,
 }
 
 /// What the work, and the thread that watches the clock, see of it.
@@ -145,13 +144,9 @@ impl Keeper {
             stopped: CancellationToken::new(),
             subscriber: Subscriber::current(),
         });
-        let ((ending, ended), stopped) = (oneshot::channel(), CancellationToken::new());
-        let keeping = keep(core.clone(), kept.clone(), sent, stopped.clone());
-        threads::spawn_renewal(async move {
-            keeping.await;
-            drop(ending);
-        });
-        Self { watch: Some(watch(&kept)), kept, stopped: stopped.drop_guard(), ended }
+        let stopped = CancellationToken::new();
+        threads::spawn_renewal(keep(core.clone(), kept.clone(), sent, stopped.clone()));
+        Self { watch: Some(watch(&kept)), kept, _stopped: stopped.drop_guard() }
     }
 
     pub fn kept(&self) -> Arc<Kept> {
@@ -179,12 +174,6 @@ impl Keeper {
     /// Leaves it to the end of the run to tell of a loss: the end is recorded after the lease too.
     pub fn leave_loss_to_end(&mut self) {
         self.watch = None;
-    }
-
-    /// Stops the renewals, and waits for one in flight, which might revive a claim that was ended.
-    pub async fn stop(self) {
-        drop(self.stopped);
-        self.ended.await.ok();
     }
 }
 

@@ -163,11 +163,10 @@ impl<DB: Database> Schedules<DB> {
                 // A deploy may add ticks before it, which run.
                 None => next_of(&row, is_begun)?,
             };
-            if until < row.slot || (is_begun && until == row.slot) {
-                return Err(refused(
-                    name,
-                    format!("no tick is skipped until {until}: the next one is at {}", row.slot),
-                ));
+            // The tick after a run with a fixed delay is not known yet.
+            let next = next_of(&row, is_begun).map_or(row.slot, |[next, _]| next);
+            if until < next || (is_begun && until == row.slot) {
+                return Err(refused(name, format!("no tick is skipped until {until}: the next one is at {next}")));
             }
             tried = Some(until);
             let skip = async |conn: &mut DB::Connection| {

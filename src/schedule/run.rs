@@ -141,7 +141,7 @@ async fn run_claimed<DB: Database>(
             return end_without_work(keeper, &tick, error, &tokens.stopped).await;
         }
         Exclusive::Closed => {
-            keeper.stop().await;
+            drop(keeper);
             // It may have been taken over by then.
             let stood = undo(&core, claim).await;
             return (if stood { TickOutcome::HandedBack } else { TickOutcome::Lost }, None);
@@ -171,7 +171,7 @@ async fn begin<DB: Database>(
     let claim = &row.claim;
     let passed = skip_ticks(core, schedule, claim, tick, start).await;
     if !matches!(passed, Ok(true)) {
-        keeper.stop().await;
+        drop(keeper);
         if let Err(error) = &passed {
             tracing::error!(schedule = %claim.key, ?error, "the slot could not be moved");
         }
@@ -227,7 +227,7 @@ async fn work_and_end<DB: Database>(
         Stop::Lost => find_success(inner).await,
         Stop::HandBack(_) if inner.in_transaction() == InTransaction::Committed => find_success(inner).await,
         Stop::HandBack(ended) => {
-            keeper.stop().await;
+            drop(keeper);
             let stood = hand_back(&inner.core, &inner.claim).await != Some(false);
             let found = if stood { None } else { Some(find_success(inner).await) };
             // If it did not succeed, an earlier attempt to hand it back had no reply.

@@ -210,7 +210,7 @@ pub trait AdminStore: Store {
         limit: u32,
     ) -> impl Future<Output = Reply<Vec<ChangeInfo>>> + Send;
 
-    /// Deletes the changes that were made before `older_than`.
+    /// Deletes at most [`STEP`] of the changes that were made before `older_than`, the oldest first.
     fn forget_changes(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
 
@@ -240,7 +240,9 @@ macro_rules! operations {
         }
 
         async fn forget_changes(conn: &mut $connection, older_than: TimeDelta) -> Reply<u64> {
-            Ok(sqlx::query(FORGET_CHANGES).bind(micros(older_than)).execute(conn).await?.rows_affected())
+            let most = i64::try_from(STEP).unwrap_or(i64::MAX);
+            let query = sqlx::query(FORGET_CHANGES).bind(micros(older_than)).bind(most);
+            Ok(query.execute(conn).await?.rows_affected())
         }
     };
 }

@@ -23,8 +23,8 @@ harness::tests!(
         the_causes_of_an_error_are_recorded,
         work_that_panics_fails
     ),
-    sqlite(a_schedule_that_is_refused_holds_up_no_other, a_claim_that_is_granted_after_the_shutdown_is_put_back),
-    mysql_and_mariadb(a_schedule_that_is_refused_holds_up_no_other),
+    sqlite(a_claim_that_is_granted_after_the_shutdown_is_put_back),
+    everywhere.each(a_schedule_that_is_refused_holds_up_no_other),
     servers(a_locked_schedule_holds_up_no_other),
     servers(an_end_waits_for_a_server_that_takes_no_writes)
 );
@@ -162,9 +162,15 @@ async fn a_schedule_that_is_refused_holds_up_no_other<DB: TestDatabase>(db: Test
         back(&db, name, times * LONG).await;
     }
     steal(&db, "second").await;
+    db.execute("UPDATE t_resource_schedule SET begin_time = slot, run_slot = slot WHERE name = 'second'").await;
     let text = format!("claims are refused on {}", db.server.name);
     let these = "NEW.name IN ('first', 'second') AND NEW.holder IS NOT NULL";
+    if db.server.name == "postgres" {
+        let raise = format!("BEGIN RAISE EXCEPTION '{text}'; END");
+        db.execute(&format!("CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $${raise}$$")).await;
+    }
     let refuse = match db.server.name {
+        "postgres" => format!("FOR EACH ROW WHEN ({these}) EXECUTE FUNCTION refuse()"),
         "sqlite" => format!("WHEN {these} BEGIN SELECT RAISE(ABORT, '{text}'); END"),
         _ => format!("FOR EACH ROW IF {these} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{text}'; END IF"),
     };
@@ -180,7 +186,8 @@ async fn a_schedule_that_is_refused_holds_up_no_other<DB: TestDatabase>(db: Test
     let warned = || events::with(&text).into_iter().filter(|line| line.contains("WARN"));
     eventually("it is warned of", || async { warned().count() > 0 }).await;
     assert_eq!(warned().count(), 1, "{:?}", warned().collect::<Vec<_>>());
-    db.execute("DROP TRIGGER refuse").await;
+    let of = if db.server.name == "postgres" { " ON t_resource_schedule" } else { "" };
+    db.execute(&format!("DROP TRIGGER refuse{of}")).await;
     for name in ["first", "second"] {
         eventually(name, || async { told(&db, name).await.contains('S') }).await;
     }

@@ -297,6 +297,9 @@ async fn orders_for_no_tick_are_refused<DB: TestDatabase>(db: TestDb<DB>) {
     ] {
         assert!(matches!(refused, Err(Error::Setup(Setup::ScheduleUnfit { .. }))), "{refused:?}");
     }
+    let run = Run::begin_named(instance(&db, "two"), due(&db, "l").await, "l").await;
+    let refused = schedules.skip_until("l", run.tick.slot() + SHORT).await;
+    assert!(matches!(refused, Err(Error::Setup(Setup::ScheduleUnfit { .. }))), "none comes until then: {refused:?}");
     assert_eq!(schedules.drain("nobody").await.unwrap(), 0);
     assert_eq!((said(&db, "k").await, said(&db, "nobody").await), (String::new(), String::new()));
     assert!(!running.shutdown(SHORT).await);

@@ -76,7 +76,8 @@ SELECT at, CONVERT(who USING utf8mb4) AS who, CONVERT(what USING utf8mb4) AS wha
        CONVERT(detail USING utf8mb4) AS detail FROM t_resource_change
 WHERE ? IS NULL OR t_resource_change.name = ? ORDER BY id DESC LIMIT ?";
 
-const FORGET_CHANGES: &str = "DELETE FROM t_resource_change WHERE at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND";
+const FORGET_CHANGES: &str = "
+DELETE FROM t_resource_change WHERE at < UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND ORDER BY id LIMIT ?";
 
 impl AdminStore for MySql {
     operations!(MySqlConnection);

@@ -127,8 +127,10 @@ const CHANGES: &str = "
 SELECT at, who::text AS who, what::text AS what, name::text AS name, detail FROM t_resource_change
 WHERE $1::text IS NULL OR name = $2 ORDER BY id DESC LIMIT $3";
 
-const FORGET_CHANGES: &str =
-    "DELETE FROM t_resource_change WHERE at < clock_timestamp() - $1::bigint * interval '1 microsecond'";
+const FORGET_CHANGES: &str = "
+DELETE FROM t_resource_change WHERE id = ANY (ARRAY(
+    SELECT id FROM t_resource_change WHERE at < clock_timestamp() - $1::bigint * interval '1 microsecond'
+    ORDER BY id LIMIT $2))";
 
 impl AdminStore for Postgres {
     operations!(PgConnection);

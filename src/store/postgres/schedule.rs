@@ -8,6 +8,7 @@ use crate::{
     key::{Claim, Holder, Key, PreviousClaim, Token},
     store::{
         Outcome, Reply, TooLate, changed,
+        fault::{Fault, fault, is_undone},
         postgres::{
             row::{bind_claim, names, once_ended, sql, stored},
             schedule_sql::{
@@ -34,8 +35,29 @@ impl ScheduleStore for Postgres {
     }
 
     async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
-        let (reply, is_overtaken) = claim_due(conn, ask).await?;
-        if is_overtaken { Ok(claim_due(conn, ask).await?.0) } else { Ok(reply) }
+        let (mut all, mut left) = (DueReply::default(), vec![ask.known]);
+        while let Some(known) = left.pop() {
+            let most = ask.most.saturating_sub(u32::try_from(all.claimed.len()).unwrap_or(u32::MAX));
+            if most == 0 {
+                all.next_in = Some(TimeDelta::zero());
+                break;
+            }
+            match claim_twice(conn, &DueRequest { known, most, ..*ask }).await {
+                Ok(reply) => all.join(reply),
+                Err(error) if is_undone(&error) => {
+                    // A trigger may refuse one of the rows, of which the error tells nothing.
+                    if known.len() > 1 && fault(&error) == Fault::Other {
+                        left.extend(<[_; 2]>::from(known.split_at(known.len() / 2)));
+                    }
+                    (all.refused, all.next_in) = (Some(error), Some(TimeDelta::zero()));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match all.refused.take_if(|_| all.claimed.is_empty()) {
+            Some(refused) => Err(refused),
+            None => Ok(DueReply { too_late: all.too_late.filter(|_| all.claimed.is_empty()), ..all }),
+        }
     }
 
     async fn put_back(conn: &mut PgConnection, holder: Holder, vacant: Holder, keys: &[Key]) -> Reply<bool> {
@@ -74,6 +96,12 @@ impl ScheduleStore for Postgres {
     async fn forget_history(conn: &mut PgConnection, older_than: TimeDelta) -> Reply<u64> {
         Ok(sqlx::query(FORGET).bind(older_than).bind(STEP).execute(conn).await?.rows_affected())
     }
+}
+
+/// Claims what is due, once more if all of it has changed since the statement began.
+async fn claim_twice(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
+    let (reply, is_overtaken) = claim_due(conn, ask).await?;
+    if is_overtaken { Ok(claim_due(conn, ask).await?.0) } else { Ok(reply) }
 }
 
 /// Claims what is due. Returns whether nothing was claimed because all of it has changed since the

@@ -66,7 +66,10 @@ const FORGET: &str = sql!(
 const CHANGES: &str = "
 SELECT at, who, what, name, detail FROM t_resource_change WHERE ?1 IS NULL OR name = ?2 ORDER BY id DESC LIMIT ?3";
 
-const FORGET_CHANGES: &str = sql!("DELETE FROM t_resource_change WHERE at < " now " - ?1");
+const FORGET_CHANGES: &str = sql!(
+    "DELETE FROM t_resource_change
+     WHERE id IN (SELECT id FROM t_resource_change WHERE at < " now " - ?1 ORDER BY id LIMIT ?2)"
+);
 
 impl AdminStore for Sqlite {
     operations!(SqliteConnection);
