@@ -274,19 +274,18 @@ impl<DB: Database> LeaseHandle<DB> {
     /// Ends a claim under which another one was made. If it took over a claim that was not ended,
     /// the row says so.
     pub async fn pass_on(self) {
-        let status = if self.prior().is_some() { Status::Failed } else { Status::Succeeded };
-        if let Err(error) = self.delivered().release(status).await {
-            tracing::debug!(%error, "the claim ends later");
-        }
+        self.told();
+        self.undo().await;
     }
 
     /// Notes that a caller was told of what the claim took over: it is passed on, and not put back.
     pub fn told(&self) {
         let KeyTerms { terms, longest_interval, .. } = &*self.key_terms;
-        *lock(&self.undone_by) = Change::release(Status::Failed, terms, *lock(longest_interval));
+        let status = if self.prior().is_some() { Status::Failed } else { Status::Succeeded };
+        *lock(&self.undone_by) = Change::release(status, terms, *lock(longest_interval));
     }
 
-    /// Undoes the claims, and waits for the end of that.
+    /// Undoes the claims, and waits for the end of that, as long as a request may take.
     pub async fn undo(mut self) {
         let change = *lock(&self.undone_by);
         let Some(undone) = self.begin_ending(change) else { return };

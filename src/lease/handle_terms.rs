@@ -77,7 +77,8 @@ impl<DB: Database> LeaseLock<DB> {
     ///
     /// The library renews a lease for as long as its process lives, also while the work blocks its
     /// thread. A limit ends the lease of work that is stuck: it counts as lost when the limit has
-    /// passed since the claim, and other holders may take the key once the lease in its row ends.
+    /// passed since the claim, or since a process attached it, and other holders may take the key
+    /// once the lease in its row ends.
     /// The claim of a writer begins when it keeps new readers out.
     ///
     /// # Examples

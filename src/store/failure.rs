@@ -134,6 +134,7 @@ impl Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
     /// A retry does not help: the pool is closed, the table or a column is missing, or a right is.
+    /// A refused password is tried again: a new one may be in effect by then.
     Nothing,
     /// The server refused the statement, perhaps because of one of its rows. Several requests are
     /// sent one by one, and a single one again after a pause.
@@ -146,7 +147,6 @@ pub enum Remedy {
 pub fn remedy(failure: &Failure, requests: usize) -> Remedy {
     match (failure, failure.fault()) {
         (Failure::NoThreads(_) | Failure::NoConnection(sqlx::Error::PoolClosed), _) => Remedy::Nothing,
-        (Failure::NoConnection(error), _) if fault(error) == Fault::Denied => Remedy::Nothing,
         (Failure::NoConnection(_) | Failure::NoReply | Failure::Undone, _) => Remedy::Again,
         (_, Fault::Contention | Fault::Outage | Fault::NoConnection) => Remedy::Again,
         (_, Fault::MissingTable | Fault::MissingColumn) => Remedy::Nothing,

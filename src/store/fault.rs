@@ -135,6 +135,15 @@ pub fn refuses_commit(error: &sqlx::Error) -> bool {
     {
         return fault(error) == Fault::Contention;
     }
+    // The disk may have failed after the journal said that the transaction is committed.
+    #[cfg(feature = "sqlite")]
+    if error
+        .as_database_error()
+        .and_then(|error| error.try_downcast_ref())
+        .is_some_and(|error| sqlite_code(error) == SQLITE_IOERR)
+    {
+        return false;
+    }
     is_undone(error)
 }
 
@@ -174,7 +183,12 @@ fn server_fault(error: &(dyn StdError + 'static)) -> Option<Fault> {
 
 #[cfg(feature = "postgres")]
 fn postgres_fault(error: &sqlx::postgres::PgDatabaseError) -> Fault {
+    use sqlx::postgres::PgSeverity::{Fatal, Panic};
+    let ends_session = matches!(error.severity(), Fatal | Panic);
     match error.code() {
+        // A lack of resources, the system and the server's own state end a session at any moment,
+        // also after the record of its COMMIT was written.
+        code if ends_session && ["53", "58", "XX"].iter().any(|class| code.starts_with(class)) => Fault::Outage,
         // 40001: a serialization failure; 40P01: a deadlock; 55P03: `lock_timeout`, or NOWAIT at a
         // locked row
         "40001" | "40P01" | "55P03" => Fault::Contention,
@@ -215,7 +229,8 @@ fn mysql_fault(error: &sqlx::mysql::MySqlDatabaseError) -> Fault {
         // cluster; 1180, 1317, 1969: an interrupted COMMIT; 1598: the binary log cannot be written,
         // and the server is stopped during a COMMIT; 3032, 3796 to 3799: a node outside its group;
         // 3781 to 3783: a new primary that has not caught up; 3100: a node left the group during a
-        // COMMIT, which the others may have
+        // COMMIT, which the others may have; 2002, 2003, 2006, 2013, 2055, 9001: a proxy has lost
+        // its server, or reached none
         1040
         | 1047
         | 1053
@@ -226,12 +241,18 @@ fn mysql_fault(error: &sqlx::mysql::MySqlDatabaseError) -> Fault {
         | 1598
         | 1927
         | 1969
+        | 2002
+        | 2003
+        | 2006
+        | 2013
+        | 2055
         | 3032
         | 3100
         | 3169
         | 3781..=3783
         | 3796..=3799
-        | 4031 => Fault::Outage,
+        | 4031
+        | 9001 => Fault::Outage,
         // 1021, 1114: no space; 1037, 1038, 1041, 1206: no memory; 3024: a limit to statements
         1021 | 1037 | 1038 | 1041 | 1114 | 1206 | 3024 => Fault::Overload,
         _ => Fault::Other,
@@ -245,10 +266,11 @@ fn sqlite_fault(error: &sqlx::sqlite::SqliteError) -> Fault {
     const NOMEM: i32 = 7;
     const READONLY: i32 = 8;
     const FULL: i32 = 13;
+    const PROTOCOL: i32 = 15;
     const AUTH: i32 = 23;
-    let primary = error.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default() & 0xff;
-    match primary {
-        BUSY | LOCKED => Fault::Contention,
+    match sqlite_code(error) {
+        // PROTOCOL: others were faster at the file of the locks, again and again
+        BUSY | LOCKED | PROTOCOL => Fault::Contention,
         READONLY => Fault::ReadOnly,
         NOMEM | FULL => Fault::Overload,
         AUTH => Fault::Denied,
@@ -256,4 +278,13 @@ fn sqlite_fault(error: &sqlx::sqlite::SqliteError) -> Fault {
         _ if error.message().starts_with("no such column") => Fault::MissingColumn,
         _ => Fault::Other,
     }
+}
+
+#[cfg(feature = "sqlite")]
+const SQLITE_IOERR: i32 = 10;
+
+/// Returns the primary code, without what SQLite adds to it.
+#[cfg(feature = "sqlite")]
+fn sqlite_code(error: &sqlx::sqlite::SqliteError) -> i32 {
+    error.code().and_then(|code| code.parse::<i32>().ok()).unwrap_or_default() & 0xff
 }

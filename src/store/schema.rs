@@ -300,6 +300,8 @@ pub fn additions(schema: &Schema, new: &str) -> Vec<String> {
 
 /// What a new table locks.
 pub const NEW_TABLE: &str = "none on what exists";
+/// What an index locks whose table exists.
+const NEW_INDEX: &str = "writes to its table, while it is built";
 
 /// Returns the statements of a migration's files that create tables and indexes which do not exist
 /// yet.
@@ -317,9 +319,11 @@ pub fn creations(schema: &Schema, files: &[&str]) -> Vec<Step> {
             sql.push('\n');
             sql.push_str(line.get(indent..).unwrap_or_default().trim_end());
         }
-        let name = rest.split_once(" EXISTS ").and_then(|(_, rest)| rest.split_whitespace().next());
-        if !name.is_some_and(|name| schema.has(name)) {
-            steps.push(Step { sql: sql.trim_end_matches(';').to_owned(), locks: NEW_TABLE });
+        let after = |word| rest.split_once(word).and_then(|(_, rest)| rest.split_whitespace().next());
+        let exists = |word| after(word).is_some_and(|name| schema.has(name));
+        if !exists(" EXISTS ") {
+            let locks = if rest.starts_with("INDEX") && exists(" ON ") { NEW_INDEX } else { NEW_TABLE };
+            steps.push(Step { sql: sql.trim_end_matches(';').to_owned(), locks });
         }
     }
     steps

@@ -91,7 +91,10 @@ async fn a_release_that_others_hang_on_waits_for_the_disk<DB: TestDatabase>(db: 
     let others = LeaseLock::builder(pool.clone()).share_pool().article_clients(FixedOffset::east_opt(0).unwrap());
     let others = others.build().unwrap();
     let interval = Duration::from_secs(3600);
+    let handle = lock();
+    let _sibling = handle.clone().min_interval(interval);
     for (what, lock) in [
+        ("a minimum interval of another handle", handle),
         ("a minimum interval", lock().min_interval(interval)),
         ("a minimum interval for those that succeed", lock().min_interval(interval).retry_failed_at_once()),
         ("the rules of the article", lock().rules(Rules::Article)),

@@ -11,6 +11,7 @@ use rowlock::{
     Error, Lease, LeaseLock,
     errors::{Certainty, DatabaseFault},
 };
+use sqlx::Pool;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{line::standing, own_sessions::renewed};
@@ -22,7 +23,7 @@ harness::tests!(
         a_release_that_the_server_refuses_is_tried_again,
         a_release_that_is_refused_to_the_end_changed_nothing
     ),
-    mysql_and_mariadb(a_claim_that_meets_an_error_of_the_binary_log_is_unknown),
+    mysql_and_mariadb(a_claim_whose_commit_may_have_been_made_is_unknown),
     servers(
         a_release_without_the_right_to_it_fails_at_once,
         a_request_on_a_silent_connection_is_sent_on_another,
@@ -31,7 +32,7 @@ harness::tests!(
         a_renewal_that_comes_after_the_release_tells_of_no_loss,
         a_waiter_on_a_silent_connection_holds_up_no_other
     ),
-    postgres[DIRECT](a_server_that_takes_no_writes_is_asked_by_few_sessions)
+    postgres[DIRECT](a_claim_that_meets_a_panic_is_unknown, a_server_that_takes_no_writes_is_asked_by_few_sessions)
 );
 
 /// Long enough for a slow machine to renew within a twelfth of it.
@@ -73,12 +74,28 @@ pub async fn refuse<DB: TestDatabase>(db: &TestDb<DB>) {
     refuse_with(db, "53100", 1021).await;
 }
 
-/// The server is stopped while it commits.
-async fn a_claim_that_meets_an_error_of_the_binary_log_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
-    refuse_with(&db, "58030", 1598).await;
-    let lock = db.builder().time_limit(Duration::from_millis(300)).build().unwrap();
+/// The server is stopped while it commits, a node leaves its group, or a proxy loses its server.
+async fn a_claim_whose_commit_may_have_been_made_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    for number in [1053, 1180, 1317, 1598, 1969, 2006, 2013, 3100, 9001] {
+        refuse_with(&db, "58030", number).await;
+        assert_unknown(&db, &db.pool).await;
+        db.execute("DROP TRIGGER refuse").await;
+        db.execute("DROP TABLE refused").await;
+    }
+}
+
+/// A lack of space as a PANIC: the record of the commit may be on the disk already.
+async fn a_claim_that_meets_a_panic_is_unknown<DB: TestDatabase>(db: TestDb<DB>) {
+    refuse(&db).await;
+    let proxy = db.proxy().await;
+    proxy.replace("SERROR\0VERROR\0C53100", "SPANIC\0VPANIC\0C53100");
+    assert_unknown(&db, &proxy.pool(2)).await;
+}
+
+async fn assert_unknown<DB: TestDatabase>(db: &TestDb<DB>, pool: &Pool<DB>) {
+    let lock = LeaseLock::builder(pool.clone()).time_limit(Duration::from_millis(300)).build().unwrap();
     acquired(lock.acquire("k", PATIENCE).await).release().await.unwrap();
-    add(&db, "k").await;
+    add(db, "k").await;
     let error = lock.try_acquire("k").await.unwrap_err();
     let unknown = matches!(
         &error,

@@ -16,7 +16,7 @@ use rowlock::{
     Attempt, Error, Lease, LeaseLock, LeaseSet, Reason, Schedules, Status, admin::ListOptions, errors::DatabaseFault,
     jobs::TickOutcome,
 };
-use sqlx::pool::PoolOptions;
+use sqlx::{Pool, pool::PoolOptions};
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
@@ -39,9 +39,11 @@ harness::tests!(
     ),
     servers[DIRECT](
         a_renewal_that_arrives_after_the_abandonment_takes_nothing,
+        a_renewal_that_arrives_soon_after_the_abandonment_is_undone,
         settings_of_hooks_reach_no_lock,
         locks_of_one_pool_need_two_connections,
-        a_wrong_password_costs_few_logins_and_is_named
+        a_wrong_password_costs_few_logins_and_is_named,
+        a_release_outlasts_a_password_that_is_refused
     ),
     servers[DIRECT].long(a_transaction_that_is_left_open_ends_by_itself),
     postgres[DIRECT](
@@ -182,9 +184,10 @@ async fn a_claim_that_arrives_after_its_caller_has_given_up_takes_nothing<DB: Te
     }
 }
 
-async fn a_renewal_that_arrives_after_the_abandonment_takes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+/// A lease is abandoned while a renewal of it is on its way.
+async fn abandoned<DB: TestDatabase>(db: &TestDb<DB>, limit: Duration) -> (Proxy, LeaseLock<DB>) {
     let proxy = db.proxy().await;
-    let lock = LeaseLock::<DB>::builder(proxy.pool(2)).time_limit(LEASE / 3).build().unwrap();
+    let lock = LeaseLock::<DB>::builder(proxy.pool(2)).time_limit(limit).build().unwrap();
     let lock = lock.lease(10 * LEASE).lock_delay(Duration::ZERO);
     let lease = acquired(lock.acquire("k", PATIENCE).await);
     lease.renew().await.unwrap(); // prepares the statement
@@ -200,6 +203,11 @@ async fn a_renewal_that_arrives_after_the_abandonment_takes_nothing<DB: TestData
     }
     drop(renewal);
     lease.abandon().await.unwrap();
+    (proxy, lock)
+}
+
+async fn a_renewal_that_arrives_after_the_abandonment_takes_nothing<DB: TestDatabase>(db: TestDb<DB>) {
+    let (proxy, lock) = abandoned(&db, LEASE / 3).await;
     assert!(lock.shutdown(PATIENCE).await);
     let abandoned = until(&db, "k").await;
     let replies = proxy.seen(Way::Replies);
@@ -210,6 +218,17 @@ async fn a_renewal_that_arrives_after_the_abandonment_takes_nothing<DB: TestData
         assert_eq!(until(&db, "k").await, abandoned);
         sleep(Duration::from_millis(10)).await;
     }
+    assert!(acquired(db.lock().try_acquire("k").await).taken_over_from().is_some());
+}
+
+/// It arrives before its limit, and extends the lease. The shutdown waits until that is undone.
+async fn a_renewal_that_arrives_soon_after_the_abandonment_is_undone<DB: TestDatabase>(db: TestDb<DB>) {
+    let (proxy, lock) = abandoned(&db, LEASE).await;
+    let abandoned = until(&db, "k").await;
+    proxy.open();
+    eventually("it is carried out", async || until(&db, "k").await > abandoned).await;
+    assert_eq!(refused(db.lock().try_acquire("k").await).reason, Reason::Held);
+    assert!(lock.shutdown(PATIENCE).await);
     assert!(acquired(db.lock().try_acquire("k").await).taken_over_from().is_some());
 }
 
@@ -422,7 +441,6 @@ async fn locks_of_one_pool_need_two_connections<DB: TestDatabase>(db: TestDb<DB>
 
 /// As after a change of the password. A server may lock an account after some failed logins.
 async fn a_wrong_password_costs_few_logins_and_is_named<DB: TestDatabase>(db: TestDb<DB>) {
-    const UNKNOWN: &str = "unknown_here";
     let proxy = db.proxy().await;
     let pool = proxy.pool::<DB>(2);
     let mut leases = Vec::new();
@@ -431,13 +449,7 @@ async fn a_wrong_password_costs_few_logins_and_is_named<DB: TestDatabase>(db: Te
         leases.push((acquired(lock.try_acquire(&format!("k{number}")).await), lock));
     }
     let long = acquired(leases[0].1.clone().lease(3 * PATIENCE).try_acquire("long").await);
-    let (scheme, rest) = proxy.url.split_once("://").unwrap();
-    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
-    let wrong = format!("{scheme}://{UNKNOWN}:wrong@{host}"); // a password may not be asked for
-    let with = |url: &str| pool.set_connect_options(url.parse().unwrap_or_else(|_| panic!("{url}")));
-    with(&wrong);
-    proxy.cut_off().await;
-    let before = proxy.accepted();
+    let before = refuse_logins(&proxy, &pool).await;
     sleep(LEASE + LEASE / 6).await; // most of them want to be renewed
     let error = leases[0].1.try_acquire("other").await.unwrap_err();
     let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
@@ -446,9 +458,39 @@ async fn a_wrong_password_costs_few_logins_and_is_named<DB: TestDatabase>(db: Te
     assert!(causes.map(ToString::to_string).any(of_login), "{error:?}");
     let logins = proxy.accepted() - before;
     assert!((1..=15).contains(&logins), "{logins} logins");
-    with(&proxy.url);
+    log_in_with(&pool, &proxy.url);
     eventually("it is renewed", async || long.renew().await.is_ok()).await;
     eventually("it is granted", async || leases[0].1.try_acquire("other").await.is_ok()).await;
+}
+
+const UNKNOWN: &str = "unknown_here";
+
+fn log_in_with<DB: TestDatabase>(pool: &Pool<DB>, url: &str) {
+    pool.set_connect_options(url.parse().unwrap_or_else(|_| panic!("{url}")));
+}
+
+/// Ends all connections. New ones log in as no user of the server does. Returns how many there
+/// were.
+async fn refuse_logins<DB: TestDatabase>(proxy: &Proxy, pool: &Pool<DB>) -> u64 {
+    let (scheme, rest) = proxy.url.split_once("://").unwrap();
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    log_in_with(pool, &format!("{scheme}://{UNKNOWN}:wrong@{host}")); // a password may not be asked for
+    proxy.cut_off().await;
+    proxy.accepted()
+}
+
+/// As between a change of a password and its arrival at the program.
+async fn a_release_outlasts_a_password_that_is_refused<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    let pool = proxy.pool::<DB>(2);
+    let lock = LeaseLock::new(pool.clone()).lease(PATIENCE);
+    let lease = acquired(lock.try_acquire("k").await);
+    let before = refuse_logins(&proxy, &pool).await;
+    let released = harness::spawn(lease.release());
+    eventually("a login is refused", async || proxy.accepted() > before + 1).await;
+    log_in_with(&pool, &proxy.url);
+    timeout(PATIENCE, released).await.unwrap().unwrap().unwrap();
+    assert_eq!(db.column("k", "status").await.as_deref(), Some("S"));
 }
 
 /// All locks of one pool share the connection that listens.

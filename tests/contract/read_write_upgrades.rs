@@ -27,6 +27,21 @@ async fn a_downgrade_leaves_no_gap<DB: TestDatabase>(db: TestDb<DB>) {
     reader.release().await.unwrap();
     let writer = timeout(PATIENCE, next).await.unwrap().unwrap();
     writer.release().await.unwrap();
+    // A writer that asks all the time finds no gap either.
+    let next = other(&db);
+    for _ in 0..20 {
+        let writer = acquired(lock.writer().acquire(PATIENCE).await);
+        let asks = async {
+            loop {
+                refused(next.writer().try_acquire().await);
+            }
+        };
+        let reader = tokio::select! {
+            reader = lock.downgrade(writer) => reader.unwrap(),
+            never = asks => never,
+        };
+        reader.release().await.unwrap();
+    }
     // Others read beside a writer that was downgraded.
     let reader = lock.downgrade(acquired(lock.writer().try_acquire().await)).await.unwrap();
     acquired(other(&db).readers().try_acquire().await);

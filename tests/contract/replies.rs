@@ -46,6 +46,7 @@ harness::tests!(
         a_create_that_is_not_answered_is_claimed_anyway,
         a_row_that_another_creates_first_is_claimed,
         a_renewal_that_is_not_answered_is_unknown,
+        a_renewal_that_is_answered_after_the_loss_is_lost,
         a_renewal_in_the_background_that_is_lost_is_tried_again,
         renewals_that_are_never_answered_end_in_a_loss_that_is_told_in_time,
         a_release_that_is_not_answered_is_done_once,
@@ -244,6 +245,17 @@ async fn a_renewal_that_is_not_answered_is_unknown<DB: TestDatabase>(db: TestDb<
 /// The limit is short, and a connection has to be opened.
 async fn renewed<DB: TestDatabase>(lease: &rowlock::Lease<DB>) {
     eventually("it is renewed", || async { lease.renew().await.is_ok() }).await;
+}
+
+async fn a_renewal_that_is_answered_after_the_loss_is_lost<DB: TestDatabase>(db: TestDb<DB>) {
+    let line = Line::new(&db, 2 * SHORT, PATIENCE).await;
+    let lease = acquired(line.lock.try_acquire("k").await);
+    let lost = async |proxy: &Proxy| {
+        lease.lost().await;
+        proxy.open();
+    };
+    let renewed = line.held(Way::Replies, 0, lease.renew(), lost).await;
+    assert!(matches!(renewed, Err(Error::Lost { .. })), "{renewed:?}");
 }
 
 async fn a_renewal_in_the_background_that_is_lost_is_tried_again<DB: TestDatabase>(db: TestDb<DB>) {

@@ -25,6 +25,7 @@ harness::tests!(
     servers(
         silent_connections_lose_no_run,
         a_run_without_answers_is_lost_before_its_lease_ends,
+        a_run_whose_row_is_locked_is_lost_before_its_lease_ends,
         a_run_is_renewed_though_no_connection_can_be_opened,
         an_end_survives_connections_that_fall_silent,
         an_end_is_recorded_after_an_outage_that_outlasts_the_lease,
@@ -120,6 +121,17 @@ async fn through<DB: TestDatabase>(db: &TestDb<DB>, proxy: &Proxy) -> Run<DB> {
 async fn renewed<DB: TestDatabase>(db: &TestDb<DB>) {
     let before = info(db, "k").await.due;
     eventually("it is renewed", || async { info(db, "k").await.due > before }).await;
+}
+
+/// Renewals are answered, and extend nothing.
+async fn a_run_whose_row_is_locked_is_lost_before_its_lease_ends<DB: TestDatabase>(db: TestDb<DB>) {
+    let schedule = due(&db, "k").await;
+    let run = Run::begin(instance(&db, "one").lease(LEASE / 2), schedule).await;
+    let mut other = db.pool.begin().await.unwrap();
+    DB::execute_on(&mut other, "SELECT 1 FROM t_resource_schedule WHERE name = 'k' FOR UPDATE").await.unwrap();
+    timeout(PATIENCE, run.tick.cancellation_token().cancelled()).await.expect("the run is told");
+    other.rollback().await.unwrap();
+    assert_eq!(run.ended().await, TickOutcome::Lost);
 }
 
 async fn a_run_without_answers_is_lost_before_its_lease_ends<DB: TestDatabase>(db: TestDb<DB>) {

@@ -54,7 +54,7 @@ struct State {
     delay: Duration,
     /// The delay of every reply.
     latency: Duration,
-    /// In requests, the first text is replaced by the second, which has the same length.
+    /// The first text is replaced by the second, which has the same length.
     replaced: Option<(&'static str, &'static str)>,
     /// After an error of PostgreSQL that contains this text, replies are held.
     failing: Option<&'static str>,
@@ -211,7 +211,7 @@ impl Proxy {
         in_time(Box::pin(work), Box::pin(between)).await
     }
 
-    /// From now on replaces one text with another of the same length in every request.
+    /// From now on replaces one text with another of the same length, in every request and reply.
     pub fn replace(&self, text: &'static str, with: &'static str) {
         assert_eq!(text.len(), with.len());
         self.shared.0.send_modify(|state| state.replaced = Some((text, with)));

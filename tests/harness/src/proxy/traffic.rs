@@ -114,7 +114,7 @@ async fn pump(
         if !free || shared.0.borrow().is_silent(number) {
             shared.pass(way, number).await;
         }
-        let replaced = shared.0.borrow().replaced.filter(|_| way == Way::Requests);
+        let replaced = shared.0.borrow().replaced;
         if let Some((text, with)) = replaced {
             let found = |at: &usize| chunk[*at..length].starts_with(text.as_bytes());
             for at in (0..length).filter(found).collect::<Vec<_>>() {
