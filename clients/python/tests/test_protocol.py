@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 import threading
@@ -14,9 +15,9 @@ from fakes import Fake, acquiring, carry_out, database, granted, hold, state, to
 import rowlock
 from rowlock import clock
 from rowlock.database import Database
-from rowlock.errors import Contention, Outage
+from rowlock.errors import Contention, Outage, Refusal
 from rowlock.kinds import Permit, Reader, Writer
-from rowlock.protocol import Acquired, Call, Seen, State, Steps, Wait
+from rowlock.protocol import Acquired, Call, Claim, Granted, Previous, Seen, State, Steps, Wait
 from rowlock.result import Result
 from rowlock.sources import Place
 from rowlock.steps import Pauses, ending, extending, renewing
@@ -129,24 +130,74 @@ def test_a_wait_outlives_an_outage() -> None:
 def test_a_wait_outlives_a_claim_of_a_readers_key_without_a_reply(
     kind: type[Reader | Writer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader claims one, and a writer that of a reader whose lease is over."""
-    monkeypatch.setattr("rowlock.steps.TIME_LIMIT", 0.3)
-    expired = Seen("k#r1", "expired", 5, "h", "reader", None, None)
+    """A reader claims one, and a writer that of a reader whose lease is over.
+
+    The claim stands: forgotten, it would keep writers out until its lease ends.
+    """
+    slept: list[float] = []
+    monkeypatch.setattr(clock, "now", lambda: sum(slept))
+    claims: list[Any] = []
     name = Seen("k", "free", 5, None, "", None, None)
-    unanswered: set[str] = set()
+
+    def answer(kind: str, request: Any) -> Any:
+        if kind == "claim" and "#" in request[0].key:
+            claims.append((request[0].key, request[1]))
+        if claims and clock.now() < 20:
+            return Outage(sent=True)
+        if kind == "look" and request.last != "k":
+            state = "held" if claims else "expired"
+            return [Seen("k#r1", state, 6 if claims else 5, "h", "label", None, None)]
+        if kind == "look":
+            return [name]
+        return granted(request) if kind == "claim" else "done"
+
+    fake = Fake(answer)
+    steps = kind(Terms("k", lease=60)).acquiring(
+        Wait(60.0), lambda: Pauses(0.02, 1.0), lambda _: None
+    )
+    acquired = carry_out(steps, fake, slept.append)
+    assert isinstance(acquired, Acquired)
+    assert len(claims) > 2
+    assert len(set(claims)) == 1
+    ended = [change.claim.key for kind, change in fake.requests if kind == "release"]
+    assert ended == ([] if kind is Reader else ["k#r1"])
+
+
+@pytest.mark.parametrize("why", ["no reply", "all numbers are held", "the caller has gone"])
+def test_a_takeover_of_a_name_that_lets_no_reader_in_is_put_back(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the crash of its writer would be told to nobody."""
+    slept: list[float] = []
+    monkeypatch.setattr(clock, "now", lambda: sum(slept))
+    wait = Wait(1.0)
+    took_over: list[str] = []
 
     def answer(kind: str, request: Any) -> Any:
         if kind == "look":
-            return [name] if request.last == "k" else [expired]
+            return [Seen("k", "expired", 5, "h", "crashed", None, None)]
         if kind != "claim":
             return "done"
-        if "#" in request[0].key and not unanswered:
-            unanswered.add(request[1])
-        return Outage(sent=True) if request[1] in unanswered else granted(request)
+        if request[0].key == "k":
+            took_over.append(request[1])
+            return Granted(Claim("k", request[1], 6), Previous(5, "crashed"))
+        if took_over and why == "the caller has gone":
+            wait.leave()
+        elif took_over:
+            return Outage(sent=True) if why == "no reply" else Refusal(request[0].key, "held")
+        return granted(request)
 
-    wait = Wait(clock.now() + 60)
-    steps = kind(Terms("k")).acquiring(wait, lambda: Pauses(0.02, 1.0), lambda _: None)
-    assert isinstance(carry_out(steps, Fake(answer)), Acquired)
+    fake = Fake(answer)
+    steps = Reader(Terms("k", lease=60)).acquiring(wait, lambda: Pauses(0.02, 1.0), lambda _: None)
+    with contextlib.suppress(rowlock.Unknown, rowlock.Unavailable):
+        assert isinstance(carry_out(steps, fake, slept.append), Refusal)
+    ends = [
+        kind
+        for kind, change in fake.requests
+        if kind in ("release", "put back") and change.claim.key == "k"
+    ]
+    assert ends
+    assert set(ends) == {"put back"}
 
 
 def test_a_wait_ends_before_a_min_interval_that_outlasts_it() -> None:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from . import clock
 from .errors import Lost, Outage, Refusal, Unavailable, Unknown, from_micros
 from .protocol import Acquired, Call, Granted, Pause, Range, Seen, State, Steps, Wait
-from .steps import Pauses, acquiring, asking, ending, reading, undoing
+from .steps import Attempt, Pauses, acquiring, asking, ending, reading, undoing
 from .terms import Terms, check_key
 from .tickets import Fair
 
@@ -57,7 +57,9 @@ class One:
 
     terms: Terms
 
-    def acquiring(self, wait: Wait, polls: Polls, hold: Hold) -> Steps[Acquired | Refusal]:
+    def acquiring(
+        self, wait: Wait, polls: Polls, hold: Hold, attempt: Attempt | None = None
+    ) -> Steps[Acquired | Refusal]:
         terms = self.terms
 
         def ask(holder: str) -> Steps[list[Granted] | Refusal]:
@@ -65,7 +67,7 @@ class One:
 
         if terms.fair:
             return Fair(ask, terms.key, wait).acquiring(terms, polls())
-        return acquiring(ask, terms, wait, polls())
+        return acquiring(ask, terms, wait, polls(), attempt=attempt)
 
     def looking(self) -> Steps[bool]:
         """Returns whether a claim would be refused because of another."""
@@ -180,6 +182,16 @@ class _Named:
         self.terms = terms
         self._name = One(terms)
         self._readers = Range(f"{terms.key}#r1", f"{terms.key}#r:")
+        #: Claims of readers' keys that may stand: forgotten, they would keep writers out.
+        self._sent: dict[str, Attempt] = {}
+
+    def _claim_key(self, key: str, polls: Polls) -> Steps[Acquired | Refusal]:
+        """Claims this reader's key. One whose claim had no reply is asked for again."""
+        attempt = self._sent.setdefault(key, Attempt())
+        one = One(replace(self.terms, key=key))
+        claimed = yield from one.acquiring(Wait(0.0), polls, lambda _: None, attempt)
+        del self._sent[key]
+        return claimed
 
     def _number(self, key: str) -> int | None:
         digits = key.removeprefix(f"{self.terms.key}#r")
@@ -242,38 +254,40 @@ class Reader(_Named):
         name = yield from self._name.acquiring(wait, polls, lambda _: None)
         if isinstance(name, Refusal):
             return name
-        reader: Acquired | Refusal | None = None
+        is_in = False
         try:
             reader = yield from self._claim(polls)
-        finally:
             # No writer's claim on the name is older than the reader's, if the name was held then.
-            stands = not name.state.lost
-            yield from passing_on(name)
-        if isinstance(reader, Acquired):
-            if stands and not reader.state.lost:
-                token = name.state.claim.token
-                return replace(reader, previous=name.previous, writer_token=token)
-            yield from undoing(reader.state)
-            return None
-        return reader
+            is_in = isinstance(reader, Acquired) and not name.state.lost
+            is_in = is_in and not wait.is_left
+        finally:
+            # A takeover that no reader is told of is told to the next holder.
+            yield from passing_on(name) if is_in else undoing(name.state)
+        if isinstance(reader, Refusal):
+            return reader
+        if is_in and not reader.state.lost:
+            token = name.state.claim.token
+            return replace(reader, previous=name.previous, writer_token=token)
+        yield from undoing(reader.state)
+        return None
 
     def _claim(self, polls: Polls) -> Steps[Acquired | Refusal]:
-        """Claims any reader's key."""
-        held: set[int] = set()
-        terms = self.terms
-        number = random.randint(1, MAX_READERS)
+        """Claims any reader's key: first of all one whose claim has no reply."""
+        name = self.terms.key
+        held: set[str] = set()
+        key = next(iter(self._sent), f"{name}#r{random.randint(1, MAX_READERS)}")
         while True:
-            one = One(replace(terms, key=f"{terms.key}#r{number}"))
-            reader = yield from one.acquiring(Wait(0.0), polls, lambda _: None)
+            reader = yield from self._claim_key(key, polls)
             if isinstance(reader, Acquired) or len(held) >= NUMBERS:
                 return reader
-            held.add(number)
+            held.add(key)
             rows = yield from read_rows(self._readers)
-            used = {self._number(row.key) for row in rows if row.is_held} | held
-            free = [one for one in range(1, MAX_READERS + 1) if one not in used]
+            used = {row.key for row in rows if row.is_held} | held
+            keys = [f"{name}#r{number}" for number in range(1, MAX_READERS + 1)]
+            free = [one for one in keys if one not in used]
             if not free:
                 return reader
-            number = random.choice(free)
+            key = random.choice(free)
 
     def looking(self) -> Steps[bool]:
         """Returns whether a writer keeps readers out."""
@@ -316,11 +330,15 @@ class Writer(_Named):
             rows = yield from read_rows(self._readers, wait)
             readers = [row for row in rows if self._number(row.key) and row.state != "free"]
             if before is not None:
-                readers = [row for row in readers if (row.key, row.token) in before]
+                known = before
+                readers = [
+                    row for row in readers if (row.key, row.token) in known or row.key in self._sent
+                ]
             before = {(row.key, row.token) for row in readers}
             left = []
             for row in readers:
-                if row.state != "expired" or not (yield from self._ended(row, polls)):
+                is_taken = row.state == "expired" or row.key in self._sent
+                if not is_taken or not (yield from self._ended(row, polls)):
                     left.append(row)
             if not left:
                 return None
@@ -337,9 +355,8 @@ class Writer(_Named):
 
         The reader can then neither renew it nor confirm it.
         """
-        one = One(replace(self.terms, key=row.key))
         try:
-            taken = yield from one.acquiring(Wait(0.0), polls, lambda _: None)
+            taken = yield from self._claim_key(row.key, polls)
         except (Unavailable, Unknown):
             return False  # The reader is waited for until another look.
         if isinstance(taken, Refusal):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from . import clock
@@ -60,6 +61,15 @@ def asking(terms: Terms, holder: str, alone: bool = False) -> Steps[list[Granted
 Ask: TypeAlias = Callable[[str], Steps[list[Granted] | Refusal]]
 
 
+@dataclass
+class Attempt:
+    """A claim that is asked for."""
+
+    holder: str = field(default_factory=lambda: str(uuid.uuid4()))
+    #: Since when it may stand, without a reply.
+    since: float | None = None
+
+
 def acquiring(
     ask: Ask,
     terms: Terms,
@@ -67,17 +77,18 @@ def acquiring(
     pauses: Pauses,
     keys: Sequence[str] = (),
     longest: float = float("inf"),
+    attempt: Attempt | None = None,
 ) -> Steps[Acquired | Refusal]:
     """Asks until the claim is granted, or the wait is over.
 
     The same holder repeats a claim without a reply: it then receives the claim that was granted. A
     release of one of ``keys`` is worth another request; without them, that of the refused key. No
-    pause is longer than ``longest``.
+    pause is longer than ``longest``. After :class:`Unknown`, another call goes on with the same
+    ``attempt``.
     """
     key, lease = terms.key, terms.lease
-    holder = str(uuid.uuid4())
+    attempt = attempt or Attempt()
     began = clock.now()
-    unanswered_since: float | None = None
     was_free = False
     while True:
         sent = clock.now()
@@ -85,16 +96,16 @@ def acquiring(
         failure: BaseException | None = None
         permanent = False
         try:
-            reply = yield from ask(holder)
+            reply = yield from ask(attempt.holder)
         except Overload as overload:
             failure = overload.__cause__ or overload
         except Contention:
             reply = Refusal(key, "busy", retry_after=BUSY)
         except Outage as outage:
             failure = outage.__cause__ or outage
-            if outage.sent and unanswered_since is None:
-                unanswered_since = sent
-            permanent = outage.permanent and unanswered_since is None
+            if outage.sent and attempt.since is None:
+                attempt.since = sent
+            permanent = outage.permanent and attempt.since is None
         now = clock.now()
         if reply is not None:
             wait.failed(None)
@@ -103,9 +114,9 @@ def acquiring(
                 state = State(tuple(one.claim for one in reply), lease, sent)
                 taken_over = [one.previous for one in reply if one.previous]
                 return Acquired(state, taken_over[0] if taken_over else None)
-            unanswered_since = sent if unanswered_since is None else unanswered_since
-        elif reply is not None and (unanswered_since is None or reply.reason != "busy"):
-            unanswered_since = None
+            attempt.since = sent if attempt.since is None else attempt.since
+        elif reply is not None and (attempt.since is None or reply.reason != "busy"):
+            attempt.since = None
             left = wait.until - now
             wait.is_slow = reply.reason == "busy"
             if reply.reason == "busy" and now < began + BUSY:
@@ -125,10 +136,10 @@ def acquiring(
                 return reply
             continue
         limit = wait.until
-        if unanswered_since is not None:
-            limit = max(limit, unanswered_since + TIME_LIMIT)
+        if attempt.since is not None:
+            limit = max(limit, attempt.since + TIME_LIMIT)
         if now >= limit or permanent:
-            if unanswered_since is None:
+            if attempt.since is None:
                 unavailable = Unavailable(f"key {key!r} was not claimed: {failure}")
                 unavailable.permanent = permanent
                 raise unavailable from failure
