@@ -11,11 +11,13 @@ import psycopg
 import pymysql
 import pytest
 from conftest import MYSQL, POSTGRES, Database, acquired, eventually, refused
+from psycopg.rows import dict_row
 from test_sources import mysql_place
 
 import rowlock
 import rowlock.aio
 from rowlock import mysql
+from rowlock.sources import place_of
 
 psycopg_pool: Any = pytest.importorskip("psycopg_pool")
 sqlalchemy: Any = pytest.importorskip("sqlalchemy")
@@ -76,6 +78,16 @@ def test_a_pool_of_psycopg_keeps_its_connections(db: Database) -> None:
         assert pool.get_stats()["connections_num"] == 1
     asynchronous = psycopg_pool.AsyncConnectionPool(db.url, open=False)
     holds_and_renews(asynchronous, db)
+
+
+@POSTGRES
+def test_a_pool_whose_rows_are_dictionaries_is_notified_of_releases(db: Database) -> None:
+    kwargs = {"row_factory": dict_row}
+    place = place_of(psycopg_pool.ConnectionPool(db.url, kwargs=kwargs, open=False))
+    assert place.listen is not None
+    connection = place.listen()
+    assert connection is not None
+    connection.close()
 
 
 @POSTGRES

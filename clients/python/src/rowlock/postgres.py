@@ -230,11 +230,12 @@ def listening(place: dict[str, Any]) -> Any:
     """
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
+    from psycopg.rows import tuple_row
 
     given = conninfo_to_dict(place.get("conninfo") or "").get("options")
     options = f"{place.get('options') or given or ''} -c rowlock.own_session=on"
     try:
-        connection = connect(place, options=options, autocommit=True)
+        connection = connect(place, options=options, autocommit=True, row_factory=tuple_row)
     except psycopg.OperationalError as error:
         if "unsupported startup parameter" in str(error):
             return None
