@@ -14,6 +14,7 @@ from fakes import Fake, carry_out, database, granted, together
 import rowlock
 from rowlock import clock, sqlite
 from rowlock.errors import Contention
+from rowlock.kinds import Permit
 from rowlock.protocol import Acquired, Steps, Wait
 from rowlock.steps import Pauses, asking, reading
 from rowlock.terms import Terms
@@ -194,6 +195,15 @@ def test_permits_are_granted_in_order(db: Database) -> None:
         waiter.join(60)
     assert order == [0, 1, 2]
     held[1].release()
+
+
+def test_a_refusal_of_a_queue_names_what_was_asked_for() -> None:
+    """Not the row in which a semaphore has its queue."""
+    fake = Fake(lambda kind, _: [(3, 9.0)] if kind == "front" else [])
+    kind = Permit(Terms("pool", fair=True), 2)
+    reply = carry_out(kind.acquiring(Wait(0.0), lambda: Pauses(0.02, 1.0), lambda _: None), fake)
+    assert isinstance(reply, rowlock.Refusal)
+    assert (reply.key, reply.reason) == ("pool", "queued")
 
 
 @pytest.mark.parametrize("make", ["lock_all", "read_write"])

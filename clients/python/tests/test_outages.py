@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import itertools
 import queue
 import sqlite3
 import sys
@@ -29,7 +30,7 @@ from conftest import (
     eventually,
     refused,
 )
-from fakes import Fake, acquiring, carry_out, hold, state
+from fakes import Fake, acquiring, carry_out, granted, hold, state
 from proxy import Proxy
 from test_frameworks import source_of
 
@@ -38,10 +39,10 @@ import rowlock.aio
 from rowlock import clock, functions, mysql, postgres, sqlite
 from rowlock.errors import Contention, Outage
 from rowlock.functions import FunctionSession
-from rowlock.kinds import One
+from rowlock.kinds import Kind, One, Permit
 from rowlock.listener import Listener
 from rowlock.opening import is_permanent
-from rowlock.protocol import Change, Claim, Granted, Range, State, Wait, patience
+from rowlock.protocol import Acquired, Change, Claim, Granted, Range, State, Wait, patience
 from rowlock.sources import place_of
 from rowlock.steps import Pauses, ending
 from rowlock.terms import Terms
@@ -506,6 +507,27 @@ def test_a_request_that_fails_at_once_is_an_error_alone() -> None:
         with pytest.raises(rowlock.Unavailable):
             carry_out(steps, Fake(lambda *_: Outage(sent=False)))
         assert len(told) == count
+
+
+@pytest.mark.parametrize("kind", ["semaphore", "fair", "fair semaphore"])
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_session_that_was_lost_before_a_claim_is_opened_anew(kind: str, lasts: bool) -> None:
+    """As after a restart of the server: what precedes the claim is only read."""
+    terms = Terms("k", fair="fair" in kind)
+    wanted: Kind = Permit(terms, 2) if "semaphore" in kind else One(terms)
+    failures = itertools.repeat(Outage(sent=True)) if lasts else iter([Outage(sent=True)])
+
+    def answer(kind: str, request: Any) -> Any:
+        if kind in ("look", "front"):
+            return next(failures, [])
+        return granted(request)
+
+    steps = wanted.acquiring(Wait(0.0), lambda: Pauses(0.02, 1.0), lambda _: None)
+    if lasts:
+        with pytest.raises(rowlock.Unavailable):
+            carry_out(steps, Fake(answer))
+    else:
+        assert isinstance(carry_out(steps, Fake(answer)), Acquired)
 
 
 def test_tries_to_connect_are_spaced() -> None:

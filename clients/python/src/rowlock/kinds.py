@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from . import clock
-from .errors import Lost, Outage, Refusal, Unavailable, Unknown, from_micros
+from .errors import Lost, Refusal, Unavailable, Unknown, from_micros
 from .protocol import Acquired, Call, Granted, Pause, Range, Seen, State, Steps, Wait
-from .steps import Attempt, Pauses, acquiring, asking, ending, reading, undoing
+from .steps import Attempt, Pauses, acquiring, asking, ending, once_more, reading, undoing
 from .terms import Terms, check_key
 from .tickets import Fair
 
@@ -157,11 +157,7 @@ class AnyOf:
             if isinstance(reply, list) or reply.reason == "busy":
                 return reply
             self._sent = None
-        try:
-            keys = yield from self._choose()
-        except Outage as outage:  # No claim was sent.
-            raise Outage(sent=False, permanent=outage.permanent) from outage.__cause__
-        for key in keys:
+        for key in (yield from once_more(self._choose)):
             self._sent = key
             reply = yield from asking(replace(self._terms, key=key), holder)
             if isinstance(reply, list):

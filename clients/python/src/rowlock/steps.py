@@ -165,6 +165,19 @@ def _is_free(refusal: Refusal, keys: Sequence[str]) -> Steps[bool]:
     return any(are_free)
 
 
+def once_more(read: Callable[[], Steps[T]]) -> Steps[T]:
+    """Reads before a claim, and again on a new connection if the one that was open is lost."""
+    try:
+        return (yield from read())
+    except Outage as outage:
+        if not outage.sent:
+            raise
+    try:
+        return (yield from read())
+    except Outage as outage:  # No claim was sent.
+        raise Outage(sent=False, permanent=outage.permanent) from outage.__cause__
+
+
 def reading(read: Callable[[], Steps[T]], wait: Wait, least: float = 0.0) -> Steps[T]:
     """Repeats what changes nothing, or may be sent twice, while it has no reply.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from . import clock
 from .errors import Contention, Outage, Refusal
 from .protocol import Acquired, Call, Granted, Pause, Steps, Wait
-from .steps import Ask, Pauses, acquiring
+from .steps import Ask, Pauses, acquiring, once_more
 from .terms import Terms
 
 #: For how many seconds a ticket lives without a heartbeat.
@@ -57,6 +57,8 @@ class Fair:
     def __init__(self, ask: Ask, queue: str, wait: Wait) -> None:
         self._ask = ask
         self._queue = queue
+        #: What the caller asks for, which a refusal names.
+        self._name = queue
         self._wait = wait
         self._ticket: int | None = None
         self._alive = 0.0
@@ -67,6 +69,7 @@ class Fair:
     def acquiring(
         self, terms: Terms, pauses: Pauses, keys: Sequence[str] = ()
     ) -> Steps[Acquired | Refusal]:
+        self._name = terms.key
         try:
             # A ticket is kept alive between the requests.
             longest = HEARTBEAT
@@ -90,7 +93,7 @@ class Fair:
 
     def ask(self, holder: str) -> Steps[list[Granted] | Refusal]:
         if not self._is_sent:
-            refusal = yield from self._turn()
+            refusal = yield from once_more(self._turn)
             if refusal is not None:
                 self._was_refused = True
                 return refusal
@@ -107,23 +110,20 @@ class Fair:
 
     def _turn(self) -> Steps[Refusal | None]:
         """Returns the refusal of a caller whose turn it is not."""
-        try:
-            while True:
-                yield from self._stay()
-                number = NONE if self._ticket is None else self._ticket
-                (front,) = yield Call("front", [(self._queue, number)])
-                at = position(number, front)
-                if at.lapsed and at.behind is None:
-                    yield Call("clear", [(one,) for one in at.lapsed])
-                if at.is_missing:
-                    self._ticket = None
-                elif not at.is_unknown:
-                    break
-        except Outage as outage:  # No claim was sent.
-            raise Outage(sent=False, permanent=outage.permanent) from outage.__cause__
+        while True:
+            yield from self._stay()
+            number = NONE if self._ticket is None else self._ticket
+            (front,) = yield Call("front", [(self._queue, number)])
+            at = position(number, front)
+            if at.lapsed and at.behind is None:
+                yield Call("clear", [(one,) for one in at.lapsed])
+            if at.is_missing:
+                self._ticket = None
+            elif not at.is_unknown:
+                break
         if at.behind is None:
             return None
-        return Refusal(self._queue, "queued", retry_after=at.behind)
+        return Refusal(self._name, "queued", retry_after=at.behind)
 
     def _stay(self) -> Steps[None]:
         """Draws a ticket for a caller that has been refused and waits, or keeps it alive."""
