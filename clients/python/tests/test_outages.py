@@ -292,6 +292,26 @@ def test_what_was_done_before_an_outage_is_not_denied(kind: str) -> None:
     assert raised.value.sent
 
 
+def test_a_release_before_one_that_the_server_lacks_space_for_is_not_sent_again() -> None:
+    """Another holder may have claimed its key since: this holder would be told of a loss."""
+    replies = {"a": iter(["done", "lost"]), "b": iter([Broken(1114), "done"])}
+
+    def fetch(sql: str, values: Any) -> Any:
+        reply = next(replies[values[0]])
+        if isinstance(reply, Exception):
+            raise reply
+        return [(reply,)]
+
+    session = mysql.MysqlSession(lambda _: mock.Mock())
+    session._connection = mock.Mock()
+    held = State((Claim("a", "h", 7), Claim("b", "h", 8)), 30.0, clock.now())
+    with (
+        mock.patch.object(session, "_fetch", fetch),
+        mock.patch.object(session, "_rolled_back"),
+    ):
+        carry_out(ending(held, "release", "S"), session)
+
+
 def test_a_request_before_which_the_connection_fails_was_not_sent() -> None:
     """The version is asked for first."""
     connection = mock.Mock()
@@ -318,6 +338,16 @@ def test_an_end_is_tried_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> 
         result = within(15, functools.partial(carry_out, steps, fake))
         assert isinstance(result, error)
         assert text in str(result)
+
+
+def test_an_end_that_has_freed_one_of_its_keys_has_changed_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rowlock.steps.TIME_LIMIT", 0.3)
+    held = State((Claim("a", "h", 7), Claim("b", "h", 8)), 30.0, clock.now())
+    fake = Fake(lambda _, change: "done" if change.claim.key == "a" else "busy")
+    with pytest.raises(rowlock.Unknown, match=r"key 'b' was not ended.*commit inside the block"):
+        carry_out(ending(held, "release", "S"), fake)
 
 
 @SERVERS

@@ -80,17 +80,18 @@ class MysqlSession(FunctionSession):
         return read_reply(terms, holder, (*row[:2], *row[4:]))
 
     def _changes(self, kind: str, changes: Sequence[Change]) -> list[str]:
-        return self._each(lambda change: self._change(kind, change), changes)
+        first = changes[0]
+        return self._each(lambda change: self._change(kind, change, change is first), changes)
 
-    def _change(self, kind: str, change: Change) -> str:
+    def _change(self, kind: str, change: Change, is_first: bool) -> str:
         named = (change.claim.key, change.claim.holder, change.claim.token)
         values = named if change.value is None else (*named, change.value)
         try:
             return text(self._run(CHANGES[kind], values)[0][0])
         except Contention as contention:
-            if isinstance(contention, Overload):
+            if isinstance(contention, Overload) and is_first:
                 raise
-            return "busy"  # What was done of the others stands.
+            return "busy"  # What was done of the others stands, and is not sent again.
 
     def _look(self, keys: Range) -> list[Seen]:
         causal = "SET STATEMENT wsrep_sync_wait = 1 FOR " if self._is_causal else ""

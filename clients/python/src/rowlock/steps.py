@@ -312,7 +312,8 @@ def ending(
         told: Unavailable | Unknown
         if left and not unanswered:
             why = failure if "unknown" in outcomes else LOCKED
-            told = Unavailable(
+            # Of several keys, others may be free.
+            told = (Unavailable if len(left) == len(state.claims) else Unknown)(
                 f"the claim on key {key!r} was not ended, and ends with its lease: {why}"
             )
         else:
