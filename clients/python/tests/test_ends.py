@@ -23,10 +23,12 @@ from fakes import Fake, database, granted, hold, state, together
 import rowlock
 import rowlock.aio
 from rowlock import clock, confirm
+from rowlock.database import Database as Sessions
 from rowlock.database import Request, wait_of
 from rowlock.errors import Outage
 from rowlock.kinds import All, One, Reader, Writer
 from rowlock.protocol import Acquired
+from rowlock.sources import Place
 from rowlock.terms import Terms
 
 
@@ -432,6 +434,21 @@ def test_a_short_extension_stops_no_renewal() -> None:
         time.sleep(0.1)
     assert not lease.lost
     lease.release()
+
+
+def test_a_release_after_the_end_of_the_locks_keeps_no_session() -> None:
+    """The thread of the requests had ended, and the release has begun another one."""
+    fake = Fake(lambda kind, request: granted(request) if kind == "claim" else "done")
+    on = Sessions(Place(object(), lambda: fake))
+    request = Request(wait_of(0))
+    on.acquire(One(Terms("k")), request)
+    acquired = request.asking.result.result(30)
+    assert isinstance(acquired, Acquired)
+    request.delivered()
+    on.close()
+    eventually(lambda: on.requests._thread is None)
+    on.end(acquired.state, "release", "S").result(30)
+    eventually(lambda: on.requests._thread is None and on.renewals._thread is None, 15)
 
 
 def test_an_extension_without_a_reply_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,7 @@ class Database:
         task = Task(steps, patience(kind.terms.lease), done)
         asking.wake = functools.partial(self.requests.wake, task)
         self._asked.add(asking)
+        self.requests.closes = self.renewals.closes = False  # What is closed asks for no key.
         try:
             self.requests.run(task)
         except RuntimeError:

@@ -72,7 +72,7 @@ class Loop:
         #: For how many seconds the session is kept for the next task.
         self.linger = linger
         #: The session ends with the last task, and is not kept.
-        self._closes = False
+        self.closes = False
         #: Held by the thread that works. One that finds it held ends at once.
         self._is_worked = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -103,8 +103,8 @@ class Loop:
         self._inbox.put(lambda: self._released(keys))
 
     def close_soon(self) -> None:
-        """Ends the session as soon as no task needs it."""
-        self._closes = True
+        """Ends the session as soon as no task needs it, and so each that a later task opens."""
+        self.closes = True
         self._inbox.put(lambda: None)
 
     def is_current(self) -> bool:
@@ -142,21 +142,20 @@ class Loop:
             self._send_some()
             if self._tasks:
                 idle_until = clock.now() + self.linger
-            elif (clock.now() >= idle_until or self._closes) and self._end():
+            elif (clock.now() >= idle_until or self.closes) and self._end():
                 return
 
     def _time_left(self, idle_until: float) -> float:
         if self._calls:
             return 0.0
         if not self._tasks:
-            return 0.0 if self._closes else max(0.0, idle_until - clock.now())
+            return 0.0 if self.closes else max(0.0, idle_until - clock.now())
         left = self._pauses[0][0] - clock.now() if self._pauses else LOOK
         return max(0.0, min(left, LOOK))
 
     def _end(self) -> bool:
         """Ends the thread, unless a task has come."""
         session, self._session, self._thread = self._session, None, None
-        self._closes = False
         self._is_worked.release()
         # A task that came before the release has started no thread. One that comes after it has.
         if not self._inbox.empty() and self._is_worked.acquire(blocking=False):
