@@ -420,6 +420,25 @@ def test_an_abandon_waits_for_a_renewal_in_flight() -> None:
     assert order == ["renew", "abandon"]
 
 
+def test_an_abandon_is_repeated_after_a_renewal_that_it_has_not_waited_out() -> None:
+    """As one whose session is being opened: it is sent late, on another session."""
+    reached, abandoned, order = threading.Event(), threading.Event(), list[str]()
+
+    def answer(name: str, _: Any) -> str:
+        if name == "renew":
+            reached.set()
+            abandoned.wait(60)
+        order.append(name)
+        return "done"
+
+    held = hold(Fake(answer), state(6.0))
+    assert reached.wait(10)
+    held.abandon()
+    assert order == ["abandon"]
+    abandoned.set()
+    eventually(lambda: order == ["abandon", "renew", "abandon"])
+
+
 @SQLITE
 def test_a_lease_without_a_thread_is_given_up(
     db: Database, monkeypatch: pytest.MonkeyPatch

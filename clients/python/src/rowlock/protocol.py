@@ -148,6 +148,8 @@ class State:
     dropped: bool = field(default=False, init=False)
     #: A renewal is in flight.
     renewing: bool = field(default=False, init=False)
+    #: An abandon is sent beside that renewal, which may be carried out later and undo it.
+    abandons: bool = field(default=False, init=False)
     #: A transaction of the application has confirmed it, and may have its row locked.
     confirmed: bool = field(default=False, init=False)
     #: What the last renewal failed with.

@@ -210,6 +210,8 @@ def renewing(state: State, tell_failure: Callable[[str | None], object]) -> Step
     """
     yield from _opening(state)
     yield from _keeping(state, tell_failure)
+    if state.abandons:
+        yield from undoing(state, "abandon")
     if state.dropped and not state.delivered and state.end():
         yield from undoing(state)
 
@@ -332,13 +334,13 @@ def ending(
         yield Pause(min(pauses.next(), until - now))
 
 
-def undoing(state: State) -> Steps[None]:
+def undoing(state: State, change: str = "put back") -> Steps[None]:
     """Puts a claim back, under which no work was begun. What fails ends with its lease.
 
     One that took over a claim is abandoned by that: the next holder is told of a takeover too.
     """
     try:
-        yield from ending(state, "put back")
+        yield from ending(state, change)
     except (Lost, Unknown, Unavailable):
         return
 
@@ -374,10 +376,12 @@ def extending(state: State, length: float) -> Steps[None]:
 def _renewed_before(state: State, change: str) -> Steps[None]:
     """Waits for a renewal in flight.
 
-    One that the database carries out after an abandon would undo it. After a release it changes
+    One that the database carries out after an abandon would undo it: one that is not over by then,
+    as while its session is opened anew, is followed by another abandon. After a release it changes
     nothing.
     """
     limit = min(state.lease / 12, 1.0) if change == "release" else patience(state.lease) + 0.5
     until = min(state.deadline, clock.now() + limit)
     while state.renewing and clock.now() < until:
         yield Pause(0.002)
+    state.abandons = state.renewing and change == "abandon"
