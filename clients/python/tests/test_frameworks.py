@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import uuid
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -125,6 +126,27 @@ def test_a_pool_of_django_keeps_its_connections(db: Database) -> None:
         assert wrapper.pool.get_stats()["pool_available"] == 1
     finally:
         wrapper.close_pool()
+
+
+@POSTGRES
+def test_a_role_that_django_assumes_is_that_of_the_sessions(db: Database) -> None:
+    from django.conf import settings
+
+    if not settings.configured:
+        settings.configure(USE_TZ=True)
+    role = f"rowlock_{uuid.uuid4().hex}"
+    db.execute(f"CREATE ROLE {role}")
+    try:
+        own = django_settings(db) | {"OPTIONS": {"assume_role": role}}
+        connections = django_db.utils.ConnectionHandler({"default": own})
+        with pytest.raises(rowlock.Error, match="permission denied for table t_resource_lock"):
+            rowlock.try_acquire(connections["default"], "k")
+        db.execute(f"GRANT SELECT, INSERT, UPDATE ON t_resource_lock TO {role}")
+        with rowlock.lock(connections["default"], "k"):
+            assert refused(rowlock.try_acquire(db.url, "k")).reason == "held"
+    finally:
+        db.execute(f"DROP OWNED BY {role}")
+        db.execute(f"DROP ROLE {role}")
 
 
 def of_django(db: Database, monkeypatch: pytest.MonkeyPatch) -> Any:

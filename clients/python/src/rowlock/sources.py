@@ -160,10 +160,16 @@ def _of_django(wrapper: Any) -> Place:
         # By themselves they wait for long, or without a limit.
         limits = {"mysql": mysql.limits(PATIENCE), "postgresql": {"connect_timeout": int(PATIENCE)}}
         parameters = limits.get(wrapper.vendor, {}) | wrapper.get_connection_params()
+        options = wrapper.settings_dict.get("OPTIONS", {})
         # The connections of a pool are those of requests.
-        if wrapper.settings_dict.get("OPTIONS", {}).get("pool"):
-            return wrapper.Database.connect(**parameters)
-        return wrapper.get_new_connection(parameters)
+        if options.get("pool"):
+            connection = wrapper.Database.connect(**parameters)
+        else:
+            connection = wrapper.get_new_connection(parameters)
+        if role := options.get("assume_role"):
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('role', %s, false)", [role])
+        return connection
 
     names = ("ENGINE", "NAME", "HOST", "PORT", "USER")
     place = tuple(str(wrapper.settings_dict.get(name)) for name in names)
