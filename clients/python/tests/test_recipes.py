@@ -52,7 +52,7 @@ def test_each_recipe_is_run_here() -> None:
 def test_psql(db: Database) -> None:
     if not shutil.which("psql"):
         pytest.skip("there is no program psql")
-    script = "\\set ON_ERROR_STOP on\n" + recipe("psql")
+    script = recipe("psql")
     done = subprocess.run(["psql", "-X", db.url], input=script, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "done" in done.stdout
@@ -62,6 +62,10 @@ def test_psql(db: Database) -> None:
         done = subprocess.run(["psql", "-X", db.url], input=script, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert len(db.execute("SELECT token FROM report")) == 1
+    db.execute("ALTER TABLE report ADD CHECK (token < 0) NOT VALID")
+    done = subprocess.run(["psql", "-X", db.url], input=script, capture_output=True, text=True)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert db.show("report")["state"] == "held"
 
 
 @POSTGRES
@@ -99,6 +103,29 @@ def test_node_tells_a_lost_connection_and_a_lost_claim(db: Database, tmp_path: P
             "        (error) => console.log('told:', error.message));"
         )
         assert "told:" in run(db, "node", str(tmp_path / "harm.js"), NODE_PATH=modules)
+
+
+@POSTGRES
+def test_node_begins_no_work_after_the_deadline(db: Database, tmp_path: Path) -> None:
+    """The reply to the claim comes after the lease: another holder may have the key."""
+    modules = needed("node", "NODE_MODULES")
+    (tmp_path / "recipe.js").write_text(recipe("node"))
+    (tmp_path / "late.js").write_text(
+        "const { withKey } = require('./recipe.js');"
+        "const { Client } = require('pg');"
+        "const query = Client.prototype.query;"
+        "Client.prototype.query = async function (...asked) {"
+        "  const reply = await query.apply(this, asked);"
+        "  await new Promise((resolve) => setTimeout(resolve, 1500));"
+        "  return reply;"
+        "};"
+        "withKey(process.env.DATABASE_URL, 'k', 1000, async () => console.log('begun'))"
+        "  .then((value) => console.log('returned', value),"
+        "        (error) => console.log('told:', error.message));"
+    )
+    said = run(db, "node", str(tmp_path / "late.js"), NODE_PATH=modules)
+    assert "told:" in said
+    assert "begun" not in said
 
 
 @POSTGRES
