@@ -113,6 +113,11 @@ def test_django(db: Database) -> None:
     assert refused == "False\n"
     assert len(db.execute("SELECT day FROM closed")) == 1
     assert db.show("close-2026-11-27")["status"] == "S"
+    # As under ATOMIC_REQUESTS: its transaction would commit after the release.
+    inside = "with transaction.atomic():\n    close_the_day('2026-11-29')"
+    with pytest.raises(AssertionError, match="RuntimeError: A durable atomic block"):
+        run(db, f"{before}{recipe_}\n{inside}")
+    assert len(db.execute("SELECT day FROM closed")) == 1
 
 
 def test_fastapi(db: Database) -> None:
