@@ -302,7 +302,7 @@ def test_a_takeover_that_is_left_is_told_to_the_next_holder(db: Database) -> Non
     on = locks.lock("k")._access.database()
     on.acquire(One(Terms("k", label="left")), request)
     request.asking.result.result(60)
-    request.leave()
+    request.asking.leave()
     with locks.lock("k", wait=60, min_interval=3600) as lease:
         assert lease.taken_over_from is not None
         assert lease.taken_over_from.label == "crashed"
@@ -316,7 +316,7 @@ def test_a_set_that_is_left_is_a_takeover_of_those_keys_alone_that_were(db: Data
     on = locks.lock("b")._access.database()
     on.acquire(All(Terms("a", label="left"), ["a", "b", "c"]), request)
     request.asking.result.result(60)
-    request.leave()
+    request.asking.leave()
     for key in ("a", "b", "c"):
         with locks.lock(key, wait=60) as lease:
             previous = lease.taken_over_from
@@ -477,7 +477,7 @@ def test_semaphores_and_readers_wait_through_an_outage() -> None:
         request = Request(wait_of(30))
         on.acquire(kind, request)
         assert not isinstance(request.asking.result.result(30), rowlock.Refusal)
-        request.leave()
+        request.asking.leave()
 
 
 @pytest.mark.parametrize("kind", [Reader, Writer])
@@ -496,7 +496,7 @@ def test_a_caller_that_leaves_ends_a_look_at_a_server_that_is_away(
     request = Request(wait_of(None))
     on.acquire(kind(Terms("k")), request)
     eventually(lambda: "'k' cannot be asked for" in caplog.text)
-    request.leave()
+    request.asking.leave()
     with pytest.raises(rowlock.Unavailable):
         request.asking.result.result(30)
     assert fake.requests[-1][0] == "put back"

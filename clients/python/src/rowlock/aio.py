@@ -167,7 +167,7 @@ class Lock(BaseLock):
                 return acquired
             lease = Lease(on, acquired)
         except BaseException:
-            request.leave()
+            request.asking.leave()
             raise
         request.delivered()
         return lease

@@ -70,10 +70,6 @@ class Request:
         self._finalizer = weakref.finalize(self, self.asking.leave)
         self._finalizer.atexit = False
 
-    def leave(self) -> None:
-        """Ends the wait. A claim that is granted to no caller is put back."""
-        self.asking.leave()
-
     def delivered(self) -> None:
         """A lease has the claim."""
         if self.asking.state is not None:

@@ -63,8 +63,8 @@ class KeyOf:
         self._key = key
         try:
             fields = list(Formatter().parse(key))
-            names = [(name, kind) for _, name, kind, _ in fields if name is not None]
-            self._names = {re.split(r"[.\[]", name)[0] for name, _ in names}
+            names = [name for _, name, _, _ in fields if name is not None]
+            self._names = {re.split(r"[.\[]", name)[0] for name in names}
             #: A key of this form, in which the arguments are not known.
             self.example = "".join(
                 text + ("x" if name is not None else "") for text, name, _, _ in fields
