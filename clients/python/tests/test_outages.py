@@ -390,7 +390,7 @@ def test_an_end_without_a_reply_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
 
     def release() -> weakref.ref[threading.Event]:
         own = threading.Event()
-        with contextlib.suppress(rowlock.Unavailable):
+        with contextlib.suppress(rowlock.Unknown):
             held.release()
         return weakref.ref(own)
 

@@ -143,8 +143,9 @@ class Lease(BaseLease):
         """Ends the claim after work that is complete: ``S`` for a success, ``F`` for a failure.
 
         Raises :class:`Lost` if the claim did not stand, :class:`Unknown` if there is no reply, and
-        :class:`Unavailable` if another transaction has locked its row for five seconds. After the
-        last two, a thread goes on to end the claim until its lease ends.
+        :class:`Unavailable` if another transaction has locked its row for five seconds; of several
+        keys, :class:`Unknown` if others were freed. After the last two, a thread goes on to end the
+        claim until its lease ends.
         """
         ended_of(self._on, self._ending("release", status))
 
