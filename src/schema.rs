@@ -9,10 +9,7 @@ use crate::{
     invalid::Invalid,
     key::Key,
     session::{sessions::Sessions, time::Instant},
-    store::{
-        Database,
-        schema::{Part, Schema},
-    },
+    store::{Database, migration::Part, schema::Schema},
 };
 
 /// Reads the definition of the tables, in order to use this part of them, on a server that can be

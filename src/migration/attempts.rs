@@ -7,7 +7,7 @@ use crate::{
     causes::DatabaseFault,
     error::Error,
     session::{sessions::Sessions, time::Instant, timers::sleep},
-    store::{Database, failure::Failure, fault::Fault, schema::Part},
+    store::{Database, failure::Failure, fault::Fault, migration::Part},
 };
 
 /// How long creating the table may take, including a wait for other transactions.

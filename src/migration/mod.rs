@@ -11,10 +11,10 @@ use sqlx::Pool;
 
 use crate::{
     error::Error,
-    store::{Database, schema::Part},
+    store::{Database, migration::Part},
 };
 
-pub use crate::store::schema::{Functions, Step};
+pub use crate::store::{migration::Step, schema::Functions};
 pub use work::Plan;
 use work::Work;
 

@@ -17,7 +17,8 @@ use crate::{
         Database,
         failure::Failure,
         fault::Fault,
-        schema::{Installed, Part, Schema, Step},
+        migration::{Part, Step},
+        schema::{Installed, Schema},
     },
 };
 

@@ -25,8 +25,9 @@ use crate::{
         admin::{Change, recorded},
         failure::Failure,
         instances::{Given, What},
+        migration::Part,
         schedule::{DueReply, DueRequest, Known, ListedSchedule},
-        schema::{Part, TABLES},
+        schema::TABLES,
     },
 };
 

@@ -218,6 +218,9 @@ async fn keep<DB: Database>(core: Arc<Core<DB>>, kept: Arc<Kept>, sent: Instant,
         let limit = Instant::now() + pacing::attempt(whole);
         let reply = exchange(None, &sessions, pacing::hedge_delay(whole), limit, &*kept).await.reply;
         let soon = Instant::now() + pacing::renewal_retry(whole);
+        if stopped.is_cancelled() {
+            return;
+        }
         match reply {
             Ok(Answer { sent, reply: Extended::Is(Outcome::Done) }) => {
                 kept.hold_until(sent + trusted(kept.lease, kept.lease));

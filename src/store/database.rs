@@ -3,7 +3,7 @@
 #[cfg(feature = "schedule")]
 use crate::store::instances::InstanceStore;
 use crate::store::{
-    ClaimStore, HeldStore, admin::AdminStore, queue::QueueStore, schema::SchemaStore, version::VersionStore,
+    ClaimStore, HeldStore, admin::AdminStore, migration::SchemaStore, queue::QueueStore, version::VersionStore,
 };
 
 /// Stands in for the operations of the feature `schedule`.

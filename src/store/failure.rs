@@ -6,7 +6,7 @@ use crate::{
     action::{Action, Certainty},
     causes::{DatabaseFault, Setup},
     error::Error,
-    store::fault::{self, Fault, fault, is_undone, said},
+    store::fault::{self, Fault, fault, is_undone, may_be_done, said},
 };
 
 /// Why there is no result.
@@ -85,6 +85,8 @@ impl Failure {
             Self::NoThreads(_) | Self::NoConnection(_) => Fault::Other,
             Self::NoReply => Fault::Outage,
             Self::Undone => Fault::Contention,
+            // As a reply to a statement, it ends the session.
+            Self::Failed(error) if may_be_done(error) => Fault::Outage,
             Self::Failed(error) => fault(error),
         }
     }

@@ -122,7 +122,28 @@ pub fn may_take_writes_again(error: &sqlx::Error) -> bool {
 /// Returns whether the server refused a statement, and the connection goes on. After any other
 /// error it is unknown what was done.
 pub fn is_undone(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some() && fault(error) != Fault::Outage
+    error.as_database_error().is_some() && fault(error) != Fault::Outage && !may_be_done(error)
+}
+
+/// Returns whether a statement may have been carried out although an error was the reply: its
+/// transaction may be committed on the disk already.
+pub fn may_be_done(error: &sqlx::Error) -> bool {
+    let error = Shared::of(error).unwrap_or(error).as_database_error();
+    #[cfg(feature = "postgres")]
+    if let Some(error) = error.and_then(|error| error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()) {
+        use sqlx::postgres::PgSeverity::{Fatal, Panic};
+        // A lack of resources (53), the system (58) and the server's own state end a session at any
+        // moment.
+        let ends_session = matches!(error.severity(), Fatal | Panic);
+        return ends_session && ["53", "58", "XX"].iter().any(|class| error.code().starts_with(class));
+    }
+    #[cfg(feature = "sqlite")]
+    if let Some(error) = error.and_then(|error| error.try_downcast_ref::<sqlx::sqlite::SqliteError>()) {
+        const IOERR: i32 = 10;
+        return sqlite_code(error) == IOERR;
+    }
+    let _ = error;
+    false
 }
 
 /// Returns whether a server's error proves that a COMMIT was not carried out.
@@ -134,15 +155,6 @@ pub fn refuses_commit(error: &sqlx::Error) -> bool {
         .is_some_and(|error| error.try_downcast_ref::<sqlx::mysql::MySqlDatabaseError>().is_some())
     {
         return fault(error) == Fault::Contention;
-    }
-    // The disk may have failed after the journal said that the transaction is committed.
-    #[cfg(feature = "sqlite")]
-    if error
-        .as_database_error()
-        .and_then(|error| error.try_downcast_ref())
-        .is_some_and(|error| sqlite_code(error) == SQLITE_IOERR)
-    {
-        return false;
     }
     is_undone(error)
 }
@@ -183,12 +195,7 @@ fn server_fault(error: &(dyn StdError + 'static)) -> Option<Fault> {
 
 #[cfg(feature = "postgres")]
 fn postgres_fault(error: &sqlx::postgres::PgDatabaseError) -> Fault {
-    use sqlx::postgres::PgSeverity::{Fatal, Panic};
-    let ends_session = matches!(error.severity(), Fatal | Panic);
     match error.code() {
-        // A lack of resources, the system and the server's own state end a session at any moment,
-        // also after the record of its COMMIT was written.
-        code if ends_session && ["53", "58", "XX"].iter().any(|class| code.starts_with(class)) => Fault::Outage,
         // 40001: a serialization failure; 40P01: a deadlock; 55P03: `lock_timeout`, or NOWAIT at a
         // locked row
         "40001" | "40P01" | "55P03" => Fault::Contention,
@@ -279,9 +286,6 @@ fn sqlite_fault(error: &sqlx::sqlite::SqliteError) -> Fault {
         _ => Fault::Other,
     }
 }
-
-#[cfg(feature = "sqlite")]
-const SQLITE_IOERR: i32 = 10;
 
 /// Returns the primary code, without what SQLite adds to it.
 #[cfg(feature = "sqlite")]

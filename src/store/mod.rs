@@ -14,6 +14,7 @@ pub mod failure;
 pub mod fault;
 #[cfg(feature = "schedule")]
 pub mod instances;
+pub mod migration;
 #[cfg(feature = "mysql")]
 mod mysql;
 #[cfg(feature = "postgres")]

@@ -97,14 +97,6 @@ impl DueReply {
     pub fn claims_nothing(&self) -> bool {
         self.claimed.is_empty() && self.next_in.is_some_and(|left| left <= TimeDelta::zero())
     }
-
-    /// Adds what was claimed of other schedules.
-    #[cfg(feature = "postgres")]
-    pub fn join(&mut self, other: Self) {
-        self.claimed.extend(other.claimed);
-        self.next_in = [self.next_in, other.next_in].into_iter().flatten().min();
-        self.too_late = self.too_late.or(other.too_late);
-    }
 }
 
 /// A move of the slot under a claim, past ticks that are not run themselves.

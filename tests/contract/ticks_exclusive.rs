@@ -83,6 +83,20 @@ impl<DB: TestDatabase> Work<DB> {
         harness::spawn(async move { schedules.try_tick("k").await.unwrap() })
     }
 
+    /// Begins a run, whose work begins.
+    pub async fn run(&mut self) -> (JoinHandle<TickOutcome>, Tick<DB>) {
+        let mut run = self.try_tick();
+        let tick = self.begun(&mut run).await;
+        (run, tick)
+    }
+
+    async fn begun(&mut self, run: &mut JoinHandle<TickOutcome>) -> Tick<DB> {
+        tokio::select! {
+            tick = self.tick() => tick,
+            ended = run => panic!("the run ended before its work began: {ended:?}"),
+        }
+    }
+
     pub async fn tick(&mut self) -> Tick<DB> {
         timeout(PATIENCE, self.begun.recv()).await.unwrap().unwrap()
     }
@@ -121,10 +135,7 @@ async fn a_run_and_another_program_exclude_each_other<DB: TestDatabase>(db: Test
         assert!(waiting.running && waiting.attempt == 1, "the tick is kept while it waits: {waiting:?}");
         assert!(one.begun.try_recv().is_err(), "the key is held by hand");
         by_hand.release().await.unwrap();
-        let tick = tokio::select! {
-            tick = one.tick() => tick,
-            ended = &mut run => panic!("the run ended before its work began: {ended:?}"),
-        };
+        let tick = one.begun(&mut run).await;
         let claim = tick.exclusive_claim().unwrap();
         assert_eq!(claim.key.as_str(), "key");
         sleep(LEASE * 3 / 2).await;
@@ -170,8 +181,7 @@ async fn a_runner_that_is_killed_is_taken_over_from_with_both<DB: TestDatabase>(
 
 async fn the_loss_of_the_key_cancels_the_work<DB: TestDatabase>(db: TestDb<DB>) {
     let mut one = work(&db, "one", due_with_key(&db).await);
-    let run = one.try_tick();
-    let tick = one.tick().await;
+    let (run, tick) = one.run().await;
     db.lock().force_release("key", Status::Failed).await.unwrap().unwrap();
     timeout(PATIENCE, tick.cancellation_token().cancelled()).await.unwrap();
     let mut tx = db.pool.begin().await.unwrap();
@@ -203,8 +213,7 @@ async fn a_run_that_has_waited_for_its_key_may_be_late<DB: TestDatabase>(db: Tes
 /// The work has been dropped, and what it has started still runs.
 async fn the_tick_is_kept_while_a_command_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
     let mut one = work(&db, "one", due_with_key(&db).await);
-    let run = one.try_tick();
-    let tick = one.tick().await;
+    let (run, tick) = one.run().await;
     let command = tick.going_on();
     db.lock().force_release("key", Status::Failed).await.unwrap().unwrap();
     timeout(PATIENCE, tick.cancellation_token().cancelled()).await.unwrap();
@@ -221,8 +230,7 @@ async fn the_tick_is_kept_while_a_command_is_stopped<DB: TestDatabase>(db: TestD
 
 async fn the_key_is_kept_while_a_command_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {
     let mut one = work(&db, "one", due_with_key(&db).await);
-    let run = one.try_tick();
-    let tick = one.tick().await;
+    let (run, tick) = one.run().await;
     let command = tick.going_on();
     steal(&db, "k").await;
     timeout(PATIENCE, tick.cancellation_token().cancelled()).await.unwrap();
@@ -239,8 +247,7 @@ async fn a_transaction_that_has_lost_the_key_says_so<DB: TestDatabase>(db: TestD
     let mut one = work(&db, "one", due_with_key(&db).await);
     let lock = db.lock().lease(PATIENCE);
     one.schedules = one.schedules.lease(PATIENCE).lock(lock);
-    let run = one.try_tick();
-    let tick = one.tick().await;
+    let (run, tick) = one.run().await;
     db.take_from("key").await;
     let (pool, runs) = (db.pool_of(1).await, AtomicU32::new(0));
     let done: Result<(), _> = tick
@@ -260,8 +267,7 @@ async fn the_key_and_the_tick_are_confirmed_together<DB: TestDatabase>(db: TestD
     let lock = db.lock().lease(PATIENCE);
     one.schedules = one.schedules.lock(lock);
     for lose in [true, false] {
-        let run = one.try_tick();
-        let tick = one.tick().await;
+        let (run, tick) = one.run().await;
         if lose {
             db.take_from("key").await;
         }
@@ -333,8 +339,7 @@ async fn a_takeover_that_is_stopped_while_it_waits_stays_one<DB: TestDatabase>(d
             assert!(row.attempt == 1 && row.due <= chrono::Utc::now() && row.by == "thief", "{row:?}");
         }
         by_hand.release().await.unwrap();
-        let run = one.try_tick();
-        let tick = one.tick().await;
+        let (run, tick) = one.run().await;
         assert_eq!((tick.attempt(), tick.taken_over_from().unwrap().label.as_str()), (2, "thief"));
         assert_eq!(tick.slot(), begun, "{catch_up:?}");
         one.finish.send(Some(true)).unwrap();

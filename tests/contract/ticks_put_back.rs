@@ -70,8 +70,7 @@ async fn a_triggered_run_that_is_stopped_while_it_waits_is_put_back<DB: TestData
     assert_eq!(row.slot, before.slot, "the next tick keeps its time: {row:?}");
     assert!(row.due <= row.now, "the trigger does not wait for it: {row:?}");
     by_hand.release().await.unwrap();
-    let run = one.try_tick();
-    let tick = one.tick().await;
+    let (run, tick) = one.run().await;
     assert!(tick.is_triggered() && tick.attempt() == 1, "{tick:?}");
     one.finish.send(Some(true)).unwrap();
     assert_eq!(ended(run).await, TickOutcome::Succeeded);
@@ -118,8 +117,7 @@ async fn a_second_attempt_that_is_put_back_is_no_takeover<DB: TestDatabase>(db: 
     assert!(!row.running && row.lost_since.is_none(), "no run was lost: {row:?}");
     assert!(row.attempt == 1 && row.by == "one" && row.due <= row.now, "{row:?}");
     by_hand.release().await.unwrap();
-    let run = one.try_tick();
-    let tick = one.tick().await;
+    let (run, tick) = one.run().await;
     assert!(tick.attempt() == 2 && tick.taken_over_from().is_none(), "{tick:?}");
     one.finish.send(Some(true)).unwrap();
     assert_eq!(ended(run).await, TickOutcome::Succeeded);
@@ -144,8 +142,7 @@ async fn of_two_lost_attempts_the_second_one_is_shown_again<DB: TestDatabase>(db
     let row = info(&db, "k").await;
     assert!(row.by == "thief" && row.attempt == 2 && row.lost_since.is_some(), "{row:?}");
     by_hand.release().await.unwrap();
-    let run = one.try_tick();
-    let tick = one.tick().await;
+    let (run, tick) = one.run().await;
     assert_eq!((tick.attempt(), tick.taken_over_from().unwrap().label.as_str()), (3, "thief"));
     one.finish.send(Some(true)).unwrap();
     assert_eq!(ended(run).await, TickOutcome::Succeeded);
@@ -160,8 +157,7 @@ async fn the_note_of_a_claim_that_follows_one_that_was_put_back_is_shown<DB: Tes
     eventually("it says what it waits for", || async { info(&db, "k").await.waits_for() == Some("key") }).await;
     assert!(timeout(PATIENCE, running.shutdown(Duration::MAX)).await.unwrap());
     by_hand.release().await.unwrap();
-    let run = one.try_tick();
-    let tick = one.tick().await;
+    let (run, tick) = one.run().await;
     assert_eq!(tick.attempt(), 1);
     tick.note("1 of 3").await.unwrap();
     assert_eq!(info(&db, "k").await.note.as_deref(), Some("1 of 3"));

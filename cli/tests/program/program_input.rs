@@ -20,6 +20,7 @@ harness::tests!(
     sqlite(
         a_file_that_is_missing_is_not_made,
         a_look_leaves_the_file_as_it_is,
+        a_preview_leaves_the_own_file_as_it_is,
         no_database_names_all_three_ways,
         a_time_to_connect_may_be_long,
         each_commands_help_has_an_example,
@@ -162,6 +163,25 @@ async fn a_look_leaves_the_file_as_it_is<DB: TestDatabase>(_: TestDb<DB>) {
     // A connection that was open before would not show the change.
     let pool = harness::pool::<sqlx::Sqlite>(&url, 1).await;
     assert_eq!(sqlx::Sqlite::text(&pool, "PRAGMA journal_mode").await.as_deref(), Some("delete"));
+}
+
+async fn a_preview_leaves_the_own_file_as_it_is<DB: TestDatabase>(_: TestDb<DB>) {
+    let stage = Stage::new();
+    let local = async |words| {
+        let mut command = rowlock("--local", &[]);
+        command.args(str::split_whitespace(words)).env("XDG_STATE_HOME", stage.path());
+        ended(command).await
+    };
+    let url = format!("sqlite:{}?mode=rwc", stage.file("rowlock/locks.db").display());
+    std::fs::create_dir(stage.file("rowlock")).unwrap();
+    let pool = harness::pool::<sqlx::Sqlite>(&url, 1).await;
+    let tables = async || sqlx::Sqlite::number(&pool, "SELECT COUNT(*) FROM sqlite_master").await;
+    let planned = local("migrate --dry-run").await.with(0);
+    assert!(planned.out.contains("CREATE TABLE"), "{planned:?}");
+    local("doctor").await.with(78);
+    assert_eq!(tables().await, Some(0));
+    local("list").await.with(0);
+    assert!(tables().await > Some(0), "another command creates them");
 }
 
 async fn bad_arguments_are_refused_and_say_why<DB: TestDatabase>(db: TestDb<DB>) {

@@ -180,9 +180,10 @@ def test_a_server_that_is_read_only_for_a_while_is_an_outage(db: Database) -> No
 class Broken(Exception):
     """An error of a driver, with the code of MySQL or the state of PostgreSQL."""
 
-    def __init__(self, code: int, sqlstate: str | None = None) -> None:
+    def __init__(self, code: int, sqlstate: str | None = None, diag: Any = None) -> None:
         super().__init__(code, "it failed")
         self.sqlstate = sqlstate
+        self.diag = diag or mock.Mock()
 
 
 def test_a_connection_is_left_after_each_error_but_contention() -> None:
@@ -217,6 +218,14 @@ def test_a_connection_is_left_after_each_error_but_contention() -> None:
         outage = mysql.meaning(Broken(code))
         assert isinstance(outage, Outage)
         assert not outage.sent
+
+
+def test_a_session_that_postgresql_ends_may_have_committed() -> None:
+    for severity, code in (("PANIC", "53100"), ("FATAL", "58030"), ("FATAL", "XX000")):
+        diag = mock.Mock(severity_nonlocalized=severity)
+        outage = postgres.meaning(Broken(0, code, diag))
+        assert isinstance(outage, Outage)
+        assert outage.sent
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 use sqlx::mysql::MySqlDatabaseError;
 use sqlx::{AssertSqlSafe, Executor as _, MySql, MySqlConnection, Row as _, SqlSafeStr as _};
 
-use crate::store::schema::{
-    Column, Installed, MARKER, Part, Schema, SchemaStore, Step, additions, creations, files, read_use, removal, unfit,
-    until_locked, without_end,
+use crate::store::migration::{
+    Part, SchemaStore, Step, additions, creations, files, read_use, removal, until_locked, without_end,
 };
+use crate::store::schema::{Column, Installed, MARKER, Schema, unfit};
 use crate::store::{Form, Reply};
 
 files!("mysql");

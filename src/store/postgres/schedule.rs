@@ -7,12 +7,11 @@ use sqlx::{PgConnection, Postgres, Row as _, postgres::PgRow};
 use crate::{
     key::{Claim, Holder, Key, PreviousClaim, Token},
     store::{
-        Outcome, Reply, TooLate, changed,
-        fault::{Fault, fault, is_undone},
+        Outcome, Reply, TooLate, changed, is_undone,
         postgres::{
             row::{bind_claim, names, once_ended, sql, stored},
             schedule_sql::{
-                CLAIM, END, EXTEND, FORGET, HISTORY, LAST_SUCCESSES, LATEST, LIST, LOCK, PASS, PAUSE, PUT_BACK,
+                CLAIM, DUE, END, EXTEND, FORGET, HISTORY, LAST_SUCCESSES, LATEST, LIST, LOCK, PASS, PAUSE, PUT_BACK,
                 RECORD_HANDED_BACK, REGISTERED, SELECTED, TRIGGER,
             },
         },
@@ -26,6 +25,9 @@ use crate::{
     },
 };
 
+/// How many of the schedules that are due are claimed one by one, if one of them is refused.
+const APART: i64 = 20;
+
 impl ScheduleStore for Postgres {
     schedule_operations!(PgConnection);
 
@@ -35,28 +37,10 @@ impl ScheduleStore for Postgres {
     }
 
     async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
-        let (mut all, mut left) = (DueReply::default(), vec![ask.known]);
-        while let Some(known) = left.pop() {
-            let most = ask.most.saturating_sub(u32::try_from(all.claimed.len()).unwrap_or(u32::MAX));
-            if most == 0 {
-                all.next_in = Some(TimeDelta::zero());
-                break;
-            }
-            match claim_twice(conn, &DueRequest { known, most, ..*ask }).await {
-                Ok(reply) => all.join(reply),
-                Err(error) if is_undone(&error) => {
-                    // A trigger may refuse one of the rows, of which the error tells nothing.
-                    if known.len() > 1 && fault(&error) == Fault::Other {
-                        left.extend(<[_; 2]>::from(known.split_at(known.len() / 2)));
-                    }
-                    (all.refused, all.next_in) = (Some(error), Some(TimeDelta::zero()));
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        match all.refused.take_if(|_| all.claimed.is_empty()) {
-            Some(refused) => Err(refused),
-            None => Ok(DueReply { too_late: all.too_late.filter(|_| all.claimed.is_empty()), ..all }),
+        match claim_twice(conn, ask).await {
+            // A trigger or a policy may refuse one of the rows, of which the error tells nothing.
+            Err(refused) if ask.known.len() > 1 && is_undone(&refused) => claim_apart(conn, ask, refused).await,
+            reply => reply,
         }
     }
 
@@ -104,13 +88,33 @@ async fn claim_twice(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<Due
     if is_overtaken { Ok(claim_due(conn, ask).await?.0) } else { Ok(reply) }
 }
 
+/// Claims some of what is due one by one, after all of it was refused together.
+async fn claim_apart(conn: &mut PgConnection, ask: &DueRequest<'_>, refused: sqlx::Error) -> Reply<DueReply> {
+    let query = sqlx::query_scalar(DUE).bind(parts(ask, |times| times.name.as_str()));
+    let due: Vec<String> = query.bind(APART).fetch_all(&mut *conn).await?;
+    let mut claimed = Vec::new();
+    for known in ask.known.iter().filter(|known| due.iter().any(|due| due == known.times.name.as_str())) {
+        if claimed.len() >= ask.most as usize {
+            break;
+        }
+        match claim_due(conn, &DueRequest { known: std::slice::from_ref(known), most: 1, ..*ask }).await {
+            Ok((reply, _)) => claimed.extend(reply.claimed),
+            Err(error) if is_undone(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if claimed.is_empty() {
+        return Err(refused);
+    }
+    Ok(DueReply { claimed, next_in: Some(TimeDelta::zero()), refused: Some(refused), too_late: None })
+}
+
 /// Claims what is due. Returns whether nothing was claimed because all of it has changed since the
 /// statement began, as by an order.
 async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<(DueReply, bool)> {
-    let part = |part: fn(&Times) -> &str| ask.known.iter().map(|known| part(&known.times)).collect::<Vec<_>>();
     let leases: Vec<TimeDelta> = ask.known.iter().map(|known| known.lease).collect();
-    let query = sqlx::query(CLAIM).bind(part(|times| times.name.as_str())).bind(part(|times| &times.spec));
-    let query = query.bind(part(|times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(leases);
+    let query = sqlx::query(CLAIM).bind(parts(ask, |times| times.name.as_str())).bind(parts(ask, |times| &times.spec));
+    let query = query.bind(parts(ask, |times| &times.zone)).bind(ask.holder.as_uuid()).bind(ask.label).bind(leases);
     let rows = query.bind(i64::from(ask.most)).bind(LOST).bind(ask.not_after).fetch_all(&mut *conn).await;
     let rows = once_ended(conn, rows).await?;
     let (mut reply, mut is_overtaken) = (DueReply::default(), false);
@@ -125,6 +129,10 @@ async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<(DueR
         is_overtaken = reply.too_late.is_none() && row.is("was_due")?;
     }
     Ok((reply, is_overtaken))
+}
+
+fn parts<'a>(ask: &DueRequest<'a>, part: fn(&'a Times) -> &'a str) -> Vec<&'a str> {
+    ask.known.iter().map(|known| part(&known.times)).collect()
 }
 
 fn claimed(row: &PgRow, holder: Holder) -> Reply<ClaimedRow> {

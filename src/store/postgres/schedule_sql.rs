@@ -85,6 +85,11 @@ FROM (SELECT min(s.due_at) AS due_at FROM t_resource_schedule s JOIN known k ON 
 LEFT JOIN claimed t ON true"
 );
 
+/// Some of the schedules that are due: others than before, since those may be refused.
+pub(super) const DUE: &str = "
+SELECT name::text FROM t_resource_schedule
+WHERE name = ANY ($1::text[]) AND NOT paused AND due_at <= clock_timestamp() ORDER BY random() LIMIT $2";
+
 /// $3 the holder until the next takeover. A slot of a first attempt that was moved for the claim,
 /// or is one of other times by now, is not that of the row before the claim.
 pub(super) const PUT_BACK: &str = "

@@ -2,10 +2,10 @@
 
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Postgres, Row as _};
 
-use crate::store::schema::{
-    Column, FUNCTIONS, Installed, MARKER, NO_KEY, Part, Schema, SchemaStore, Step, TABLES, additions, creations, files,
-    read_use, removal, unfit, until_locked, without_end,
+use crate::store::migration::{
+    Part, SchemaStore, Step, additions, creations, files, read_use, removal, until_locked, without_end,
 };
+use crate::store::schema::{Column, FUNCTIONS, Installed, MARKER, NO_KEY, Schema, TABLES, unfit};
 use crate::store::{Form, Reply};
 
 files!("postgres");

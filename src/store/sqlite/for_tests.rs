@@ -9,7 +9,8 @@ use crate::{
     rules::Terms,
     store::{
         ClaimReply, ClaimRequest, ClaimStore as _, Form,
-        schema::{Part, Schema, SchemaStore as _},
+        migration::{Part, SchemaStore as _},
+        schema::Schema,
     },
 };
 

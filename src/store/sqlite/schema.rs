@@ -2,9 +2,8 @@
 
 use sqlx::{AssertSqlSafe, Connection as _, Row as _, Sqlite, SqliteConnection};
 
-use crate::store::schema::{
-    Column, Installed, NO_KEY, Part, Schema, SchemaStore, Step, additions, creations, files, read_use, removal, unfit,
-};
+use crate::store::migration::{Part, SchemaStore, Step, additions, creations, files, read_use, removal};
+use crate::store::schema::{Column, Installed, NO_KEY, Schema, unfit};
 use crate::store::{Form, Reply, sqlite::row::sql};
 
 files!("sqlite");

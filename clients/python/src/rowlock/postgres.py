@@ -188,6 +188,9 @@ def meaning(error: Exception) -> Exception:
     state: str | None = getattr(error, "sqlstate", None)
     if state in ("40001", "40P01", "55P03"):
         return Contention()
+    severity = error.diag.severity_nonlocalized if hasattr(error, "diag") else None
+    if severity in ("FATAL", "PANIC") and state and state.startswith(("53", "58", "XX")):
+        return Outage(sent=True)  # The record of the commit may be on the disk.
     if state is not None and (state == "57014" or (state.startswith("53") and state != "53300")):
         return Overload()  # The first: a statement_timeout.
     if state == "25006":  # A standby, or a server before its fail-over has ended.

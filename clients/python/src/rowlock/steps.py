@@ -166,7 +166,7 @@ def _is_free(refusal: Refusal, keys: Sequence[str]) -> Steps[bool]:
 
 
 def once_more(read: Callable[[], Steps[T]]) -> Steps[T]:
-    """Reads before a claim, and again on a new connection if the one that was open is lost."""
+    """Does what comes before a claim, and again if the connection that was open is lost."""
     try:
         return (yield from read())
     except Outage as outage:
