@@ -236,8 +236,9 @@ impl<DB: Database, K> Lease<DB, K> {
     ///
     /// The abandonment is sent once no renewal is under way. A renewal without a reply may still be
     /// carried out after it, until the limit that the renewal had: a third of the lease, at most 10
-    /// s, after it was sent, and the lock's time limit for [`renew`](Self::renew). It then closes the
-    /// key again, until the lease and the lock-delay that it has written are over. A statement over the application's pool has no such limit.
+    /// s, after it was sent, and the lock's time limit for [`renew`](Self::renew). It then closes
+    /// the key again, until the lease and the lock-delay that it has written are over. A statement
+    /// over the application's pool has no such limit.
     ///
     /// # Errors
     /// [`Error::Lost`] if a claim had been lost before; [`Error::Database`] if it is unknown

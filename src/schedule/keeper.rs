@@ -60,8 +60,8 @@ pub async fn claim<DB: Database>(
     Ok((reply.claimed.drain(..).map(keep).collect(), reply))
 }
 
-/// The lease of a run. Dropping it ends the renewals. One in flight revives no claim that has ended:
-/// it extends a row that has its holder and its token.
+/// The lease of a run. Dropping it ends the renewals. One in flight revives no claim that has
+/// ended: it extends a row that has its holder and its token.
 pub struct Keeper {
     kept: Arc<Kept>,
     watch: Option<Watch>,

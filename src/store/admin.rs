@@ -210,7 +210,8 @@ pub trait AdminStore: Store {
         limit: u32,
     ) -> impl Future<Output = Reply<Vec<ChangeInfo>>> + Send;
 
-    /// Deletes at most [`STEP`] of the changes that were made before `older_than`, the oldest first.
+    /// Deletes at most [`STEP`] of the changes that were made before `older_than`, the oldest
+    /// first.
     fn forget_changes(conn: &mut Self::Connection, older_than: TimeDelta) -> impl Future<Output = Reply<u64>> + Send;
 }
 

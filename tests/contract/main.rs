@@ -39,6 +39,7 @@ mod examples;
 mod failures_apart;
 mod fair;
 mod fenced;
+mod fencing;
 mod forced_rows;
 mod forgetting;
 mod functions;
@@ -166,7 +167,7 @@ fn main() {
         acquire acquiring all_held at_most batched batches_undone blocked both_strategies cancelled
         changes_kept commits completion connections contention created decimals delayed
         dropped_waiters durability ecosystem elections ended ended_work examples failures_apart fair
-        fenced forced_rows forgetting functions functions_again functions_promises functions_refused
+        fenced fencing forced_rows forgetting functions functions_again functions_promises functions_refused
         functions_rows functions_sessions fuzzed grants_without_caller handles hooks in_flight
         in_memory invalid_input isolation keeping left_behind listening lock_delay locked_rows
         migrations migrations_live migrations_planned migrations_undone mixed neighbours noticed
