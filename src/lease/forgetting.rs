@@ -9,7 +9,7 @@ use crate::{
         admin::{QUEUE, TABLE},
         lock::LeaseLock,
     },
-    retry::{DAY, age, within},
+    retry::{age as checked_age, within},
     rules::{Status, Terms},
     session::{time::Instant, timers::sleep},
     store::{Database, failure::Failure},
@@ -65,7 +65,8 @@ impl<DB: Database> LeaseLock<DB> {
     /// # }
     /// ```
     pub async fn forget_after(&self, age: Duration) -> Result<Infallible, Error> {
-        let period = (age.min(10 * 365 * DAY) / PERIODS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD);
+        checked_age(age)?;
+        let period = (age / PERIODS).clamp(SHORTEST_PERIOD, LONGEST_PERIOD);
         let rule = "a part of the age";
         let min_interval = within("a period", period.mul_f64(0.85), Duration::ZERO, LONGEST_PERIOD, rule)?;
         let Terms { retry_failed, article_clients, label, .. } = self.key_terms.terms.clone();
@@ -101,7 +102,7 @@ impl<DB: Database> LeaseLock<DB> {
     /// Deletes old rows in steps, and then the tickets of waiters that died. Returns the number of
     /// rows. After each step it pauses for `rest` times as long as the step took.
     pub(super) async fn forget_in_steps(&self, older_than: Duration, rest: u32) -> Result<u64, Error> {
-        let older_than = age(older_than)?;
+        let older_than = checked_age(older_than)?;
         let terms = Terms { min_interval: *lock(&self.key_terms.longest_interval), ..self.key_terms.terms.clone() };
         let failed = |failure: Failure, subject: &str, rows: u64| {
             let before = if rows > 0 { Certainty::Unknown } else { Certainty::NothingChanged };

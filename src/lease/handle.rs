@@ -293,15 +293,10 @@ impl<DB: Database> LeaseHandle<DB> {
         let _ = timeout_at(Instant::now() + self.key_terms.time_limit, undone).await;
     }
 
-    /// Ends the claims of work that was stopped, without waiting for the outcome.
-    pub fn abandon_in_background(mut self) {
-        drop(self.begin_ending(ABANDON));
-    }
-
-    /// Ends the claims as if they had not been made, without waiting for the outcome. Those that
-    /// were attached are abandoned.
-    pub fn undo_in_background(mut self) {
-        let change = *lock(&self.undone_by);
+    /// Ends the claims of work that has stopped, without waiting for the outcome. If nothing was
+    /// done, it is as if they had not been made, unless they were attached.
+    pub fn end_in_background(mut self, nothing_done: bool) {
+        let change = if nothing_done { *lock(&self.undone_by) } else { ABANDON };
         drop(self.begin_ending(change));
     }
 

@@ -146,10 +146,9 @@ impl<DB: Database> Work<DB> {
 
     /// Removes what [`look_back`](Self::look_back) returns, unless a claim or an instance needs it.
     pub async fn remove(&mut self) -> Result<Plan, Error> {
-        let mut done = Plan::default();
         loop {
             let (schema, plan) = self.look_back().await?;
-            let Some(PlannedPart { steps, .. }) = plan.parts.first() else { return Ok(done) };
+            let Some(PlannedPart { steps, .. }) = plan.parts.first() else { return Ok(plan) };
             let refused = |failure: &Failure| matches!(failure.fault(), Fault::Denied | Fault::ReadOnly);
             let remove = async |conn: &mut DB::Connection| DB::remove(conn, &schema, steps).await;
             let (is_check, removed) = match self.check(steps).await {
@@ -157,10 +156,8 @@ impl<DB: Database> Work<DB> {
                 Err(lacking) => (true, Err(lacking)),
             };
             match removed {
-                Ok(None) => {
-                    self.attempts.changed();
-                    done.parts.extend(plan.parts);
-                }
+                // The time for another look may be over.
+                Ok(None) => return Ok(plan),
                 Ok(Some(by)) => return Err(Setup::StillUsed { by }.into()),
                 Err(failure) if refused(&failure) => {
                     if !is_check && !self.look_back().await.is_ok_and(|(_, now)| now == plan) {

@@ -144,26 +144,24 @@ impl<DB: Database> ReadWriteLock<DB> {
         if *writer.key() != self.names.name {
             return Err(NotFound::Claim { key: self.names.name.clone(), holder: writer.claim().holder }.into());
         }
+        let claimed = async {
+            let call = Call::new(&self.lock, &self.names, Duration::MAX).await?;
+            let mut pauses = retry_backoff();
+            loop {
+                match call.claim_reader(true).await {
+                    Ok(Attempt::Acquired(reader)) => return Ok(reader),
+                    Ok(Attempt::Refused(refusal)) => tracing::debug!(%refusal, "no key of a reader is free"),
+                    Err(error) if error.is_retryable() => tracing::debug!(%error, "the downgrade is retried"),
+                    Err(error) => return Err(error),
+                }
+                sleep(pauses.next()).await;
+            }
+        };
         let lost = || writer.handle.error_lost();
-        let call = tokio::select! {
+        let reader = tokio::select! {
             biased;
             () = writer.lost() => return Err(lost()),
-            call = Call::new(&self.lock, &self.names, Duration::MAX) => call?,
-        };
-        let mut pauses = retry_backoff();
-        let reader = loop {
-            let claimed = tokio::select! {
-                biased;
-                () = writer.lost() => return Err(lost()),
-                claimed = call.claim_reader(true) => claimed,
-            };
-            match claimed {
-                Ok(Attempt::Acquired(reader)) => break reader,
-                Ok(Attempt::Refused(refusal)) => tracing::debug!(%refusal, "no key of a reader is free"),
-                Err(error) if error.is_retryable() => tracing::debug!(%error, "the downgrade is retried"),
-                Err(error) => return Err(error),
-            }
-            sleep(pauses.next()).await;
+            claimed = claimed => claimed?,
         };
         if !writer.is_held() || !reader.held.stands() {
             return Err(lost());

@@ -12,6 +12,7 @@ use crate::{
     key::{Claim, Holder, Key},
     lease::lock::LeaseLock,
     pacing,
+    rules::Terms,
     schedule::{declarations::renamed_to, spec::Schedule},
     schema::schema,
     session::{
@@ -69,8 +70,6 @@ pub struct Core<DB: Database> {
     pub build: String,
     /// Takes the keys of schedules that share one with other programs.
     pub lock: Option<LeaseLock<DB>>,
-    /// The application has set the terms of that lock.
-    pub has_terms: bool,
 }
 
 impl<DB: Database> Clone for Core<DB> {
@@ -132,12 +131,13 @@ impl<DB: Database> Core<DB> {
         pacing::reserve(key.map_or(lease, |key| key.min(lease)).to_std().unwrap_or_default())
     }
 
-    /// Returns the lock that takes the key of a schedule: for the lease of the run, unless the
-    /// application has set its terms.
+    /// Returns the lock that takes the key of a schedule: for the lease of the run, unless the lock
+    /// has one of its own.
     pub fn lock_of(&self, schedule: &Schedule) -> Option<LeaseLock<DB>> {
         let lock = self.lock.clone().filter(|_| schedule.exclusive.is_some())?;
-        let lease = self.lease(schedule).to_std().unwrap_or_default();
-        if self.has_terms { Some(lock) } else { Some(lock.lease(lease)) }
+        let terms = &lock.key_terms.terms;
+        let has_own = terms.lease - terms.lock_delay != Terms::default().lease;
+        Some(if has_own { lock } else { lock.lease(self.lease(schedule).to_std().unwrap_or_default()) })
     }
 
     /// Returns the lease of the runs of a schedule.

@@ -98,7 +98,6 @@ impl<DB: Database> Schedules<DB> {
             max_concurrent_runs_in: HashMap::new(),
             build: String::new(),
             lock: None,
-            has_terms: false,
         };
         Self { settings, removed: Vec::new(), busy: None, jobs: Vec::new(), faults: Faults::default() }
     }
@@ -231,7 +230,8 @@ impl<DB: Database> Schedules<DB> {
     /// Sets the lock that takes the keys of schedules that are
     /// [exclusive with one](Schedule::exclusive_with), for keys that are to have other terms than
     /// the schedules: another lease, the order of arrival, or
-    /// [`article_clients`](crate::leases::LeaseLockBuilder::article_clients).
+    /// [`article_clients`](crate::leases::LeaseLockBuilder::article_clients). One with the default
+    /// lease of 30 seconds takes a key for the lease of the run.
     ///
     /// It is built on the pool of the schedules. It may have neither a minimum interval, which
     /// would refuse retries and ticks, nor [`Rules::Article`], under which a failed run would block
@@ -250,7 +250,7 @@ impl<DB: Database> Schedules<DB> {
             refuse("Rules::Article", "a run that fails would block all later ones until an operator acts");
         }
         self.faults.accept(lock.check());
-        (self.settings.lock, self.settings.has_terms) = (Some(lock), true);
+        self.settings.lock = Some(lock);
         self
     }
 

@@ -204,11 +204,12 @@ struct DropOnThread<T: Send + 'static> {
 impl<T: Send + 'static> Drop for DropOnThread<T> {
     fn drop(&mut self) {
         let Some(task) = self.task.take() else { return };
-        task.abort();
-        if !is_forked() {
-            // An output that is not taken is dropped as the work is.
-            spawn(self.tracker.track_future(async move { drop(task.await) }));
+        if is_forked() {
+            return; // another thread may have had the runtime's locks at the fork
         }
+        task.abort();
+        // An output that is not taken is dropped as the work is.
+        spawn(self.tracker.track_future(async move { drop(task.await) }));
     }
 }
 

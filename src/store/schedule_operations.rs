@@ -7,12 +7,67 @@ use crate::store::{
     instances::{Given, InstanceStore, OF_SCHEDULES, Order, What},
 };
 
-/// What follows the columns of the last success of each schedule.
-macro_rules! last_successes {
+/// The columns of a schedule `s`, with the orders that a claim obeys.
+macro_rules! columns {
     () => {
-        "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
-         WHERE r.status = 'S' AND r.slot = (SELECT x.slot FROM t_resource_schedule_run x
-                                            WHERE x.name = s.name AND x.status = 'S' ORDER BY x.slot DESC LIMIT 1)"
+        sql!((text "s.name") " AS name, " (text "spec") " AS spec, " (text "zone") " AS zone, " (time "slot") " AS slot, "
+             (time "due_at") " AS due_at, " (flag "paused") " AS paused, " (time "triggered_at") " AS triggered_at, "
+             (time "run_slot") " AS run_slot, attempt, missed, " (flag "holder IS NOT NULL") " AS running, token, "
+             (text "client_ip") " AS client_ip, " (time "begin_time") " AS begin_time, " now " AS now,
+             (SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_since,
+             (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
+             (SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot")
+    };
+}
+
+/// The schedules with these names, with what is displayed besides.
+macro_rules! select_schedules {
+    ($($names:tt)+) => {
+        sql!("SELECT " {$crate::store::schedule_operations::columns!()} ", " (text "p.known") " AS known, p.times_at, p.gone_at,
+             (SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
+             coalesce((SELECT " (text "d.note") " FROM t_resource_schedule_detail d
+                       WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt AND d.token = s.token), '') AS note
+             FROM t_resource_schedule s LEFT JOIN t_resource_schedule_times p ON p.name = s.name
+             WHERE s.name " $($names)+)
+    };
+}
+
+/// The runs `r` of the history.
+macro_rules! select_runs {
+    ($($of:tt)+) => {
+        sql!("SELECT " (text "r.name") " AS name, " (time "r.slot") " AS slot, r.attempt, r.token, " (text "r.client_ip") " AS client_ip, "
+             (time "r.begin_time") " AS begin_time, " (time "r.end_time") " AS end_time, " (text "r.status") " AS status, r.missed, "
+             (text "r.error") " AS error FROM " $($of)+)
+    };
+}
+
+/// The reads of [`schedule_operations`].
+macro_rules! reads {
+    () => {
+        pub(super) const LIST: &str = select_schedules!("> " [1] " ORDER BY s.name LIMIT " [2]);
+
+        pub(super) const HISTORY: &str = select_runs!(
+            "t_resource_schedule_run r WHERE r.name = " [1] " ORDER BY r.slot DESC, r.attempt DESC LIMIT " [2]
+        );
+
+        pub(super) const LATEST: &str = select_runs!(
+            "t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
+             WHERE r.slot >= coalesce((SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name
+                                       ORDER BY x.slot DESC, x.attempt DESC LIMIT 1 OFFSET " [1] "), " earliest ")"
+        );
+
+        pub(super) const LAST_SUCCESSES: &str = select_runs!(
+            "t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
+             WHERE r.status = 'S' AND r.slot = (SELECT x.slot FROM t_resource_schedule_run x
+                                                WHERE x.name = s.name AND x.status = 'S' ORDER BY x.slot DESC LIMIT 1)"
+        );
+
+        pub(super) const SELECTED: &str = select_runs!(
+            "t_resource_schedule_run r
+             WHERE (" [1] " IS NULL OR r.name = " [2] ") AND (NOT " [3] " OR r.status <> 'S')
+               AND r.end_time >= coalesce(" (ago [4]) ", " earliest ")
+             ORDER BY r.end_time DESC LIMIT " [5]
+        );
     };
 }
 
@@ -301,7 +356,7 @@ macro_rules! statements_with_on_conflict {
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(super) use statements_with_on_conflict;
-pub(super) use {instance_operations, last_successes, schedule_operations};
+pub(super) use {columns, instance_operations, reads, schedule_operations, select_runs, select_schedules};
 
 /// Gives the orders for a schedule to another one, within a transaction. Of two pauses, the one
 /// that ends later counts, unless one has no end.

@@ -210,14 +210,9 @@ impl<'a, DB: Database, L: ResourceLock<DB> + ?Sized> Attempts<'a, DB, L> {
         if grant.lease().is_none() {
             self.release(grant, Status::Failed, "not committed").await;
         } else if let Some(lease) = grant.into_lease() {
-            if nothing_done {
-                // The claim then counts for no rule.
-                lease.handle.undo_in_background();
-            } else {
-                // A commit that may still arrive has the row locked. The work has returned, so that
-                // a lock-delay need not pass.
-                lease.handle.abandon_in_background();
-            }
+            // A commit that may still arrive has the row locked. The work has returned, so that a
+            // lock-delay need not pass.
+            lease.handle.end_in_background(nothing_done);
         }
         result
     }

@@ -42,6 +42,7 @@ harness::tests!(
         the_tick_is_kept_while_a_command_is_stopped,
         the_key_is_kept_while_a_command_is_stopped,
         two_schedules_with_one_key_exclude_each_other,
+        a_lock_without_a_lease_of_its_own_takes_the_key_for_that_of_the_run,
         what_cannot_work_is_refused_at_the_door,
         a_run_waits_for_a_key_that_the_server_refuses
     ),
@@ -226,6 +227,23 @@ async fn the_tick_is_kept_while_a_command_is_stopped<DB: TestDatabase>(db: TestD
     assert_eq!(one.tick().await.attempt(), 2);
     one.finish.send(Some(true)).unwrap();
     assert_eq!(ended(again).await, TickOutcome::Succeeded);
+}
+
+/// Such a lock is given for another setting.
+async fn a_lock_without_a_lease_of_its_own_takes_the_key_for_that_of_the_run<DB: TestDatabase>(db: TestDb<DB>) {
+    const HOUR: Duration = Duration::from_secs(3600);
+    for (lock, lease) in [(db.lock().fair(true), HOUR), (db.lock().lease(HOUR * 2), HOUR * 2)] {
+        db.execute("DELETE FROM t_resource_schedule").await;
+        db.execute("DELETE FROM t_resource_schedule_run").await;
+        let mut one = work(&db, "one", due_with_key(&db).await);
+        one.schedules = one.schedules.lease(HOUR).lock(lock);
+        let (run, _tick) = one.run().await;
+        let row = db.lock().inspect("key").await.unwrap().unwrap();
+        let held = (row.until.unwrap() - row.since.unwrap()).to_std().unwrap();
+        assert!(held.abs_diff(lease) < LEASE, "{held:?}");
+        one.finish.send(Some(true)).unwrap();
+        assert_eq!(ended(run).await, TickOutcome::Succeeded);
+    }
 }
 
 async fn the_key_is_kept_while_a_command_is_stopped<DB: TestDatabase>(db: TestDb<DB>) {

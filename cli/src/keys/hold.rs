@@ -5,7 +5,7 @@
 
 use std::{
     fs::{File, Metadata},
-    io::{ErrorKind, Read as _},
+    io,
     os::{
         fd::AsFd as _,
         unix::fs::{FileTypeExt as _, MetadataExt as _},
@@ -32,6 +32,8 @@ use crate::{
 
 /// The interval at which the parent is looked for.
 const LOOK: Duration = Duration::from_millis(250);
+/// The signal whose exit code tells that the script has ended.
+const GONE: Signal = Signal::HUP;
 
 pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, Failure> {
     let key = hold.key.as_str();
@@ -59,48 +61,29 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
     if let Err(failure) = printed {
         return Err(claiming.put_back(lease, &mut stop, failure).await);
     }
-    let mut end = loop {
+    let mut code = loop {
         // A signal may have come while the claim was printed.
         if let Some(signal) = stop.asked() {
-            break End::failed(signal);
+            break exit_code(signal);
         }
         tokio::select! {
             biased;
             () = lease.lost() => return Err(lost()),
-            signal = stop.next() => break End::failed(signal),
-            end = script.ended() => break end,
+            signal = stop.next() => break exit_code(signal),
+            code = script.ended() => break code,
             () = received(&mut suspend) => {}
         }
     };
-    if end.status == Status::Succeeded {
-        end = tokio::select! {
+    if code == exit::OK {
+        code = tokio::select! {
             biased;
-            signal = stop.next() => End::failed(signal),
-            is_ending = script.is_ending() => if is_ending { End::gone() } else { end },
+            signal = stop.next() => exit_code(signal),
+            is_ending = script.is_ending() => if is_ending { exit_code(GONE) } else { code },
         };
     }
-    claiming.record(lease, end.status, &mut stop).await?;
-    Ok(end.code)
-}
-
-/// How a claim ends: the status that is recorded, and the exit code.
-struct End {
-    status: Status,
-    code: u8,
-}
-
-impl End {
-    /// The script has closed stdin.
-    const CLOSED: Self = Self { status: Status::Succeeded, code: exit::OK };
-
-    fn failed(signal: Signal) -> Self {
-        Self { status: Status::Failed, code: exit_code(signal) }
-    }
-
-    /// The script has ended.
-    fn gone() -> Self {
-        Self::failed(Signal::HUP)
-    }
+    let status = if code == exit::OK { Status::Succeeded } else { Status::Failed };
+    claiming.record(lease, status, &mut stop).await?;
+    Ok(code)
 }
 
 /// The process that has started this one, and what it says.
@@ -119,26 +102,20 @@ impl Script {
         }
         let (close, closed) = oneshot::channel();
         std::thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            loop {
-                match std::io::stdin().lock().read(&mut bytes) {
-                    Ok(0) => break,
-                    Err(error) if error.kind() != ErrorKind::Interrupted => break,
-                    Ok(_) | Err(_) => {}
-                }
-            }
+            // An error ends it too.
+            let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
             let _ = close.send(());
         });
         Ok(Self { parent, closed })
     }
 
-    /// Waits until stdin is closed or the parent is gone. A child of the parent may keep the other
-    /// end of the pipe open.
-    async fn ended(&mut self) -> End {
+    /// Waits until stdin is closed or the parent is gone, and returns the exit code. A child of the
+    /// parent may keep the other end of the pipe open.
+    async fn ended(&mut self) -> u8 {
         loop {
             match timeout(LOOK, &mut self.closed).await {
-                Ok(_) => return End::CLOSED,
-                Err(_) if getppid() != self.parent => return End::gone(),
+                Ok(_) => return exit::OK,
+                Err(_) if getppid() != self.parent => return exit_code(GONE),
                 Err(_) => {}
             }
         }
@@ -153,8 +130,7 @@ impl Script {
 }
 
 fn is_null_device() -> bool {
-    let stdin = std::io::stdin().as_fd().try_clone_to_owned().and_then(|stdin| File::from(stdin).metadata());
-    let device =
-        |of: std::io::Result<Metadata>| of.ok().filter(|of| of.file_type().is_char_device()).map(|of| of.rdev());
+    let stdin = io::stdin().as_fd().try_clone_to_owned().and_then(|stdin| File::from(stdin).metadata());
+    let device = |of: io::Result<Metadata>| of.ok().filter(|of| of.file_type().is_char_device()).map(|of| of.rdev());
     device(stdin).is_some_and(|stdin| device(std::fs::metadata("/dev/null")) == Some(stdin))
 }

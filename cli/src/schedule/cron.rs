@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// The pause before the file is read again if the database failed.
+/// The pause before another attempt if the database failed.
 const AGAIN: Duration = Duration::from_secs(5);
 /// The pause before another look for commands that this machine cannot run.
 const LOOK: Duration = Duration::from_secs(60);
@@ -104,22 +104,19 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
     if signals.hang_up.is_none() {
         out::print_info("SIGHUP is ignored, as nohup does: the file is not read again");
     }
-    let (mut again, mut look) = (None, instance.looks_again_at());
+    let mut look = instance.looks_again_at();
     // `None`: nothing has changed.
     let mut reading: JoinSet<Option<Result<Jobs, Failure>>> = JoinSet::new();
     let why = loop {
         tokio::select! {
             signal = signals.stop.received() => break signal,
-            () = drained(instance.running.as_ref(), &instance.ordered) => {
+            () = instance.ordered.cancelled() => {
                 break "an operator has ordered that this instance ends";
             }
             () = received(&mut signals.hang_up) => {
                 // What is read later is newer, and is answered.
-                (reading, again, look) = (JoinSet::new(), Some(Instant::now()), None);
+                (reading, look) = (JoinSet::new(), None);
                 instance.failed.clear();
-            }
-            () = until(again) => {
-                (again, look) = (None, None);
                 let read = read(&cron.file);
                 reading.spawn(async { Some(read.await) });
             }
@@ -128,13 +125,14 @@ pub async fn run<DB: Database>(pool: Pool<DB>, source: Arc<Source>, cron: Cron) 
                 reading.spawn(look_again(instance.jobs.clone()));
             }
             Some(Ok(jobs)) = reading.join_next() => {
-                if let Some(jobs) = jobs {
-                    tokio::select! {
-                        failed = instance.replace(jobs) => again = failed.then(|| Instant::now() + AGAIN),
-                        signal = signals.stop.received() => break signal,
-                    }
+                let failed = tokio::select! {
+                    failed = async { instance.replace(jobs?).await } => failed,
+                    signal = signals.stop.received() => break signal,
+                };
+                look = if failed.is_some() { None } else { instance.looks_again_at() };
+                if let Some(jobs) = failed {
+                    reading.spawn(async { sleep(AGAIN).await; Some(Ok(jobs)) });
                 }
-                look = instance.looks_again_at();
             }
             Some(_) = instance.ending.join_next() => {}
         }
@@ -157,15 +155,6 @@ async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
         None => std::future::pending().await,
-    }
-}
-
-/// Waits until an operator has ordered that the instance ends, or one before a reload.
-async fn drained(running: Option<&Running>, before: &CancellationToken) {
-    let Some(running) = running else { return std::future::pending().await };
-    tokio::select! {
-        () = running.drained() => {}
-        () = before.cancelled() => {}
     }
 }
 
@@ -228,7 +217,7 @@ impl Stop {
 struct Instance<'a, DB: Database> {
     pool: Pool<DB>,
     cron: &'a Cron,
-    /// An operator has ordered that an instance of before a reload ends.
+    /// An operator has ordered that the instance ends, or one of before a reload.
     ordered: CancellationToken,
     shared: Shared,
     /// The work of each job counts, so that none is left when no instance of the library is.
@@ -252,6 +241,11 @@ impl<DB: Database> Instance<'_, DB> {
         let started = self.schedules(&jobs)?.start().await?;
         let changes = if self.running.is_some() { jobs.changes_since(&self.jobs) } else { String::new() };
         self.let_end();
+        let (drained, ordered) = (started.drained(), self.ordered.clone());
+        tokio::spawn(async move {
+            drained.await;
+            ordered.cancel();
+        });
         self.running = Some(started);
         out::print_info(format_args!("{jobs}{changes}"));
         service::does(&jobs.to_string());
@@ -307,36 +301,27 @@ impl<DB: Database> Instance<'_, DB> {
     /// Claims nothing more for the jobs that run, and lets their runs end.
     fn let_end(&mut self) {
         if let Some(running) = self.running.take() {
-            let (drained, ordered) = (running.drained(), self.ordered.clone());
-            self.ending.spawn(async move {
-                let mut shutdown = std::pin::pin!(running.shutdown(Duration::MAX));
-                tokio::select! {
-                    biased;
-                    () = drained => ordered.cancel(),
-                    _ = &mut shutdown => return,
-                }
-                shutdown.await;
-            });
+            self.ending.spawn(async { _ = running.shutdown(Duration::MAX).await });
         }
     }
 
     /// Replaces the jobs by those of the file that was read again. If that fails, the runs and the
-    /// commands stay as they are. Returns whether it has to be done again: the database failed, and
-    /// may have some of the new times.
-    async fn replace(&mut self, jobs: Result<Jobs, Failure>) -> bool {
+    /// commands stay as they are. Returns the jobs if it has to be done again: the database failed,
+    /// and may have some of the new times.
+    async fn replace(&mut self, jobs: Result<Jobs, Failure>) -> Option<Jobs> {
         let jobs = match jobs {
             Ok(jobs) => jobs,
             Err(wrong) => {
                 out::print_error(format_args!("{wrong}; the jobs stay as they were"));
-                return false;
+                return None;
             }
         };
-        let failed = self.start(jobs).await.err().map(|failure| failure.to_string()).unwrap_or_default();
+        let failed = self.start(jobs.clone()).await.err().map(|failure| failure.to_string()).unwrap_or_default();
         if !failed.is_empty() && failed != self.failed {
-            out::print_warning(format_args!("{failed}; the file is read again every {AGAIN:?}"));
+            out::print_warning(format_args!("{failed}; trying again every {AGAIN:?}"));
         }
         self.failed = failed;
-        !self.failed.is_empty()
+        (!self.failed.is_empty()).then_some(jobs)
     }
 
     /// How long runs may go on at the end of the program.

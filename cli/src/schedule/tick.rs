@@ -135,7 +135,7 @@ fn schedules<DB: Database>(
         schedules = schedules.label(label);
     }
     if let Some(lock) = lock {
-        schedules = schedules.lock(lock.lease(run.terms.lease));
+        schedules = schedules.lock(lock);
     }
     Ok(schedules.on(run.tick.schedule(&run.key), move |tick| {
         let ticks = ticks.clone();

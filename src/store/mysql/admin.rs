@@ -68,7 +68,7 @@ static IS_AS_EXPECTED: LazyLock<String> =
 const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
       AND c.token < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
       AND (c.begin_time IS NULL OR c.begin_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
-          - INTERVAL GREATEST(?, ?, LEAST(GREATEST(c.time, 0), 500000000) * 60000000) MICROSECOND)
+          - INTERVAL GREATEST(?, ?, LEAST(GREATEST(COALESCE(c.time, 0), 0), 500000000) * 60000000) MICROSECOND)
       AND (c.end_time IS NULL OR c.end_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND - INTERVAL ? MICROSECOND)";
 
 const CHANGES: &str = "

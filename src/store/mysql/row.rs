@@ -24,11 +24,18 @@ macro_rules! clock_micros {
     };
 }
 
-/// A statement that databases share: texts, `now` for the database's clock, and the numbers of
-/// parameters in brackets, each of which comes once and in its order.
+/// A statement that databases share: texts, `now` for the database's clock, the numbers of
+/// parameters in brackets, each of which comes once and in its order, columns with what their types
+/// are in the table, and other parts in braces.
 macro_rules! sql {
     (@ now) => { "UTC_TIMESTAMP(6)" };
+    (@ earliest) => { "TIMESTAMP '0001-01-01 00:00:00'" };
     (@ [$number:literal]) => { "?" };
+    (@ (ago [$number:literal])) => { "UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND" };
+    (@ (text $column:literal)) => { concat!("CONVERT(", $column, " USING utf8mb4)") };
+    (@ (time $column:literal)) => { $column };
+    (@ (flag $column:literal)) => { concat!("CAST(", $column, " AS SIGNED)") };
+    (@ { $($part:tt)+ }) => { $($part)+ };
     (@ $text:literal) => { $text };
     ($($part:tt)+) => { concat!($($crate::store::mysql::row::sql!(@ $part)),+) };
 }

@@ -4,45 +4,15 @@
 use std::sync::LazyLock;
 
 use crate::store::{
-    mysql::row::{IN_TIME, NOW},
-    schedule_operations::last_successes,
+    mysql::row::{IN_TIME, NOW, sql},
+    schedule_operations::{columns, reads, select_runs, select_schedules},
 };
-
-/// The columns of a row of `s`, with the orders that a claim obeys.
-macro_rules! columns {
-    () => {
-        "
-(SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_since,
-(SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
-(SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot,
-CONVERT(s.name USING utf8mb4) AS name, CONVERT(spec USING utf8mb4) AS spec, CONVERT(zone USING utf8mb4) AS zone, slot, due_at,
-CAST(paused AS SIGNED) AS paused, triggered_at, run_slot, attempt, missed, CAST(holder IS NOT NULL AS SIGNED) AS running, token,
-CONVERT(client_ip USING utf8mb4) AS client_ip, begin_time, UTC_TIMESTAMP(6) AS now"
-    };
-}
-
-/// The rows with what is displayed besides.
-macro_rules! listed {
-    ($rest:literal) => {
-        concat!(
-            "SELECT ",
-            columns!(),
-            ",
-CONVERT(p.known USING utf8mb4) AS known, p.times_at, p.gone_at,
-(SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
-COALESCE((SELECT CONVERT(d.note USING utf8mb4) FROM t_resource_schedule_detail d
-          WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt AND d.token = s.token), '') AS note
-FROM t_resource_schedule s LEFT JOIN t_resource_schedule_times p ON p.name = s.name WHERE s.name ",
-            $rest
-        )
-    };
-}
 
 pub(super) const COLUMNS: &str = columns!();
 
-pub(super) const REGISTERED: &str = listed!("IN");
+pub(super) const REGISTERED: &str = select_schedules!("IN");
 
-pub(super) const LIST: &str = listed!("> ? ORDER BY s.name LIMIT ?");
+reads!();
 
 pub(super) const LOOK: &str = "FROM t_resource_schedule s WHERE paused = 0 AND (name, spec, zone) IN";
 
@@ -211,18 +181,6 @@ SET triggered_at = IF(triggered_at IS NULL OR (holder IS NOT NULL AND triggered_
     due_at = IF(holder IS NULL, LEAST(due_at, UTC_TIMESTAMP(6)), due_at)
 WHERE name = ? AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
 
-/// The columns of a run.
-macro_rules! select_runs {
-    ($rest:expr) => {
-        concat!(
-            "SELECT CONVERT(r.name USING utf8mb4) AS name, r.slot, r.attempt, r.token, CONVERT(r.client_ip USING utf8mb4) AS client_ip,
-                    r.begin_time, r.end_time, CONVERT(r.status USING utf8mb4) AS status, r.missed,
-                    CONVERT(r.error USING utf8mb4) AS error ",
-            $rest
-        )
-    };
-}
-
 /// Builds the statement that deletes these runs from a table. Each is looked up by its primary key:
 /// a condition with a list would read the whole of the table, and wait for the runs that are being
 /// recorded.
@@ -234,24 +192,6 @@ pub(super) fn forget_statement(table: &str, count: usize) -> String {
          ON r.name = j.name AND r.slot = j.slot AND r.attempt = j.attempt"
     )
 }
-
-pub(super) const HISTORY: &str =
-    select_runs!("FROM t_resource_schedule_run r WHERE r.name = ? ORDER BY r.slot DESC, r.attempt DESC LIMIT ?");
-
-pub(super) const LATEST: &str = select_runs!(
-    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
-     WHERE r.slot >= coalesce((SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name
-                               ORDER BY x.slot DESC, x.attempt DESC LIMIT 1 OFFSET ?), '0001-01-01')"
-);
-
-pub(super) const LAST_SUCCESSES: &str = select_runs!(last_successes!());
-
-pub(super) const SELECTED: &str = select_runs!(
-    "FROM t_resource_schedule_run r
-     WHERE (? IS NULL OR r.name = ?) AND (NOT ? OR r.status <> 'S')
-       AND r.end_time >= COALESCE(UTC_TIMESTAMP(6) - INTERVAL ? MICROSECOND, TIMESTAMP '0001-01-01 00:00:00')
-     ORDER BY r.end_time DESC LIMIT ?"
-);
 
 /// Rows that may be deleted. The statement that deletes them names them, since one that looked for
 /// them would lock what it reads.

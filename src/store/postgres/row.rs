@@ -37,11 +37,19 @@ macro_rules! in_time {
     };
 }
 
-/// A statement that databases share: texts, `now` for the database's clock, and the numbers of
-/// parameters in brackets.
+/// A statement that databases share: texts, `now` for the database's clock, the numbers of
+/// parameters in brackets, columns with what their types are in the table, and other parts in
+/// braces. A time so many microseconds ago is by the clock of the transaction: a volatile function
+/// is no condition of an index.
 macro_rules! sql {
     (@ now) => { "clock_timestamp()" };
+    (@ earliest) => { "'-infinity'" };
     (@ [$number:literal]) => { concat!("$", $number) };
+    (@ (ago [$number:literal])) => { concat!("now() - $", $number, "::bigint * interval '1 microsecond'") };
+    (@ (text $column:literal)) => { concat!($column, "::text") };
+    (@ (time $column:literal)) => { $crate::store::postgres::row::finite!($column) };
+    (@ (flag $column:literal)) => { $column };
+    (@ { $($part:tt)+ }) => { $($part)+ };
     (@ $text:literal) => { $text };
     ($($part:tt)+) => { concat!($($crate::store::postgres::row::sql!(@ $part)),+) };
 }

@@ -1,38 +1,13 @@
 //! The statements of schedules. All assignments of an UPDATE see the row as it was.
 
 use crate::store::{
-    postgres::row::{finite, in_time},
-    schedule_operations::last_successes,
+    postgres::row::{finite, in_time, sql},
+    schedule_operations::{reads, select_runs, select_schedules},
 };
 
-macro_rules! select {
-    ($rest:literal) => {
-        concat!(
-            "SELECT s.name::text AS name, spec::text AS spec, zone::text AS zone, paused, attempt, missed,
-                    p.known::text AS known, p.times_at, p.gone_at,
-                    holder IS NOT NULL AS running, token, client_ip::text AS client_ip, clock_timestamp() AS now,
-                    (SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
-                    (SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_since,
-                    (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
-                    (SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot,
-                    coalesce((SELECT d.note FROM t_resource_schedule_detail d
-                              WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt AND d.token = s.token), '') AS note, ",
-            finite!("slot"),
-            " AS slot, ",
-            finite!("due_at"),
-            " AS due_at, ",
-            finite!("triggered_at"),
-            " AS triggered_at, ",
-            finite!("run_slot"),
-            " AS run_slot, ",
-            finite!("begin_time"),
-            " AS begin_time FROM t_resource_schedule s LEFT JOIN t_resource_schedule_times p ON p.name = s.name ",
-            $rest
-        )
-    };
-}
+pub(super) const REGISTERED: &str = select_schedules!("= ANY ($1::text[])");
 
-pub(super) const REGISTERED: &str = select!("WHERE s.name = ANY ($1::text[])");
+reads!();
 
 /// $1 to $3 the known schedules, $4 holder, $5 label, $6 their leases, $7 the most rows, $8 the
 /// error of a lost run, $9 the limit.
@@ -200,43 +175,6 @@ SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND tri
             * CASE WHEN extract(microseconds FROM run_slot)::bigint % 1000 = 999 THEN 2 ELSE 1 END ELSE triggered_at END,
     due_at = CASE WHEN holder IS NULL THEN least(due_at, clock_timestamp()) ELSE due_at END
 WHERE name = $1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'";
-
-pub(super) const LIST: &str = select!("WHERE s.name > $1 ORDER BY s.name LIMIT $2");
-
-/// The columns of a run.
-macro_rules! select_runs {
-    ($rest:expr) => {
-        concat!(
-            "SELECT r.name::text AS name, r.attempt, r.token, r.client_ip::text AS client_ip, r.status::text AS status, r.missed,
-                    r.error, ",
-            finite!("r.slot"),
-            " AS slot, ",
-            finite!("r.begin_time"),
-            " AS begin_time, ",
-            finite!("r.end_time"),
-            " AS end_time ",
-            $rest
-        )
-    };
-}
-
-pub(super) const HISTORY: &str =
-    select_runs!("FROM t_resource_schedule_run r WHERE r.name = $1 ORDER BY r.slot DESC, r.attempt DESC LIMIT $2");
-
-pub(super) const LATEST: &str = select_runs!(
-    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
-     WHERE r.slot >= coalesce((SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name
-                               ORDER BY x.slot DESC, x.attempt DESC LIMIT 1 OFFSET $1), '-infinity')"
-);
-
-pub(super) const LAST_SUCCESSES: &str = select_runs!(last_successes!());
-
-pub(super) const SELECTED: &str = select_runs!(
-    "FROM t_resource_schedule_run r
-     WHERE ($1::text IS NULL OR r.name = $2) AND (NOT $3::boolean OR r.status <> 'S')
-       AND r.end_time >= coalesce(now() - $4::bigint * interval '1 microsecond', '-infinity')
-     ORDER BY r.end_time DESC LIMIT $5"
-);
 
 pub(super) const FORGET: &str = "
 WITH old AS MATERIALIZED (

@@ -48,22 +48,25 @@ WHERE l.granted AND l.pid <> pg_backend_pid() AND l.relation IN (SELECT to_regcl
 ORDER BY a.xact_start LIMIT 1";
 
 /// The server replies also without a table. What the `search_path` finds in another schema than the
-/// table is another program's.
+/// table is another program's. What is the same for each column is found once.
 const SCHEMA: &str = "
-SELECT a.attname::text AS name, a.atttypmod - 4 AS width,
+WITH found AS MATERIALIZED (
+    SELECT r, o.oid AS space, o.nspname FROM unnest($1::text[]) AS r JOIN pg_class f ON f.oid = to_regclass(r) JOIN pg_namespace o ON o.oid = f.relnamespace),
+own AS MATERIALIZED (
+    SELECT c.oid AS id, s.zone, s.banner, c.relkind IN ('r', 'p') AS is_table, c.relpersistence = 'p' AS is_kept,
+           ARRAY(SELECT r FROM found WHERE space = coalesce(c.relnamespace, to_regnamespace(s.first))) AS relations,
+           (SELECT min(quote_ident(o.nspname) || '.' || r) FROM found o JOIN pg_namespace own ON own.oid = c.relnamespace
+            WHERE array_position(current_schemas(true), o.nspname) < array_position(current_schemas(true), own.nspname)) AS apart,
+           nullif(c.relnamespace::regnamespace::text, s.first) AS moved
+    FROM (SELECT current_setting('TimeZone') AS zone, version() AS banner, quote_ident(current_schema()) AS first) s
+    LEFT JOIN pg_class c ON c.oid = to_regclass('t_resource_lock'))
+SELECT own.*, a.attname::text AS name, a.atttypmod - 4 AS width,
        format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull AND a.attname = 'end_time' THEN ' NOT NULL' ELSE '' END AS type,
-       coalesce(l.collisdeterministic, true) AS exact, s.zone, s.banner, c.relkind IN ('r', 'p') AS is_table, c.relpersistence = 'p' AS is_kept,
-       ARRAY(SELECT r FROM unnest($1::text[]) AS r JOIN pg_class o ON o.oid = to_regclass(r)
-             WHERE o.relnamespace = coalesce(c.relnamespace, to_regnamespace(s.first))) AS relations,
-       (SELECT min(quote_ident(o.nspname) || '.' || r) FROM unnest($1::text[]) AS r JOIN pg_class f ON f.oid = to_regclass(r)
-        JOIN pg_namespace o ON o.oid = f.relnamespace JOIN pg_namespace own ON own.oid = c.relnamespace
-        WHERE array_position(current_schemas(true), o.nspname) < array_position(current_schemas(true), own.nspname)) AS apart,
-       nullif(c.relnamespace::regnamespace::text, s.first) AS moved,
+       coalesce(l.collisdeterministic, true) AS exact,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid AND i.indimmediate
                  AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum) AS is_key
-FROM (SELECT current_setting('TimeZone') AS zone, version() AS banner, quote_ident(current_schema()) AS first) s
-LEFT JOIN pg_class c ON c.oid = to_regclass('t_resource_lock')
-LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+FROM own
+LEFT JOIN pg_attribute a ON a.attrelid = own.id AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_collation l ON l.oid = a.attcollation";
 
 const INSTALLED: &str = "

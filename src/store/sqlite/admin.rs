@@ -47,7 +47,7 @@ macro_rules! forgettable {
     () => {
         sql!(
             "lock_flag = 0 AND status = 'S' AND token < " now "
-             AND (begin_time IS NULL OR " {as_micros!("begin_time")} " - ?3 < " now " - max(?1, ?2, time * 60000000))
+             AND (begin_time IS NULL OR " {as_micros!("begin_time")} " - ?3 < " now " - max(?1, ?2, ifnull(time, 0) * 60000000))
              AND (end_time IS NULL OR " {as_micros!("end_time")} " - ?3 < " now " - ?1)"
         )
     };

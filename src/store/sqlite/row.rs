@@ -16,10 +16,15 @@ use crate::{
 };
 
 /// A statement, or a part of one: texts, `now` for the database's clock, the numbers of parameters
-/// in brackets, and other parts in braces.
+/// in brackets, columns with what their types are in the table, and other parts in braces.
 macro_rules! sql {
     (@ now) => { "CAST(unixepoch('subsec') * 1000 AS INTEGER) * 1000" };
+    (@ earliest) => { "-9223372036854775808" };
     (@ [$number:literal]) => { concat!("?", $number) };
+    (@ (ago [$number:literal])) => { $crate::store::sqlite::row::sql!(now " - ?" $number) };
+    (@ (text $column:literal)) => { $column };
+    (@ (time $column:literal)) => { $column };
+    (@ (flag $column:literal)) => { $column };
     (@ { $($part:tt)+ }) => { $($part)+ };
     (@ $text:literal) => { $text };
     ($($part:tt)+) => { concat!($($crate::store::sqlite::row::sql!(@ $part)),+) };

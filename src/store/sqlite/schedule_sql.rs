@@ -1,50 +1,19 @@
 //! The statements of schedules. All assignments of an UPDATE see the row as it was.
 
 use crate::store::{
-    schedule_operations::last_successes,
+    schedule_operations::{columns, reads, select_runs, select_schedules},
     sqlite::row::{listed, sql},
 };
 
-/// The columns of `s`, with the orders that a claim obeys.
-macro_rules! select {
-    ($more:expr, $rest:literal) => {
-        sql!("
-SELECT s.name AS name, spec, zone, slot, due_at, paused, triggered_at, run_slot, attempt, missed,
-       holder IS NOT NULL AS running, token, client_ip, begin_time,
-       (SELECT o.since FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_since,
-       (SELECT o.until FROM t_resource_order o WHERE o.what = 'skip' AND o.name = s.name) AS skip_until,
-       (SELECT o.until FROM t_resource_order o WHERE o.what = 'stop' AND o.name = s.name) AS stop_slot, " {$more} "
-       " now " AS now FROM t_resource_schedule AS s " $rest)
-    };
-}
+pub(super) const REGISTERED: &str = select_schedules!("IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))");
 
-/// What is displayed besides.
-macro_rules! more {
-    () => {
-        "p.known, p.times_at, p.gone_at,
-         (SELECT o.until FROM t_resource_order o WHERE o.what = 'pause' AND o.name = s.name) AS paused_until,
-         coalesce((SELECT d.note FROM t_resource_schedule_detail d
-                   WHERE d.name = s.name AND d.slot = s.run_slot AND d.attempt = s.attempt AND d.token = s.token), '') AS note, "
-    };
-}
-
-pub(super) const REGISTERED: &str = select!(
-    more!(),
-    "LEFT JOIN t_resource_schedule_times AS p ON p.name = s.name
-     WHERE s.name IN (SELECT CAST(unhex(value) AS TEXT) FROM json_each(?1))"
-);
-
-pub(super) const LOOK: &str = select!(
-    "",
-    "WHERE NOT paused AND (name, spec, zone) IN (
+pub(super) const LOOK: &str = sql!(
+    "SELECT " {columns!()} " FROM t_resource_schedule s WHERE NOT paused AND (name, spec, zone) IN (
          SELECT CAST(unhex(value ->> 0) AS TEXT), CAST(unhex(value ->> 1) AS TEXT), CAST(unhex(value ->> 2) AS TEXT) FROM json_each(?1))
      ORDER BY due_at LIMIT ?2"
 );
 
-pub(super) const LIST: &str = select!(
-    more!(),
-    "LEFT JOIN t_resource_schedule_times AS p ON p.name = s.name WHERE s.name > ?1 ORDER BY s.name LIMIT ?2"
-);
+reads!();
 
 /// Adds the runs of `$rows`, a condition on schedules, to the history. `$values` are the slot, the
 /// attempt, the status, the slots missed and the error.
@@ -178,33 +147,6 @@ SET triggered_at = CASE WHEN triggered_at IS NULL OR (holder IS NOT NULL AND tri
                         THEN max(" now ", COALESCE(run_slot, 0)) + iif(run_slot % 1000 = 999, 2, 1) ELSE triggered_at END,
     due_at = CASE WHEN holder IS NULL THEN min(due_at, " now ") ELSE due_at END
 WHERE name = ?1 AND spec <> 'none' AND spec NOT LIKE 'renamed %'");
-
-/// The columns of a run.
-macro_rules! select_runs {
-    ($rest:expr) => {
-        sql!("
-SELECT r.name, r.slot, r.attempt, r.token, r.client_ip, r.begin_time, r.end_time, r.status, r.missed, r.error
-" {$rest})
-    };
-}
-
-pub(super) const HISTORY: &str =
-    select_runs!("FROM t_resource_schedule_run r WHERE r.name = ?1 ORDER BY r.slot DESC, r.attempt DESC LIMIT ?2");
-
-pub(super) const LATEST: &str = select_runs!(
-    "FROM t_resource_schedule s JOIN t_resource_schedule_run r ON r.name = s.name
-     WHERE r.slot >= coalesce((SELECT x.slot FROM t_resource_schedule_run x WHERE x.name = s.name
-                               ORDER BY x.slot DESC, x.attempt DESC LIMIT 1 OFFSET ?1), -9223372036854775808)"
-);
-
-pub(super) const LAST_SUCCESSES: &str = select_runs!(last_successes!());
-
-pub(super) const SELECTED: &str = select_runs!(sql!(
-    "FROM t_resource_schedule_run r
-     WHERE (?1 IS NULL OR r.name = ?2) AND (NOT ?3 OR r.status <> 'S')
-       AND r.end_time >= coalesce(" now " - ?4, -9223372036854775808)
-     ORDER BY r.end_time DESC LIMIT ?5"
-));
 
 pub(super) const FORGET: &str = sql!("
 DELETE FROM t_resource_schedule_run WHERE rowid IN (
