@@ -46,9 +46,14 @@ impl Attempts {
         self.outcome = Certainty::Unknown;
     }
 
+    /// Returns whether something was changed, or may have been.
+    pub fn has_changed(&self) -> bool {
+        self.outcome == Certainty::Unknown
+    }
+
     /// Returns the error of a read of the tables, which is that of the call.
     pub fn error(&self, mut error: Error) -> Error {
-        if let Some((action, outcome)) = error.outcome_mut().filter(|_| self.outcome == Certainty::Unknown) {
+        if let Some((action, outcome)) = error.outcome_mut().filter(|_| self.has_changed()) {
             (*action, *outcome) = (Action::Migrate, Certainty::Unknown);
         }
         error

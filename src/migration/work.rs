@@ -146,9 +146,14 @@ impl<DB: Database> Work<DB> {
 
     /// Removes what [`look_back`](Self::look_back) returns, unless a claim or an instance needs it.
     pub async fn remove(&mut self) -> Result<Plan, Error> {
+        let mut whole = Plan::default();
         loop {
             let (schema, plan) = self.look_back().await?;
-            let Some(PlannedPart { steps, .. }) = plan.parts.first() else { return Ok(plan) };
+            // After an attempt that may have removed some of it, this is the rest.
+            if !self.attempts.has_changed() {
+                whole = plan.clone();
+            }
+            let Some(PlannedPart { steps, .. }) = plan.parts.first() else { return Ok(whole) };
             let refused = |failure: &Failure| matches!(failure.fault(), Fault::Denied | Fault::ReadOnly);
             let remove = async |conn: &mut DB::Connection| DB::remove(conn, &schema, steps).await;
             let (is_check, removed) = match self.check(steps).await {
@@ -157,7 +162,7 @@ impl<DB: Database> Work<DB> {
             };
             match removed {
                 // The time for another look may be over.
-                Ok(None) => return Ok(plan),
+                Ok(None) => return Ok(whole),
                 Ok(Some(by)) => return Err(Setup::StillUsed { by }.into()),
                 Err(failure) if refused(&failure) => {
                     if !is_check && !self.look_back().await.is_ok_and(|(_, now)| now == plan) {

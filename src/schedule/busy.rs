@@ -16,7 +16,7 @@ use crate::{key::Key, sync::lock};
 pub struct Busy {
     /// The group of each, as it was when its run began.
     groups: Mutex<HashMap<Key, Option<Key>>>,
-    /// Notified when a run of an instance that claims nothing more has ended.
+    /// Notified when a schedule is busy no longer.
     pub freed: Notify,
 }
 
@@ -46,5 +46,6 @@ impl Busy {
 impl Drop for Mark {
     fn drop(&mut self) {
         self.all.groups().remove(&self.name);
+        self.all.freed.notify_one();
     }
 }

@@ -186,6 +186,11 @@ impl<DB: Database> Runner<DB> {
             tokio::select! {
                 biased;
                 () = self.tokens.closed.cancelled() => break,
+                // The end of a run of this instance follows. Other work has blocked a thread though
+                // its run was over, or is of the instance whose place this one takes.
+                () = self.busy.freed.notified() => if self.busy.groups().len() >= runs.len() {
+                    poll_at = Instant::now();
+                },
                 Some(ended) = runs.join_next() => {
                     // A run that ended leaves room, perhaps in its group, and its schedule may be
                     // due again.
@@ -195,7 +200,6 @@ impl<DB: Database> Runner<DB> {
                         (poll_at, self.due_at) = (poll_at.min(due_at), self.due_at.min(due_at));
                     }
                 }
-                () = self.busy.freed.notified() => poll_at = Instant::now(),
                 Some(beaten) = async { Some(beating.as_mut()?.await) } => {
                     (beating, beat_at) = (None, Instant::now() + self.until_beat());
                     if self.end_beat(beaten) {
@@ -229,9 +233,7 @@ impl<DB: Database> Runner<DB> {
         // Tells the other instances that this one claims nothing more.
         let leaving = async move { presence.leave(&core, &drained).await };
         let leaving = AbortOnDropHandle::new(tokio::spawn(leaving.in_current_span()));
-        while runs.join_next().await.is_some() {
-            self.busy.freed.notify_one();
-        }
+        while runs.join_next().await.is_some() {}
         // A database that does not answer holds up no shutdown.
         let left = timeout_at(limit, leaving).await;
         if !matches!(left, Ok(Ok(Ok(())))) {

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use harness::{DIRECT, PATIENCE, TestDatabase, TestDb, acquired, eventually};
+use harness::{DIRECT, PATIENCE, Table, TestDatabase, TestDb, acquired, eventually};
 use rowlock::{Error, errors::Setup};
 use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
+
+use crate::article::shapes;
 
 harness::tests!(
     everywhere(
@@ -72,27 +74,29 @@ async fn a_token_ahead_of_the_clock_is_kept<DB: TestDatabase>(db: TestDb<DB>) {
     lease.release().await.unwrap();
 }
 
-/// The article's programs may have given the column any integer type, and leave it without a value.
+/// The article's programs may have given the columns any integer type, and leave them without a
+/// value.
 async fn minutes_of_any_size_are_counted<DB: TestDatabase>(db: TestDb<DB>) {
+    db.execute("DROP TABLE t_resource_lock").await;
+    db.execute(&shapes(db.server.name)[0].replace("NOT NULL DEFAULT", "NULL DEFAULT")).await;
     match db.server.name {
         "sqlite" => 0,
-        "postgres" => {
-            db.execute("ALTER TABLE t_resource_lock ALTER COLUMN time TYPE bigint, ALTER COLUMN time DROP NOT NULL")
-                .await
-        }
+        "postgres" => db.execute("ALTER TABLE t_resource_lock ALTER COLUMN time TYPE bigint").await,
         _ => db.execute("ALTER TABLE t_resource_lock MODIFY time BIGINT NULL DEFAULT 60").await,
     };
+    rowlock::migrate(&db.pool).await.unwrap();
     for (key, minutes) in [
         ("usual", "60"),
-        // SQLite has no statement that takes NOT NULL away.
-        ("none", if db.server.name == "sqlite" { "0" } else { "NULL" }),
+        ("none", "NULL"),
         ("negative", "-9223372036854775808"),
         ("long", "3000000000"),
         ("longest", "9223372036854775807"),
     ] {
         acquired(db.lock().try_acquire(key).await).release().await.unwrap();
-        db.set(key, &format!("begin_time = {0}, end_time = {0}, time = {minutes}", DB::ago(2 * 3_600_000))).await;
+        let ago = DB::begun(Table::Articles, 2 * 3_600_000);
+        db.set(key, &format!("begin_time = {ago}, end_time = {ago}, time = {minutes}")).await;
     }
+    db.set("none", "lock_flag = NULL").await;
     assert_eq!(db.lock().forget(HOUR).await.unwrap(), 3);
     assert_eq!(rows(&db).await, 2);
     assert_eq!(

@@ -1,7 +1,9 @@
 //! What died long ago does not keep the tables from being taken away, and nothing of the functions
 //! stays behind.
 
-use harness::{TestDatabase, TestDb};
+use std::time::Duration;
+
+use harness::{DIRECT, TestDatabase, TestDb};
 use rowlock::{
     Error,
     errors::Setup,
@@ -12,6 +14,7 @@ use crate::ticks::due;
 
 harness::tests!(
     everywhere.each(what_died_long_ago_does_not_keep_the_tables),
+    servers[DIRECT].each(a_removal_without_a_reply_is_told),
     mysql_and_mariadb(the_check_of_an_installation_is_taken_away)
 );
 
@@ -47,6 +50,22 @@ async fn what_died_long_ago_does_not_keep_the_tables<DB: TestDatabase>(db: TestD
     assert!(by.contains("a killed instance"), "its run is over: {by}");
     db.execute(&format!("UPDATE t_resource_schedule_instance SET beat_at = {}", DB::ago(61 * MINUTE))).await;
     assert!(!migration.undo().await.unwrap().is_empty());
+    assert!(migration.undo().await.unwrap().is_empty(), "nothing is left");
+}
+
+/// The tables have gone, and the connection is cut before the reply arrives.
+async fn a_removal_without_a_reply_is_told<DB: TestDatabase>(db: TestDb<DB>) {
+    let (proxy, migration) = (db.proxy().await, Migration::new(db.pool.clone()));
+    let planned = migration.plan_undo().await.unwrap();
+    proxy.delay_each(Duration::from_millis(300));
+    let cut = async {
+        while DB::execute(&db.pool, "DELETE FROM t_resource_schedule_instance WHERE 1 = 0").await.is_ok() {}
+        proxy.cut_off().await;
+        proxy.delay_each(Duration::ZERO);
+    };
+    let through = Migration::new(proxy.pool::<DB>(2));
+    let (undone, ()) = tokio::join!(through.undo(), cut);
+    assert!(undone.unwrap().steps().eq(planned.steps()));
     assert!(migration.undo().await.unwrap().is_empty(), "nothing is left");
 }
 

@@ -376,7 +376,7 @@ async fn a_tick_whose_processes_died_too_often_is_given_up<DB: TestDatabase>(db:
 }
 
 /// An instance with work that cannot be stopped, how often it has begun, and whether it hangs.
-async fn hanging<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedules<DB>, Arc<AtomicUsize>, Arc<AtomicBool>) {
+pub async fn hanging<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedules<DB>, Arc<AtomicUsize>, Arc<AtomicBool>) {
     let (begun, hangs) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(true)));
     let (count, waits) = (begun.clone(), hangs.clone());
     // The timeout leaves a busy machine the time to begin the work, which would be dropped
@@ -397,7 +397,7 @@ async fn hanging<DB: TestDatabase>(db: &TestDb<DB>) -> (Schedules<DB>, Arc<Atomi
 }
 
 /// Waits until the lease has ended for longer than a renewal may be late.
-async fn is_no_longer_renewed<DB: TestDatabase>(db: &TestDb<DB>) {
+pub async fn is_no_longer_renewed<DB: TestDatabase>(db: &TestDb<DB>) {
     eventually("its lease has ended", async || {
         let row = info(db, "k").await;
         row.lost_since.is_some_and(|since| row.now - since > TimeDelta::seconds(2))

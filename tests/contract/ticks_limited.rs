@@ -15,11 +15,15 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::ticks::{LONG, SHORT, back, due, info, instance, reader, told};
+use crate::{
+    ticks::{LONG, SHORT, back, due, info, instance, reader, told},
+    ticks_ended::{hanging, is_no_longer_renewed},
+};
 
 harness::tests!(everywhere(
     a_group_runs_no_more_than_its_limit,
     runs_of_an_instance_whose_place_is_taken_count,
+    work_that_has_blocked_a_thread_leaves_its_place_at_once,
     a_group_needs_a_limit,
     a_schedule_has_a_lease_of_its_own,
     an_instance_leaves_a_part_to_others,
@@ -129,6 +133,27 @@ async fn runs_of_an_instance_whose_place_is_taken_count<DB: TestDatabase>(db: Te
         eventually("the second has run", || async { told(&db, &second).await.ends_with("S1") }).await;
         assert!(running.shutdown(PATIENCE).await);
     }
+}
+
+/// Its run was over before. An instance without a place does not poll, and looks at each beat.
+async fn work_that_has_blocked_a_thread_leaves_its_place_at_once<DB: TestDatabase>(db: TestDb<DB>) {
+    let (schedules, begun, hangs) = hanging(&db).await;
+    let schedules = schedules.poll_interval(Duration::from_secs(3600)).max_concurrent_runs(1);
+    let running = schedules.start().await.unwrap();
+    let is_begun = async |times| eventually("it is begun", async || begun.load(Ordering::Relaxed) == times).await;
+    is_begun(1).await;
+    is_no_longer_renewed(&db).await;
+    let beat = async || {
+        let instances = reader(&db).instances().await.unwrap();
+        instances.into_iter().find(|instance| !instance.calls).unwrap().beat
+    };
+    let before = beat().await;
+    eventually("it beats", async || beat().await > before).await;
+    let last = beat().await;
+    hangs.store(false, Ordering::Relaxed);
+    is_begun(2).await;
+    assert_eq!(beat().await, last);
+    assert!(running.shutdown(PATIENCE).await);
 }
 
 async fn a_group_needs_a_limit<DB: TestDatabase>(db: TestDb<DB>) {

@@ -14,7 +14,11 @@ use std::{
 };
 
 use rowlock::{Database, LeaseLock, Status};
-use rustix::process::{Pid, Signal, getppid};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::retry_on_intr,
+    process::{Pid, Signal, getppid},
+};
 use tokio::{
     sync::oneshot,
     time::{sleep, timeout},
@@ -24,6 +28,7 @@ use crate::{
     args::claims::Hold,
     exit::{self, Failure},
     keys::{claiming::Claiming, claims},
+    out,
     process::{
         descendants::Process,
         signals::{StopSignals, exit_code, listen, received},
@@ -89,7 +94,8 @@ pub async fn hold<DB: Database>(lock: LeaseLock<DB>, hold: Hold) -> Result<u8, F
 /// The process that has started this one, and what it says.
 struct Script {
     parent: Option<Pid>,
-    closed: oneshot::Receiver<()>,
+    /// Receives whether stdin was closed, or cannot be read any more.
+    closed: oneshot::Receiver<io::Result<()>>,
 }
 
 impl Script {
@@ -102,18 +108,20 @@ impl Script {
         }
         let (close, closed) = oneshot::channel();
         std::thread::spawn(move || {
-            // An error ends it too.
-            let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-            let _ = close.send(());
+            let _ = close.send(read_to_end());
         });
         Ok(Self { parent, closed })
     }
 
-    /// Waits until stdin is closed or the parent is gone, and returns the exit code. A child of the
-    /// parent may keep the other end of the pipe open.
+    /// Waits until stdin is closed or fails, or the parent is gone, and returns the exit code. A
+    /// child of the parent may keep the other end of the pipe open.
     async fn ended(&mut self) -> u8 {
         loop {
             match timeout(LOOK, &mut self.closed).await {
+                Ok(Ok(Err(error))) => {
+                    out::print_error(format_args!("stdin cannot be read any more: {error}"));
+                    return exit_code(GONE);
+                }
                 Ok(_) => return exit::OK,
                 Err(_) if getppid() != self.parent => return exit_code(GONE),
                 Err(_) => {}
@@ -126,6 +134,20 @@ impl Script {
     async fn is_ending(&self) -> bool {
         sleep(LOOK).await;
         getppid() != self.parent || self.parent.and_then(Process::read).is_some_and(Process::is_ending)
+    }
+}
+
+/// Reads stdin until it is closed.
+fn read_to_end() -> io::Result<()> {
+    let mut stdin = io::stdin().lock();
+    loop {
+        match io::copy(&mut stdin, &mut io::sink()) {
+            // A process that shares it does not wait for its reads.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                retry_on_intr(|| poll(&mut [PollFd::new(&stdin, PollFlags::IN)], None))?;
+            }
+            read => return read.map(drop),
+        }
     }
 }
 

@@ -309,19 +309,25 @@ impl<DB: Database> Instance<'_, DB> {
     /// commands stay as they are. Returns the jobs if it has to be done again: the database failed,
     /// and may have some of the new times.
     async fn replace(&mut self, jobs: Result<Jobs, Failure>) -> Option<Jobs> {
-        let jobs = match jobs {
-            Ok(jobs) => jobs,
-            Err(wrong) => {
-                out::print_error(format_args!("{wrong}; the jobs stay as they were"));
-                return None;
-            }
+        let (failed, jobs) = match jobs {
+            Ok(jobs) => (self.start(jobs.clone()).await.err(), Some(jobs)),
+            Err(wrong) => (Some(wrong), None),
         };
-        let failed = self.start(jobs.clone()).await.err().map(|failure| failure.to_string()).unwrap_or_default();
-        if !failed.is_empty() && failed != self.failed {
+        let Some(failure) = failed else {
+            self.failed.clear();
+            return None;
+        };
+        // The tables may have no room for what the file names.
+        let Some(jobs) = jobs.filter(|_| failure.code != exit::USAGE) else {
+            out::print_error(format_args!("{failure}; the jobs stay as they were"));
+            return None;
+        };
+        let failed = failure.to_string();
+        if failed != self.failed {
             out::print_warning(format_args!("{failed}; trying again every {AGAIN:?}"));
         }
         self.failed = failed;
-        (!self.failed.is_empty()).then_some(jobs)
+        Some(jobs)
     }
 
     /// How long runs may go on at the end of the program.

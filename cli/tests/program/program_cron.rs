@@ -36,6 +36,7 @@ harness::tests!(
         jobs_that_cannot_all_start_claim_no_tick,
         an_error_that_does_not_pass_ends_the_program
     ),
+    postgres(a_file_that_the_database_refuses_is_read_again),
     sqlite(
         a_name_is_no_option,
         a_file_that_cannot_be_read_stops_nothing,
@@ -399,6 +400,28 @@ async fn a_file_that_was_read_applies_when_the_database_is_back<DB: TestDatabase
     db.execute("ALTER TABLE hidden RENAME TO t_resource_schedule").await;
     cron.says("k: two", 1).await;
     cron.stopped().await;
+}
+
+/// The article's table has room for shorter keys.
+async fn a_file_that_the_database_refuses_is_read_again<DB: TestDatabase>(db: TestDb<DB>) {
+    let stage = Stage::new();
+    let file = job(&stage, "k", "cron = \"0 0 1 1 *\"", "echo one");
+    db.execute("DROP TABLE t_resource_lock").await;
+    db.execute(
+        "CREATE TABLE t_resource_lock (key_resource varchar(45) PRIMARY KEY, status char(1), lock_flag int,
+         begin_time timestamp, end_time timestamp, client_ip varchar(45), time int)",
+    )
+    .await;
+    db.rowlock("migrate", &[]).await.with(0);
+    let mut cron = cron(&db, "", &file);
+    cron.complains("1 job").await;
+    job(&stage, "k", &format!("after = \"1h\"\nexclusive_with = \"{}\"", "x".repeat(50)), "echo two");
+    cron.signal(Signal::HUP);
+    cron.complains("the jobs stay as they were").await;
+    job(&stage, "k", "after = \"1h\"", "echo three");
+    cron.signal(Signal::HUP);
+    cron.says("k: three", 1).await;
+    assert!(!cron.stopped().await.err.contains("trying again"));
 }
 
 async fn a_wrong_file_is_refused_with_its_line<DB: TestDatabase>(db: TestDb<DB>) {

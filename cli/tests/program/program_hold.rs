@@ -1,16 +1,22 @@
 //! `rowlock hold`: a key that a script holds, and how the script ends it.
 
-use std::{fs, path::Path, process::Stdio};
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::Stdio,
+};
 
-use harness::{TestDatabase, TestDb, eventually};
+use harness::{TestDatabase, TestDb, acquired, eventually};
 use rustix::process::Signal;
 use serde_json::Value;
-use tokio::process::Command;
+use tokio::{net::unix::pipe, process::Command};
 
 use crate::program::{PROGRAM, Program as _, STAYS, Stage, Started, read, start};
 
 harness::tests!(everywhere(
     a_key_is_held_while_stdin_is_open,
+    a_stdin_without_a_reply_is_open,
+    a_stdin_that_fails_is_told,
     a_signal_ends_the_claim_as_failed,
     the_end_of_the_parent_ends_the_claim_as_failed,
     an_error_of_a_script_ends_the_claim_as_failed,
@@ -60,6 +66,28 @@ async fn a_key_is_held_while_stdin_is_open<DB: TestDatabase>(db: TestDb<DB>) {
     assert_eq!((ended.out.lines().count(), ended.err.as_str()), (1, ""));
     let row = db.show("k").await;
     assert_eq!((&row["status"], &row["state"], &row["token"]), (&"S".into(), &"free".into(), &claim["token"]));
+}
+
+/// Another process may have made the pipe one whose reads do not wait.
+async fn a_stdin_without_a_reply_is_open<DB: TestDatabase>(db: TestDb<DB>) {
+    let (writer, reader) = pipe::pipe().unwrap();
+    let mut command = db.command("hold k --lease 2s", &[]);
+    command.stdin(reader.into_nonblocking_fd().unwrap());
+    let mut holding = start(command);
+    claim(&mut holding).await;
+    let row = db.show("k").await;
+    eventually("it is renewed", async || db.show("k").await["until"] != row["until"]).await;
+    drop(writer);
+    holding.ended().await.with(0);
+    assert_eq!(db.show("k").await["status"], "S");
+}
+
+async fn a_stdin_that_fails_is_told<DB: TestDatabase>(db: TestDb<DB>) {
+    let _held = acquired(db.lock().try_acquire("k").await);
+    let mut command = db.command("hold k --wait 1h", &[]);
+    command.stdin(File::open("/").unwrap());
+    let ended = start(command).ended().await.with(75);
+    assert!(ended.err.contains("stdin cannot be read any more: Is a directory"), "{ended:?}");
 }
 
 async fn a_signal_ends_the_claim_as_failed<DB: TestDatabase>(db: TestDb<DB>) {

@@ -281,20 +281,24 @@ def test_a_loss_names_what_renewals_failed_with() -> None:
         (outage, "connection refused"),
         ("busy", "another transaction has locked its row"),
     ):
-        lease = hold(Fake(lambda *_, a=answer: a), state(0.5))
-        while not lease.lost:
+        held = state(6.0, clock.now() - 2)  # It is renewed at once.
+        lease = hold(Fake(lambda *_, a=answer: a), held)
+        while held.failure is None:
             time.sleep(0.01)
+        held.deadline = clock.now()
         with pytest.raises(rowlock.Lost, match=reason):
             lease.release()
     # A failure that a later renewal has mended is not the reason.
     replies = iter([refused, "done"])
     gone = threading.Event()
     fake = Fake(lambda *_: next(replies, None) or gone.wait(30))
-    lease = hold(fake, state(0.5))
-    while not lease.lost:
+    held = state(6.0, clock.now() - 2)
+    lease = hold(fake, held)
+    while len(fake.requests) < 3:
         time.sleep(0.01)
-    assert len(fake.requests) == 3
-    assert "permission" not in str(lease._state.error())
+    held.deadline = clock.now()
+    assert lease.lost
+    assert "permission" not in str(held.error())
     gone.set()
 
 

@@ -65,7 +65,7 @@ static IS_AS_EXPECTED: LazyLock<String> =
     LazyLock::new(|| format!("SELECT {AS_EXPECTED} FROM t_resource_lock c WHERE c.key_resource = ?"));
 
 /// Takes the other programs' offset, older_than, min_interval; the offset, older_than.
-const FORGETTABLE: &str = "c.lock_flag = 0 AND CAST(c.status AS BINARY) = 'S'
+const FORGETTABLE: &str = "COALESCE(c.lock_flag, 0) = 0 AND CAST(c.status AS BINARY) = 'S'
       AND c.token < TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
       AND (c.begin_time IS NULL OR c.begin_time < UTC_TIMESTAMP(6) + INTERVAL ? MICROSECOND
           - INTERVAL GREATEST(?, ?, LEAST(GREATEST(COALESCE(c.time, 0), 0), 500000000) * 60000000) MICROSECOND)

@@ -100,7 +100,7 @@ SELECT (SELECT token FROM freed) AS token,
 
 /// $1 older_than, $2 min_interval, $3 the other programs' offset.
 const FORGETTABLE: &str =
-    "lock_flag = 0 AND status = 'S' AND token < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+    "coalesce(lock_flag, 0) = 0 AND status = 'S' AND token < (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
       AND (begin_time IS NULL OR begin_time < clock_timestamp() + $3::interval
           - greatest($1::interval, $2::interval, make_interval(mins => least(greatest(time, 0), 2147483647)::int)))
       AND (end_time IS NULL OR end_time < clock_timestamp() + $3::interval - $1::interval)";

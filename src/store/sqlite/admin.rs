@@ -46,7 +46,7 @@ const IS_AS_EXPECTED: &str = sql!("SELECT " {as_expected!()} " FROM t_resource_l
 macro_rules! forgettable {
     () => {
         sql!(
-            "lock_flag = 0 AND status = 'S' AND token < " now "
+            "ifnull(lock_flag, 0) = 0 AND status = 'S' AND token < " now "
              AND (begin_time IS NULL OR " {as_micros!("begin_time")} " - ?3 < " now " - max(?1, ?2, ifnull(time, 0) * 60000000))
              AND (end_time IS NULL OR " {as_micros!("end_time")} " - ?3 < " now " - ?1)"
         )
