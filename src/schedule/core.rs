@@ -30,6 +30,7 @@ use crate::{
         schedule::{DueReply, DueRequest, Known, ListedSchedule},
         schema::TABLES,
     },
+    sync::OnDrop,
 };
 
 /// Sends a statement that may be sent again, until there is a reply or the limit is reached.
@@ -193,15 +194,15 @@ impl<DB: Database> Core<DB> {
         if has_tables { Ok(()) } else { Err(Error::Setup(Setup::ScheduleTablesMissing)) }
     }
 
-    /// Claims what is due, once. The reply counts from the instant.
+    /// Claims what is due, once. The reply counts from the instant. A claim without a reply, also
+    /// because the driver panics or the future is dropped, is undone in the background.
     pub async fn claim(
         self: &Arc<Self>,
         known: &[Known],
         holder: Holder,
         most: u32,
     ) -> Result<(Instant, DueReply), Failure> {
-        let reply = self.claim_once(known, holder, most).await;
-        if reply.as_ref().is_err_and(Failure::is_unanswered) {
+        let undo = OnDrop(|| {
             let core = self.clone();
             let names: Vec<Key> = known.iter().map(|known| known.times.name.clone()).collect();
             // Until its limit, the server may carry the claim out.
@@ -210,6 +211,10 @@ impl<DB: Database> Core<DB> {
                 sleep(core.time_limit).await;
                 put_back(&core, holder, &names).await;
             });
+        });
+        let reply = self.claim_once(known, holder, most).await;
+        if !reply.as_ref().is_err_and(Failure::is_unanswered) {
+            std::mem::forget(undo);
         }
         reply
     }

@@ -58,8 +58,8 @@ pub enum TickOutcome {
     },
     /// All pending ticks were older than the grace, and nothing was run.
     Missed,
-    /// The run lost its lease or its key, or its end could not be recorded. Another instance may
-    /// run the tick.
+    /// The run lost its lease or its key, or its end, or that it was stopped, could not be
+    /// recorded. Another instance may run the tick.
     Lost,
     /// The work was stopped, or did not begin: the schedule was paused while the run waited for its
     /// key, earlier ticks could not be skipped, an operator or a deploy changed the schedule just
@@ -216,12 +216,12 @@ async fn send_end<DB: Database>(tick: &Inner<DB>, end: &End<'_>, stopped: &Cance
             end.output = None;
             continue;
         }
-        let may_pass = failure.fault().is_transient() || failure.fault() == Fault::ReadOnly;
-        if may_pass && !stopped.is_cancelled() {
+        let takes_no_writes = failure.fault() == Fault::ReadOnly;
+        if (takes_no_writes || failure.fault().is_transient()) && !stopped.is_cancelled() {
             limit = some_time();
         }
         let End { slot, attempt, status, error, .. } = end;
-        if Instant::now() >= limit || remedy(&failure, 1) == Remedy::Nothing {
+        if Instant::now() >= limit || (!takes_no_writes && remedy(&failure, 1) == Remedy::Nothing) {
             tracing::error!(%schedule, %slot, attempt, status, error, %failure, "the end of a run could not be recorded");
             return Err(failure);
         }

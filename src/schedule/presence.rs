@@ -294,7 +294,7 @@ impl Presence {
         judged.iter().for_each(|judged| self.told.tell(&view, judged));
         let steps = judged.into_iter().filter_map(|judged| judged.step.ok().flatten()).collect();
         let rows = self.declared.iter().filter_map(|declared| view.rows.get(&declared.times.name));
-        let (resumed, resumes_in) = end_pauses(core, &rows.collect::<Vec<_>>(), now).await;
+        let (resumed, resumes_in) = end_pauses(core, &rows.collect::<Vec<_>>(), now, until).await;
         self.resumes_at = resumes_in.map(|left| Instant::now() + left);
         Ok(carry_out_all(core, steps, until).await? | resumed)
     }

@@ -228,10 +228,8 @@ async fn work_and_end<DB: Database>(
         Stop::HandBack(_) if inner.in_transaction() == InTransaction::Committed => find_success(inner).await,
         Stop::HandBack(ended) => {
             drop(keeper);
-            let stood = hand_back(&inner.core, &inner.claim).await != Some(false);
-            let found = if stood { None } else { Some(find_success(inner).await) };
-            // If it did not succeed, an earlier attempt to hand it back had no reply.
-            found.filter(|found| matches!(found.0, TickOutcome::Succeeded)).unwrap_or((ended, None))
+            let stood = hand_back(&inner.core, &inner.claim).await == Some(true);
+            if stood { (ended, None) } else { find_success(inner).await }
         }
         // The work still runs. Nothing else may, until the leases end.
         Stop::Unstoppable => {

@@ -12,7 +12,7 @@ use crate::{
     pacing::Backoff,
     schedule::{
         busy::Busy,
-        core::{Core, put_back},
+        core::Core,
         keeper::claim,
         pacing::{most_claims, poll_backoff, poll_pause, precedence_of_others},
         presence::{Presence, beat_pause},
@@ -186,16 +186,19 @@ impl<DB: Database> Runner<DB> {
             tokio::select! {
                 biased;
                 () = self.tokens.closed.cancelled() => break,
-                // The end of a run of this instance follows. Other work has blocked a thread though
-                // its run was over, or is of the instance whose place this one takes.
-                () = self.busy.freed.notified() => if self.busy.groups().len() >= runs.len() {
-                    poll_at = Instant::now();
+                // Where this instance had room, a run of its own has ended, which follows; or work
+                // that blocked a thread though its run was over, or one of the instance whose place
+                // this one takes.
+                () = self.busy.freed.notified() => if free == 0 || self.busy.groups().len() >= runs.len() {
+                    (poll_at, self.due_at) = (Instant::now(), Instant::now());
                 },
                 Some(ended) = runs.join_next() => {
-                    // A run that ended leaves room, perhaps in its group, and its schedule may be
-                    // due again.
-                    let (in_group, due_in) = ended.unwrap_or((false, None));
-                    let due_in = if free == 0 || in_group { Some(Duration::ZERO) } else { due_in };
+                    // A run that ended leaves room in its group, and its schedule may be due again.
+                    let (in_group, due_in) = ended.unwrap_or_else(|error| {
+                        self.subscriber.emit(move || tracing::error!(%error, "a run was not completed"));
+                        (false, None)
+                    });
+                    let due_in = if in_group { Some(Duration::ZERO) } else { due_in };
                     if let Some(due_at) = due_in.map(|due_in| Instant::now() + due_in) {
                         (poll_at, self.due_at) = (poll_at.min(due_at), self.due_at.min(due_at));
                     }
@@ -227,6 +230,7 @@ impl<DB: Database> Runner<DB> {
                 }
             }
         }
+        self.subscriber.emit(|| tracing::info!("the instance claims nothing more"));
         let limit = Instant::now() + FAREWELL;
         drop(beating);
         let (presence, core, drained) = (self.presence, self.core.clone(), self.drained.clone());
@@ -375,12 +379,8 @@ impl<DB: Database> Runner<DB> {
     /// from now until another of them is due; or the pause before the next poll.
     async fn claim(&mut self, runs: &mut Runs, known: Vec<Known>, most: u32) -> Result<(u32, Duration), Duration> {
         let (core, holder) = (self.core.clone(), Holder::unique());
-        let names: Vec<Key> = known.iter().map(|known| known.times.name.clone()).collect();
         let claiming = async move { claim(&core, &known, holder, most).await };
-        let Some(reply) = apart(self.subscriber.clone(), claiming).await else {
-            put_back(&self.core, holder, &names).await;
-            return Err(self.pauses.next());
-        };
+        let Some(reply) = apart(self.subscriber.clone(), claiming).await else { return Err(self.pauses.next()) };
         let (claimed, reply) = match reply {
             Ok(reply) => reply,
             Err(failure) => {

@@ -51,15 +51,20 @@ pub async fn carry_out_all<DB: Database>(
     changed
 }
 
-/// Resumes the schedules whose pause is over. Returns whether there was one, and how long the next
-/// pause lasts.
+/// Resumes the schedules whose pause is over, until a time if there is one. Returns whether there
+/// was one, and how long the next pause lasts.
 pub async fn end_pauses<DB: Database>(
     core: &Core<DB>,
     rows: &[&ListedSchedule],
     now: DateTime<Utc>,
+    limit: Option<Instant>,
 ) -> (bool, Option<Duration>) {
     let (mut resumed, mut next) = (false, None);
     for (row, until) in rows.iter().filter_map(|row| Some((row, row.paused_until?))) {
+        if limit.is_some_and(|limit| Instant::now() >= limit) {
+            next = Some(Duration::ZERO);
+            break;
+        }
         let name = &row.times.name;
         let left = (until - now).to_std().unwrap_or_default();
         let done: Result<bool, Error> = match row.paused {

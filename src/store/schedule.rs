@@ -11,7 +11,9 @@ use chrono::{DateTime, TimeDelta, Utc};
 use crate::{
     key::{Claim, Holder, Key, PreviousClaim, Token},
     store::{
-        Outcome, Reply, Store, TooLate, not_extended,
+        Outcome, Reply, Store, TooLate,
+        fault::{Fault, fault},
+        is_undone, not_extended,
         run_info::{RunInfo, RunOptions},
         stored_row::StoredRow,
     },
@@ -370,6 +372,11 @@ pub fn is_trigger(slot: DateTime<Utc>) -> bool {
 /// Converts a count for the tables.
 pub fn to_stored_count(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+/// Returns whether a statement of several schedules may have been refused because of one of them.
+pub fn may_be_of_one(error: &sqlx::Error) -> bool {
+    is_undone(error) && fault(error) != Fault::ReadOnly
 }
 
 /// Reads a name that this crate wrote.

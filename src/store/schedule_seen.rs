@@ -12,7 +12,7 @@ use crate::{
     key::{Claim, Holder, Key, PreviousClaim, Token},
     store::{
         Reply, TooLate, changed, is_undone,
-        schedule::{ClaimedRow, DueReply, DueRequest, ScheduleStore, Times, times},
+        schedule::{ClaimedRow, DueReply, DueRequest, ScheduleStore, Times, may_be_of_one, times},
         stored_row::StoredRow,
     },
 };
@@ -191,7 +191,7 @@ async fn take_all<DB: SeenStore>(
                 }
             }
             // A trigger may refuse one of them.
-            Err(error) if rows.len() > 1 && is_undone(&error) => {
+            Err(error) if rows.len() > 1 && may_be_of_one(&error) => {
                 for seen in rows {
                     let taken = DB::take_free(conn, ask, &[seen], lease).await;
                     reply.add(ask, seen, taken.map(|taken| taken == [true]))?;

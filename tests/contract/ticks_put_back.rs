@@ -44,7 +44,8 @@ harness::tests!(
     ),
     servers(
         a_claim_that_is_undone_twice_leaves_the_run_of_another_instance_alone,
-        a_claim_whose_reply_comes_after_its_lease_begins_no_work
+        a_claim_whose_reply_comes_after_its_lease_begins_no_work,
+        a_claim_of_a_runtime_that_ends_is_put_back
     ),
     servers[DIRECT](
         a_claim_that_arrives_after_its_limit_takes_nothing,
@@ -331,6 +332,28 @@ async fn a_claim_whose_reply_comes_after_its_lease_begins_no_work<DB: TestDataba
         assert_eq!(told(&db, &name).await, "S1");
         return;
     }
+}
+
+/// The claim has no reply yet. Its lease is longer than the test.
+async fn a_claim_of_a_runtime_that_ends_is_put_back<DB: TestDatabase>(db: TestDb<DB>) {
+    let proxy = db.proxy().await;
+    for passed in 0..MESSAGES {
+        let name = format!("passed {passed}");
+        let (schedules, own) = (behind(&db, &proxy, &due(&db, &name).await).await, name.clone());
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        proxy.hold_after(Way::Replies, passed);
+        let call = runtime.spawn(async move { schedules.try_tick(&own).await });
+        held_or_over(&proxy, Way::Replies, &call).await;
+        let is_claimed = info(&db, &name).await.running;
+        runtime.shutdown_background();
+        proxy.open();
+        if is_claimed {
+            eventually("it is put back", async || !info(&db, &name).await.running).await;
+            assert_eq!(told(&db, &name).await, "");
+            return;
+        }
+    }
+    panic!("no claim was held");
 }
 
 /// Two ticks that one poll has claimed. The run of one of them blocks the only worker of its

@@ -4,6 +4,7 @@
 use std::{
     cell::Cell,
     convert::Infallible,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,7 +14,7 @@ use harness::{
     proxy::{Proxy, Way},
 };
 use rowlock::{
-    Schedule, Schedules,
+    Schedule, Schedules, Tick,
     admin::RunStatus,
     jobs::{CatchUp, TickOutcome},
 };
@@ -38,7 +39,7 @@ harness::tests!(
         ticks_that_were_skipped_without_a_reply_are_not_lost,
         a_skip_that_is_sent_again_skips_one_tick
     ),
-    servers[DIRECT](a_pass_that_was_made_and_given_up_is_not_handed_back),
+    servers[DIRECT](a_pass_that_was_made_and_given_up_is_not_handed_back, a_commit_without_a_reply_is_not_handed_back),
     mysql_and_mariadb(a_claim_that_is_carried_out_late_is_undone_beside_a_locked_run)
 );
 
@@ -300,6 +301,39 @@ async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(
         }
     }
     panic!("no pass was given up");
+}
+
+/// The network falls silent while the work commits, and the run is stopped.
+async fn a_commit_without_a_reply_is_not_handed_back<DB: TestDatabase>(db: TestDb<DB>) {
+    let (proxy, mut unknown) = (Arc::new(db.proxy().await), 0);
+    at_each_message(async |passed| {
+        let name = format!("stopped {passed}");
+        let (over, silent) = (db.over(proxy.pool(1)), proxy.clone());
+        let (schedule, pool) = (due(&db, &name).await, over.pool.clone());
+        let schedules =
+            instance(&over, "one").time_limit(LIMIT).lease(LONG / 10).on(schedule, move |tick: Tick<DB>| {
+                let (silent, pool) = (silent.clone(), pool.clone());
+                async move {
+                    silent.hold_after(Way::Replies, passed);
+                    tick.transaction(&pool, async |_| Ok::<_, sqlx::Error>(())).await
+                }
+            });
+        let (was_held, held) = (Cell::new(false), proxy.held(Way::Replies));
+        let stop = async {
+            held.await;
+            was_held.set(true);
+        };
+        let outcome = schedules.try_tick_until(&name, stop).await.unwrap();
+        proxy.open();
+        let told = told(&db, &name).await;
+        if told == "S1" {
+            assert_ne!(outcome, TickOutcome::HandedBack, "{passed}");
+            unknown += u32::from(outcome == TickOutcome::Lost);
+        }
+        was_held.get()
+    })
+    .await;
+    assert!(unknown > 0);
 }
 
 /// The server carries a claim out after its instance has given it up. Another run's row is locked

@@ -18,7 +18,7 @@ use crate::{
         run_info::{RunInfo, RunOptions, run},
         schedule::{
             ClaimedRow, DueReply, DueRequest, End, Extended, Extension, HANDED_BACK, LOST, ListedSchedule, Pass, STEP,
-            ScheduleStore, Times, listed, named, to_stored_count, unextended,
+            ScheduleStore, Times, listed, may_be_of_one, named, to_stored_count, unextended,
         },
         schedule_operations::schedule_operations,
         stored_row::StoredRow as _,
@@ -39,7 +39,7 @@ impl ScheduleStore for Postgres {
     async fn claim_due(conn: &mut PgConnection, ask: &DueRequest<'_>) -> Reply<DueReply> {
         match claim_twice(conn, ask).await {
             // A trigger or a policy may refuse one of the rows, of which the error tells nothing.
-            Err(refused) if ask.known.len() > 1 && is_undone(&refused) => claim_apart(conn, ask, refused).await,
+            Err(refused) if ask.known.len() > 1 && may_be_of_one(&refused) => claim_apart(conn, ask, refused).await,
             reply => reply,
         }
     }
