@@ -1,4 +1,4 @@
-//! The modules of the library and of the program import downwards: there is no circle.
+//! The modules of the library, the program and the benchmarks import downwards: there is no circle.
 //!
 //! A path in the code counts as an import. A name that is re-exported counts as the module that
 //! defines it.
@@ -183,5 +183,12 @@ fn no_module_of_the_program_imports_one_that_imports_it() {
         graph["crate::keys::run"].contains("crate::process::work") && graph.len() > 40,
         "the imports are found: {graph:?}"
     );
+    has_no_circle(&graph);
+}
+
+#[test]
+fn no_module_of_the_benchmarks_imports_one_that_imports_it() {
+    let graph = graph("benches/src");
+    assert!(graph["crate::contest"].contains("crate::report"), "the imports are found: {graph:?}");
     has_no_circle(&graph);
 }

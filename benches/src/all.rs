@@ -6,7 +6,7 @@ use std::{ffi::OsString, process::Stdio};
 use clap::Args;
 use tokio::process::Command;
 
-use crate::{Error, options::Common};
+use crate::{error::Error, options::Common};
 
 /// The scenarios, and whether they write figures to a file.
 const SCENARIOS: [(&str, bool); 11] = [

@@ -18,8 +18,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Error,
     database::{Bench, Kind, on, pool},
+    error::Error,
     statistics::now,
 };
 

@@ -7,10 +7,10 @@ use sqlx::PgPool;
 use tokio::{task::JoinSet, time::Instant};
 
 use crate::{
-    Error,
+    error::Error,
     options::Rounds,
-    report::{Line, Report},
-    statistics::{Summary, median, now, processor_time, ratio},
+    report::{Line, Report, Row},
+    statistics::{Summary, now, processor_time, ratio},
 };
 
 /// A cycle in progress. It returns the number of attempts that it took.
@@ -159,30 +159,6 @@ impl Contest<'_> {
 
 fn told(entry: &Entry, error: &Error) -> Error {
     format!("{}: {error}", entry.name).into()
-}
-
-/// The medians of a contender's rounds.
-pub struct Row {
-    pub line: Line,
-    /// The median of the rounds' rates, each divided by that of the base in the same round.
-    pub ratio: Option<f64>,
-}
-
-impl Row {
-    fn new(own: &[Line], base: Option<&[Line]>) -> Self {
-        let of = |figure: fn(&Line) -> Option<f64>| median(own.iter().filter_map(figure));
-        let line = Line {
-            per_second: of(|line| line.per_second),
-            p50_us: of(|line| line.p50_us),
-            p99_us: of(|line| line.p99_us),
-            attempts: of(|line| line.attempts),
-            wal_bytes: of(|line| line.wal_bytes),
-            processor_us: of(|line| line.processor_us),
-            ..own.first().cloned().unwrap_or_default()
-        };
-        let pairs = own.iter().zip(base.unwrap_or_default());
-        Self { line, ratio: median(pairs.filter_map(|(own, base)| ratio(own.per_second?, base.per_second?))) }
-    }
 }
 
 #[cfg(test)]

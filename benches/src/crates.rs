@@ -3,11 +3,11 @@
 use clap::Args;
 
 use crate::{
-    Error,
     contest::{Contest, Entry},
     cycles::own_key,
     database::{Kind, PATIENCE, Site, at_own_site, on, patient_pool},
     durability,
+    error::Error,
     options::{Rounds, url},
     report::{Report, Shown},
     speak::Speak,

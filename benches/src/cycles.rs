@@ -4,10 +4,10 @@ use clap::Args;
 use sqlx::Pool;
 
 use crate::{
-    Error,
     contest::{Contest, Entry},
     database::{Kind, PATIENCE, Site, at_own_site, on, patient_pool},
     durability,
+    error::Error,
     options::{Rounds, url},
     report::{Report, Shown},
     speak::{Speak, fill},

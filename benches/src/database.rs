@@ -12,7 +12,7 @@ use rowlock::Database;
 use sqlx::{AssertSqlSafe, Connection, MySql, Pool, Postgres, Row as _, Sqlite, pool::PoolOptions};
 use tempfile::TempDir;
 
-use crate::Error;
+use crate::error::Error;
 
 /// How long contenders wait for a connection, a row or SQLite's one writer.
 pub const PATIENCE: Duration = Duration::from_secs(60);

@@ -13,10 +13,10 @@ use rowlock::{
 use sqlx::Pool;
 
 use crate::{
-    Error,
     contest::{Contender, Contest, Cycling, Entry},
     database::{Kind, PATIENCE, Site, at_own_site, on, patient_pool},
     durability,
+    error::Error,
     options::Rounds,
     report::{Report, Shown},
     speak::{

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use crate::{
-    Error,
     database::{Kind, Site, patient_pool},
+    error::Error,
     options::url,
     speak::Speak,
     ways::redis,

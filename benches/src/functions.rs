@@ -3,10 +3,10 @@
 use clap::Args;
 
 use crate::{
-    Error,
     contest::{Contest, Entry},
     database::{Kind, PATIENCE, Site, at_own_site, on, patient_pool},
     durability,
+    error::Error,
     options::Rounds,
     report::{Report, Shown},
     speak::Speak,

@@ -12,9 +12,9 @@ use tokio::{
 };
 
 use crate::{
-    Error,
     contender::{URL, Word},
     database::{Bench, Kind, Observer, Site, at_own_site, on},
+    error::Error,
     options::Databases,
     statistics::{Summary, millis, now},
 };

@@ -11,9 +11,9 @@ use tokio::{
 };
 
 use crate::{
-    Error,
     contender::URL,
     database::{Kind, Observer, Site, at_own_site, on, pool},
+    error::Error,
     holder::{Renewed, Taken},
     options::{Common, seconds},
     report::{Line, Report, Shown, shown},

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use tokio::{task::JoinSet, time::sleep};
 
 use crate::{
-    Error,
     contender::{URL, tell},
     database::{Bench, Kind, on, patient_pool},
+    error::Error,
     options::seconds,
     renewals::Renewals,
     statistics::processor_time,

@@ -19,6 +19,7 @@ mod database;
 mod deduct;
 mod dialect;
 mod durability;
+mod error;
 mod functions;
 mod handover;
 mod held;
@@ -40,9 +41,7 @@ mod ways;
 
 use clap::{Parser, Subcommand};
 
-use crate::renewals::Renewals;
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
+use crate::{error::Error, renewals::Renewals};
 
 /// Measures rowlock and its alternatives.
 ///

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use clap::Args;
 
 use crate::{
-    Error,
     contest::{Contest, Entry},
     database::{Kind, PATIENCE, Site, at_own_site, on, patient_pool},
     durability,
+    error::Error,
     options::Rounds,
     report::{Report, Shown},
     speak::{Speak, fill},

@@ -8,10 +8,10 @@ use std::sync::{
 use clap::Args;
 
 use crate::{
-    Error,
     contest::{Contender, Contest, Entry},
     database::{Kind, PATIENCE, Site, at_own_site, on, patient_pool},
     durability,
+    error::Error,
     options::Rounds,
     report::{Report, Shown},
     speak::Speak,

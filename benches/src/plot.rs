@@ -6,8 +6,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 use clap::Args;
 
 use crate::{
-    Error,
     chart::{Chart, Series, draw},
+    error::Error,
     report::{Line, read},
     statistics::median,
 };

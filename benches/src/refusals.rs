@@ -7,10 +7,10 @@ use rowlock::{Attempt, LeaseLock};
 use sqlx::PgPool;
 
 use crate::{
-    Error,
     contest::{Contest, Ending, Entry},
     database::{Kind, Site, at_own_site, on, patient_pool},
     durability,
+    error::Error,
     options::{Rounds, url},
     report::{Report, Shown},
     speak::Speak,

@@ -14,7 +14,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-use crate::Error;
+use crate::error::Error;
 
 /// The renewal event is the only one of this room at level TRACE.
 const RENEWAL: &str = "rowlock::lease";

@@ -7,7 +7,10 @@ use std::{
     path::Path,
 };
 
-use crate::{Error, contest::Row};
+use crate::{
+    error::Error,
+    statistics::{median, ratio},
+};
 
 /// The figures of one round, or of one run where there are no rounds. Empty where nothing was
 /// measured.
@@ -30,6 +33,30 @@ pub struct Line {
     pub connections: Option<f64>,
     pub bytes_per_lease: Option<f64>,
     pub statements_per_100: Option<f64>,
+}
+
+/// The medians of a contender's rounds.
+pub struct Row {
+    pub line: Line,
+    /// The median of the rounds' rates, each divided by that of the base in the same round.
+    pub ratio: Option<f64>,
+}
+
+impl Row {
+    pub fn new(own: &[Line], base: Option<&[Line]>) -> Self {
+        let of = |figure: fn(&Line) -> Option<f64>| median(own.iter().filter_map(figure));
+        let line = Line {
+            per_second: of(|line| line.per_second),
+            p50_us: of(|line| line.p50_us),
+            p99_us: of(|line| line.p99_us),
+            attempts: of(|line| line.attempts),
+            wal_bytes: of(|line| line.wal_bytes),
+            processor_us: of(|line| line.processor_us),
+            ..own.first().cloned().unwrap_or_default()
+        };
+        let pairs = own.iter().zip(base.unwrap_or_default());
+        Self { line, ratio: median(pairs.filter_map(|(own, base)| ratio(own.per_second?, base.per_second?))) }
+    }
 }
 
 const HEADER: &str = "scenario,server,contender,tasks,size,round,per_second,p50_us,p99_us,attempts,wal_bytes,processor_us,connections,bytes_per_lease,statements_per_100_renewals";

@@ -14,8 +14,8 @@ use tokio::{
 };
 
 use crate::{
-    Error,
     database::{Bench, Kind, Observer, at_own_site, on, pool},
+    error::Error,
     options::seconds,
     report::shown,
     statistics::{Summary, millis},

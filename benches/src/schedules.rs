@@ -17,10 +17,10 @@ use tokio::{
 };
 
 use crate::{
-    Error,
     contender::URL,
     database::{Kind, Observer, Site, at_own_site, on, patient_pool, pool},
     durability,
+    error::Error,
     options::{Databases, seconds},
     report::shown,
     speak::{Speak, fill},

@@ -6,7 +6,7 @@ use std::future::Future;
 use sqlx::{AssertSqlSafe, MySql, Pool, Postgres, Row as _, Sqlite};
 use uuid::Uuid;
 
-use crate::{Error, database::Bench};
+use crate::{database::Bench, error::Error};
 
 #[derive(Clone, Copy)]
 pub enum Bind<'a> {

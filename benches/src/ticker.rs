@@ -20,9 +20,9 @@ use tokio::{
 };
 
 use crate::{
-    Error,
     contender::{URL, tell},
     database::{Bench, Kind, on, patient_pool},
+    error::Error,
 };
 
 pub const LEASE: Duration = Duration::from_millis(1500);

@@ -4,7 +4,7 @@ use sqlx::{Pool, pool::PoolConnection};
 
 use super::{Ask, Lock};
 use crate::{
-    Error,
+    error::Error,
     speak::{Bind::Text, Speak},
 };
 

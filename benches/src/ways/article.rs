@@ -5,7 +5,7 @@ use sqlx::Pool;
 
 use super::{Ask, CLIENT, Lock};
 use crate::{
-    Error,
+    error::Error,
     speak::{Bind::Text, Speak},
 };
 

@@ -12,7 +12,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use super::{Ask, Lock};
-use crate::Error;
+use crate::error::Error;
 
 /// Longer than any measurement. The server removes the leases after that.
 const TTL_SECONDS: i64 = 1800;

@@ -4,7 +4,7 @@ use sqlx::Pool;
 
 use super::{Ask, CLIENT, Lock};
 use crate::{
-    Error,
+    error::Error,
     speak::{
         Bind::{Number, Text},
         Speak,

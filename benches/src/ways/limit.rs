@@ -5,8 +5,8 @@ use std::sync::Arc;
 use sqlx::Pool;
 
 use crate::{
-    Error,
     contest::{Contender, Cycling},
+    error::Error,
     speak::{Bind::Number, Speak, fill},
 };
 

@@ -15,8 +15,8 @@ use std::{future::Future, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    Error,
     contest::{Contender, Cycling, Ending, Round},
+    error::Error,
     statistics::{Summary, now, ratio},
 };
 

@@ -10,8 +10,8 @@ use tokio::{
 };
 
 use crate::{
-    Error,
     contest::{Contender, Ending, Round},
+    error::Error,
     options::url,
     statistics::Summary,
     ways::own_prefix,

@@ -7,7 +7,7 @@ use ::redis::{Client, ExistenceCheck, Script, SetExpiry, SetOptions, aio::Multip
 use uuid::Uuid;
 
 use super::{Ask, Lock};
-use crate::Error;
+use crate::error::Error;
 
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";

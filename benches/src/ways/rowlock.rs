@@ -7,8 +7,8 @@ use sqlx::Pool;
 
 use super::{Ask, Lock};
 use crate::{
-    Error,
     database::{Bench, PATIENCE},
+    error::Error,
 };
 
 /// The only function in which the benchmarks create a lock that is compared.

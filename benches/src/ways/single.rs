@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::{Ask, CLIENT, Lock};
 use crate::{
-    Error,
+    error::Error,
     speak::{
         Bind::{Id, Number, Text},
         Speak,
