@@ -305,9 +305,10 @@ async fn a_pass_that_was_made_and_given_up_is_not_handed_back<DB: TestDatabase>(
 
 /// The network falls silent while the work commits, and the run is stopped.
 async fn a_commit_without_a_reply_is_not_handed_back<DB: TestDatabase>(db: TestDb<DB>) {
-    let (proxy, mut unknown) = (Arc::new(db.proxy().await), 0);
-    at_each_message(async |passed| {
-        let name = format!("stopped {passed}");
+    let (proxy, unknown, mut rounds) = (Arc::new(db.proxy().await), Cell::new(false), 0);
+    let mut round = async |passed| {
+        rounds += 1;
+        let name = format!("stopped{rounds}");
         let (over, silent) = (db.over(proxy.pool(1)), proxy.clone());
         let (schedule, pool) = (due(&db, &name).await, over.pool.clone());
         let schedules =
@@ -325,15 +326,20 @@ async fn a_commit_without_a_reply_is_not_handed_back<DB: TestDatabase>(db: TestD
         };
         let outcome = schedules.try_tick_until(&name, stop).await.unwrap();
         proxy.open();
-        let told = told(&db, &name).await;
-        if told == "S1" {
+        if told(&db, &name).await == "S1" {
             assert_ne!(outcome, TickOutcome::HandedBack, "{passed}");
-            unknown += u32::from(outcome == TickOutcome::Lost);
+            unknown.set(unknown.get() || outcome == TickOutcome::Lost);
         }
         was_held.get()
-    })
-    .await;
-    assert!(unknown > 0);
+    };
+    // On a busy machine, each run may have another number of messages.
+    for _ in 0..10 {
+        at_each_message(&mut round).await;
+        if unknown.get() {
+            return;
+        }
+    }
+    panic!("no commit was held");
 }
 
 /// The server carries a claim out after its instance has given it up. Another run's row is locked
