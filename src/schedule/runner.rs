@@ -94,7 +94,7 @@ impl Running {
     /// stopped and handed back: another instance runs their ticks again. Returns whether all ended
     /// by themselves.
     ///
-    /// Work that is stopped is dropped. Handing it back may take another ten seconds. If the
+    /// Work that is stopped is dropped. Handing it back may take another fifteen seconds. If the
     /// database does not answer while a run records its end, that is tried for the time limit and a
     /// lease more. Work that succeeds before it can be dropped, because it blocks its thread, is
     /// recorded as succeeded. Work that blocks its thread for longer than that goes on, and the

@@ -60,7 +60,9 @@ pub async fn end_pauses<DB: Database>(
     limit: Option<Instant>,
 ) -> (bool, Option<Duration>) {
     let (mut resumed, mut next) = (false, None);
-    for (row, until) in rows.iter().filter_map(|row| Some((row, row.paused_until?))) {
+    // A row that another transaction has locked keeps no others waiting for good.
+    let (last, first) = rows.split_at(if rows.is_empty() { 0 } else { fastrand::usize(..rows.len()) });
+    for (row, until) in first.iter().chain(last).filter_map(|row| Some((row, row.paused_until?))) {
         if limit.is_some_and(|limit| Instant::now() >= limit) {
             next = Some(Duration::ZERO);
             break;
