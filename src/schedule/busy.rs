@@ -6,6 +6,7 @@ use std::{
 };
 
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use crate::{key::Key, sync::lock};
 
@@ -16,7 +17,8 @@ use crate::{key::Key, sync::lock};
 pub struct Busy {
     /// The group of each, as it was when its run began.
     groups: Mutex<HashMap<Key, Option<Key>>>,
-    /// Notified when a schedule is busy no longer.
+    /// Notified when a run of an instance that claims nothing more has ended, and when work has
+    /// ended whose run was over before.
     pub freed: Notify,
 }
 
@@ -24,6 +26,8 @@ pub struct Busy {
 pub struct Mark {
     all: Arc<Busy>,
     name: Key,
+    /// The run is over. Its work may block a thread for longer.
+    run_over: CancellationToken,
 }
 
 impl Busy {
@@ -37,15 +41,17 @@ impl Busy {
         most.saturating_sub(u32::try_from(self.groups().len()).unwrap_or(u32::MAX))
     }
 
-    pub fn mark(self: &Arc<Self>, name: &Key, group: Option<&Key>) -> Mark {
+    pub fn mark(self: &Arc<Self>, name: &Key, group: Option<&Key>, run_over: CancellationToken) -> Mark {
         self.groups().insert(name.clone(), group.cloned());
-        Mark { all: self.clone(), name: name.clone() }
+        Mark { all: self.clone(), name: name.clone(), run_over }
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
         self.all.groups().remove(&self.name);
-        self.all.freed.notify_one();
+        if self.run_over.is_cancelled() {
+            self.all.freed.notify_one();
+        }
     }
 }

@@ -186,23 +186,19 @@ impl<DB: Database> Runner<DB> {
             tokio::select! {
                 biased;
                 () = self.tokens.closed.cancelled() => break,
-                // Where this instance had room, a run of its own has ended, which follows; or work
-                // that blocked a thread though its run was over, or one of the instance whose place
-                // this one takes.
-                () = self.busy.freed.notified() => if free == 0 || self.busy.groups().len() >= runs.len() {
-                    (poll_at, self.due_at) = (Instant::now(), Instant::now());
-                },
                 Some(ended) = runs.join_next() => {
-                    // A run that ended leaves room in its group, and its schedule may be due again.
+                    // A run that ended leaves room, perhaps in its group, and its schedule may be
+                    // due again.
                     let (in_group, due_in) = ended.unwrap_or_else(|error| {
                         self.subscriber.emit(move || tracing::error!(%error, "a run was not completed"));
                         (false, None)
                     });
-                    let due_in = if in_group { Some(Duration::ZERO) } else { due_in };
+                    let due_in = if free == 0 || in_group { Some(Duration::ZERO) } else { due_in };
                     if let Some(due_at) = due_in.map(|due_in| Instant::now() + due_in) {
                         (poll_at, self.due_at) = (poll_at.min(due_at), self.due_at.min(due_at));
                     }
                 }
+                () = self.busy.freed.notified() => (poll_at, self.due_at) = (Instant::now(), Instant::now()),
                 Some(beaten) = async { Some(beating.as_mut()?.await) } => {
                     (beating, beat_at) = (None, Instant::now() + self.until_beat());
                     if self.end_beat(beaten) {
@@ -237,7 +233,9 @@ impl<DB: Database> Runner<DB> {
         // Tells the other instances that this one claims nothing more.
         let leaving = async move { presence.leave(&core, &drained).await };
         let leaving = AbortOnDropHandle::new(tokio::spawn(leaving.in_current_span()));
-        while runs.join_next().await.is_some() {}
+        while runs.join_next().await.is_some() {
+            self.busy.freed.notify_one();
+        }
         // A database that does not answer holds up no shutdown.
         let left = timeout_at(limit, leaving).await;
         if !matches!(left, Ok(Ok(Ok(())))) {
@@ -325,9 +323,9 @@ impl<DB: Database> Runner<DB> {
     }
 
     /// Returns a schedule and its work, and marks it as busy until the run and the work have ended.
-    fn job(&self, name: &Key) -> Option<Job<DB>> {
+    fn job(&self, name: &Key, run_over: CancellationToken) -> Option<Job<DB>> {
         let Job { schedule, work } = self.jobs.get(name)?.clone();
-        let mark = (self.busy.mark(name, schedule.group.as_ref()), self.works.clone());
+        let mark = (self.busy.mark(name, schedule.group.as_ref(), run_over), self.works.clone());
         // The run has a copy of the work, and so has the task that does it.
         let work = move |tick| {
             let _ = &mark;
@@ -393,10 +391,14 @@ impl<DB: Database> Runner<DB> {
         }
         let number = u32::try_from(claimed.len()).unwrap_or(u32::MAX);
         for claimed in claimed {
-            let Some(job) = self.job(&claimed.row.claim.key) else { continue };
+            let run_over = CancellationToken::new();
+            let Some(job) = self.job(&claimed.row.claim.key, run_over.clone()) else { continue };
             let in_group = job.schedule.group.is_some();
             let run = run::run(self.core.clone(), job, claimed, self.tokens.clone());
-            runs.spawn(async move { (in_group, run.await.1) });
+            runs.spawn(async move {
+                let _over = run_over.drop_guard();
+                (in_group, run.await.1)
+            });
         }
         // Without a row that is known, one may come.
         Ok((number, reply.next_in.map_or(self.core.poll_interval, |next| next.to_std().unwrap_or_default())))

@@ -278,13 +278,17 @@ async fn times_that_were_decided_on_an_older_row_do_not_apply<DB: TestDatabase>(
     let proxy = db.proxy().await;
     let schedules = behind(&db, &proxy, &Schedule::every("k", LONG)).await.time_limit(PATIENCE);
     // The last replies are those to the read of the row, and to the look for what is due.
-    let mut replies = (0, 1);
-    while replies.0 != replies.1 {
-        let before = proxy.seen(Way::Replies);
-        let outcome = schedules.try_tick("k").await.unwrap();
-        assert!(matches!(outcome, TickOutcome::NotDue { retry_after: Some(_) }), "{outcome:?}");
-        replies = (replies.1, proxy.seen(Way::Replies) - before);
-    }
+    let replies = async || {
+        db.execute("DELETE FROM t_resource_schedule WHERE name = 'k'").await;
+        let mut replies = (0, 1);
+        while replies.0 != replies.1 {
+            let before = proxy.seen(Way::Replies);
+            let outcome = schedules.try_tick("k").await.unwrap();
+            assert!(matches!(outcome, TickOutcome::NotDue { retry_after: Some(_) }), "{outcome:?}");
+            replies = (replies.1, proxy.seen(Way::Replies) - before);
+        }
+        replies.0
+    };
     let later = format!("slot = {}", ahead::<DB>(200));
     for change in
         ["spec = 'every 7s'", "zone = 'Asia/Tokyo'", "run_slot = slot", "attempt = attempt + 1", later.as_str()]
@@ -292,11 +296,10 @@ async fn times_that_were_decided_on_an_older_row_do_not_apply<DB: TestDatabase>(
         let mut rounds = 0..5;
         // On a busy machine, a call may have more messages, so that the change comes too early.
         let refused = async || {
-            db.execute("DELETE FROM t_resource_schedule WHERE name = 'k'").await;
-            schedules.try_tick("k").await.unwrap();
+            let replies = replies().await;
             let other = format!("UPDATE t_resource_schedule SET spec = '{}' WHERE name = 'k'", text(2 * LONG));
             assert_eq!(db.execute(&other).await, 1);
-            proxy.hold_after(Way::Replies, replies.0 - 2);
+            proxy.hold_after(Way::Replies, replies - 2);
             let own = schedules.clone();
             let call = harness::spawn(async move { own.try_tick("k").await.unwrap() });
             held_or_over(&proxy, Way::Replies, &call).await;
